@@ -1,0 +1,55 @@
+"""The lock manager: pure, deterministic, and the only place where it is decided who holds what.
+
+`LockManager.step(command, now)` is the way in; `core/README.md` tells the theory.
+"""
+
+from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release
+from genie.core.events import (
+    Blocker,
+    Cycle,
+    Event,
+    Extended,
+    Locked,
+    Moved,
+    NotHeld,
+    Queued,
+    Released,
+    Repeated,
+    Unknown,
+    Wait,
+)
+from genie.core.manager import LockManager
+from genie.core.model import Mode, Origin, Reason, Request, State
+from genie.core.snapshot import Snapshot
+from genie.core.view import Inspection, Row, inspect
+
+__all__ = [
+    "Blocker",
+    "Command",
+    "Cycle",
+    "Disconnect",
+    "Event",
+    "Expire",
+    "Extend",
+    "Extended",
+    "Inspection",
+    "LockManager",
+    "Locked",
+    "Mode",
+    "Moved",
+    "NotHeld",
+    "Origin",
+    "Queued",
+    "Reason",
+    "Recover",
+    "Release",
+    "Released",
+    "Repeated",
+    "Request",
+    "Row",
+    "Snapshot",
+    "State",
+    "Unknown",
+    "Wait",
+    "inspect",
+]

@@ -1,0 +1,48 @@
+"""Who stands in a waiting request's way, for its `queue-timeout` and for those who look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from genie.core.events import Blocker
+from genie.core.model import Mode, Request
+from genie.core.table import Table
+
+NAMED = 10
+"""Blockers told by name."""
+COUNTED = 1000
+"""Blockers counted exactly. Beyond it the total is a lower bound."""
+
+
+def blame(table: Table, request: Request) -> tuple[tuple[Blocker, ...], int]:
+    """The first ten that a waiting request waits for, and how many there are (beyond 1,000: at least).
+
+    One that stands in the way on two resources counts twice.
+    """
+    found = _blockers(table, request)
+    named = tuple(
+        Blocker(
+            id=other.id,
+            transaction=other.transaction,
+            resource=name,
+            mode=other.mode(name),
+            held=held,
+            since_unix_ms=other.since_unix_ms,
+        )
+        for name, other, held in islice(found, NAMED)
+    )
+    return named, len(named) + sum(1 for _ in islice(found, COUNTED - len(named)))
+
+
+def _blockers(table: Table, request: Request) -> Iterator[tuple[str, Request, bool]]:
+    owner = request.owner
+    for name in request.names():
+        for holder in table.conflicts(request, name):
+            yield name, holder, True
+        line, entry = table.line(name), request.entry(name)
+        ahead = [line.exclusive] if request.mode(name) is Mode.SHARED else [line.exclusive, line.shared]
+        for queue in ahead:
+            for place in queue.between(None, entry):
+                if place[2].owner != owner:
+                    yield name, place[2], False

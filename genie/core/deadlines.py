@@ -1,0 +1,68 @@
+"""What expires next."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
+
+SLACK = 1024
+"""Ticks in the heap that may be empty before it is cleaned, beside one for each that is not."""
+
+
+class Deadlines:
+    """Ids by the millisecond in which they fall due.
+
+    A deadline is rounded up to a whole millisecond (never early, at most one late). Taking one out leaves nothing
+    behind but, at most, an empty tick in the heap, so that a million short locks cost no more memory than those
+    that are held now.
+    """
+
+    __slots__ = ("_heap", "_ticks")
+
+    def __init__(self) -> None:
+        self._ticks: dict[int, set[int]] = {}
+        self._heap: list[int] = []
+
+    def add(self, deadline: float, id: int) -> None:  # noqa: A002 - the wire's word
+        """Let `id` fall due at `deadline` (ms)."""
+        tick = ceil(deadline)
+        ids = self._ticks.get(tick)
+        if ids is not None:
+            ids.add(id)
+            return
+        self._ticks[tick] = {id}
+        heap = self._heap
+        heappush(heap, tick)
+        if len(heap) > 2 * len(self._ticks) + SLACK:
+            self._heap = list(self._ticks)
+            heapify(self._heap)
+
+    def discard(self, deadline: float, id: int) -> None:  # noqa: A002
+        """Forget the deadline that was added for `id`."""
+        tick = ceil(deadline)
+        ids = self._ticks[tick]
+        ids.remove(id)
+        if not ids:
+            del self._ticks[tick]
+
+    @property
+    def next(self) -> float:
+        """When something falls due, in ms; infinity when nothing does."""
+        heap = self._heap
+        while heap and heap[0] not in self._ticks:
+            heappop(heap)
+        return heap[0] if heap else inf
+
+    def due(self, now: float, limit: int) -> list[int]:
+        """At most `limit` ids that are due, by millisecond and then by id. They stay until they are discarded."""
+        due: list[int] = []
+        passed: list[int] = []
+        while len(due) < limit and self.next <= now:
+            tick = heappop(self._heap)
+            passed.append(tick)
+            due += sorted(self._ticks[tick])[: limit - len(due)]
+            while self._heap and self._heap[0] == tick:
+                heappop(self._heap)
+        for tick in passed:
+            heappush(self._heap, tick)
+        return due

@@ -1,0 +1,32 @@
+"""The memory of what has ended."""
+
+from __future__ import annotations
+
+from genie.core.model import Reason
+
+REMEMBERED = 100_000
+"""So many of the last ended ids are remembered at least, and at most twice as many."""
+
+
+class Ended:
+    """Ids that were released, with their first reason and their `ref`.
+
+    Two dicts that take turns: when the newer is full the older is dropped whole. Taking the oldest out of one dict,
+    again and again, would walk over the holes that the earlier ones left.
+    """
+
+    __slots__ = ("_newer", "_older")
+
+    def __init__(self) -> None:
+        self._newer: dict[int, tuple[Reason, str | None]] = {}
+        self._older: dict[int, tuple[Reason, str | None]] = {}
+
+    def add(self, id: int, reason: Reason, ref: str | None) -> None:  # noqa: A002 - the wire's word
+        """Remember why a request ended."""
+        if len(self._newer) >= REMEMBERED:
+            self._older, self._newer = self._newer, {}
+        self._newer[id] = (reason, ref)
+
+    def get(self, id: int) -> tuple[Reason, str | None] | None:  # noqa: A002
+        """The first reason and the `ref` of a request that ended, or None."""
+        return self._newer.get(id) or self._older.get(id)

@@ -1,0 +1,108 @@
+"""What a step did, in order. The shell turns each into a stored record, a message, or both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from genie.core.model import Mode, Owner, Reason, Request, State
+
+
+@dataclass(slots=True)
+class Queued:
+    """A request arrived and has its id."""
+
+    request: Request
+
+
+@dataclass(slots=True)
+class Locked:
+    """Everything that the request names is held now; `request.fence` is its fencing token."""
+
+    request: Request
+
+
+@dataclass(slots=True)
+class Released:
+    """A request ended."""
+
+    request: Request
+    reason: Reason
+    was: State
+    """WAITING or HELD: what it was until now."""
+    lasted_ms: float
+    """How long it waited or was held."""
+    blockers: tuple[Blocker, ...] = ()
+    """`queue-timeout`: who stood in the way at the end, at most ten."""
+    blockers_total: int = 0
+    cycle: Cycle | None = None
+    """`deadlock`: the cycle that it would have closed."""
+
+
+@dataclass(slots=True)
+class Extended:
+    """A held lock has a new deadline."""
+
+    request: Request
+    transaction_timeout_ms: float
+
+
+@dataclass(slots=True)
+class Moved:
+    """A waiting request has another place in one of its lines. Nobody is told; it is stored."""
+
+    request: Request
+
+
+@dataclass(slots=True)
+class Repeated:
+    """A command named a request that has ended before: its first reason again."""
+
+    id: int
+    reason: Reason
+    ref: str | None
+
+
+@dataclass(slots=True)
+class Unknown:
+    """A command named an id that was never given out, or is long forgotten."""
+
+    id: int
+
+
+@dataclass(slots=True)
+class NotHeld:
+    """`Extend` named a request that still waits."""
+
+    request: Request
+
+
+@dataclass(slots=True, frozen=True)
+class Blocker:
+    """One request that stands in another's way on one resource."""
+
+    id: int
+    transaction: str | None
+    resource: str
+    mode: Mode
+    held: bool
+    since_unix_ms: int
+
+
+@dataclass(slots=True, frozen=True)
+class Wait:
+    """One step of a cycle: `waiter` asks for `resource`, which `holder` holds (both are request ids)."""
+
+    resource: str
+    waiter: int
+    holder: int
+
+
+@dataclass(slots=True, frozen=True)
+class Cycle:
+    """Owners each of whom waits for a lock that the next one holds, the last for the first. The victim is first."""
+
+    owners: tuple[Owner, ...]
+    waits: tuple[Wait, ...]
+
+
+Event = Queued | Locked | Released | Extended | Moved | Repeated | Unknown | NotHeld

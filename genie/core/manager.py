@@ -1,0 +1,301 @@
+"""The lock manager: commands in, events out. The only place that changes who holds and who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from genie.core import order, waits
+from genie.core.blame import blame
+from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release
+from genie.core.deadlines import Deadlines
+from genie.core.ended import Ended
+from genie.core.events import (
+    Cycle,
+    Event,
+    Extended,
+    Locked,
+    Moved,
+    NotHeld,
+    Queued,
+    Released,
+    Repeated,
+    Unknown,
+)
+from genie.core.model import Entry, Owner, Reason, Request, State
+from genie.core.snapshot import Snapshot
+from genie.core.table import Table
+
+Touched = list[tuple[str, bool, Entry | None]]
+"""Lines that someone left or where someone gave way: (resource, whether shared waiters may profit, from which on)."""
+
+
+class LockManager:
+    """Decides who holds what.
+
+    `unix_offset_ms` turns its clock into wall time, for people. The same commands at the same times give the same
+    events.
+    """
+
+    def __init__(self, snapshot: Snapshot | None = None, *, unix_offset_ms: float = 0.0) -> None:
+        snapshot = snapshot or Snapshot()
+        self.table = Table()
+        self.deadlines = Deadlines()
+        self.next_id = snapshot.next_id
+        self.next_fence = snapshot.next_fence
+        self.unix_offset_ms = unix_offset_ms
+        self._ended = Ended()
+        for request in snapshot.requests:
+            self.table.restore(request)
+            self.deadlines.add(request.deadline, request.id)
+
+    def step(self, command: Command, now: float) -> list[Event]:
+        """Carry out one command at a time (ms, never going back) and tell what it did, in order.
+
+        A step that raises has a defect: every command that the types allow has an answer.
+        """
+        events: list[Event] = []
+        match command:
+            case Request():
+                self._request(command, now, events)
+            case Release():
+                self._release(command.id, now, events)
+            case Extend():
+                self._extend(command, now, events)
+            case Expire():
+                self._expire(command.limit, now, events)
+            case Disconnect():
+                self._drop(command.requests, now, events)
+            case Recover():
+                self._recover(now, events)
+        return events
+
+    def snapshot(self, now: float) -> Snapshot:
+        """The state, sharing its requests with the manager: to be written before the next step."""
+        requests = [*self.table.held.values(), *self.table.waiting.values()]
+        return Snapshot(requests, self.next_id, self.next_fence, now)
+
+    # -- commands -----------------------------------------------------------------------------------------
+
+    def _request(self, request: Request, now: float, events: list[Event]) -> None:
+        table = self.table
+        request.id = self.next_id
+        self.next_id += 1
+        request.owner = request.id if request.transaction is None else request.transaction
+        request.since = now
+        request.since_unix_ms = int(now + self.unix_offset_ms)
+        events.append(Queued(request))
+        if table.free(request) or table.owns(request):
+            self._grant(request, now, events)
+            return
+        moved = dict.fromkeys(table.enqueue(request))
+        before: dict[str, list[Request]] = {}
+        if self._may_close_cycle(request) and waits.in_cycle(table, request.owner):
+            cycle = waits.deadlock(table, request.owner)
+            if cycle is not None:
+                table.dequeue(request)
+                self._end(request, Reason.DEADLOCK, now, events, cycle=cycle)
+                events += map(Moved, moved)
+                return
+            before = self._reorder(request.owner, moved)
+        if request.queue_timeout_ms <= 0 and not table.clear(request):
+            for name, requests in before.items():
+                moved |= dict.fromkeys(table.line(name).rearrange(name, requests))
+            self._time_out(request, now, events)
+        else:
+            request.deadline = now + request.queue_timeout_ms
+            self.deadlines.add(request.deadline, request.id)
+            self._settle([(name, True, None) for name in before], now, events, newcomer=request)
+        moved.pop(request, None)
+        events += (Moved(other) for other in moved if other.state is State.WAITING)
+
+    def _release(self, id: int, now: float, events: list[Event]) -> None:  # noqa: A002 - the wire's word
+        request = self.table.held.get(id)
+        if request is not None:
+            touched = self._unhold(request)
+            self._end(request, Reason.SUCCESS, now, events)
+            if touched:
+                self._settle(touched, now, events)
+        elif id in self.table.waiting:
+            self._drop([self.table.waiting[id]], now, events, Reason.SUCCESS)
+        else:
+            events.append(self._gone(id))
+
+    def _extend(self, command: Extend, now: float, events: list[Event]) -> None:
+        request = self.table.held.get(command.id)
+        if request is not None:
+            self.deadlines.discard(request.deadline, request.id)
+            request.deadline = now + command.transaction_timeout_ms
+            self.deadlines.add(request.deadline, request.id)
+            events.append(Extended(request, command.transaction_timeout_ms))
+        elif command.id in self.table.waiting:
+            events.append(NotHeld(self.table.waiting[command.id]))
+        else:
+            events.append(self._gone(command.id))
+
+    def _expire(self, limit: int, now: float, events: list[Event]) -> None:
+        for id_ in self.deadlines.due(now, limit):
+            request = self.table.find(id_)
+            if request is None or request.deadline > now:
+                continue  # an earlier one of this very step made way for it
+            if request.state is State.HELD:
+                touched = self._unhold(request)
+                self._end(request, Reason.TRANSACTION_TIMEOUT, now, events)
+            else:
+                self.deadlines.discard(request.deadline, id_)
+                touched = self._places(request)
+                self._time_out(request, now, events)
+            self._settle(touched, now, events)
+
+    def _drop(
+        self,
+        requests: Iterable[Request],
+        now: float,
+        events: list[Event],
+        reason: Reason = Reason.DISCONNECTED,
+    ) -> None:
+        """End requests together. All of them go before anyone is granted, or one could be granted to the other."""
+        touched: Touched = []
+        for request in requests:
+            if request.state is State.WAITING:
+                touched += self._places(request)
+                self.deadlines.discard(request.deadline, request.id)
+                self.table.dequeue(request)
+                self._end(request, reason, now, events)
+            elif request.state is State.HELD and request.release_on_disconnect:
+                touched += self._unhold(request)
+                self._end(request, reason, now, events)
+        self._settle(touched, now, events)
+
+    def _recover(self, now: float, events: list[Event]) -> None:
+        table = self.table
+        gone = [*table.held.values(), *table.waiting.values()]
+        self._drop([request for request in gone if request.origin is None], now, events)
+        self._settle([(name, True, None) for name in table.resources], now, events)
+
+    # -- what they are made of ----------------------------------------------------------------------------
+
+    def _grant(self, request: Request, now: float, events: list[Event]) -> None:
+        request.state = State.HELD
+        request.fence = self.next_fence
+        self.next_fence += 1
+        request.since = now
+        request.since_unix_ms = int(now + self.unix_offset_ms)
+        request.deadline = now + request.transaction_timeout_ms
+        self.table.hold(request)
+        self.deadlines.add(request.deadline, request.id)
+        events.append(Locked(request))
+
+    def _end(
+        self, request: Request, reason: Reason, now: float, events: list[Event], cycle: Cycle | None = None
+    ) -> None:
+        was = request.state
+        request.state = State.ENDED
+        self._ended.add(request.id, reason, request.ref)
+        events.append(Released(request, reason, was, now - request.since, cycle=cycle))
+
+    def _time_out(self, request: Request, now: float, events: list[Event]) -> None:
+        """End a waiting request with `queue-timeout`, and say who stood in its way."""
+        blockers, total = blame(self.table, request)
+        self.table.dequeue(request)
+        request.state = State.ENDED
+        self._ended.add(request.id, Reason.QUEUE_TIMEOUT, request.ref)
+        waited = now - request.since
+        events.append(Released(request, Reason.QUEUE_TIMEOUT, State.WAITING, waited, blockers, total))
+
+    def _unhold(self, request: Request) -> Touched:
+        """Take the locks of a request from it, and say in whose lines that may help someone."""
+        table = self.table
+        table.unhold(request)
+        self.deadlines.discard(request.deadline, request.id)
+        touched: Touched = []
+        for name in request.exclusive:
+            if name in table.resources and table.resources[name].line is not None:
+                touched.append((name, True, None))
+        for name in request.shared:
+            if name in table.resources and table.resources[name].line is not None:
+                touched.append((name, False, None))
+        return touched
+
+    def _places(self, request: Request) -> Touched:
+        """The lines in which a waiting request stands, for when it has left them."""
+        return [(name, name in request.exclusive, request.entry(name)) for name in request.names()]
+
+    def _gone(self, id: int) -> Event:  # noqa: A002 - the wire's word
+        ended = self._ended.get(id)
+        return Unknown(id) if ended is None else Repeated(id, *ended)
+
+    def _may_close_cycle(self, request: Request) -> bool:
+        """Only an owner that others can wait for already, or one that goes in ahead of others, can close a cycle."""
+        table = self.table
+        if request.transaction is not None:
+            transaction = table.transactions[request.transaction]
+            if transaction.held or len(transaction.waiting) > 1:
+                return True
+        return any(table.line(name).last is not request.entry(name) for name in request.names())
+
+    def _reorder(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
+        """Give the lines in which the owners of a cycle stand an order without one.
+
+        Adds to `moved` those whose places changed; returns the orders as they were, by resource.
+        """
+        table = self.table
+        ranks = order.rank(table, waits.component(table, owner))
+        names = dict.fromkeys(
+            name for member in ranks for request in table.waiting_of(member).values() for name in request.names()
+        )
+        before: dict[str, list[Request]] = {}
+        for name in names:
+            line = table.line(name)
+            requests = order.reorder(line, name, ranks)
+            if requests is not None:
+                before[name] = [entry[2] for entry in line.entries()]
+                moved |= dict.fromkeys(line.rearrange(name, requests))
+        return before
+
+    def _settle(
+        self, touched: Touched, now: float, events: list[Event], newcomer: Request | None = None
+    ) -> None:
+        """Grant what can be granted, in the order of the queue.
+
+        A grant makes nobody else's wait shorter (it was ahead of them before, and now it is a holder), so that one
+        look at the candidates is enough.
+        """
+        candidates = {} if newcomer is None else {newcomer.id: newcomer}
+        for name, run, low in touched:
+            for request in self._candidates(name, run, low):
+                candidates[request.id] = request
+        table = self.table
+        for request in sorted(candidates.values(), key=_queue_order) if len(candidates) > 1 else candidates.values():
+            if table.clear(request):
+                table.dequeue(request)
+                self.deadlines.discard(request.deadline, request.id)
+                self._grant(request, now, events)
+
+    def _candidates(self, name: str, run: bool, low: Entry | None) -> Iterator[Request]:
+        """Those in a line who may have become grantable.
+
+        They are the shared ones ahead of the first exclusive one (`run`: where an exclusive one left, and behind its
+        place `low`; nobody else stood in their way), and that first one. Behind it only its own owner's.
+        """
+        resource = self.table.resources.get(name)
+        if resource is None or resource.line is None:
+            return
+        first = resource.line.exclusive.first
+        if resource.exclusives:
+            owner = next(iter(resource.holders.values())).owner
+        else:
+            if run:
+                for entry in resource.line.shared.between(low, first):
+                    yield entry[2]
+            if first is None:
+                return
+            yield first[2]
+            owner = first[2].owner
+        if isinstance(owner, str):
+            for request in self.table.waiting_of(owner).values():
+                if name in request.names():
+                    yield request
+
+
+def _queue_order(request: Request) -> tuple[float, int]:
+    return (-request.priority, request.id)

@@ -1,0 +1,105 @@
+"""The nouns of the core: a request, its mode on a resource, its state, and why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import Protocol
+
+
+class Mode(StrEnum):
+    """How a resource is asked for. Shared goes with shared; exclusive goes with nothing."""
+
+    SHARED = "shared"
+    EXCLUSIVE = "exclusive"
+
+
+class Reason(StrEnum):
+    """Why a request ended, in the wire's words."""
+
+    SUCCESS = "success"
+    QUEUE_TIMEOUT = "queue-timeout"
+    TRANSACTION_TIMEOUT = "transaction-timeout"
+    DEADLOCK = "deadlock"
+    DISCONNECTED = "disconnected"
+
+
+class State(Enum):
+    """Where a request is in its life. It only ever moves down this list."""
+
+    NEW = 0
+    WAITING = 1
+    HELD = 2
+    ENDED = 3
+
+
+class Origin(Protocol):
+    """Who made a request. The core carries it and never looks inside."""
+
+
+Owner = str | int
+"""The transaction's name; without one the request is its own owner and this is its id."""
+
+Entry = tuple[float, int, "Request"]
+"""A place in a line: (minus the priority, ticket, request). Smaller stands further ahead.
+
+The ticket is the id of the request itself, or after a reordering of another one that stood in the same line.
+No two entries of a line share priority and ticket, so that comparing never reaches the request.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request for a list of locks, from its arrival to its end. Also the command that asks for it.
+
+    The first block is what the client said; a name stands in one of the two tuples, once. The second block
+    belongs to the lock manager. Times are milliseconds of the manager's clock, but for `since_unix_ms`,
+    which is for people.
+    """
+
+    shared: tuple[str, ...] = ()
+    exclusive: tuple[str, ...] = ()
+    queue_timeout_ms: float = 10_000
+    transaction_timeout_ms: float = 10_000
+    transaction: str | None = None
+    priority: float = 0
+    ref: str | None = None
+    release_on_disconnect: bool = False
+    origin: Origin | None = None
+
+    id: int = field(default=0, init=False)
+    owner: Owner = field(default=0, init=False)
+    state: State = field(default=State.NEW, init=False)
+    fence: int = field(default=0, init=False)
+    since: float = field(default=0, init=False)
+    """Since when it has been in its state: the arrival while it waits, the grant while it is held."""
+    since_unix_ms: int = field(default=0, init=False)
+    deadline: float = field(default=0, init=False)
+    place: Entry | None = field(default=None, init=False)
+    """Where it stands in every line, by priority and arrival. None unless it waits."""
+    moved: dict[str, Entry] | None = field(default=None, init=False)
+    """Where a reordering put it instead, by resource."""
+
+    def entry(self, name: str) -> Entry:
+        """Its place in the line of `name`. Only for a request that waits."""
+        if self.moved is not None and name in self.moved:
+            return self.moved[name]
+        assert self.place is not None  # noqa: S101 - an invariant, and what mypy needs to know
+        return self.place
+
+    def move(self, name: str, place: Entry) -> None:
+        """Give it another's place in the line of `name`, or its own one back."""
+        moved = self.moved or {}
+        if self.place is not None and place[:2] == self.place[:2]:
+            moved.pop(name, None)
+        else:
+            moved[name] = (place[0], place[1], self)
+        self.moved = moved or None
+
+    def mode(self, name: str) -> Mode:
+        """In which mode it asks for `name`."""
+        return Mode.EXCLUSIVE if name in self.exclusive else Mode.SHARED
+
+    def names(self) -> tuple[str, ...]:
+        """Every resource that it names, each once."""
+        return self.exclusive + self.shared

@@ -1,0 +1,120 @@
+"""Waiters in order: a sorted sequence that stays fast however long it grows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from operator import itemgetter
+
+from genie.core.model import Entry, Owner
+
+CHUNK = 512
+"""Entries in one list at most. Inserting or removing moves no more than that many pointers."""
+
+_last = itemgetter(-1)
+
+
+class Queue:
+    """Entries of one mode in one line, in order.
+
+    Most arrive behind the last and most leave at the front, but priorities, timeouts and cancellations touch any
+    place. So: a list of short sorted lists. Each operation costs a bisection and the move of a few pointers; a
+    plain list or dict would make taking the first of a hundred thousand slow.
+    """
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self) -> None:
+        self._chunks: list[list[Entry]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._chunks))
+
+    def __iter__(self) -> Iterator[Entry]:
+        for chunk in self._chunks:
+            yield from chunk
+
+    @property
+    def first(self) -> Entry | None:
+        """The entry that stands furthest ahead."""
+        return self._chunks[0][0] if self._chunks else None
+
+    @property
+    def last(self) -> Entry | None:
+        """The entry behind all others."""
+        return self._chunks[-1][-1] if self._chunks else None
+
+    def first_of_others(self, owner: Owner) -> Entry | None:
+        """The first entry that is not this owner's."""
+        for entry in self:
+            if entry[2].owner != owner:
+                return entry
+        return None
+
+    def add(self, entry: Entry) -> None:
+        """Put an entry where it belongs."""
+        chunks = self._chunks
+        if not chunks:
+            chunks.append([entry])
+            return
+        if entry > chunks[-1][-1]:
+            if len(chunks[-1]) < CHUNK:
+                chunks[-1].append(entry)
+            else:
+                chunks.append([entry])
+            return
+        index = bisect_left(chunks, entry, key=_last)
+        chunk = chunks[index]
+        chunk.insert(bisect_left(chunk, entry), entry)
+        if len(chunk) > CHUNK:
+            chunks.insert(index + 1, chunk[CHUNK // 2 :])
+            del chunk[CHUNK // 2 :]
+
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out. It must be there."""
+        chunks = self._chunks
+        index = bisect_left(chunks, entry, key=_last) if len(chunks) > 1 else 0
+        chunk = chunks[index]
+        place = bisect_left(chunk, entry)
+        assert chunk[place] is entry, "not in this line"  # noqa: S101 - an invariant
+        del chunk[place]
+        if not chunk:
+            del chunks[index]
+
+    def before(self, entry: Entry) -> Entry | None:
+        """The nearest entry ahead of this place."""
+        chunks = self._chunks
+        index = bisect_left(chunks, entry, key=_last)
+        if index < len(chunks):
+            place = bisect_left(chunks[index], entry)
+            if place:
+                return chunks[index][place - 1]
+        return chunks[index - 1][-1] if index else None
+
+    def after(self, entry: Entry) -> Entry | None:
+        """The nearest entry behind this place."""
+        return next(self.between(entry, None), None)
+
+    def between(self, low: Entry | None, high: Entry | None) -> Iterator[Entry]:
+        """The entries behind `low` (None: from the first) and ahead of `high` (None: to the last), in order."""
+        chunks = self._chunks
+        index = 0 if low is None else bisect_right(chunks, low, key=_last)
+        while index < len(chunks):
+            chunk = chunks[index]
+            start = 0 if low is None else bisect_right(chunk, low)
+            if high is not None and chunk[-1] >= high:
+                yield from chunk[start : bisect_left(chunk, high)]
+                return
+            yield from chunk[start:]
+            low = None
+            index += 1
+
+    def count_before(self, entry: Entry) -> int:
+        """How many entries stand ahead of this place."""
+        chunks = self._chunks
+        index = bisect_left(chunks, entry, key=_last)
+        ahead = sum(map(len, chunks[:index]))
+        return ahead + (bisect_left(chunks[index], entry) if index < len(chunks) else 0)

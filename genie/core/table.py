@@ -1,0 +1,236 @@
+"""The tables: what is held and what waits, by id, by resource and by owner. Bookkeeping, no decisions but one.
+
+The one is the queue rule (`clear`), since everything else follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from genie.core.model import Owner, Request, State
+from genie.core.resource import Line, Resource
+
+_NOBODY: Final[dict[int, Request]] = {}
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    """A named owner that holds or waits for something. (An anonymous request is its own owner and needs none.)"""
+
+    held: dict[int, Request] = field(default_factory=dict)
+    waiting: dict[int, Request] = field(default_factory=dict)
+    grants: dict[str, int] = field(default_factory=dict)
+    """How many of its grants are on a resource, by name."""
+
+
+class Table:
+    """Everything that is held or waits. Resources and transactions that do neither are not in it."""
+
+    __slots__ = ("held", "resources", "transactions", "waiting")
+
+    def __init__(self) -> None:
+        self.held: dict[int, Request] = {}
+        self.waiting: dict[int, Request] = {}
+        self.resources: dict[str, Resource] = {}
+        self.transactions: dict[str, Transaction] = {}
+
+    def find(self, id: int) -> Request | None:  # noqa: A002 - the wire's word
+        """The request with this id, held or waiting."""
+        return self.held.get(id) or self.waiting.get(id)
+
+    def waiting_of(self, owner: Owner) -> dict[int, Request]:
+        """The waiting requests of an owner, by id."""
+        if isinstance(owner, str):
+            transaction = self.transactions.get(owner)
+            return _NOBODY if transaction is None else transaction.waiting
+        request = self.waiting.get(owner)
+        return _NOBODY if request is None else {owner: request}
+
+    def grants_of(self, owner: Owner, name: str) -> int:
+        """How many grants an owner has on a resource. An anonymous one that still asks has none."""
+        if not isinstance(owner, str):
+            return 0
+        transaction = self.transactions.get(owner)
+        return 0 if transaction is None else transaction.grants.get(name, 0)
+
+    # -- what changes it ----------------------------------------------------------------------------------
+
+    def hold(self, request: Request) -> None:
+        """Let a request hold all that it names."""
+        resources, id_ = self.resources, request.id
+        self.held[id_] = request
+        for name in request.exclusive:
+            resource = resources.get(name)
+            if resource is None:
+                resource = resources[name] = Resource()
+            resource.holders[id_] = request
+            resource.exclusives += 1
+        for name in request.shared:
+            resource = resources.get(name)
+            if resource is None:
+                resource = resources[name] = Resource()
+            resource.holders[id_] = request
+        if request.transaction is not None:
+            transaction = self._transaction(request.transaction)
+            transaction.held[id_] = request
+            for name in request.names():
+                transaction.grants[name] = transaction.grants.get(name, 0) + 1
+
+    def unhold(self, request: Request) -> None:
+        """Take all that a request holds from it. Who waits for it is the caller's business."""
+        resources, id_ = self.resources, request.id
+        del self.held[id_]
+        for name in request.exclusive:
+            resource = resources[name]
+            del resource.holders[id_]
+            resource.exclusives -= 1
+            if not resource.holders and resource.line is None:
+                del resources[name]
+        for name in request.shared:
+            resource = resources[name]
+            del resource.holders[id_]
+            if not resource.holders and resource.line is None:
+                del resources[name]
+        if request.transaction is not None:
+            transaction = self.transactions[request.transaction]
+            del transaction.held[id_]
+            for name in request.names():
+                transaction.grants[name] -= 1
+                if not transaction.grants[name]:
+                    del transaction.grants[name]
+            self._forget(request.transaction, transaction)
+
+    def enqueue(self, request: Request) -> list[Request]:
+        """Let a request stand in the lines of all that it names; returns those whose places changed by it."""
+        request.state = State.WAITING
+        request.place = (-request.priority, request.id, request)
+        self.waiting[request.id] = request
+        if request.transaction is not None:
+            self._transaction(request.transaction).waiting[request.id] = request
+        moved: list[Request] = []
+        for name in request.names():
+            moved += self.line(name).insert(name, request, name in request.exclusive)
+        return moved
+
+    def restore(self, request: Request) -> None:
+        """Put a loaded request where it was: among the holders, or in its lines at the places that it had."""
+        if request.state is State.HELD:
+            self.hold(request)
+            return
+        self.waiting[request.id] = request
+        if request.transaction is not None:
+            self._transaction(request.transaction).waiting[request.id] = request
+        for name in request.names():
+            self.line(name).restore(name, request)
+
+    def dequeue(self, request: Request) -> None:
+        """Take a request out of all its lines. Who stands behind it is the caller's business."""
+        del self.waiting[request.id]
+        for name in request.exclusive:
+            self._leave(name, request, exclusive=True)
+        for name in request.shared:
+            self._leave(name, request, exclusive=False)
+        request.place = request.moved = None  # an entry names its request: kept, the two would be garbage in a ring
+        if request.transaction is not None:
+            transaction = self.transactions[request.transaction]
+            del transaction.waiting[request.id]
+            self._forget(request.transaction, transaction)
+
+    def line(self, name: str) -> Line:
+        """The line of a resource, made where there is none yet."""
+        resource = self.resources.get(name)
+        if resource is None:
+            resource = self.resources[name] = Resource()
+        if resource.line is None:
+            resource.line = Line()
+        return resource.line
+
+    def _leave(self, name: str, request: Request, exclusive: bool) -> None:
+        resource = self.resources[name]
+        line = resource.line
+        assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
+        (line.exclusive if exclusive else line.shared).remove(request.entry(name))
+        if not line:
+            resource.line = None
+            if not resource.holders:
+                del self.resources[name]
+
+    def _transaction(self, name: str) -> Transaction:
+        transaction = self.transactions.get(name)
+        if transaction is None:
+            transaction = self.transactions[name] = Transaction()
+        return transaction
+
+    def _forget(self, name: str, transaction: Transaction) -> None:
+        if not transaction.held and not transaction.waiting:
+            del self.transactions[name]
+
+    # -- the queue rule -----------------------------------------------------------------------------------
+
+    def clear(self, request: Request) -> bool:
+        """Whether a waiting request can be granted.
+
+        For every resource that it names: no other owner holds it in a conflicting mode, and no request of
+        another owner that stands ahead in its line asks for it in one.
+        """
+        owner = request.owner
+        for name in request.exclusive:
+            resource = self.resources[name]
+            if len(resource.holders) > self.grants_of(owner, name):
+                return False
+            line, entry = resource.line, request.entry(name)
+            assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
+            for queue in (line.exclusive, line.shared):
+                ahead = queue.first_of_others(owner)
+                if ahead is not None and ahead < entry:
+                    return False
+        for name in request.shared:
+            resource = self.resources[name]
+            if resource.exclusives and not self.grants_of(owner, name):
+                return False
+            line = resource.line
+            assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
+            ahead = line.exclusive.first_of_others(owner)
+            if ahead is not None and ahead < request.entry(name):
+                return False
+        return True
+
+    def free(self, request: Request) -> bool:
+        """Whether a newcomer can be granted without ever standing in a line: nobody waits, nobody conflicts."""
+        resources = self.resources
+        for name in request.exclusive:
+            resource = resources.get(name)
+            if resource is not None and (
+                resource.line is not None or len(resource.holders) > self.grants_of(request.owner, name)
+            ):
+                return False
+        for name in request.shared:
+            resource = resources.get(name)
+            if resource is not None and (
+                resource.line is not None or (resource.exclusives and not self.grants_of(request.owner, name))
+            ):
+                return False
+        return True
+
+    def owns(self, request: Request) -> bool:
+        """Whether the owner already holds all that a newcomer asks for, each in the same or a stronger mode."""
+        if request.transaction is None or request.transaction not in self.transactions:
+            return False
+        grants, resources = self.transactions[request.transaction].grants, self.resources
+        return all(name in grants and resources[name].exclusives for name in request.exclusive) and all(
+            name in grants for name in request.shared
+        )
+
+    def conflicts(self, request: Request, name: str) -> Iterator[Request]:
+        """The grants of other owners on `name` that a request has to wait for."""
+        resource, owner = self.resources[name], request.owner
+        if name in request.exclusive:
+            for holder in resource.holders.values():
+                if holder.owner != owner:
+                    yield holder
+        elif resource.exclusives:
+            for holder in resource.holders.values():
+                if holder.owner != owner and name in holder.exclusive:
+                    yield holder

@@ -1,0 +1,154 @@
+"""Who waits for whom: is there a cycle, who is in it, and is it made of held locks alone.
+
+The nodes of the graph are owners. An owner waits for another where one of its waiting requests conflicts with what
+the other holds (a hard wait) or asks for further ahead in the same line (a soft wait). `README.md` beside this file
+tells why a cycle can only be closed by a newcomer.
+
+In a line of n exclusive requests each waits for all ahead of it: n*n/2 waits. Following only the nearest ones finds
+the same owners, for the nearest exclusive request ahead waits in turn for everything that stands ahead of it. So a
+search is linear in what it reaches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from genie.core.events import Cycle, Wait
+from genie.core.model import Owner, Request
+from genie.core.table import Table
+
+Neighbours = Callable[[Table, Owner], Iterator[Owner]]
+
+
+def ahead(table: Table, owner: Owner) -> Iterator[Owner]:
+    """The owners that this one waits for: enough of them to reach all by repetition. May repeat, or name itself."""
+    for request in table.waiting_of(owner).values():
+        for name in request.names():
+            line = table.line(name)
+            entry = request.entry(name)
+            nearest = line.exclusive.before(entry)
+            if nearest is not None:
+                yield nearest[2].owner
+            else:
+                for holder in table.conflicts(request, name):
+                    yield holder.owner
+            if name in request.exclusive:
+                for other in line.shared.between(nearest, entry):
+                    yield other[2].owner
+
+
+def behind(table: Table, owner: Owner) -> Iterator[Owner]:
+    """The owners that wait for this one: enough of them to reach all by repetition. May repeat, or name itself."""
+    transaction = table.transactions.get(owner) if isinstance(owner, str) else None
+    for name in transaction.grants if transaction is not None else ():
+        resource = table.resources[name]
+        if resource.line is not None:
+            nearest = resource.line.exclusive.first
+            if nearest is not None:
+                yield nearest[2].owner
+            if resource.exclusives:
+                for other in resource.line.shared.between(None, nearest):
+                    yield other[2].owner
+    for request in table.waiting_of(owner).values():
+        for name in request.names():
+            line = table.line(name)
+            entry = request.entry(name)
+            nearest = line.exclusive.after(entry)
+            if nearest is not None:
+                yield nearest[2].owner
+            if name in request.exclusive:
+                for other in line.shared.between(entry, nearest):
+                    yield other[2].owner
+
+
+def in_cycle(table: Table, owner: Owner) -> bool:
+    """Whether an owner waits, over any number of others, for itself.
+
+    Searched from both ends, a step each in turn: whichever side runs dry first proves that there is no cycle. So
+    a newcomer at the end of a long chain, or one that nobody waits for, costs next to nothing.
+    """
+    sides = (_reaches(table, owner, ahead), _reaches(table, owner, behind))
+    while True:
+        for side in sides:
+            met = next(side, None)
+            if met is not False:
+                return met is True
+
+
+def _reaches(table: Table, start: Owner, neighbours: Neighbours) -> Iterator[bool]:
+    """Search from `start`, yielding False for each wait that was followed, and True when it is met again."""
+    seen = {start}
+    stack = [start]
+    while stack:
+        owner = stack.pop()
+        for other in neighbours(table, owner):
+            if other == start:
+                if owner != start:
+                    yield True
+            elif other not in seen:
+                seen.add(other)
+                stack.append(other)
+            yield False
+
+
+def component(table: Table, start: Owner) -> list[Owner]:
+    """All owners that are in a cycle with `start`, itself first: they wait for it and it waits for them."""
+    waiters: dict[Owner, list[Owner]] = {start: []}
+    stack = [start]
+    while stack:
+        owner = stack.pop()
+        for other in ahead(table, owner):
+            if other not in waiters:
+                waiters[other] = []
+                stack.append(other)
+            waiters[other].append(owner)
+    found = {start: None}  # a dict, for its order: the same steps must give the same events
+    stack = [start]
+    while stack:
+        for other in waiters[stack.pop()]:
+            if other not in found:
+                found[other] = None
+                stack.append(other)
+    return list(found)
+
+
+def deadlock(table: Table, victim: Owner) -> Cycle | None:
+    """The shortest cycle of hard waits through an owner, if there is one. Nothing but ending a request solves it."""
+    steps: dict[Owner, tuple[Owner, Wait]] = {}
+    searched: set[str] = set()
+    queue = deque([victim])
+    while queue:
+        owner = queue.popleft()
+        for request in table.waiting_of(owner).values():
+            for name in request.names():
+                for holder in _holders(table, request, name, victim, searched):
+                    if holder.owner == victim:
+                        return _cycle(victim, steps, owner, Wait(name, request.id, holder.id))
+                    if holder.owner not in steps:
+                        steps[holder.owner] = (owner, Wait(name, request.id, holder.id))
+                        queue.append(holder.owner)
+    return None
+
+
+def _holders(table: Table, request: Request, name: str, victim: Owner, searched: set[str]) -> Iterator[Request]:
+    """Those that a request waits for on `name`, each resource once: a crowd before a crowd is no product.
+
+    The first who asks meets all other holders and is itself met already, so that only the victim, which is looked
+    for, may still be missing.
+    """
+    if name not in searched:
+        for holder in table.conflicts(request, name):
+            searched.add(name)
+            yield holder
+    elif request.owner != victim and table.grants_of(victim, name):
+        yield from (holder for holder in table.conflicts(request, name) if holder.owner == victim)
+
+
+def _cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: Owner, last: Wait) -> Cycle:
+    owners, waits = [owner], [last]
+    while owner != victim:
+        owner, wait = steps[owner]
+        owners.append(owner)
+        waits.append(wait)
+    return Cycle(tuple(reversed(owners)), tuple(reversed(waits)))

@@ -1,0 +1,118 @@
+"""From a line to a command, for the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from genie.core import Extend, Release, Request
+from genie.errors import Code, RequestRejected
+from genie.protocol import fields
+from genie.protocol.resources import MAX_NAME, MAX_RESOURCES, check_name, split
+
+HTTP = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
+"""How a line begins that a web client sends."""
+
+
+@dataclass(slots=True)
+class Ping:
+    """Is anybody there?"""
+
+
+@dataclass(slots=True)
+class Inspect:
+    """Who holds and who waits; see `core.inspect`."""
+
+    resource: str | None = None
+    id: int | None = None
+    transaction: str | None = None
+    limit: int = 100
+
+
+WireCommand = Request | Release | Extend | Ping | Inspect
+
+_Timeout = Annotated[float, Meta(ge=1, le=fields.MAX_TIMEOUT_MS)]
+_Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+
+
+class _Request(Struct, forbid_unknown_fields=True, gc=False):
+    resources: Annotated[list[str], Meta(min_length=1, max_length=MAX_RESOURCES)]
+    queueTimeout: Annotated[float, Meta(ge=0, le=fields.MAX_TIMEOUT_MS)] | None = None  # noqa: N815 - the wire's words
+    transactionTimeout: _Timeout | None = None  # noqa: N815
+    transactionName: _Name | None = None  # noqa: N815
+    priority: Annotated[float, Meta(ge=-fields.MAX_PRIORITY, le=fields.MAX_PRIORITY)] | None = None
+    ref: Annotated[str, Meta(min_length=1, max_length=fields.MAX_REF)] | None = None
+    onDisconnect: Literal["keep", "release"] | None = None  # noqa: N815
+
+
+class _Release(Struct, forbid_unknown_fields=True, gc=False):
+    id: int
+
+
+class _RequestLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="request"):
+    payload: _Request
+
+
+class _ReleaseLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="release"):
+    payload: _Release
+
+
+_decode = msgspec.json.Decoder(_RequestLine | _ReleaseLine).decode
+
+
+def read(line: bytes) -> WireCommand:
+    """One line (without its end) as a command; RequestRejected says what is wrong with it.
+
+    Nearly every line is a good `request` or `release`, and those are read in one go by a typed decoder. Whatever it
+    does not accept is read again, slowly and field by field (`fields.py`), to be taken or to be explained.
+    """
+    try:
+        message = _decode(line)
+        payload = message.payload
+        if type(payload) is _Release:
+            return Release(payload.id)
+        return _request(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        command, known = fields.read(line)
+    return _COMMANDS[command](known)
+
+
+def _request(payload: _Request) -> Request:
+    shared, exclusive = split(payload.resources)
+    if payload.transactionName is not None:
+        check_name(payload.transactionName)
+    queue, transaction = payload.queueTimeout, payload.transactionTimeout
+    return Request(
+        shared,
+        exclusive,
+        10_000 if queue is None else queue,
+        10_000 if transaction is None else transaction,
+        payload.transactionName,
+        payload.priority or 0,
+        payload.ref,
+        payload.onDisconnect == "release",
+    )
+
+
+_COMMANDS: dict[str, Any] = {
+    "request": lambda known: _request(_Request(**known)),
+    "release": lambda known: Release(known["id"]),
+    "extend": lambda known: Extend(known["id"], known["transactionTimeout"]),
+    "ping": lambda known: Ping(),  # noqa: ARG005
+    "inspect": lambda known: Inspect(
+        known.get("resource"), known.get("id"), known.get("transactionName"), known.get("limit", 100)
+    ),
+}
+
+
+def is_http(line: bytes) -> bool:
+    """Whether a web client talks to us."""
+    return line.startswith(HTTP)
+
+
+def http_refused() -> RequestRejected:
+    """What it is told."""
+    return RequestRejected(Code.BAD_MESSAGE, "this is no web server: send one JSON object a line")

@@ -1,0 +1,159 @@
+"""The fields of every command, said in words: what they must be, and what is wrong with one that is not.
+
+This is the rule. `commands.py` reads a good line by a faster way that accepts nothing that this would refuse; a line
+that it doesn't accept comes here, to be explained or, if it only carries fields that nobody knows, to be taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from genie.errors import Code, RequestRejected
+from genie.protocol.resources import MAX_RESOURCES, check_name, split
+
+MAX_TIMEOUT_MS: Final = 2_147_483_647
+MAX_PRIORITY: Final = 2**31
+MAX_REF: Final = 128
+MAX_ROWS: Final = 10_000
+MAX_DEPTH: Final = 16
+"""Objects and lists within each other. No message needs more than three."""
+
+Check = Callable[[Any], str | None]
+"""Says what a value must be where it isn't, else None."""
+
+
+def _number(low: float, high: float) -> Check:
+    def check(value: Any) -> str | None:  # noqa: ANN401 - JSON
+        if type(value) in (int, float) and low <= value <= high:
+            return None
+        return f"must be a number from {low:,} to {high:,}".replace(",", " ")
+
+    return check
+
+
+def _integer(low: int, high: int) -> Check:
+    def check(value: Any) -> str | None:  # noqa: ANN401 - JSON
+        return None if type(value) is int and low <= value <= high else f"must be an integer from {low} to {high}"
+
+    return check
+
+
+def _id(value: Any) -> str | None:  # noqa: ANN401 - JSON
+    return None if type(value) is int else "must be an integer"
+
+
+def _name(value: Any) -> str | None:  # noqa: ANN401 - JSON
+    if type(value) is not str:
+        return "must be a string"
+    try:
+        check_name(value)
+    except ValueError as error:
+        return str(error).removeprefix("a name ")
+    return None
+
+
+def _ref(value: Any) -> str | None:  # noqa: ANN401 - JSON
+    return None if type(value) is str and 0 < len(value) <= MAX_REF else f"must be a string of 1 to {MAX_REF} characters"
+
+
+def _on_disconnect(value: Any) -> str | None:  # noqa: ANN401 - JSON
+    return None if value in ("keep", "release") else 'must be "keep" or "release"'
+
+
+def _resources(value: Any) -> str | None:  # noqa: ANN401 - JSON
+    if type(value) is not list or not 0 < len(value) <= MAX_RESOURCES:
+        return f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME" or "exclusive:NAME"'
+    if not all(type(resource) is str for resource in value):
+        return 'must hold only strings like "shared:NAME" or "exclusive:NAME"'
+    try:
+        split(value)
+    except ValueError as error:
+        return f"is not right: {error}"
+    return None
+
+
+_timeout = _number(1, MAX_TIMEOUT_MS)
+
+COMMANDS: Final[Mapping[str, Mapping[str, Check]]] = {
+    "request": {
+        "resources": _resources,
+        "queueTimeout": _number(0, MAX_TIMEOUT_MS),
+        "transactionTimeout": _timeout,
+        "transactionName": _name,
+        "priority": _number(-MAX_PRIORITY, MAX_PRIORITY),
+        "ref": _ref,
+        "onDisconnect": _on_disconnect,
+    },
+    "release": {"id": _id},
+    "extend": {"id": _id, "transactionTimeout": _timeout},
+    "ping": {},
+    "inspect": {"resource": _name, "id": _id, "transactionName": _name, "limit": _integer(1, MAX_ROWS)},
+}
+"""Every command with its fields. A null counts as left out."""
+
+REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
+    "request": ("resources",),
+    "release": ("id",),
+    "extend": ("id", "transactionTimeout"),
+    "ping": (),
+    "inspect": (),
+}
+
+
+def read(line: bytes) -> tuple[str, dict[str, Any]]:
+    """The command and the fields that it knows of a line, checked; RequestRejected says what is wrong."""
+    try:
+        message = orjson.loads(line)
+    except ValueError as error:
+        raise RequestRejected(Code.BAD_JSON, f"the line is not strict JSON in UTF-8: {error}") from None
+    if _deeper(message, MAX_DEPTH):
+        raise RequestRejected(Code.BAD_JSON, f"nested deeper than {MAX_DEPTH}")
+    if type(message) is not dict or type(message.get("command")) is not str:
+        raise RequestRejected(Code.BAD_MESSAGE, 'a line must be an object: {"command": string, "payload": object}')
+    command, payload = message["command"], message.get("payload")
+    if command not in COMMANDS:
+        known = ", ".join(COMMANDS)
+        raise RequestRejected(Code.UNKNOWN_COMMAND, f"{command[:64]!r} is no command; there are {known}")
+    if payload is None and not REQUIRED[command]:
+        payload = {}
+    if type(payload) is not dict:
+        raise RequestRejected(Code.BAD_MESSAGE, f"{command}: payload must be an object")
+    known_fields = {name: payload[name] for name in COMMANDS[command] if payload.get(name) is not None}
+    wrong = _first_wrong(command, known_fields)
+    if wrong is not None:
+        ref, id_ = payload.get("ref"), payload.get("id")
+        raise RequestRejected(
+            Code.BAD_REQUEST,
+            f"{command}: {wrong}",
+            ref=ref if _ref(ref) is None else None,
+            id=id_ if _id(id_) is None else None,
+        )
+    return command, known_fields
+
+
+def _first_wrong(command: str, payload: dict[str, Any]) -> str | None:
+    for name in REQUIRED[command]:
+        if name not in payload:
+            return f"{name} is missing: it {COMMANDS[command][name](None)}"
+    for name, value in payload.items():
+        must = COMMANDS[command][name](value)
+        if must is not None:
+            return f"{name} {must}"
+    return None
+
+
+def _deeper(value: object, depth: int) -> bool:
+    level: Iterable[object] = [value]
+    for _ in range(depth + 1):
+        level = [
+            inner
+            for outer in level
+            if type(outer) in (dict, list)
+            for inner in (outer.values() if type(outer) is dict else outer)  # type: ignore[attr-defined]
+        ]
+        if not level:
+            return False
+    return True

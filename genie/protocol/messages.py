@@ -1,0 +1,133 @@
+"""The other side: from a call to a line, and from a line to a typed message, for the clients.
+
+Fields are named as on the wire. A message or a field that this version doesn't know is skipped, so that a newer server
+can talk to an older client.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import orjson
+from msgspec import Struct
+
+from genie.errors import Blocker, CycleStep
+
+
+class BlockerRow(Struct, gc=False):
+    """Who stood in the way."""
+
+    id: int
+    resource: str
+    mode: str
+    state: str
+    since: int
+    transactionName: str | None = None  # noqa: N815 - the wire's word
+
+    def blocker(self) -> Blocker:
+        """As the errors carry it."""
+        return Blocker(self.id, self.resource, self.mode, self.state, self.since, self.transactionName)
+
+
+class Queued(Struct, tag="queued", tag_field="command", gc=False):
+    """`queued`"""
+
+    class Payload(Struct, gc=False):
+        """Its payload."""
+
+        id: int
+        ref: str | None = None
+
+    payload: Payload
+
+
+class Locked(Struct, tag="locked", tag_field="command", gc=False):
+    """`locked`"""
+
+    class Payload(Struct, gc=False):
+        """Its payload."""
+
+        id: int
+        fence: int
+        ref: str | None = None
+
+    payload: Payload
+
+
+class Released(Struct, tag="released", tag_field="command"):
+    """`released`; times are ms."""
+
+    class Payload(Struct):
+        """Its payload."""
+
+        id: int
+        reason: str
+        ref: str | None = None
+        waited: float = 0.0
+        held: float = 0.0
+        blockers: list[BlockerRow] = []
+        blockersTotal: int = 0  # noqa: N815
+        cycle: list[str] = []
+        waits: list[CycleStep] = []
+
+    payload: Payload
+
+
+class Extended(Struct, tag="extended", tag_field="command"):
+    """`extended`"""
+
+    class Payload(Struct):
+        """Its payload."""
+
+        id: int
+        transactionTimeout: float  # noqa: N815
+
+    payload: Payload
+
+
+class Pong(Struct, tag="pong", tag_field="command"):
+    """`pong`"""
+
+
+class Inspected(Struct, tag="inspected", tag_field="command"):
+    """`inspected`; the payload stays as plain data."""
+
+    payload: dict[str, Any]
+
+
+class Error(Struct, tag="error", tag_field="command"):
+    """`error`"""
+
+    class Payload(Struct):
+        """Its payload."""
+
+        code: str
+        message: str
+        ref: str | None = None
+        id: int | None = None
+        leader: str | None = None
+
+    payload: Payload
+
+
+Message = Queued | Locked | Released | Extended | Pong | Inspected | Error
+
+_decode = msgspec.json.Decoder(Message).decode
+
+
+def read(line: bytes) -> Message | None:
+    """One line (without its end) as a message; None for one that this version doesn't know. ValueError if it is none."""
+    try:
+        return _decode(line)
+    except msgspec.ValidationError:
+        command = orjson.loads(line).get("command")
+        if command in {kind.__struct_config__.tag for kind in Message.__args__}:
+            raise
+        return None
+
+
+def command(name: str, **payload: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
+    """A line for the server; a field that is None is left out."""
+    fields = {key: value for key, value in payload.items() if value is not None}
+    return orjson.dumps({"command": name, "payload": fields}, option=orjson.OPT_APPEND_NEWLINE)

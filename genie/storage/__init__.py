@@ -1,0 +1,1 @@
+"""Where the locks outlive the server: one protocol, and a store for each place."""

@@ -1,0 +1,172 @@
+"""Where the literal rule would close a cycle: nobody is killed for the order of the queue alone, and it gets an order.
+
+The judge here is slow and separate: it takes the lines as they were, puts the newcomer where the rule puts it, and looks
+at every pair.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from driver import Driver
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from genie import core
+from genie.core.invariants import conflict
+
+NAMES = "ABCDE"
+OWNERS = [None, None, "T1", "T2", "T3", "T4", "T5"]
+Edges = dict[object, set[object]]
+
+
+def lines(driver: Driver) -> dict[str, list[core.Request]]:
+    return {name: [driver.requests[id_] for id_ in driver.line(name)] for name in NAMES}
+
+
+def hard(driver: Driver, queues: dict[str, list[core.Request]]) -> Edges:
+    edges: Edges = {}
+    for name, queue in queues.items():
+        resource = driver.manager.table.resources.get(name)
+        for request in queue:
+            for holder in () if resource is None else resource.holders.values():
+                if conflict(request, holder, name):
+                    edges.setdefault(request.owner, set()).add(holder.owner)
+    return edges
+
+
+def soft(queues: dict[str, list[core.Request]]) -> Edges:
+    edges: Edges = {}
+    for name, queue in queues.items():
+        for place, request in enumerate(queue):
+            for other in queue[:place]:
+                if conflict(request, other, name):
+                    edges.setdefault(request.owner, set()).add(other.owner)
+    return edges
+
+
+def reached(edges: Edges, start: object) -> set[object]:
+    seen: set[object] = set()
+    stack = [start]
+    while stack:
+        for other in edges.get(stack.pop(), ()):
+            if other not in seen:
+                seen.add(other)
+                stack.append(other)
+    return seen
+
+
+class Cycles(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver()
+
+    @rule(
+        modes=st.dictionaries(st.sampled_from(NAMES), st.booleans(), min_size=1, max_size=3),
+        owner=st.sampled_from(OWNERS),
+        priority=st.sampled_from([0, 0, 0, 1, 5]),
+        attempt=st.booleans(),
+    )
+    def request(self, modes: dict[str, bool], owner: str | None, priority: int, attempt: bool) -> None:
+        driver = self.driver
+        before = lines(driver)
+        newcomer = core.Request(
+            exclusive=tuple(name for name, exclusive in modes.items() if exclusive),
+            shared=tuple(name for name, exclusive in modes.items() if not exclusive),
+            transaction=owner,
+            priority=priority,
+            queue_timeout_ms=0 if attempt else 10_000,
+        )
+        newcomer.owner = driver.manager.next_id if owner is None else owner
+        naive = {name: list(queue) for name, queue in before.items()}
+        for name in modes:
+            behind = [i for i, other in enumerate(naive[name]) if other.priority >= priority]
+            naive[name].insert(behind[-1] + 1 if behind else 0, newcomer)
+        held = hard(driver, naive)
+        fatal = newcomer.owner in reached(held, newcomer.owner)
+        waits = soft(naive)
+        graph = {owner: held.get(owner, set()) | waits.get(owner, set()) for owner in {*held, *waits}}
+        ahead = reached(graph, newcomer.owner)
+        cycle = {other for other in ahead if newcomer.owner in reached(graph, other)}
+
+        events = driver.step(newcomer)  # which checks the invariants: no conflict, no cycle, nobody forgotten
+
+        told = [event for event in events if isinstance(event, core.Released)]
+        assert [event.request for event in told] in ([], [newcomer])
+        reason = told[0].reason if told else None
+        assert (reason is core.Reason.DEADLOCK) == fatal
+        if fatal:
+            self.true_cycle(told[0], held)
+        if attempt:
+            assert newcomer.state is not core.State.WAITING
+        after = lines(driver)
+        if newcomer.state is core.State.ENDED:
+            assert after == before
+        elif not cycle:
+            self.same_but_for(naive, after)
+        self.others_keep_their_places(naive, after, cycle)
+
+    def true_cycle(self, event: core.Released, held: Edges) -> None:
+        cycle = event.cycle
+        assert cycle is not None
+        assert cycle.owners[0] == event.request.owner
+        assert len(set(cycle.owners)) == len(cycle.owners) == len(cycle.waits)
+        for (waiter, holder), wait in zip(pairwise([*cycle.owners, cycle.owners[0]]), cycle.waits, strict=True):
+            assert holder in held[waiter]
+            one, other = self.driver.requests[wait.waiter], self.driver.requests[wait.holder]
+            assert (one.owner, other.owner) == (waiter, holder)
+            assert conflict(one, other, wait.resource)
+            assert other.state is core.State.HELD
+
+    def same_but_for(self, naive: dict[str, list[core.Request]], after: dict[str, list[core.Request]]) -> None:
+        for name in NAMES:
+            assert after[name] == [request for request in naive[name] if request.state is core.State.WAITING]
+
+    def others_keep_their_places(
+        self, naive: dict[str, list[core.Request]], after: dict[str, list[core.Request]], cycle: set[object]
+    ) -> None:
+        for name in NAMES:
+            place = {request: i for i, request in enumerate(after[name])}
+            waiting = [request for request in naive[name] if request in place]
+            for i, one in enumerate(waiting):
+                for other in waiting[i + 1 :]:
+                    outside = [request.owner not in cycle for request in (one, other)]
+                    if all(outside) or (any(outside) and conflict(one, other, name)):
+                        assert place[one] < place[other]
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        table = self.driver.manager.table
+        alive = sorted([*table.held, *table.waiting])
+        if alive:
+            before = lines(self.driver)
+            self.driver.release(data.draw(st.sampled_from(alive)))
+            self.same_but_for(before, lines(self.driver))
+
+    @rule()
+    def restart(self) -> None:
+        before = {name: self.driver.line(name) for name in NAMES}
+        self.driver.reload()
+        assert {name: self.driver.line(name) for name in NAMES} == before
+
+    @rule(data=st.data())
+    def disconnect(self, data: st.DataObject) -> None:
+        table = self.driver.manager.table
+        if table.waiting:
+            gone = data.draw(st.lists(st.sampled_from(sorted(table.waiting)), unique=True))
+            self.driver.step(core.Disconnect([table.waiting[id_] for id_ in gone]))
+            assert not set(gone) & {*table.waiting, *table.held}
+
+    def teardown(self) -> None:
+        """Everybody who waits is granted in the end, if only holders release."""
+        table = self.driver.manager.table
+        for _ in range(len(table.waiting) + len(table.held)):
+            if table.held:
+                self.driver.release(min(table.held))
+        assert not table.held
+        assert not table.waiting
+
+
+TestCycles = Cycles.TestCase
+TestCycles.settings = settings(max_examples=400, stateful_step_count=50, deadline=None)

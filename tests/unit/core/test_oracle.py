@@ -1,0 +1,76 @@
+"""The lock manager against the seed's algorithm, event by event."""
+
+from __future__ import annotations
+
+from driver import Driver
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from genie.testing.oracle import Oracle
+
+NAMES = "ABCD"
+MODES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["shared", "exclusive"]), min_size=1, max_size=3)
+
+
+class Literal(RuleBasedStateMachine):
+    """Anonymous requests: the literal rule never deadlocks, unless a higher priority goes in ahead of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver, self.oracle = Driver(), Oracle()
+
+    def same(self, ours: list[tuple[object, ...]], theirs: list[tuple[object, ...]]) -> None:
+        assert ours == theirs
+
+    @rule(modes=MODES, queue=st.sampled_from([0, 3, 50, 10_000]), held=st.sampled_from([1, 4, 50, 10_000]))
+    def request(self, modes: dict[str, str], queue: int, held: int) -> None:
+        resources = [name if mode == "exclusive" else f"shared:{name}" for name, mode in modes.items()]
+        ours = self.driver.request(*resources, queue_timeout_ms=queue, transaction_timeout_ms=held)
+        theirs = self.oracle.request(
+            modes, self.driver.now, queue_timeout_ms=queue, transaction_timeout_ms=held
+        )
+        self.same(ours, theirs)
+
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        alive = [asked.id for asked in [*self.oracle.held, *self.oracle.queue]]
+        if alive:
+            id_ = data.draw(st.sampled_from(sorted(alive)))
+            self.same(self.driver.release(id_), self.oracle.release(id_, self.driver.now))
+
+    @rule(later=st.integers(0, 20))
+    def time_passes(self, later: int) -> None:
+        ours = self.driver.at(self.driver.now + later)
+        self.same(ours, self.oracle.expire(self.driver.now))
+
+    @rule()
+    def restart(self) -> None:
+        self.driver.reload()
+
+    @invariant()
+    def same_lines(self) -> None:
+        for name in NAMES:
+            assert self.driver.line(name) == [asked.id for asked in self.oracle.queue if name in asked.modes]
+
+
+class OneResourcePriorities(Literal):
+    """With one resource each, priorities can't close a cycle either, and transactions may ask again."""
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        mode=st.sampled_from(["shared", "exclusive"]),
+        priority=st.sampled_from([-1, 0, 0.5, 7]),
+        queue=st.sampled_from([0, 5, 10_000]),
+    )
+    def request(self, name: str, mode: str, priority: float, queue: int) -> None:  # type: ignore[override]
+        resource = name if mode == "exclusive" else f"shared:{name}"
+        ours = self.driver.request(resource, priority=priority, queue_timeout_ms=queue)
+        theirs = self.oracle.request({name: mode}, self.driver.now, priority=priority, queue_timeout_ms=queue)
+        self.same(ours, theirs)
+
+
+TestLiteral = Literal.TestCase
+TestLiteral.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestOneResourcePriorities = OneResourcePriorities.TestCase
+TestOneResourcePriorities.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
