@@ -74,6 +74,11 @@ class LockManager:
         requests = [*self.table.held.values(), *self.table.waiting.values()]
         return Snapshot(requests, self.next_id, self.next_fence, now)
 
+    def reason(self, id: int) -> Reason | None:  # noqa: A002 - the wire's word
+        """Why a request ended, for as long as that is remembered."""
+        ended = self._ended.get(id)
+        return None if ended is None else ended[0]
+
     # -- commands -----------------------------------------------------------------------------------------
 
     def _request(self, request: Request, now: float, events: list[Event]) -> None:

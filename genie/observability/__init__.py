@@ -1,0 +1,1 @@
+"""What operators see. The core knows none of it."""

@@ -1,0 +1,1 @@
+"""The asyncio shell around the lock manager: sockets, group commit, start and stop."""

@@ -1,0 +1,158 @@
+"""The server as a whole: what it is made of, how it starts, drains and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import time
+from importlib.metadata import version
+
+import structlog
+
+from genie.config import Settings
+from genie.core import LockManager
+from genie.server.connection import Connection
+from genie.server.pump import Pump
+from genie.storage.base import Store, Superseded
+from genie.storage.memory import MemoryStore
+
+log = structlog.get_logger()
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted: thousands arrive at once when a server comes back."""
+
+
+class Server:
+    """One lock server in one event loop."""
+
+    def __init__(self, settings: Settings, store: Store | None = None) -> None:
+        self.settings = settings
+        self._store: Store = store or make_store(settings)
+        self._connections: set[Connection] = set()
+        self._pump: Pump | None = None
+        self._listener: asyncio.Server | None = None
+        self._stopped = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    async def start(self) -> tuple[str, int]:
+        """Load what the store holds and listen; returns the address. OSError where that can't be had.
+
+        The address is taken first, so that a second server by mistake fails before it has touched the store; it
+        answers when everything is loaded.
+        """
+        sock = _bind(self.settings.host, self.settings.port)
+        loop = asyncio.get_running_loop()
+        try:
+            snapshot = await self._store.open(lambda: manager.snapshot(clock()))
+        except BaseException:
+            sock.close()
+            raise
+        began = loop.time() * 1000 - snapshot.clock_ms
+        floor = time.time_ns() // 1000  # whatever the store remembers, no id or fence is ever given twice
+        snapshot.next_id = max(snapshot.next_id, floor)
+        snapshot.next_fence = max(snapshot.next_fence, floor)
+
+        def clock() -> float:
+            return loop.time() * 1000 - began
+
+        manager = LockManager(snapshot, unix_offset_ms=time.time() * 1000 - clock())
+        self._pump = pump = Pump(manager, self._store, self.settings, clock, self._fail)
+        pump.recover()
+        await pump.drained()
+        self._listener = await loop.create_server(
+            lambda: Connection(pump, self.settings, self._connections), sock=sock, backlog=BACKLOG
+        )
+        gc.collect()
+        gc.freeze()  # what is there now stays: the collector need not look at it again
+        host, port = sock.getsockname()[:2]
+        log.info(
+            "listening",
+            host=host,
+            port=port,
+            store="redis" if self._store.durable else "memory",
+            held=len(manager.table.held),
+            version=version("genie-lock"),
+        )
+        if not self._store.durable:
+            log.warning(
+                "locks are kept in memory and end with this process; set GENIE_REDIS_URL or GENIE_REDIS_HOST to keep them"
+            )
+        return host, port
+
+    async def stop(self) -> None:
+        """Take no more requests, wait for what is under way, close every connection."""
+        if self._listener is not None:
+            self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
+        if self._pump is not None:
+            self._pump.draining = True
+            try:
+                async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
+                    await self._pump.drained()
+            except TimeoutError:
+                log.warning("the store does not answer; stopped without it", unstored="the last commands")
+            self._pump.stop()
+        for connection in list(self._connections):
+            connection.finish()
+        await asyncio.sleep(0)  # lets the transports send what they have
+        await self._store.close()
+        log.info("stopped")
+
+    async def run(self) -> int:
+        """Start, serve until SIGTERM or SIGINT, drain and stop. Returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopped.set)
+        starting = asyncio.create_task(self.start())
+        stopping = asyncio.create_task(self._stopped.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            return 0
+        starting.result()
+        await stopping
+        if self._failure is not None:
+            return 1
+        await self.stop()
+        return 0
+
+    def _fail(self, error: BaseException) -> None:
+        """Not a word more to anyone: what was not told may not be true."""
+        self._failure = error
+        for connection in list(self._connections):
+            connection.abort()
+        if self._listener is not None:
+            self._listener.close()
+        if isinstance(error, Superseded):
+            log.error("another server has taken over this namespace; stopped", namespace=self.settings.namespace)
+        else:
+            log.error("a defect in the server; stopped", exc_info=error)
+        self._stopped.set()
+
+
+def make_store(settings: Settings) -> Store:
+    """The store that the settings choose."""
+    if settings.redis_url is None:
+        return MemoryStore()
+    from genie.storage.redis import RedisStore  # noqa: PLC0415 - a server without Redis need not load its client
+
+    return RedisStore(settings.redis_url, settings.namespace)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock

@@ -1,0 +1,149 @@
+"""One client's connection: bytes to commands, messages to bytes, and no more memory than it is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from genie.errors import Code, RequestRejected
+from genie.protocol.commands import http_refused, is_http, read
+from genie.protocol.framing import Lines, LineTooLong
+from genie.server.session import Session
+
+if TYPE_CHECKING:
+    from genie.config import Settings
+    from genie.protocol.commands import WireCommand
+    from genie.server.pump import Pump
+
+
+log = structlog.get_logger()
+
+
+class Hangup:
+    """In place of a command: the client will send nothing more, or must not. It gets its answers, then the end."""
+
+
+HANGUP = Hangup()
+
+
+class Connection(asyncio.Protocol):
+    """Reads lines, hands commands to the pump in the order they came, and writes what the pump tells.
+
+    `registry` holds every open connection; a full one has no place for this.
+    """
+
+    __slots__ = ("_lines", "_pump", "_registry", "_settings", "_transport", "closed", "ending", "out", "session")
+
+    def __init__(self, pump: Pump, settings: Settings, registry: set[Connection]) -> None:
+        self._pump = pump
+        self._settings = settings
+        self._registry = registry
+        self._lines = Lines(settings.max_line)
+        self._transport: asyncio.Transport | None = None
+        self.session = Session(self)
+        self.out: list[bytes] = []
+        """What the batch under way has to tell this client."""
+        self.ending = False
+        """Nothing more is read; what was read is answered."""
+        self.closed = False
+
+    # -- from the event loop ------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection in, or refuse it when there are too many."""
+        self._transport = cast("asyncio.Transport", transport)
+        if len(self._registry) >= self._settings.max_connections:
+            limit = self._settings.max_connections
+            self._hang_up(RequestRejected(Code.TOO_MANY, f"this server takes {limit} connections, and has them"))
+        self._registry.add(self)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        log.info("connection", peer=transport.get_extra_info("peername"), open=len(self._registry))
+
+    def data_received(self, data: bytes) -> None:
+        """Read what the bytes complete."""
+        if self.ending:
+            return
+        items: list[WireCommand | RequestRejected | Hangup] = []
+        try:
+            lines = self._lines.feed(data)
+        except LineTooLong as too_long:
+            self._read(too_long.lines, items)
+            limit = self._settings.max_line
+            self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), items)
+            return
+        self._read(lines, items)
+        if items:
+            self._pump.submit(self, items, len(data))
+
+    def eof_received(self) -> bool:
+        """The client has said all (as `printf … | nc` does) and still listens."""
+        if not self.ending:
+            self._hang_up()
+        return True
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: read no more of its commands."""
+        if self._transport is not None and not self.ending:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It has read enough of them."""
+        if self._transport is not None and not self.ending and not self.closed:
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended changes nothing
+        """Nobody is there any more."""
+        self.closed = True
+        self._registry.discard(self)
+        self._pump.gone(self)
+
+    # -- from the pump ------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Send all that the batch has told this client, in one write."""
+        out, self.out = self.out, []
+        transport = self._transport
+        if self.closed or transport is None:
+            return
+        transport.write(out[0] if len(out) == 1 else b"".join(out))
+        if transport.get_write_buffer_size() > self._settings.max_unread:
+            self.abort()
+
+    def finish(self) -> None:
+        """Close when all that was written has been sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what was not sent is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _read(self, lines: list[bytes], items: list[WireCommand | RequestRejected | Hangup]) -> None:
+        for line in lines:
+            try:
+                items.append(read(line))
+            except RequestRejected as rejected:
+                if not line.strip():
+                    continue
+                if is_http(line):
+                    self._hang_up(http_refused(), items)
+                    items.clear()
+                    return
+                items.append(rejected)
+
+    def _hang_up(
+        self,
+        last: RequestRejected | None = None,
+        items: list[WireCommand | RequestRejected | Hangup] | None = None,
+    ) -> None:
+        self.ending = True
+        if last is not None and self._transport is not None:
+            self._transport.pause_reading()
+        tail = [] if last is None else [last]
+        self._pump.submit(self, [*(items or ()), *tail, HANGUP], 0)

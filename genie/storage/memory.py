@@ -1,0 +1,24 @@
+"""No store at all: the locks end with the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from genie.core import Snapshot
+from genie.storage.base import Batch
+
+
+class MemoryStore:
+    """Commits at once, to nowhere."""
+
+    durable = False
+
+    async def open(self, snapshot: Callable[[], Snapshot]) -> Snapshot:  # noqa: ARG002 - nothing to lose
+        """An empty state."""
+        return Snapshot()
+
+    def commit(self, batch: Batch) -> None:
+        """Done."""
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
