@@ -1,15 +1,15 @@
 """Every error that Genie raises or sends, in one place.
 
-    GenieError
-    ├── LockError                 about one request for locks
-    │   ├── QueueTimeout          it waited too long; says who was in the way
-    │   ├── Deadlock              it would have closed a cycle of held locks; says which
-    │   └── LockLost              a lock that was held is not held any more
-    │       ├── TransactionTimeout
-    │       └── Disconnected
-    ├── RequestRejected           the server's `error`: a code, and a message that names the field
-    ├── Unavailable               no server could be reached, or it can't reach its store
-    └── ConnectionLost            the connection ended while an answer was due
+GenieError
+├── LockError                 about one request for locks
+│   ├── QueueTimeout          it waited too long; says who was in the way
+│   ├── Deadlock              it would have closed a cycle of held locks; says which
+│   └── LockLost              a lock that was held is not held any more
+│       ├── TransactionTimeout
+│       └── Disconnected
+├── RequestRejected           the server's `error`: a code, and a message that names the field
+├── Unavailable               no server could be reached, or it can't reach its store
+└── ConnectionLost            the connection ended while an answer was due
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RequestRejected(GenieError):
     right; `ref` and `id` say of which request, where known.
     """
 
-    def __init__(self, code: str, message: str, *, ref: str | None = None, id: int | None = None) -> None:  # noqa: A002
+    def __init__(self, code: str, message: str, *, ref: str | None = None, id: int | None = None) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
@@ -93,7 +93,7 @@ class CycleStep:
 class LockError(GenieError):
     """A request for locks did not end as it was meant to. `id` is the request's."""
 
-    def __init__(self, message: str, *, id: int | None = None) -> None:  # noqa: A002 - the wire's word
+    def __init__(self, message: str, *, id: int | None = None) -> None:
         super().__init__(message)
         self.id = id
 
@@ -108,7 +108,7 @@ class QueueTimeout(LockError):
     def __init__(
         self,
         *,
-        id: int | None,  # noqa: A002
+        id: int | None,
         waited: float,
         blockers: Sequence[Blocker] = (),
         blockers_total: int | None = None,
@@ -128,7 +128,7 @@ class Deadlock(LockError):
     request's own; `waits` says on which resource.
     """
 
-    def __init__(self, *, id: int | None, cycle: Sequence[str], waits: Sequence[CycleStep] = ()) -> None:  # noqa: A002
+    def __init__(self, *, id: int | None, cycle: Sequence[str], waits: Sequence[CycleStep] = ()) -> None:
         self.cycle = tuple(cycle)
         self.waits = tuple(waits)
         super().__init__(f"request {id} would deadlock: {' → '.join([*self.cycle, *self.cycle[:1]])}", id=id)

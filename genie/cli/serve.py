@@ -17,7 +17,9 @@ _DEFAULTS = Settings()
 Command = Callable[..., Any]
 
 
-def _option(name: str, kind: click.ParamType | type, text: str, variable: str | None = None) -> Callable[[Command], Command]:
+def _option(
+    name: str, kind: click.ParamType[Any] | type[str], text: str, variable: str | None = None
+) -> Callable[[Command], Command]:
     """An option of `serve` with its variable, `GENIE_` and its name."""
     field = name.removeprefix("--").replace("-", "_")
     return click.option(
@@ -47,7 +49,7 @@ def _option(name: str, kind: click.ParamType | type, text: str, variable: str | 
 @_option("--max-unread", click.IntRange(1 << 16), "Bytes that a client may leave unread.")
 @_option("--store-timeout-ms", click.IntRange(1), "How long Redis may take before waiting commands are refused.")
 @_option("--drain-timeout-ms", click.IntRange(0), "How long a stopping server waits for its last commit.")
-def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> None:  # noqa: ANN401 - one each
+def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> None:
     """Serve locks until SIGTERM.
 
     With neither --redis-url nor --redis-host the locks are kept in memory and end with the process.

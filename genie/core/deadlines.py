@@ -23,7 +23,7 @@ class Deadlines:
         self._ticks: dict[int, set[int]] = {}
         self._heap: list[int] = []
 
-    def add(self, deadline: float, id: int) -> None:  # noqa: A002 - the wire's word
+    def add(self, deadline: float, id: int) -> None:
         """Let `id` fall due at `deadline` (ms)."""
         tick = ceil(deadline)
         ids = self._ticks.get(tick)
@@ -37,7 +37,7 @@ class Deadlines:
             self._heap = list(self._ticks)
             heapify(self._heap)
 
-    def discard(self, deadline: float, id: int) -> None:  # noqa: A002
+    def discard(self, deadline: float, id: int) -> None:
         """Forget the deadline that was added for `id`."""
         tick = ceil(deadline)
         ids = self._ticks[tick]

@@ -21,12 +21,12 @@ class Ended:
         self._newer: dict[int, tuple[Reason, str | None]] = {}
         self._older: dict[int, tuple[Reason, str | None]] = {}
 
-    def add(self, id: int, reason: Reason, ref: str | None) -> None:  # noqa: A002 - the wire's word
+    def add(self, id: int, reason: Reason, ref: str | None) -> None:
         """Remember why a request ended."""
         if len(self._newer) >= REMEMBERED:
             self._older, self._newer = self._newer, {}
         self._newer[id] = (reason, ref)
 
-    def get(self, id: int) -> tuple[Reason, str | None] | None:  # noqa: A002
+    def get(self, id: int) -> tuple[Reason, str | None] | None:
         """The first reason and the `ref` of a request that ended, or None."""
         return self._newer.get(id) or self._older.get(id)

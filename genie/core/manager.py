@@ -74,7 +74,7 @@ class LockManager:
         requests = [*self.table.held.values(), *self.table.waiting.values()]
         return Snapshot(requests, self.next_id, self.next_fence, now)
 
-    def reason(self, id: int) -> Reason | None:  # noqa: A002 - the wire's word
+    def reason(self, id: int) -> Reason | None:
         """Why a request ended, for as long as that is remembered."""
         ended = self._ended.get(id)
         return None if ended is None else ended[0]
@@ -113,7 +113,7 @@ class LockManager:
         moved.pop(request, None)
         events += (Moved(other) for other in moved if other.state is State.WAITING)
 
-    def _release(self, id: int, now: float, events: list[Event]) -> None:  # noqa: A002 - the wire's word
+    def _release(self, id: int, now: float, events: list[Event]) -> None:
         request = self.table.held.get(id)
         if request is not None:
             touched = self._unhold(request)
@@ -225,7 +225,7 @@ class LockManager:
         """The lines in which a waiting request stands, for when it has left them."""
         return [(name, name in request.exclusive, request.entry(name)) for name in request.names()]
 
-    def _gone(self, id: int) -> Event:  # noqa: A002 - the wire's word
+    def _gone(self, id: int) -> Event:
         ended = self._ended.get(id)
         return Unknown(id) if ended is None else Repeated(id, *ended)
 
@@ -257,9 +257,7 @@ class LockManager:
                 moved |= dict.fromkeys(line.rearrange(name, requests))
         return before
 
-    def _settle(
-        self, touched: Touched, now: float, events: list[Event], newcomer: Request | None = None
-    ) -> None:
+    def _settle(self, touched: Touched, now: float, events: list[Event], newcomer: Request | None = None) -> None:
         """Grant what can be granted, in the order of the queue.
 
         A grant makes nobody else's wait shorter (it was ahead of them before, and now it is a holder), so that one

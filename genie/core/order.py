@@ -93,4 +93,3 @@ def _runs(order: Iterable[int], exclusive: set[int]) -> list[list[int]]:
         else:
             runs[-1].append(i)
     return [sorted(run) for run in runs]
-

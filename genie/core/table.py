@@ -36,7 +36,7 @@ class Table:
         self.resources: dict[str, Resource] = {}
         self.transactions: dict[str, Transaction] = {}
 
-    def find(self, id: int) -> Request | None:  # noqa: A002 - the wire's word
+    def find(self, id: int) -> Request | None:
         """The request with this id, held or waiting."""
         return self.held.get(id) or self.waiting.get(id)
 

@@ -35,7 +35,7 @@ def inspect(
     table: Table,
     *,
     resource: str | None = None,
-    id: int | None = None,  # noqa: A002 - the wire's word
+    id: int | None = None,
     transaction: str | None = None,
     limit: int = 100,
 ) -> Inspection:
@@ -68,5 +68,5 @@ def inspect(
     return Inspection(held, waiting, len(holders), len(queue))
 
 
-def _matches(request: Request, id: int | None, transaction: str | None) -> bool:  # noqa: A002
+def _matches(request: Request, id: int | None, transaction: str | None) -> bool:
     return id in (None, request.id) and transaction in (None, request.transaction)

@@ -77,7 +77,8 @@ def read(line: bytes) -> WireCommand:
         return _request(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         command, known = fields.read(line)
-    return _COMMANDS[command](known)
+    known_command: WireCommand = _COMMANDS[command](known)
+    return known_command
 
 
 def _request(payload: _Request) -> Request:

@@ -26,7 +26,7 @@ Check = Callable[[Any], str | None]
 
 
 def _number(low: float, high: float) -> Check:
-    def check(value: Any) -> str | None:  # noqa: ANN401 - JSON
+    def check(value: Any) -> str | None:
         if type(value) in (int, float) and low <= value <= high:
             return None
         return f"must be a number from {low:,} to {high:,}".replace(",", " ")
@@ -35,17 +35,17 @@ def _number(low: float, high: float) -> Check:
 
 
 def _integer(low: int, high: int) -> Check:
-    def check(value: Any) -> str | None:  # noqa: ANN401 - JSON
+    def check(value: Any) -> str | None:
         return None if type(value) is int and low <= value <= high else f"must be an integer from {low} to {high}"
 
     return check
 
 
-def _id(value: Any) -> str | None:  # noqa: ANN401 - JSON
+def _id(value: Any) -> str | None:
     return None if type(value) is int else "must be an integer"
 
 
-def _name(value: Any) -> str | None:  # noqa: ANN401 - JSON
+def _name(value: Any) -> str | None:
     if type(value) is not str:
         return "must be a string"
     try:
@@ -55,15 +55,17 @@ def _name(value: Any) -> str | None:  # noqa: ANN401 - JSON
     return None
 
 
-def _ref(value: Any) -> str | None:  # noqa: ANN401 - JSON
-    return None if type(value) is str and 0 < len(value) <= MAX_REF else f"must be a string of 1 to {MAX_REF} characters"
+def _ref(value: Any) -> str | None:
+    return (
+        None if type(value) is str and 0 < len(value) <= MAX_REF else f"must be a string of 1 to {MAX_REF} characters"
+    )
 
 
-def _on_disconnect(value: Any) -> str | None:  # noqa: ANN401 - JSON
+def _on_disconnect(value: Any) -> str | None:
     return None if value in ("keep", "release") else 'must be "keep" or "release"'
 
 
-def _resources(value: Any) -> str | None:  # noqa: ANN401 - JSON
+def _resources(value: Any) -> str | None:
     if type(value) is not list or not 0 < len(value) <= MAX_RESOURCES:
         return f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME" or "exclusive:NAME"'
     if not all(type(resource) is str for resource in value):

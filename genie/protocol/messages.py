@@ -119,15 +119,17 @@ _decode = msgspec.json.Decoder(Message).decode
 def read(line: bytes) -> Message | None:
     """One line (without its end) as a message; None for one that this version doesn't know. ValueError if it is none."""
     try:
-        return _decode(line)
+        message: Message = _decode(line)
     except msgspec.ValidationError:
-        command = orjson.loads(line).get("command")
-        if command in {kind.__struct_config__.tag for kind in Message.__args__}:
+        message = orjson.loads(line)
+        command = message.get("command") if isinstance(message, dict) else None
+        if not isinstance(command, str) or command in {kind.__struct_config__.tag for kind in Message.__args__}:
             raise
         return None
+    return message
 
 
-def command(name: str, **payload: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
+def command(name: str, **payload: Any) -> bytes:
     """A line for the server; a field that is None is left out."""
     fields = {key: value for key, value in payload.items() if value is not None}
     return orjson.dumps({"command": name, "payload": fields}, option=orjson.OPT_APPEND_NEWLINE)

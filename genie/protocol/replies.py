@@ -53,7 +53,7 @@ def released(event: Released) -> bytes:
     return message("released", payload, request.ref)
 
 
-def ended(id: int, reason: str, ref: str | None) -> bytes:  # noqa: A002 - the wire's word
+def ended(id: int, reason: str, ref: str | None) -> bytes:
     """A request ended, now by `release` or some time ago."""
     return b'{"command":"released","payload":{"id":%d,"reason":"%b"%b}}\n' % (id, reason.encode(), _ref(ref))
 
@@ -89,7 +89,7 @@ def error(rejected: RequestRejected) -> bytes:
     return message("error", payload, rejected.ref)
 
 
-def unknown_id(id: int) -> bytes:  # noqa: A002 - the wire's word
+def unknown_id(id: int) -> bytes:
     """Nobody has that id, or it was forgotten long ago."""
     return error(RequestRejected(Code.UNKNOWN_ID, f"there is no request {id}, or it ended long ago", id=_wire_id(id)))
 
@@ -101,7 +101,7 @@ def message(command: str, payload: dict[str, Any], ref: str | None = None) -> by
     return orjson.dumps({"command": command, "payload": payload}, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _wire_id(id: int) -> int | None:  # noqa: A002
+def _wire_id(id: int) -> int | None:
     return id if abs(id) < 1 << 53 else None
 
 

@@ -228,8 +228,9 @@ class Pump:
         if known.state is State.HELD:
             self._say(connection, replies.locked(known))
         elif known.state is State.ENDED:
-            ended = self.manager.reason(known.id)
-            self._say(connection, replies.ended(known.id, ended, known.ref))
+            reason = self.manager.reason(known.id)
+            if reason is not None:
+                self._say(connection, replies.ended(known.id, reason, known.ref))
 
     def _leave(self, connection: Connection, now: float) -> None:
         session = connection.session
@@ -317,7 +318,11 @@ class Pump:
         if self._stopped:
             return
         self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._beat)
-        if self._store.durable and self._in_flight is None and self._loop.time() - self._committed_at >= HEARTBEAT_S / 2:
+        if (
+            self._store.durable
+            and self._in_flight is None
+            and self._loop.time() - self._committed_at >= HEARTBEAT_S / 2
+        ):
             self._commit(Batch({}, self.manager.next_id, self.manager.next_fence, self._clock()))
 
     # -- bad days -----------------------------------------------------------------------------------------

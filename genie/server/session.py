@@ -69,4 +69,3 @@ def same(one: Request, other: Request) -> bool:
         and one.transaction_timeout_ms == other.transaction_timeout_ms
         and one.release_on_disconnect == other.release_on_disconnect
     )
-

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from driver import Driver
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from driver import Driver
 from genie import core
 from genie.core.invariants import conflict
 

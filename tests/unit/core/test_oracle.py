@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from driver import Driver
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from driver import Driver
 from genie.testing.oracle import Oracle
 
 NAMES = "ABCD"
@@ -27,9 +27,7 @@ class Literal(RuleBasedStateMachine):
     def request(self, modes: dict[str, str], queue: int, held: int) -> None:
         resources = [name if mode == "exclusive" else f"shared:{name}" for name, mode in modes.items()]
         ours = self.driver.request(*resources, queue_timeout_ms=queue, transaction_timeout_ms=held)
-        theirs = self.oracle.request(
-            modes, self.driver.now, queue_timeout_ms=queue, transaction_timeout_ms=held
-        )
+        theirs = self.oracle.request(modes, self.driver.now, queue_timeout_ms=queue, transaction_timeout_ms=held)
         self.same(ours, theirs)
 
     @rule(data=st.data())
