@@ -1,0 +1,79 @@
+"""Genie: locks for transactions that span services.
+
+    async with genie.connect("127.0.0.1", 7077) as client:
+        async with client.lock("exclusive:accounts/2", "shared:accounts/13", transaction="transfer-42"):
+            ...
+
+`genie.sync.connect` is the same without `await`, for threads. The errors are those of `genie.errors`. What needs a
+library or an event loop is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from genie.errors import (
+    Blocker,
+    ConnectionLost,
+    CycleStep,
+    Deadlock,
+    Disconnected,
+    GenieError,
+    LockError,
+    LockLost,
+    QueueTimeout,
+    RequestRejected,
+    TransactionTimeout,
+    Unavailable,
+)
+from genie.protocol.resources import exclusive, shared
+
+if TYPE_CHECKING:
+    from genie.client import sync
+    from genie.client.aio import Client, connect
+    from genie.client.lock import Lock
+
+    __version__: str
+
+__all__ = [
+    "Blocker",
+    "Client",
+    "ConnectionLost",
+    "CycleStep",
+    "Deadlock",
+    "Disconnected",
+    "GenieError",
+    "Lock",
+    "LockError",
+    "LockLost",
+    "QueueTimeout",
+    "RequestRejected",
+    "TransactionTimeout",
+    "Unavailable",
+    "__version__",
+    "connect",
+    "exclusive",
+    "shared",
+    "sync",
+]
+
+_LATER = {"Client": "genie.client.aio", "connect": "genie.client.aio", "Lock": "genie.client.lock"}
+
+
+def __getattr__(name: str) -> object:
+    value: object
+    if name in _LATER:
+        value = getattr(import_module(_LATER[name]), name)
+    elif name == "sync":
+        value = import_module("genie.client.sync")
+    elif name == "__version__":
+        value = import_module("importlib.metadata").version("genie-lock")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

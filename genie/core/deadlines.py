@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from math import ceil, inf
+from math import inf
 
 SLACK = 1024
 """Ticks in the heap that may be empty before it is cleaned, beside one for each that is not."""
@@ -12,7 +12,7 @@ SLACK = 1024
 class Deadlines:
     """Ids by the millisecond in which they fall due.
 
-    A deadline is rounded up to a whole millisecond (never early, at most one late). Taking one out leaves nothing
+    Taking one out leaves nothing
     behind but, at most, an empty tick in the heap, so that a million short locks cost no more memory than those
     that are held now.
     """
@@ -23,9 +23,8 @@ class Deadlines:
         self._ticks: dict[int, set[int]] = {}
         self._heap: list[int] = []
 
-    def add(self, deadline: float, id: int) -> None:
-        """Let `id` fall due at `deadline` (ms)."""
-        tick = ceil(deadline)
+    def add(self, tick: int, id: int) -> None:
+        """Let `id` fall due at the millisecond `tick`."""
         ids = self._ticks.get(tick)
         if ids is not None:
             ids.add(id)
@@ -37,9 +36,8 @@ class Deadlines:
             self._heap = list(self._ticks)
             heapify(self._heap)
 
-    def discard(self, deadline: float, id: int) -> None:
+    def discard(self, tick: int, id: int) -> None:
         """Forget the deadline that was added for `id`."""
-        tick = ceil(deadline)
         ids = self._ticks[tick]
         ids.remove(id)
         if not ids:

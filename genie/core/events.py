@@ -9,7 +9,14 @@ from genie.core.model import Mode, Owner, Reason, Request, State
 
 @dataclass(slots=True)
 class Queued:
-    """A request arrived and has its id."""
+    """A request arrived, has its id, and waits; or it ends in the same step."""
+
+    request: Request
+
+
+@dataclass(slots=True)
+class Granted:
+    """A request arrived and is held at once, as nearly all are: `Queued` and `Locked` in one."""
 
     request: Request
 
@@ -105,4 +112,4 @@ class Cycle:
     waits: tuple[Wait, ...]
 
 
-Event = Queued | Locked | Released | Extended | Moved | Repeated | Unknown | NotHeld
+Event = Queued | Granted | Locked | Released | Extended | Moved | Repeated | Unknown | NotHeld

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import ceil
 
 from genie.core import order, waits
 from genie.core.blame import blame
@@ -13,6 +14,7 @@ from genie.core.events import (
     Cycle,
     Event,
     Extended,
+    Granted,
     Locked,
     Moved,
     NotHeld,
@@ -54,19 +56,18 @@ class LockManager:
         A step that raises has a defect: every command that the types allow has an answer.
         """
         events: list[Event] = []
-        match command:
-            case Request():
-                self._request(command, now, events)
-            case Release():
-                self._release(command.id, now, events)
-            case Extend():
-                self._extend(command, now, events)
-            case Expire():
-                self._expire(command.limit, now, events)
-            case Disconnect():
-                self._drop(command.requests, now, events)
-            case Recover():
-                self._recover(now, events)
+        if isinstance(command, Request):
+            self._request(command, now, events)
+        elif isinstance(command, Release):
+            self._release(command.id, now, events)
+        elif isinstance(command, Extend):
+            self._extend(command, now, events)
+        elif isinstance(command, Expire):
+            self._expire(command.limit, now, events)
+        elif isinstance(command, Disconnect):
+            self._drop(command.requests, now, events)
+        else:
+            self._recover(now, events)
         return events
 
     def snapshot(self, now: float) -> Snapshot:
@@ -86,12 +87,13 @@ class LockManager:
         request.id = self.next_id
         self.next_id += 1
         request.owner = request.id if request.transaction is None else request.transaction
+        if table.free(request) or table.owns(request):
+            self._grant(request, now)
+            events.append(Granted(request))
+            return
         request.since = now
         request.since_unix_ms = int(now + self.unix_offset_ms)
         events.append(Queued(request))
-        if table.free(request) or table.owns(request):
-            self._grant(request, now, events)
-            return
         moved = dict.fromkeys(table.enqueue(request))
         before: dict[str, list[Request]] = {}
         if self._may_close_cycle(request) and waits.in_cycle(table, request.owner):
@@ -107,7 +109,7 @@ class LockManager:
                 moved |= dict.fromkeys(table.line(name).rearrange(name, requests))
             self._time_out(request, now, events)
         else:
-            request.deadline = now + request.queue_timeout_ms
+            request.deadline = ceil(now + request.queue_timeout_ms)
             self.deadlines.add(request.deadline, request.id)
             self._settle([(name, True, None) for name in before], now, events, newcomer=request)
         moved.pop(request, None)
@@ -129,7 +131,7 @@ class LockManager:
         request = self.table.held.get(command.id)
         if request is not None:
             self.deadlines.discard(request.deadline, request.id)
-            request.deadline = now + command.transaction_timeout_ms
+            request.deadline = ceil(now + command.transaction_timeout_ms)
             self.deadlines.add(request.deadline, request.id)
             events.append(Extended(request, command.transaction_timeout_ms))
         elif command.id in self.table.waiting:
@@ -179,16 +181,15 @@ class LockManager:
 
     # -- what they are made of ----------------------------------------------------------------------------
 
-    def _grant(self, request: Request, now: float, events: list[Event]) -> None:
+    def _grant(self, request: Request, now: float) -> None:
         request.state = State.HELD
         request.fence = self.next_fence
         self.next_fence += 1
         request.since = now
         request.since_unix_ms = int(now + self.unix_offset_ms)
-        request.deadline = now + request.transaction_timeout_ms
+        request.deadline = ceil(now + request.transaction_timeout_ms)
         self.table.hold(request)
         self.deadlines.add(request.deadline, request.id)
-        events.append(Locked(request))
 
     def _end(
         self, request: Request, reason: Reason, now: float, events: list[Event], cycle: Cycle | None = None
@@ -209,17 +210,8 @@ class LockManager:
 
     def _unhold(self, request: Request) -> Touched:
         """Take the locks of a request from it, and say in whose lines that may help someone."""
-        table = self.table
-        table.unhold(request)
         self.deadlines.discard(request.deadline, request.id)
-        touched: Touched = []
-        for name in request.exclusive:
-            if name in table.resources and table.resources[name].line is not None:
-                touched.append((name, True, None))
-        for name in request.shared:
-            if name in table.resources and table.resources[name].line is not None:
-                touched.append((name, False, None))
-        return touched
+        return [(name, name in request.exclusive, None) for name in self.table.unhold(request)]
 
     def _places(self, request: Request) -> Touched:
         """The lines in which a waiting request stands, for when it has left them."""
@@ -272,7 +264,8 @@ class LockManager:
             if table.clear(request):
                 table.dequeue(request)
                 self.deadlines.discard(request.deadline, request.id)
-                self._grant(request, now, events)
+                self._grant(request, now)
+                events.append(Locked(request))
 
     def _candidates(self, name: str, run: bool, low: Entry | None) -> Iterator[Request]:
         """Those in a line who may have become grantable.

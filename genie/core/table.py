@@ -78,20 +78,25 @@ class Table:
             for name in request.names():
                 transaction.grants[name] = transaction.grants.get(name, 0) + 1
 
-    def unhold(self, request: Request) -> None:
-        """Take all that a request holds from it. Who waits for it is the caller's business."""
+    def unhold(self, request: Request) -> list[str]:
+        """Take all that a request holds from it; returns the resources for which others wait."""
         resources, id_ = self.resources, request.id
+        waited_for = []
         del self.held[id_]
         for name in request.exclusive:
             resource = resources[name]
             del resource.holders[id_]
             resource.exclusives -= 1
-            if not resource.holders and resource.line is None:
+            if resource.line is not None:
+                waited_for.append(name)
+            elif not resource.holders:
                 del resources[name]
         for name in request.shared:
             resource = resources[name]
             del resource.holders[id_]
-            if not resource.holders and resource.line is None:
+            if resource.line is not None:
+                waited_for.append(name)
+            elif not resource.holders:
                 del resources[name]
         if request.transaction is not None:
             transaction = self.transactions[request.transaction]
@@ -101,6 +106,7 @@ class Table:
                 if not transaction.grants[name]:
                     del transaction.grants[name]
             self._forget(request.transaction, transaction)
+        return waited_for
 
     def enqueue(self, request: Request) -> list[Request]:
         """Let a request stand in the lines of all that it names; returns those whose places changed by it."""

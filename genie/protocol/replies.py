@@ -7,12 +7,15 @@ from typing import Any
 import orjson
 
 from genie import core
-from genie.core import Blocker, Inspection, Released, Request, Row
+from genie.core import Blocker, Inspection, Reason, Released, Request, Row
 from genie.errors import Code, RequestRejected
 
 PONG = b'{"command":"pong","payload":{}}\n'
 ROW_RESOURCES = 10
 """Resources named in one row of `inspected`; `resourcesTotal` says how many there are."""
+
+
+_REASONS = {reason: reason.encode() for reason in Reason}
 
 
 def _ref(ref: str | None) -> bytes:
@@ -26,6 +29,17 @@ def queued(request: Request) -> bytes:
     return b'{"command":"queued","payload":{"id":%d%b}}\n' % (request.id, _ref(request.ref))
 
 
+def granted(request: Request) -> bytes:
+    """Both `queued` and `locked`."""
+    if request.ref is None:
+        return b'{"command":"queued","payload":{"id":%d}}\n{"command":"locked","payload":{"id":%d,"fence":%d}}\n' % (
+            request.id,
+            request.id,
+            request.fence,
+        )
+    return queued(request) + locked(request)
+
+
 def locked(request: Request) -> bytes:
     """A request is granted."""
     if request.ref is None:
@@ -36,14 +50,14 @@ def locked(request: Request) -> bytes:
 def released(event: Released) -> bytes:
     """A request ended, with all that its reason has to say."""
     request = event.request
-    if event.reason is core.Reason.SUCCESS or event.reason is core.Reason.DISCONNECTED:
+    if event.reason is Reason.SUCCESS or event.reason is Reason.DISCONNECTED:
         return ended(request.id, event.reason, request.ref)
     payload: dict[str, Any] = {"id": request.id, "reason": event.reason}
-    if event.reason is core.Reason.QUEUE_TIMEOUT:
+    if event.reason is Reason.QUEUE_TIMEOUT:
         payload["waited"] = _ms(event.lasted_ms)
         payload["blockers"] = [_blocker(blocker) for blocker in event.blockers]
         payload["blockersTotal"] = event.blockers_total
-    elif event.reason is core.Reason.TRANSACTION_TIMEOUT:
+    elif event.reason is Reason.TRANSACTION_TIMEOUT:
         payload["held"] = _ms(event.lasted_ms)
     elif event.cycle is not None:
         payload["cycle"] = event.cycle.owners
@@ -53,9 +67,11 @@ def released(event: Released) -> bytes:
     return message("released", payload, request.ref)
 
 
-def ended(id: int, reason: str, ref: str | None) -> bytes:
+def ended(id: int, reason: Reason, ref: str | None) -> bytes:
     """A request ended, now by `release` or some time ago."""
-    return b'{"command":"released","payload":{"id":%d,"reason":"%b"%b}}\n' % (id, reason.encode(), _ref(ref))
+    if ref is None:
+        return b'{"command":"released","payload":{"id":%d,"reason":"%b"}}\n' % (id, _REASONS[reason])
+    return b'{"command":"released","payload":{"id":%d,"reason":"%b"%b}}\n' % (id, _REASONS[reason], _ref(ref))
 
 
 def extended(event: core.Extended) -> bytes:

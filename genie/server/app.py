@@ -21,6 +21,8 @@ from genie.storage.memory import MemoryStore
 
 log = structlog.get_logger()
 
+GC_THRESHOLD = (50_000, 20, 1_000)
+"""A request leaves no garbage in rings behind, so the collector has next to nothing to find, and rarely looks."""
 BACKLOG = 4096
 """Connections that may wait to be accepted: thousands arrive at once when a server comes back."""
 
@@ -67,6 +69,7 @@ class Server:
         )
         gc.collect()
         gc.freeze()  # what is there now stays: the collector need not look at it again
+        gc.set_threshold(*GC_THRESHOLD)
         host, port = sock.getsockname()[:2]
         log.info(
             "listening",

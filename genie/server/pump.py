@@ -176,11 +176,10 @@ class Pump:
     # -- one command --------------------------------------------------------------------------------------
 
     def _take(self, connection: Connection, item: Item, now: float) -> None:
-        kind = type(item)
-        if kind is Request:
-            self._request(connection, item, now)  # type: ignore[arg-type]
-        elif kind is core.Release or kind is core.Extend:
-            self._tell(self.manager.step(item, now), connection)  # type: ignore[arg-type]
+        if isinstance(item, Request):
+            self._request(connection, item, now)
+        elif isinstance(item, (core.Release, core.Extend)):
+            self._tell(self.manager.step(item, now), connection)
         elif isinstance(item, RequestRejected):
             self._say(connection, replies.error(item))
         elif isinstance(item, Ping):
@@ -200,10 +199,11 @@ class Pump:
 
     def _request(self, connection: Connection, request: Request, now: float) -> None:
         session = connection.session
-        known = session.known(request)
-        if known is not None:
-            self._repeat(connection, request, known)
-            return
+        if request.ref is not None:
+            known = session.known(request.ref)
+            if known is not None:
+                self._repeat(connection, request, known)
+                return
         table, limit = self.manager.table, self._settings.max_requests
         if len(table.held) + len(table.waiting) >= limit:
             told = RequestRejected(Code.TOO_MANY, f"{limit} requests are held or wait, no more fit", ref=request.ref)
@@ -252,6 +252,13 @@ class Pump:
         session.queued(request)
         self._changes[request.id] = request
         self._say(session.connection, replies.queued(request))
+
+    def _granted(self, event: core.Granted, asker: Connection | None) -> None:
+        request = event.request
+        session: Session = request.origin  # type: ignore[assignment]
+        session.granted(request)
+        self._changes[request.id] = request
+        self._say(asker, replies.granted(request))
 
     def _locked(self, event: core.Locked, asker: Connection | None) -> None:  # noqa: ARG002
         request = event.request
@@ -374,6 +381,7 @@ class Pump:
 
 _TELL: dict[type, Callable[[Pump, Any, Connection | None], None]] = {
     core.Queued: Pump._queued,  # noqa: SLF001
+    core.Granted: Pump._granted,  # noqa: SLF001
     core.Locked: Pump._locked,  # noqa: SLF001
     core.Released: Pump._released,  # noqa: SLF001
     core.Extended: Pump._extended,  # noqa: SLF001

@@ -32,6 +32,13 @@ class Session:
         if request.ref is not None:
             self._refs[request.ref] = request
 
+    def granted(self, request: Request) -> None:
+        """A request of this session arrived and is held at once."""
+        if request.release_on_disconnect:
+            self.bound[request.id] = request
+        if request.ref is not None:
+            self._refs[request.ref] = request
+
     def locked(self, request: Request) -> None:
         """It is held."""
         if not request.release_on_disconnect:
@@ -53,9 +60,9 @@ class Session:
         self._refs.clear()
         self._ended = None
 
-    def known(self, request: Request) -> Request | None:
-        """The request that came with the same `ref` before, if any."""
-        return None if request.ref is None else self._refs.get(request.ref)
+    def known(self, ref: str) -> Request | None:
+        """The request that came with this `ref` before, if any."""
+        return self._refs.get(ref)
 
 
 def same(one: Request, other: Request) -> bool:
