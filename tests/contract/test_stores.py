@@ -1,0 +1,171 @@
+"""What every store must do: memory, fakeredis and a real redis-server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+from servers import running_redis
+
+from genie import core
+from genie.core import Snapshot, State
+from genie.storage.base import Batch, Store, Superseded
+from genie.storage.memory import MemoryStore
+from genie.storage.redis import RedisStore
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with running_redis() as redis:
+        yield redis.url
+
+
+@pytest.fixture(scope="module")
+def fake_url() -> Iterator[str]:
+    import fakeredis
+
+    server = fakeredis.TcpFakeServer(("127.0.0.1", 0), server_type="redis")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"redis://127.0.0.1:{server.server_address[1]}/0"
+    server.shutdown()
+    server.server_close()
+
+
+Make = Callable[[], Store]
+
+
+@pytest.fixture(params=["memory", "fakeredis", "redis"])
+async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
+    made: list[Store] = []
+
+    def build() -> Store:
+        if request.param == "memory":
+            made.append(MemoryStore())
+        else:
+            url = request.getfixturevalue("redis_url" if request.param == "redis" else "fake_url")
+            made.append(RedisStore(url, request.node.name.replace("[", ".").replace("]", "")))
+        return made[-1]
+
+    yield build
+    for store in made:
+        await store.close()
+
+
+async def commit(store: Store, batch: Batch) -> None:
+    future = store.commit(batch)
+    if future is not None:
+        async with asyncio.timeout(30):
+            await future
+
+
+def batch(manager: core.LockManager, now: float, *events: core.Event) -> Batch:
+    changes = {event.request.id: event.request for event in events if not isinstance(event, core.Unknown)}  # type: ignore[union-attr]
+    return Batch(changes, manager.next_id, manager.next_fence, now)
+
+
+async def test_an_unknown_namespace_is_empty(make: Make) -> None:
+    snapshot = await make().open(Snapshot)
+    assert list(snapshot.requests) == []
+    assert snapshot.next_id == snapshot.next_fence == 1
+
+
+async def test_a_commit_is_done_when_it_says_so(make: Make) -> None:
+    store = make()
+    await store.open(Snapshot)
+    manager = core.LockManager()
+    for name in "ABC":
+        await commit(store, batch(manager, 1, *manager.step(core.Request(exclusive=(name,)), 1)))
+
+
+async def test_what_was_committed_is_loaded(make: Make) -> None:
+    store = make()
+    if not store.durable:
+        assert await store.open(Snapshot) == Snapshot()
+        return
+    await store.open(Snapshot)
+    manager = core.LockManager(Snapshot((), 1_000, 2_000))
+    held = core.Request(
+        shared=("a", "ü/€"), exclusive=("b:c",), transaction="T1", ref="r", transaction_timeout_ms=77.5, priority=2.5
+    )
+    waiting = core.Request(exclusive=("a",), transaction="T2", queue_timeout_ms=500, release_on_disconnect=True)
+    short = core.Request(exclusive=("z",))
+    for request in (held, waiting, short):
+        await commit(store, batch(manager, 3.5, *manager.step(request, 3.5)))
+    await commit(store, batch(manager, 4.25, *manager.step(core.Release(short.id), 4.25)))
+
+    loaded = await make().open(Snapshot)
+
+    assert (loaded.next_id, loaded.next_fence, loaded.clock_ms) == (1_003, 2_002, 4.25)
+    one, other = loaded.requests
+    for request, was in ((one, held), (other, waiting)):
+        for field in (
+            "id owner shared exclusive transaction priority ref release_on_disconnect transaction_timeout_ms state "
+            "fence since since_unix_ms deadline"
+        ).split():
+            assert getattr(request, field) == getattr(was, field), field
+    assert (one.state, other.state) == (State.HELD, State.WAITING)
+    assert other.entry("a")[:2] == (0, other.id)
+
+
+async def test_the_order_of_the_queue_is_loaded(make: Make) -> None:
+    store = make()
+    if not store.durable:
+        return
+    await store.open(Snapshot)
+    manager = core.LockManager()
+    steps: list[core.Command] = [
+        core.Request(exclusive=("A", "B"), transaction="T1"),
+        core.Request(exclusive=("A", "C")),
+        core.Request(exclusive=("D", "C")),
+        core.Request(exclusive=("D",), transaction="T2"),
+        core.Request(exclusive=("C",), transaction="T1", priority=-1),  # passes those who wait for T1
+    ]
+    for step in steps:
+        await commit(store, batch(manager, 0, *manager.step(step, 0)))
+    lines = {
+        name: [entry[2].id for entry in resource.line.entries()]
+        for name, resource in manager.table.resources.items()
+        if resource.line is not None
+    }
+    assert lines["C"] != sorted(lines["C"]) or manager.table.held
+    again = core.LockManager(await make().open(Snapshot))
+    assert {
+        name: [entry[2].id for entry in resource.line.entries()]
+        for name, resource in again.table.resources.items()
+        if resource.line is not None
+    } == lines
+
+
+async def test_a_batch_of_twenty_thousand_is_one(make: Make) -> None:
+    store = make()
+    await store.open(Snapshot)
+    manager = core.LockManager()
+    changes = {}
+    for number in range(20_000):
+        request = core.Request(exclusive=(f"{number}",))
+        manager.step(request, 0)
+        changes[request.id] = request
+    await commit(store, Batch(changes, manager.next_id, manager.next_fence, 0))
+    for id_ in range(1, 19_990):
+        manager.step(core.Release(id_), 1)
+    await commit(store, Batch(changes, manager.next_id, manager.next_fence, 1))
+    if store.durable:
+        loaded = await make().open(Snapshot)
+        assert [request.id for request in loaded.requests] == list(range(19_990, 20_001))
+
+
+async def test_who_comes_later_owns_the_namespace(make: Make) -> None:
+    older, newer = make(), make()
+    if not older.durable:
+        return
+    await older.open(Snapshot)
+    manager = core.LockManager()
+    await commit(older, batch(manager, 0, *manager.step(core.Request(exclusive=("A",)), 0)))
+    await newer.open(Snapshot)
+    with pytest.raises(Superseded):
+        await commit(older, batch(manager, 0, *manager.step(core.Request(exclusive=("B",)), 0)))
+    loaded = await make().open(Snapshot)
+    assert [request.exclusive for request in loaded.requests] == [("A",)]

@@ -1,0 +1,162 @@
+"""Real processes for tests: Redis and Genie on free ports of the loopback, ended by their own ids."""
+
+from __future__ import annotations
+
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+WAIT_S = 30.0
+"""How long anything may take that happens at all: a bound, not a measure."""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Redis:
+    """A redis-server with an append-only file that is synced on every write."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.port = free_port()
+        self.folder = folder
+        self.options = options
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        program = shutil.which("redis-server")
+        assert program, "redis-server is needed: make test installs it"
+        self.process = subprocess.Popen(
+            [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
+            + ["--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning", *self.options],
+            stdout=subprocess.DEVNULL,
+        )
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1) as sock:
+                    sock.sendall(b"PING\r\n")
+                    if sock.recv(64).startswith(b"+PONG"):
+                        return
+            except OSError:
+                pass
+            time.sleep(0.01)
+        raise AssertionError("redis-server did not start")
+
+    def call(self, *parts: str) -> Any:
+        import redis
+
+        with redis.Redis(port=self.port) as client:
+            return client.execute_command(*parts)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+class Genie:
+    """A `genie serve`, with its log lines as they come."""
+
+    def __init__(self, redis: Redis | None = None, **settings: object) -> None:
+        self.settings = {"port": free_port(), **settings}
+        self.redis_url = None if redis is None else redis.url
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log: list[dict[str, Any]] = []
+        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    @property
+    def port(self) -> int:
+        return int(str(self.settings["port"]))
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
+
+    def start(self, wait: bool = True) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+        environment |= {f"GENIE_{name.upper()}": str(value) for name, value in self.settings.items()}
+        if self.redis_url is not None:
+            environment["GENIE_REDIS_URL"] = self.redis_url
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "genie.cli", "serve"], env=environment, stdout=subprocess.PIPE
+        )
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        if wait:
+            self.until("listening")
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                self._lines.put(orjson.loads(line))
+        self._lines.put(None)
+
+    def until(self, event: str) -> dict[str, Any]:
+        """Wait until a log line begins so."""
+        while True:
+            line = self._lines.get(timeout=WAIT_S)
+            assert line is not None, f"the server ended before {event!r}: {self.log[-3:]}"
+            self.log.append(line)
+            if str(line["event"]).startswith(event):
+                return line
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait(WAIT_S)
+
+
+@contextmanager
+def running_redis(*options: str) -> Iterator[Redis]:
+    with tempfile.TemporaryDirectory() as folder:
+        redis = Redis(Path(folder), *options)
+        redis.start()
+        try:
+            yield redis
+        finally:
+            redis.kill()
+
+
+@contextmanager
+def running_server(redis: Redis | None = None, **settings: object) -> Iterator[Genie]:
+    """`settings` as the variables are named: `log_level="debug"` is GENIE_LOG_LEVEL."""
+    genie = Genie(redis, **settings)
+    genie.start()
+    try:
+        yield genie
+    finally:
+        genie.kill()
