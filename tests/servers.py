@@ -105,16 +105,17 @@ class Genie:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "genie.cli", "serve"], env=environment, stdout=subprocess.PIPE
         )
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        self._lines = queue.Queue()
+        threading.Thread(target=self._read, args=(self.process, self._lines), daemon=True).start()
         if wait:
             self.until("listening")
 
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
+    def _read(self, process: subprocess.Popen[bytes], into: queue.Queue[dict[str, Any] | None]) -> None:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
-                self._lines.put(orjson.loads(line))
-        self._lines.put(None)
+                into.put(orjson.loads(line))
+        into.put(None)
 
     def until(self, event: str) -> dict[str, Any]:
         """Wait until a log line begins so."""

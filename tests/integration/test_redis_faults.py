@@ -1,0 +1,272 @@
+"""Bad days: the server dies, Redis dies, stalls, forgets, or its answer is lost. No lock is lost, none is granted twice."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from typing import Any
+
+from proxy import faulty_proxy
+from servers import Genie, Redis, running_server
+from wire import Wire
+
+
+async def test_kill_and_restart_brings_every_lock_back(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client = await Wire.connect(genie.address)
+        held = await client.lock("exclusive:a", "shared:s", transactionTimeout=600_000, transactionName="T1")
+        bound = await client.lock("exclusive:bound", onDisconnect="release", transactionTimeout=600_000)
+        short = await client.lock("exclusive:short", transactionTimeout=300)
+        client.send("inspect", id=held)
+        before = (await client.expect("inspected"))["holders"][0]
+        await client.request("exclusive:a", transactionName="T2")
+        genie.send(signal.SIGKILL)
+        genie.wait()
+        await client.close()
+
+        genie.start()
+
+        client = await Wire.connect(genie.address)
+        client.send("inspect", transactionName="T1")
+        found = await client.expect("inspected")
+        after = found["holders"][0]
+        assert after["expiresIn"] <= before["expiresIn"]
+        assert {**after, "expiresIn": 0} == {**before, "expiresIn": 0}
+        client.send("inspect")
+        found = await client.expect("inspected")
+        assert found["queueTotal"] == 0, "who waited is not connected any more"
+        assert {row["id"] for row in found["holders"]} - {short} == {held}
+        await client.request("exclusive:a", queueTimeout=0)
+        assert (await client.expect("released"))["blockers"][0]["id"] == held
+        newer = await client.lock("exclusive:bound")
+        assert newer > bound
+        client.send("inspect", id=newer)
+        assert (await client.expect("inspected"))["holders"][0]["fence"] > before["fence"]
+        after_short = await client.lock("exclusive:short")  # its timer went on
+        assert await client.release(after_short) == "success"
+        assert await client.release(held) == "success"
+        await client.close()
+
+
+async def test_kill_under_load(redis: Redis) -> None:
+    """Whatever was said before the kill is true after it; what was not said may or may not be."""
+    with running_server(redis) as genie:
+        seen: set[int] = set()
+        fences: list[int] = []
+        for _ in range(4):
+            client = await Wire.connect(genie.address)
+            told_held: dict[int, str] = {}
+            told_released: set[int] = set()
+            for number in range(400):
+                client.send("request", resources=[f"exclusive:load/{number}"], transactionTimeout=600_000, ref=f"{number}")
+            names = {}
+            count = 0
+            try:
+                while True:
+                    command, payload = await client.receive()
+                    if command == "closed":
+                        break
+                    if command == "queued":
+                        assert payload["id"] not in seen
+                        seen.add(payload["id"])
+                        names[payload["id"]] = f"load/{payload['ref']}"
+                    elif command == "locked":
+                        fences.append(payload["fence"])
+                        told_held[payload["id"]] = names[payload["id"]]
+                        if payload["id"] % 3 == 0:
+                            client.send("release", id=payload["id"])
+                    elif command == "released":
+                        told_released.add(payload["id"])
+                    count += 1
+                    if count == 700:
+                        genie.send(signal.SIGKILL)
+            except OSError:
+                pass
+            genie.wait()
+            await client.close()
+            genie.start()
+            client = await Wire.connect(genie.address)
+            client.send("inspect", limit=10_000)
+            held = {row["id"] for row in (await client.expect("inspected"))["holders"]}
+            asked = {id_ for id_ in told_held if id_ % 3 == 0}
+            assert told_held.keys() - asked <= held
+            assert not told_released & held
+            for id_ in held:
+                await client.release(id_)
+            await client.close()
+        assert fences == sorted(set(fences))
+
+
+async def test_redis_killed_and_started_again(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
+        held = await client.lock("exclusive:a", transactionTimeout=600_000)
+        redis.kill()
+        client.send("release", id=held)  # taken up or not: it waits for its outcome
+        genie.until("Redis is away")
+        redis.start()
+        genie.until("Redis is back")
+        command, payload = await client.receive()
+        assert (command, payload["id"]) == ("released", held) or payload["code"] == "unavailable"
+        await other.lock("exclusive:b")
+        for wire in (client, other):
+            await wire.close()
+
+
+async def test_unavailable_while_redis_is_stopped_and_nothing_said_twice(redis: Redis) -> None:
+    with running_server(redis, store_timeout_ms=100) as genie:
+        client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
+        await client.lock("exclusive:warm")
+        redis.send(signal.SIGSTOP)
+        client.send("request", resources=["exclusive:a"], ref="taken up")
+        genie.until("Redis is away")
+        other.send("request", resources=["exclusive:b"], ref="refused", queueTimeout=0)
+        payload = await other.expect("error")
+        assert (payload["code"], payload["ref"]) == ("unavailable", "refused")
+        other.send("release", id=5)
+        assert (await other.expect("error")) | {"message": ""} == {"code": "unavailable", "message": "", "id": 5}
+        client.send("ping")  # must not overtake the answer that is due
+        redis.send(signal.SIGCONT)
+        assert (await client.expect("queued"))["ref"] == "taken up"
+        id_ = (await client.expect("locked"))["id"]
+        command, _ = await client.receive()
+        assert command in ("pong", "error")
+        assert await client.release(id_) == "success"
+        client.send("ping")
+        assert await client.expect("pong") == {}
+        for wire in (client, other):
+            await wire.close()
+
+
+async def test_a_lost_answer_is_no_question(redis: Redis) -> None:
+    async with faulty_proxy(redis.port) as proxy:
+        through = Genie(None)
+        through.redis_url = proxy.url
+        await asyncio.to_thread(through.start)
+        try:
+            client = await Wire.connect(through.address)
+            for number in range(20):
+                proxy.lose_next_reply(b"EVALSHA")
+                client.send("request", resources=[f"exclusive:{number}"])
+                queued = await client.expect("queued")
+                locked = await client.expect("locked")
+                assert queued["id"] == locked["id"]
+                assert proxy.lost.is_set()
+                proxy.lose_next_reply(b"EVALSHA")
+                assert await client.release(locked["id"]) == "success"
+                assert proxy.lost.is_set()
+            client.send("inspect")
+            assert (await client.expect("inspected"))["holdersTotal"] == 0
+            assert records(redis) == {}
+            await client.close()
+        finally:
+            through.kill()
+
+
+async def test_a_redis_that_comes_back_empty_is_written_anew(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client = await Wire.connect(genie.address)
+        held = {await client.lock(f"exclusive:{number}", transactionTimeout=600_000) for number in range(50)}
+        redis.call("FLUSHALL")
+        held.add(await client.lock("exclusive:more", transactionTimeout=600_000))
+        assert set(records(redis)) == held
+        await client.release(min(held))
+        assert set(records(redis)) == held - {min(held)}
+        genie.kill()
+        await client.close()
+        genie.start()
+        client = await Wire.connect(genie.address)
+        client.send("inspect")
+        assert {row["id"] for row in (await client.expect("inspected"))["holders"]} == held - {min(held)}
+        await client.close()
+
+
+async def test_an_idle_server_finds_the_loss_by_itself(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client = await Wire.connect(genie.address)
+        held = await client.lock("exclusive:a", transactionTimeout=600_000)
+        redis.call("FLUSHALL")
+        genie.until("the state is written anew")
+        assert set(records(redis)) == {held}
+        await client.close()
+
+
+async def test_a_redis_that_comes_back_behind_is_written_anew(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client = await Wire.connect(genie.address)
+        old = await client.lock("exclusive:old", transactionTimeout=600_000)
+        log = redis.folder / "appendonlydir"
+        shutil.copytree(log, redis.folder / "kept")
+        new = await client.lock("exclusive:new", transactionTimeout=600_000)
+        await client.release(old)
+        redis.kill()
+        shutil.rmtree(log)
+        shutil.move(redis.folder / "kept", log)
+        redis.start()
+        last = await lock_again(client, "exclusive:last", transactionTimeout=600_000)
+        assert set(records(redis)) == {new, last}
+        keys = redis.call("KEYS", "*records*")
+        assert len(keys) == 1, "the old copy is unlinked"
+        await client.close()
+
+
+async def test_a_server_that_lost_its_namespace_says_nothing_more(redis: Redis) -> None:
+    with running_server(redis) as older, running_server(redis) as newer:
+        client = await Wire.connect(older.address)
+        client.send("request", resources=["exclusive:a"])
+        assert await client.receive() == ("closed", {})
+        assert older.wait() == 1
+        other = await Wire.connect(newer.address)
+        await other.lock("exclusive:a")
+        for wire in (client, other):
+            await wire.close()
+
+
+async def test_a_redis_that_would_lose_data_is_named(redis: Redis) -> None:
+    redis.call("CONFIG", "SET", "appendonly", "no")
+    redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    genie = Genie(redis)
+    try:
+        genie.start()
+        warnings = " ".join(line["event"] for line in genie.log if line["level"] == "warning")
+        assert "appendonly yes" in warnings
+        assert "maxmemory-policy noeviction" in warnings
+    finally:
+        genie.kill()
+
+
+async def test_a_script_cache_flushed_is_filled_again(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client = await Wire.connect(genie.address)
+        redis.call("SCRIPT", "FLUSH")
+        await client.lock("exclusive:a")
+        await client.close()
+
+
+async def test_a_full_redis_is_waited_for(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client = await Wire.connect(genie.address)
+        redis.call("CONFIG", "SET", "maxmemory", "1")
+        client.send("request", resources=["exclusive:a"])
+        genie.until("Redis is away")
+        redis.call("CONFIG", "SET", "maxmemory", "0")
+        await client.expect("queued")
+        await client.expect("locked")
+        await client.close()
+
+
+async def lock_again(client: Wire, resource: str, **payload: Any) -> int:
+    """Ask until the store is back."""
+    while True:
+        client.send("request", resources=[resource], **payload)
+        command, answer = await client.receive()
+        if command == "queued":
+            await client.expect("locked")
+            return int(answer["id"])
+        assert answer["code"] == "unavailable"
+
+
+def records(redis: Redis) -> dict[int, bytes]:
+    key = redis.call("HGET", "{genie}:meta", "records")
+    return {int(id_): record for id_, record in redis.call("HGETALL", key).items()}

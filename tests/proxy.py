@@ -1,0 +1,85 @@
+"""A small faulty proxy between Genie and Redis: it can swallow replies, or cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+
+class Proxy:
+    """Forwards bytes. `lose_next_reply` lets the next command through, and cuts in place of its reply."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.port = 0
+        self.lost = asyncio.Event()
+        self._lose_after: bytes | None = None
+        self.connections: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def lose_next_reply(self, to: bytes) -> None:
+        """The next command that contains `to` reaches Redis; its reply does not come back."""
+        self._lose_after = to
+        self.lost.clear()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.connections.add(task)
+        try:
+            await self._forward(reader, writer)
+        finally:
+            self.connections.discard(task)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+            return
+        losing = asyncio.Event()
+
+        async def forth() -> None:
+            while data := await reader.read(1 << 16):
+                if self._lose_after is not None and self._lose_after in data:
+                    self._lose_after = None
+                    losing.set()
+                back_writer.write(data)
+                await back_writer.drain()
+
+        async def back() -> None:
+            while data := await back_reader.read(1 << 16):
+                if losing.is_set():
+                    self.lost.set()
+                    return
+                writer.write(data)
+                await writer.drain()
+
+        done, pending = await asyncio.wait(
+            [asyncio.create_task(forth()), asyncio.create_task(back())], return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*done, *pending, return_exceptions=True)
+        for end in (writer, back_writer):
+            end.close()
+            with suppress(OSError):
+                await end.wait_closed()
+
+
+@asynccontextmanager
+async def faulty_proxy(target: int) -> AsyncIterator[Proxy]:
+    proxy = Proxy(target)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        await asyncio.gather(*proxy.connections)
