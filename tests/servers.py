@@ -46,8 +46,10 @@ class Redis:
         program = shutil.which("redis-server")
         assert program, "redis-server is needed: make test installs it"
         self.process = subprocess.Popen(
-            [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""]
-            + ["--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning", *self.options],
+            [
+                *[program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""],
+                *["--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning", *self.options],
+            ],
             stdout=subprocess.DEVNULL,
         )
         end = time.monotonic() + WAIT_S

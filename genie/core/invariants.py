@@ -15,6 +15,7 @@ class Violation(AssertionError):
 def check(manager: LockManager) -> None:
     """Raise `Violation` unless every invariant holds. `README.md` beside this file numbers them."""
     _tables_agree(manager)
+    _counts_agree(manager)
     _no_conflicting_holders(manager)
     _nobody_forgotten(manager)
     _lines_in_order(manager)
@@ -97,6 +98,10 @@ def _tables_agree(manager: LockManager) -> None:
     }
     if waiters != {(name, request.id) for request in table.waiting.values() for name in request.names()}:
         raise Violation("waiters by resource and by id differ")
+
+
+def _counts_agree(manager: LockManager) -> None:
+    table = manager.table
     for name, resource in table.resources.items():
         if not resource.holders and resource.line is None:
             raise Violation(f"{name} is neither held nor waited for")

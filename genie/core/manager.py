@@ -7,7 +7,7 @@ from math import ceil
 
 from genie.core import order, waits
 from genie.core.blame import blame
-from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release
+from genie.core.commands import Command, Disconnect, Expire, Extend, Release
 from genie.core.deadlines import Deadlines
 from genie.core.ended import Ended
 from genie.core.events import (

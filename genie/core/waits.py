@@ -40,16 +40,7 @@ def ahead(table: Table, owner: Owner) -> Iterator[Owner]:
 
 def behind(table: Table, owner: Owner) -> Iterator[Owner]:
     """The owners that wait for this one: enough of them to reach all by repetition. May repeat, or name itself."""
-    transaction = table.transactions.get(owner) if isinstance(owner, str) else None
-    for name in transaction.grants if transaction is not None else ():
-        resource = table.resources[name]
-        if resource.line is not None:
-            nearest = resource.line.exclusive.first
-            if nearest is not None:
-                yield nearest[2].owner
-            if resource.exclusives:
-                for other in resource.line.shared.between(None, nearest):
-                    yield other[2].owner
+    yield from _behind_grants(table, owner)
     for request in table.waiting_of(owner).values():
         for name in request.names():
             line = table.line(name)
@@ -59,6 +50,19 @@ def behind(table: Table, owner: Owner) -> Iterator[Owner]:
                 yield nearest[2].owner
             if name in request.exclusive:
                 for other in line.shared.between(entry, nearest):
+                    yield other[2].owner
+
+
+def _behind_grants(table: Table, owner: Owner) -> Iterator[Owner]:
+    transaction = table.transactions.get(owner) if isinstance(owner, str) else None
+    for name in transaction.grants if transaction is not None else ():
+        resource = table.resources[name]
+        if resource.line is not None:
+            nearest = resource.line.exclusive.first
+            if nearest is not None:
+                yield nearest[2].owner
+            if resource.exclusives:
+                for other in resource.line.shared.between(None, nearest):
                     yield other[2].owner
 
 

@@ -6,7 +6,7 @@ MAX_LINE = 1 << 20
 """Bytes in one line, its end left out, unless configured otherwise."""
 
 
-class LineTooLong(Exception):  # noqa: N818 - what happened
+class LineTooLong(Exception):
     """A line went over the bound. The lines before it are in `lines`; nothing behind them can be read."""
 
     def __init__(self, lines: list[bytes]) -> None:
@@ -24,7 +24,7 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that these bytes complete, without their ends (`\\n`; a `\\r` before it stays)."""
+        """The lines that these bytes complete, without their ends (a CR of CRLF stays)."""
         lines = data.split(b"\n")
         rest = lines.pop()
         size = len(self._rest) + len(data)

@@ -12,6 +12,7 @@ MAX_RESOURCES = 1024
 
 SHARED = "shared:"
 EXCLUSIVE = "exclusive:"
+_EXCLUSIVE = len(EXCLUSIVE)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -28,7 +29,7 @@ def check_name(name: str, what: str = "a name") -> str:
 def parse(resource: str) -> tuple[bool, str]:
     """Whether a wire resource asks for exclusive use, and its name. ValueError says what is wrong."""
     if resource.startswith(EXCLUSIVE):
-        return True, check_name(resource[10:], "the name of a resource")
+        return True, check_name(resource[_EXCLUSIVE:], "the name of a resource")
     if resource.startswith(SHARED):
         return False, check_name(resource[7:], "the name of a resource")
     mode = resource.partition(":")[0][:40]
@@ -39,8 +40,8 @@ def split(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names that a request asks to share and those it wants for itself; a name in both counts as the latter."""
     if len(resources) == 1:  # most are, and the wish for one thing alone should be read at a glance
         only = resources[0]
-        if only.startswith(EXCLUSIVE) and only.isprintable() and 10 < len(only) <= MAX_NAME + 10:
-            return (), (only[10:],)
+        if only.startswith(EXCLUSIVE) and only.isprintable() and _EXCLUSIVE < len(only) <= _EXCLUSIVE + MAX_NAME:
+            return (), (only[_EXCLUSIVE:],)
         exclusive, name = parse(only)
         return ((), (name,)) if exclusive else ((name,), ())
     if not 0 < len(resources) <= MAX_RESOURCES:

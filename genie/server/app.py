@@ -63,7 +63,7 @@ class Server:
         manager = LockManager(snapshot, unix_offset_ms=time.time() * 1000 - clock())
         self._pump = pump = Pump(manager, self._store, self.settings, clock, self._fail)
         pump.recover()
-        await pump.drained()
+        await pump.settled()
         self._listener = await loop.create_server(
             lambda: Connection(pump, self.settings, self._connections), sock=sock, backlog=BACKLOG
         )
@@ -90,10 +90,9 @@ class Server:
         if self._listener is not None:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
         if self._pump is not None:
-            self._pump.draining = True
             try:
                 async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
-                    await self._pump.drained()
+                    await self._pump.drain()
             except TimeoutError:
                 log.warning("the store does not answer; stopped without it", unstored="the last commands")
             self._pump.stop()

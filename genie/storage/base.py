@@ -24,7 +24,7 @@ class Batch:
     clock_ms: float = 0.0
 
 
-class Superseded(Exception):  # noqa: N818 - what happened
+class Superseded(Exception):
     """Another server has taken the namespace over. This one must not say anything to anyone any more."""
 
 

@@ -20,10 +20,7 @@ class LinkError(Exception):
 
 def pack(parts: Sequence[bytes]) -> bytes:
     """A command in RESP."""
-    out = [b"*%d\r\n" % len(parts)]
-    for part in parts:
-        out.append(b"$%d\r\n%b\r\n" % (len(part), part))
-    return b"".join(out)
+    return b"".join([b"*%d\r\n" % len(parts), *[b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]])
 
 
 class Link(asyncio.Protocol):

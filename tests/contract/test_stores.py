@@ -7,13 +7,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
-from servers import running_redis
 
 from genie import core
 from genie.core import Snapshot, State
 from genie.storage.base import Batch, Store, Superseded
 from genie.storage.memory import MemoryStore
 from genie.storage.redis import RedisStore
+from servers import running_redis
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +101,22 @@ async def test_what_was_committed_is_loaded(make: Make) -> None:
     assert (loaded.next_id, loaded.next_fence, loaded.clock_ms) == (1_003, 2_002, 4.25)
     one, other = loaded.requests
     for request, was in ((one, held), (other, waiting)):
-        for field in (
-            "id owner shared exclusive transaction priority ref release_on_disconnect transaction_timeout_ms state "
-            "fence since since_unix_ms deadline"
-        ).split():
+        for field in [
+            "id",
+            "owner",
+            "shared",
+            "exclusive",
+            "transaction",
+            "priority",
+            "ref",
+            "release_on_disconnect",
+            "transaction_timeout_ms",
+            "state",
+            "fence",
+            "since",
+            "since_unix_ms",
+            "deadline",
+        ]:
             assert getattr(request, field) == getattr(was, field), field
     assert (one.state, other.state) == (State.HELD, State.WAITING)
     assert other.entry("a")[:2] == (0, other.id)

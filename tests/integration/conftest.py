@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from servers import Genie, Redis, running_redis, running_server
 
 

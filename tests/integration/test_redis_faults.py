@@ -59,7 +59,9 @@ async def test_kill_under_load(redis: Redis) -> None:
             told_held: dict[int, str] = {}
             told_released: set[int] = set()
             for number in range(400):
-                client.send("request", resources=[f"exclusive:load/{number}"], transactionTimeout=600_000, ref=f"{number}")
+                client.send(
+                    "request", resources=[f"exclusive:load/{number}"], transactionTimeout=600_000, ref=f"{number}"
+                )
             names = {}
             count = 0
             try:

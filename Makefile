@@ -1,0 +1,52 @@
+# Everything that is needed is made here: `make serve` and `make test` work on a fresh checkout.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: serve test lint format bench clean
+
+serve: $(VENV)/.installed
+	$(BIN)/genie serve
+
+test: $(VENV)/.tested redis lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.tested
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.tested
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/lines.py
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.tested: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@ $(VENV)/.installed
+
+# The tests start a real redis-server of their own, on a free port.
+.PHONY: redis
+redis:
+	@command -v redis-server >/dev/null || { \
+	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server; \
+	  elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then \
+	    sudo apt-get update -qq && sudo apt-get install -y -qq --no-install-recommends redis-server; \
+	  fi; }
+	@command -v redis-server >/dev/null || { \
+	  echo "The tests need redis-server (7 or later). Install it: apt install redis-server, brew install redis, dnf install redis"; exit 1; }

@@ -1,0 +1,192 @@
+"""One command at a time: to the lock manager, and what came of it to whom it concerns.
+
+Messages are only laid out here, in each connection's `out`; the pump sends them when the batch is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from genie import core
+from genie.core import Disconnect, Event, Expire, LockManager, Request, State
+from genie.errors import Code, RequestRejected
+from genie.protocol import replies
+from genie.protocol.commands import Inspect, Ping, WireCommand
+from genie.server.connection import HANGUP, Connection, Hangup
+from genie.server.session import Session, same
+
+if TYPE_CHECKING:
+    from genie.config import Settings
+
+Item = WireCommand | RequestRejected | Hangup
+"""What a connection hands in: a command, an error that is to be told in its place, or the end."""
+
+_EXPIRE = Expire()
+
+
+class Dispatch:
+    """Collects what one batch does: `changes` to be stored, connections `touched` by messages, those `ending`."""
+
+    def __init__(self, manager: LockManager, settings: Settings) -> None:
+        self.manager = manager
+        self._settings = settings
+        self.changes: dict[int, Request] = {}
+        self.touched: list[Connection] = []
+        self.ending: list[Connection] = []
+        self.draining = False
+        """No new requests are taken: the server stops."""
+
+    def expire(self, now: float) -> None:
+        """End what is due."""
+        if self.manager.deadlines.next <= now:
+            self._tell(self.manager.step(_EXPIRE, now), None)
+
+    def recover(self, now: float) -> None:
+        """The step after loading: nobody who asked before is connected now."""
+        self._tell(self.manager.step(core.Recover(), now), None)
+
+    def leave(self, connection: Connection, now: float) -> None:
+        """A connection ends, or has ended: what is bound to it goes."""
+        session = connection.session
+        if session.bound:
+            self._tell(self.manager.step(Disconnect(list(session.bound.values())), now), None)
+        if connection.closed:
+            session.close()
+
+    def take(self, connection: Connection, item: Item, now: float) -> None:
+        """Carry out one command of a connection."""
+        if isinstance(item, Request):
+            self._request(connection, item, now)
+        elif isinstance(item, (core.Release, core.Extend)):
+            self._tell(self.manager.step(item, now), connection)
+        elif isinstance(item, RequestRejected):
+            self._say(connection, replies.error(item))
+        elif isinstance(item, Ping):
+            self._say(connection, replies.PONG)
+        elif isinstance(item, Inspect):
+            found = core.inspect(
+                self.manager.table,
+                resource=item.resource,
+                id=item.id,
+                transaction=item.transaction,
+                limit=item.limit,
+            )
+            self._say(connection, replies.inspected(found, now))
+        elif item is HANGUP:
+            self.leave(connection, now)
+            self.ending.append(connection)
+
+    def _request(self, connection: Connection, request: Request, now: float) -> None:
+        session = connection.session
+        if request.ref is not None:
+            known = session.known(request.ref)
+            if known is not None:
+                self._repeat(connection, request, known)
+                return
+        table, limit = self.manager.table, self._settings.max_requests
+        if len(table.held) + len(table.waiting) >= limit:
+            told = RequestRejected(Code.TOO_MANY, f"{limit} requests are held or wait, no more fit", ref=request.ref)
+            self._say(connection, replies.error(told))
+            return
+        if self.draining:
+            told = RequestRejected(Code.UNAVAILABLE, "this server is stopping", ref=request.ref)
+            self._say(connection, replies.error(told))
+            return
+        request.origin = session
+        self._tell(self.manager.step(request, now), connection)
+
+    def _repeat(self, connection: Connection, request: Request, known: Request) -> None:
+        """A request that came again with its `ref` gets the id that it has, and how it stands."""
+        if not same(request, known):
+            told = RequestRejected(
+                Code.REF_CONFLICT, f"this ref belongs to another request, {known.id}", ref=request.ref, id=known.id
+            )
+            self._say(connection, replies.error(told))
+            return
+        self._say(connection, replies.queued(known))
+        if known.state is State.HELD:
+            self._say(connection, replies.locked(known))
+        elif known.state is State.ENDED:
+            reason = self.manager.reason(known.id)
+            if reason is not None:
+                self._say(connection, replies.ended(known.id, reason, known.ref))
+
+    # -- what is told -------------------------------------------------------------------------------------
+
+    def _tell(self, events: list[Event], asker: Connection | None) -> None:
+        """Turn events into messages, and note what must be stored."""
+        for event in events:
+            _TELL[type(event)](self, event, asker)
+
+    def _queued(self, event: core.Queued, asker: Connection | None) -> None:  # noqa: ARG002
+        request = event.request
+        session: Session = request.origin  # type: ignore[assignment]
+        session.queued(request)
+        self.changes[request.id] = request
+        self._say(session.connection, replies.queued(request))
+
+    def _granted(self, event: core.Granted, asker: Connection | None) -> None:
+        request = event.request
+        session: Session = request.origin  # type: ignore[assignment]
+        session.granted(request)
+        self.changes[request.id] = request
+        self._say(asker, replies.granted(request))
+
+    def _locked(self, event: core.Locked, asker: Connection | None) -> None:  # noqa: ARG002
+        request = event.request
+        session: Session | None = request.origin  # type: ignore[assignment]
+        self.changes[request.id] = request
+        if session is not None:
+            session.locked(request)
+            self._say(session.connection, replies.locked(request))
+
+    def _released(self, event: core.Released, asker: Connection | None) -> None:
+        request = event.request
+        session: Session | None = request.origin  # type: ignore[assignment]
+        self.changes[request.id] = request
+        line = replies.released(event)
+        if session is not None:
+            session.released(request)
+            self._say(session.connection, line)
+            if asker is not None and asker is not session.connection:
+                self._say(asker, line)
+        elif asker is not None:
+            self._say(asker, line)
+
+    def _extended(self, event: core.Extended, asker: Connection | None) -> None:
+        self.changes[event.request.id] = event.request
+        self._say(asker, replies.extended(event))
+
+    def _moved(self, event: core.Moved, asker: Connection | None) -> None:  # noqa: ARG002
+        self.changes[event.request.id] = event.request
+
+    def _repeated(self, event: core.Repeated, asker: Connection | None) -> None:
+        self._say(asker, replies.ended(event.id, event.reason, event.ref))
+
+    def _unknown(self, event: core.Unknown, asker: Connection | None) -> None:
+        self._say(asker, replies.unknown_id(event.id))
+
+    def _not_held(self, event: core.NotHeld, asker: Connection | None) -> None:
+        request = event.request
+        why = f"extend: {request.id} still waits; only a held lock can be extended"
+        self._say(asker, replies.error(RequestRejected(Code.BAD_REQUEST, why, ref=request.ref, id=request.id)))
+
+    def _say(self, connection: Connection | None, line: bytes) -> None:
+        if connection is not None and not connection.closed:
+            if not connection.out:
+                self.touched.append(connection)
+            connection.out.append(line)
+
+
+_TELL: dict[type, Callable[[Dispatch, Any, Connection | None], None]] = {
+    core.Queued: Dispatch._queued,  # noqa: SLF001
+    core.Granted: Dispatch._granted,  # noqa: SLF001
+    core.Locked: Dispatch._locked,  # noqa: SLF001
+    core.Released: Dispatch._released,  # noqa: SLF001
+    core.Extended: Dispatch._extended,  # noqa: SLF001
+    core.Moved: Dispatch._moved,  # noqa: SLF001
+    core.Repeated: Dispatch._repeated,  # noqa: SLF001
+    core.Unknown: Dispatch._unknown,  # noqa: SLF001
+    core.NotHeld: Dispatch._not_held,  # noqa: SLF001
+}
