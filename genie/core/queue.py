@@ -111,10 +111,3 @@ class Queue:
             yield from chunk[start:]
             low = None
             index += 1
-
-    def count_before(self, entry: Entry) -> int:
-        """How many entries stand ahead of this place."""
-        chunks = self._chunks
-        index = bisect_left(chunks, entry, key=_last)
-        ahead = sum(map(len, chunks[:index]))
-        return ahead + (bisect_left(chunks[index], entry) if index < len(chunks) else 0)

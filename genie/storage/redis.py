@@ -177,7 +177,7 @@ class RedisStore:
 
     def _worked(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        if not task.cancelled() and task.exception() is not None and self._done is not None:
+        if not task.cancelled() and task.exception() is not None and self._done is not None and not self._done.done():
             self._done.set_exception(task.exception())  # type: ignore[arg-type]
 
     async def _connect(self) -> Link:

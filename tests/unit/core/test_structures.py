@@ -1,0 +1,69 @@
+"""The two structures that keep the manager fast, against plain ones."""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genie.core import Request
+from genie.core import queue as queue_module
+from genie.core.deadlines import Deadlines
+from genie.core.queue import Queue
+
+STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integers(-3, 3), st.integers(0, 10**6)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS, st.integers(2, 8))
+def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int) -> None:
+    queue_module.CHUNK, usual = chunk, queue_module.CHUNK
+    try:
+        queue, plain, request = Queue(), [], Request()
+        for ticket, (what, priority, where) in enumerate(steps):
+            if what == "add":
+                entry = (float(priority), ticket, request)
+                queue.add(entry)
+                insort(plain, entry, key=lambda e: e[:2])
+            elif plain:
+                queue.remove(plain.pop(where % len(plain)))
+            assert list(queue) == plain
+            assert (len(queue), bool(queue)) == (len(plain), bool(plain))
+            assert queue.first == (plain[0] if plain else None)
+            assert queue.last == (plain[-1] if plain else None)
+        for i, entry in enumerate(plain):
+            assert queue.before(entry) == (plain[i - 1] if i else None)
+            assert queue.after(entry) == (plain[i + 1] if i + 1 < len(plain) else None)
+            assert list(queue.between(entry, None)) == plain[i + 1 :]
+            assert list(queue.between(None, entry)) == plain[:i]
+            for j in range(i + 1, len(plain)):
+                assert list(queue.between(entry, plain[j])) == plain[i + 1 : j]
+    finally:
+        queue_module.CHUNK = usual
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["add", "add", "discard", "due"]), st.integers(0, 50), st.integers(0, 50))))
+def test_deadlines_are_a_sorted_set(steps: list[tuple[str, int, int]]) -> None:
+    deadlines = Deadlines()
+    plain: set[tuple[int, int]] = set()
+    for number, (what, tick, limit) in enumerate(steps):
+        if what == "add":
+            deadlines.add(tick, number)
+            plain.add((tick, number))
+        elif what == "discard" and plain:
+            gone = sorted(plain)[tick % len(plain)]
+            deadlines.discard(*gone)
+            plain.remove(gone)
+        elif what == "due":
+            assert deadlines.due(tick, limit) == [id_ for when, id_ in sorted(plain) if when <= tick][:limit]
+        assert deadlines.next == (min(plain)[0] if plain else float("inf"))
+
+
+def test_short_locks_leave_nothing_behind() -> None:
+    deadlines = Deadlines()
+    for number in range(200_000):
+        deadlines.add(number * 7 % 1_000_003, number)
+        deadlines.discard(number * 7 % 1_000_003, number)
+    assert len(deadlines._heap) < 3_000
