@@ -35,7 +35,7 @@ class Connection(asyncio.Protocol):
     `registry` holds every open connection; a full one has no place for this.
     """
 
-    __slots__ = ("_lines", "_pump", "_registry", "_settings", "_transport", "closed", "ending", "out", "session")
+    __slots__ = ("_behind", "_lines", "_pump", "_registry", "_settings", "_transport", "closed", "ending", "out", "session")
 
     def __init__(self, pump: Pump, settings: Settings, registry: set[Connection]) -> None:
         self._pump = pump
@@ -49,6 +49,8 @@ class Connection(asyncio.Protocol):
         self.ending = False
         """Nothing more is read; what was read is answered."""
         self.closed = False
+        self._behind = False
+        """The client leaves answers unread."""
 
     # -- from the event loop ------------------------------------------------------------------------------
 
@@ -86,11 +88,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read its answers: read no more of its commands."""
+        self._behind = True
         if self._transport is not None and not self.ending:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """It has read enough of them."""
+        self._behind = False
         if self._transport is not None and not self.ending and not self.closed:
             self._transport.resume_reading()
 
@@ -109,7 +113,7 @@ class Connection(asyncio.Protocol):
         if self.closed or transport is None:
             return
         transport.write(out[0] if len(out) == 1 else b"".join(out))
-        if transport.get_write_buffer_size() > self._settings.max_unread:
+        if self._behind and transport.get_write_buffer_size() > self._settings.max_unread:
             self.abort()
 
     def finish(self) -> None:

@@ -39,8 +39,7 @@ class Dispatch:
 
     def expire(self, now: float) -> None:
         """End what is due."""
-        if self.manager.deadlines.next <= now:
-            self._tell(self.manager.step(_EXPIRE, now), None)
+        self._tell(self.manager.step(_EXPIRE, now), None)
 
     def recover(self, now: float) -> None:
         """The step after loading: nobody who asked before is connected now."""
@@ -81,7 +80,7 @@ class Dispatch:
         session = connection.session
         if request.ref is not None:
             known = session.known(request.ref)
-            if known is not None:
+            if known is not None and (known.state is not State.ENDED or self.manager.reason(known.id)):
                 self._repeat(connection, request, known)
                 return
         table, limit = self.manager.table, self._settings.max_requests
@@ -128,8 +127,9 @@ class Dispatch:
 
     def _granted(self, event: core.Granted, asker: Connection | None) -> None:
         request = event.request
-        session: Session = request.origin  # type: ignore[assignment]
-        session.granted(request)
+        if request.ref is not None or request.release_on_disconnect:
+            session: Session = request.origin  # type: ignore[assignment]
+            session.granted(request)
         self.changes[request.id] = request
         self._say(asker, replies.granted(request))
 
@@ -147,7 +147,8 @@ class Dispatch:
         self.changes[request.id] = request
         line = replies.released(event)
         if session is not None:
-            session.released(request)
+            if session.bound or request.ref is not None:
+                session.released(request)
             self._say(session.connection, line)
             if asker is not None and asker is not session.connection:
                 self._say(asker, line)

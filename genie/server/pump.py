@@ -59,6 +59,8 @@ class Pump:
         self._patience: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
+        self._due = False
+        """The timer has rung: something may have expired."""
         self._committed_at = 0.0
         self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._beat)
         self._stopped = False
@@ -102,29 +104,29 @@ class Pump:
         self._scheduled = False
         if self._stopped or self._in_flight is not None:
             return
+        dispatch, now = self._dispatch, self._clock()
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
         try:
-            self._step_all()
+            if self._due:
+                self._due = False
+                dispatch.expire(now)
+            for connection, items in pending:
+                for item in items:
+                    dispatch.take(connection, item, now)
+            if self._gone:
+                gone, self._gone = self._gone, {}
+                for connection in gone:
+                    dispatch.leave(connection, now)
         except Exception as error:  # noqa: BLE001 - a defect: better no server than one that has lost its way
             self.stop()
             self._on_failure(error)
-
-    def _step_all(self) -> None:
-        now = self._clock()
-        dispatch = self._dispatch
-        dispatch.expire(now)
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
-        for connection, items in pending:
-            for item in items:
-                dispatch.take(connection, item, now)
-        if self._gone:
-            gone, self._gone = self._gone, {}
-            for connection in gone:
-                dispatch.leave(connection, now)
-        changes, dispatch.changes = dispatch.changes, {}
-        if not changes:
-            self._deliver()  # nothing to store: a ping, an error, a look
             return
-        self._commit(Batch(changes, self._manager.next_id, self._manager.next_fence, now))
+        if self._store.durable and dispatch.changes:
+            changes, dispatch.changes = dispatch.changes, {}
+            self._commit(Batch(changes, self._manager.next_id, self._manager.next_fence, now))
+        else:  # a ping, an error, a look; or no store to speak of
+            dispatch.changes.clear()
+            self._deliver()
 
     def _commit(self, batch: Batch) -> None:
         future = self._store.commit(batch)
@@ -177,7 +179,7 @@ class Pump:
             self._timer = self._loop.call_later(max(0.0, due - self._clock()) / 1000, self._ring)
 
     def _ring(self) -> None:
-        self._timer, self._timer_at = None, float("inf")
+        self._timer, self._timer_at, self._due = None, float("inf"), True
         if self._in_flight is None and not self._stopped:
             self._run()
 
