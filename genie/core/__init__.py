@@ -20,11 +20,15 @@ from genie.core.events import (
     Wait,
 )
 from genie.core.manager import LockManager
-from genie.core.model import Mode, Origin, Reason, Request, State
+from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Mode, Origin, Reason, Request, State
 from genie.core.snapshot import Snapshot
 from genie.core.view import Inspection, Row, inspect
 
 __all__ = [
+    "ENDED",
+    "HELD",
+    "SUCCESS",
+    "WAITING",
     "Blocker",
     "Command",
     "Cycle",

@@ -23,7 +23,7 @@ from genie.core.events import (
     Repeated,
     Unknown,
 )
-from genie.core.model import Entry, Owner, Reason, Request, State
+from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Entry, Owner, Reason, Request
 from genie.core.snapshot import Snapshot
 from genie.core.table import Table
 
@@ -113,17 +113,17 @@ class LockManager:
             self.deadlines.add(request.deadline, request.id)
             self._settle([(name, True, None) for name in before], now, events, newcomer=request)
         moved.pop(request, None)
-        events += (Moved(other) for other in moved if other.state is State.WAITING)
+        events += (Moved(other) for other in moved if other.state is WAITING)
 
     def _release(self, id: int, now: float, events: list[Event]) -> None:
         request = self.table.held.get(id)
         if request is not None:
             touched = self._unhold(request)
-            self._end(request, Reason.SUCCESS, now, events)
+            self._end(request, SUCCESS, now, events)
             if touched:
                 self._settle(touched, now, events)
         elif id in self.table.waiting:
-            self._drop([self.table.waiting[id]], now, events, Reason.SUCCESS)
+            self._drop([self.table.waiting[id]], now, events, SUCCESS)
         else:
             events.append(self._gone(id))
 
@@ -144,7 +144,7 @@ class LockManager:
             request = self.table.find(id_)
             if request is None or request.deadline > now:
                 continue  # an earlier one of this very step made way for it
-            if request.state is State.HELD:
+            if request.state is HELD:
                 touched = self._unhold(request)
                 self._end(request, Reason.TRANSACTION_TIMEOUT, now, events)
             else:
@@ -163,12 +163,12 @@ class LockManager:
         """End requests together. All of them go before anyone is granted, or one could be granted to the other."""
         touched: Touched = []
         for request in requests:
-            if request.state is State.WAITING:
+            if request.state is WAITING:
                 touched += self._places(request)
                 self.deadlines.discard(request.deadline, request.id)
                 self.table.dequeue(request)
                 self._end(request, reason, now, events)
-            elif request.state is State.HELD and request.release_on_disconnect:
+            elif request.state is HELD and request.release_on_disconnect:
                 touched += self._unhold(request)
                 self._end(request, reason, now, events)
         self._settle(touched, now, events)
@@ -182,7 +182,7 @@ class LockManager:
     # -- what they are made of ----------------------------------------------------------------------------
 
     def _grant(self, request: Request, now: float) -> None:
-        request.state = State.HELD
+        request.state = HELD
         request.fence = self.next_fence
         self.next_fence += 1
         request.since = now
@@ -195,7 +195,7 @@ class LockManager:
         self, request: Request, reason: Reason, now: float, events: list[Event], cycle: Cycle | None = None
     ) -> None:
         was = request.state
-        request.state = State.ENDED
+        request.state = ENDED
         self._ended.add(request.id, reason, request.ref)
         events.append(Released(request, reason, was, now - request.since, cycle=cycle))
 
@@ -203,15 +203,16 @@ class LockManager:
         """End a waiting request with `queue-timeout`, and say who stood in its way."""
         blockers, total = blame(self.table, request)
         self.table.dequeue(request)
-        request.state = State.ENDED
+        request.state = ENDED
         self._ended.add(request.id, Reason.QUEUE_TIMEOUT, request.ref)
         waited = now - request.since
-        events.append(Released(request, Reason.QUEUE_TIMEOUT, State.WAITING, waited, blockers, total))
+        events.append(Released(request, Reason.QUEUE_TIMEOUT, WAITING, waited, blockers, total))
 
     def _unhold(self, request: Request) -> Touched:
         """Take the locks of a request from it, and say in whose lines that may help someone."""
         self.deadlines.discard(request.deadline, request.id)
-        return [(name, name in request.exclusive, None) for name in self.table.unhold(request)]
+        waited_for = self.table.unhold(request)
+        return [(name, name in request.exclusive, None) for name in waited_for] if waited_for else []
 
     def _places(self, request: Request) -> Touched:
         """The lines in which a waiting request stands, for when it has left them."""

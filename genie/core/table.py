@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from genie.core.model import Owner, Request, State
+from genie.core.model import HELD, WAITING, Owner, Request
 from genie.core.resource import Line, Resource
 
 _NOBODY: Final[dict[int, Request]] = {}
@@ -110,7 +110,7 @@ class Table:
 
     def enqueue(self, request: Request) -> list[Request]:
         """Let a request stand in the lines of all that it names; returns those whose places changed by it."""
-        request.state = State.WAITING
+        request.state = WAITING
         request.place = (-request.priority, request.id, request)
         self.waiting[request.id] = request
         if request.transaction is not None:
@@ -122,7 +122,7 @@ class Table:
 
     def restore(self, request: Request) -> None:
         """Put a loaded request where it was: among the holders, or in its lines at the places that it had."""
-        if request.state is State.HELD:
+        if request.state is HELD:
             self.hold(request)
             return
         self.waiting[request.id] = request

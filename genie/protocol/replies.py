@@ -7,15 +7,12 @@ from typing import Any
 import orjson
 
 from genie import core
-from genie.core import Blocker, Inspection, Reason, Released, Request, Row
+from genie.core import SUCCESS, Blocker, Inspection, Reason, Released, Request, Row
 from genie.errors import Code, RequestRejected
 
 PONG = b'{"command":"pong","payload":{}}\n'
 ROW_RESOURCES = 10
 """Resources named in one row of `inspected`; `resourcesTotal` says how many there are."""
-
-
-_REASONS = {reason: reason.encode() for reason in Reason}
 
 
 def _ref(ref: str | None) -> bytes:
@@ -50,7 +47,9 @@ def locked(request: Request) -> bytes:
 def released(event: Released) -> bytes:
     """A request ended, with all that its reason has to say."""
     request = event.request
-    if event.reason is Reason.SUCCESS or event.reason is Reason.DISCONNECTED:
+    if event.reason is SUCCESS and request.ref is None:
+        return b'{"command":"released","payload":{"id":%d,"reason":"success"}}\n' % request.id
+    if event.reason is SUCCESS or event.reason is Reason.DISCONNECTED:
         return ended(request.id, event.reason, request.ref)
     payload: dict[str, Any] = {"id": request.id, "reason": event.reason}
     if event.reason is Reason.QUEUE_TIMEOUT:
@@ -69,9 +68,7 @@ def released(event: Released) -> bytes:
 
 def ended(id: int, reason: Reason, ref: str | None) -> bytes:
     """A request ended, now by `release` or some time ago."""
-    if ref is None:
-        return b'{"command":"released","payload":{"id":%d,"reason":"%b"}}\n' % (id, _REASONS[reason])
-    return b'{"command":"released","payload":{"id":%d,"reason":"%b"%b}}\n' % (id, _REASONS[reason], _ref(ref))
+    return b'{"command":"released","payload":{"id":%d,"reason":"%b"%b}}\n' % (id, reason.encode(), _ref(ref))
 
 
 def extended(event: core.Extended) -> bytes:

@@ -35,7 +35,18 @@ class Connection(asyncio.Protocol):
     `registry` holds every open connection; a full one has no place for this.
     """
 
-    __slots__ = ("_behind", "_lines", "_pump", "_registry", "_settings", "_transport", "closed", "ending", "out", "session")
+    __slots__ = (
+        "_behind",
+        "_lines",
+        "_pump",
+        "_registry",
+        "_settings",
+        "_transport",
+        "closed",
+        "ending",
+        "out",
+        "session",
+    )
 
     def __init__(self, pump: Pump, settings: Settings, registry: set[Connection]) -> None:
         self._pump = pump

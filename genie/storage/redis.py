@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from genie.core import Snapshot, State
+from genie.core import ENDED, Snapshot
 from genie.storage.base import Batch, Superseded
 from genie.storage.durability import warn_if_lossy
 from genie.storage.link import Link, LinkError, pack
@@ -117,7 +117,7 @@ class RedisStore:
         deleted: list[bytes] = []
         written: list[bytes] = []
         for id_, request in batch.changes.items():
-            if request.state is State.ENDED:
+            if request.state is ENDED:
                 deleted.append(b"%d" % id_)
             else:
                 written += (b"%d" % id_, encode(request))
