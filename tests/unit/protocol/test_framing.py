@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genie.protocol.framing import Lines, LineTooLong
+
+
+@given(st.lists(st.binary(max_size=12)), st.lists(st.integers(1, 9), min_size=1))
+def test_lines_are_the_same_however_they_come(parts: list[bytes], cuts: list[int]) -> None:
+    stream = b"\n".join(parts)
+    lines, got, place, turn = Lines(1000), [], 0, 0
+    while place < len(stream):
+        size = cuts[turn % len(cuts)]
+        got += lines.feed(stream[place : place + size])
+        place, turn = place + size, turn + 1
+    assert got == stream.split(b"\n")[:-1]
+
+
+@pytest.mark.parametrize("step", [1, 3, 10, 11, 12, 30])
+@pytest.mark.parametrize("size", [9, 10, 11, 12, 25])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_the_bound(step: int, size: int, end: bytes) -> None:
+    stream = b"ok\n" + b"x" * size + end + b"behind\n"
+    lines, got = Lines(10), []
+    try:
+        for place in range(0, len(stream), step):
+            got += lines.feed(stream[place : place + step])
+    except LineTooLong as too_long:
+        got += too_long.lines
+        assert size > 10
+        assert got == [b"ok"]
+    else:
+        assert size <= 10
+        assert len(got) == 3
+
+
+def test_an_endless_line_is_not_kept() -> None:
+    lines = Lines(100)
+    with pytest.raises(LineTooLong):
+        for _ in range(200):
+            lines.feed(b"x")
+    assert len(lines._rest) <= 102
