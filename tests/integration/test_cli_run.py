@@ -1,0 +1,321 @@
+"""`genie run` as its users start it: real processes, real signals, a real server."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import pytest
+
+from genie import sync
+from servers import WAIT_S, Genie
+from wire import Wire
+
+CLI = [sys.executable, "-m", "genie.cli"]
+PYTHON = [sys.executable, "-uc"]
+HOLD = "import sys; print('held'); sys.stdin.read()"
+"""A command that runs until its standard input ends."""
+TELL_SIGNALS = """
+import signal
+for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):
+    signal.signal(getattr(signal, f"SIG{name}"), lambda *_, name=name: print(name))
+print("ready")
+while True:
+    signal.pause()
+"""
+
+
+def environment(genie: Genie) -> dict[str, str]:
+    return os.environ | {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(genie.port)}
+
+
+def run(genie: Genie, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CLI, "run", *args], env=environment(genie), capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+
+@contextmanager
+def running(genie: Genie, *args: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*CLI, "run", *args],
+        env=environment(genie),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    try:
+        with process:
+            yield process
+            process.wait(WAIT_S)
+    finally:
+        process.kill()
+
+
+def line(stream: IO[str] | None) -> str:
+    assert stream is not None
+    return stream.readline().strip()
+
+
+def let_end(process: subprocess.Popen[str]) -> int:
+    assert process.stdin is not None
+    process.stdin.close()
+    return process.wait(WAIT_S)
+
+
+def inspected(genie: Genie, resource: str) -> dict[str, Any]:
+    with sync.connect(*genie.address) as client:
+        return client.inspect(resource=resource)
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.01)
+
+
+def waits(genie: Genie, resource: str) -> Callable[[], bool]:
+    return lambda: inspected(genie, resource)["queueTotal"] == 1
+
+
+def is_free(genie: Genie, resource: str) -> bool:
+    found = inspected(genie, resource)
+    return not found["holdersTotal"] and not found["queueTotal"]
+
+
+def test_the_command_runs_under_the_lock_and_knows_it(genie: Genie) -> None:
+    tell = "import os; print(os.environ['GENIE_LOCK_ID'], os.environ['GENIE_LOCK_FENCE']); input(); raise SystemExit(7)"
+    with running(genie, "env", "shared:env/b", "--", *PYTHON, tell) as process:
+        id_, fence = map(int, line(process.stdout).split())
+        (holder,) = inspected(genie, "env")["holders"]
+        assert (holder["id"], holder["fence"]) == (id_, fence)
+        assert holder["resources"] == ["exclusive:env", "shared:env/b"] or holder["resources"] == [
+            "shared:env/b",
+            "exclusive:env",
+        ]
+        process.communicate("\n", timeout=WAIT_S)
+        assert process.returncode == 7
+    assert is_free(genie, "env")
+
+
+def test_input_output_and_other_open_files_are_the_command_s(genie: Genie) -> None:
+    reading, writing = os.pipe()
+    program = "import os, sys; os.write(int(sys.argv[1]), b'3'); print(sys.stdin.read()); print('e', file=sys.stderr)"
+    args = ["files", "--", *PYTHON, program, str(writing)]
+    with open(reading, "rb", 0) as other, running(genie, *args, pass_fds=[writing]) as process:
+        os.close(writing)
+        assert process.communicate("in", timeout=WAIT_S) == ("in\n", "e\n")
+        assert other.read() == b"3"
+
+
+def test_a_command_that_dies_of_a_signal(genie: Genie) -> None:
+    result = run(genie, "dies", "--", "sh", "-c", "kill -KILL $$")
+    assert result.returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize(("program", "status"), [("no-such-program", 127), ("/dev/null", 126), ("", 127)])
+def test_a_command_that_can_not_be_run(genie: Genie, program: str, status: int) -> None:
+    result = run(genie, "norun", "--", program)
+    assert result.returncode == status
+    assert result.stderr.startswith(f"genie: {program}: ")
+    assert result.stderr.count("\n") == 1
+    assert is_free(genie, "norun")
+
+
+def test_giving_up_tells_who_is_in_the_way(genie: Genie) -> None:
+    with running(genie, "taken", "--transaction", "first", "--", *PYTHON, HOLD) as holder:
+        assert line(holder.stdout) == "held"
+        for options, status in ((["-n"], 1), (["-w", "0"], 1), (["-w", "0.05"], 1), (["-n", "-E", "99"], 99)):
+            result = run(genie, *options, "shared:taken", "--", "echo", "ran")
+            assert (result.returncode, result.stdout) == (status, "")
+            assert "'first' holds exclusive:taken" in result.stderr
+            assert result.stderr.count("\n") == 1
+        assert let_end(holder) == 0
+
+
+def test_a_deadlock_is_a_conflict(genie: Genie) -> None:
+    with sync.connect(*genie.address) as client:
+        client.acquire("dead/a", transaction="one")
+        with running(genie, "dead/b", "--transaction", "two", "--", *PYTHON, HOLD) as holder:
+            assert line(holder.stdout) == "held"
+            with running(genie, "dead/b", "--transaction", "one", "--", *PYTHON, HOLD) as waiter:
+                until(waits(genie, "dead/b"))
+                result = run(genie, "-E", "77", "--transaction", "two", "dead/a", "--", "true")
+                assert result.returncode == 77
+                assert "deadlock" in result.stderr
+                assert let_end(holder) == 0
+                assert line(waiter.stdout) == "held"
+                assert let_end(waiter) == 0
+
+
+def test_it_waits_until_the_lock_is_free(genie: Genie) -> None:
+    with running(genie, "wait", "--", *PYTHON, HOLD) as first:
+        assert line(first.stdout) == "held"
+        with running(genie, "wait", "--", *PYTHON, HOLD) as second:
+            until(waits(genie, "wait"))
+            assert let_end(first) == 0
+            assert line(second.stdout) == "held"
+            assert let_end(second) == 0
+
+
+def test_two_share(genie: Genie) -> None:
+    with running(genie, "shared:share", "--", *PYTHON, HOLD) as first:
+        assert line(first.stdout) == "held"
+        assert run(genie, "-n", "shared:share", "--", "echo", "too").stdout == "too\n"
+        assert let_end(first) == 0
+
+
+def test_priority_goes_ahead(genie: Genie) -> None:
+    with running(genie, "prio", "--", *PYTHON, HOLD) as first:
+        assert line(first.stdout) == "held"
+        with running(genie, "prio", "--", *PYTHON, HOLD) as low:
+            until(waits(genie, "prio"))
+            with running(genie, "prio", "--priority", "5", "--", *PYTHON, HOLD) as high:
+                until(lambda: inspected(genie, "prio")["queueTotal"] == 2)
+                assert let_end(first) == 0
+                assert line(high.stdout) == "held"
+                assert let_end(high) == 0
+                assert line(low.stdout) == "held"
+                assert let_end(low) == 0
+
+
+@pytest.mark.parametrize("number", held := [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_while_it_waits_ends_it_and_cancels_the_request(genie: Genie, number: signal.Signals) -> None:
+    with sync.connect(*genie.address) as client:
+        lock = client.acquire("signalled", transaction_timeout=WAIT_S)
+        with running(genie, "signalled", "--", "echo", "ran") as process:
+            until(waits(genie, "signalled"))
+            process.send_signal(number)
+            assert process.communicate(timeout=WAIT_S) == ("", "")
+            assert process.returncode == 128 + number
+        assert inspected(genie, "signalled")["queueTotal"] == 0
+        lock.release()
+
+
+def test_a_signal_that_was_ignored_stays_ignored(genie: Genie) -> None:
+    """As under nohup(1)."""
+    with sync.connect(*genie.address) as client:
+        lock = client.acquire("nohup", transaction_timeout=WAIT_S)
+        ignoring = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *CLI, "run", "nohup", "--", "echo", "ran"]
+        with subprocess.Popen(ignoring, env=environment(genie), stdout=subprocess.PIPE, text=True) as process:
+            until(waits(genie, "nohup"))
+            process.send_signal(signal.SIGHUP)
+            lock.release()
+            assert process.communicate(timeout=WAIT_S)[0] == "ran\n"
+            assert process.returncode == 0
+
+
+def test_signals_are_passed_on(genie: Genie) -> None:
+    with running(genie, "pass", "--", *PYTHON, TELL_SIGNALS) as process:
+        assert line(process.stdout) == "ready"
+        for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):
+            process.send_signal(getattr(signal, f"SIG{name}"))
+            assert line(process.stdout) == name
+        (holder,) = inspected(genie, "pass")["holders"]
+        with sync.connect(*genie.address) as client:
+            client.release(holder["id"])  # the command ends by none of these, so it has to be killed
+        assert line(process.stdout) == "TERM"
+        process.send_signal(signal.SIGUSR1)
+        assert line(process.stdout) == "USR1"
+        os.kill(child_of(process), signal.SIGKILL)
+
+
+def child_of(process: subprocess.Popen[str]) -> int:
+    with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
+        return int(children.read())
+
+
+def test_a_key_on_the_terminal_reaches_the_command_once(genie: Genie) -> None:
+    leader, follower = pty.openpty()
+    in_session = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    args = [sys.executable, "-c", in_session, *CLI, "run", "key", "--", *PYTHON, TELL_SIGNALS]
+    with subprocess.Popen(
+        args, env=environment(genie), stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        os.close(follower)
+        assert line(process.stdout) == "ready"
+        os.write(leader, b"\x03")
+        assert line(process.stdout) == "INT"
+        process.send_signal(signal.SIGUSR1)  # heard behind the other, and passed on behind it
+        assert line(process.stdout) == "USR1"
+        os.kill(child_of(process), signal.SIGKILL)
+        assert process.wait(WAIT_S) == 128 + signal.SIGKILL
+    os.close(leader)
+
+
+def test_the_command_is_ended_when_its_lock_times_out(genie: Genie) -> None:
+    with running(genie, "--timeout", "0.3", "timeout", "--", *PYTHON, TELL_SIGNALS + "\n", "x") as process:
+        assert line(process.stdout) == "ready"
+        assert line(process.stdout) == "TERM"
+        os.kill(child_of(process), signal.SIGKILL)
+        assert process.wait(WAIT_S) == 124
+        assert process.stderr is not None
+        (why,) = process.stderr.readlines()
+        assert "transaction timeout of 0.3 s" in why or "transaction timeout" in why
+
+
+def test_a_command_that_does_not_listen_is_killed_when_the_lock_is_released_by_its_id(genie: Genie) -> None:
+    deaf = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.environ['GENIE_LOCK_ID']); signal.pause()"
+    with running(genie, "--kill-after", "0.1", "deaf", "--", *PYTHON, deaf) as process:
+        with sync.connect(*genie.address) as client:
+            assert client.release(int(line(process.stdout))) == "success"
+        stdout, stderr = process.communicate(timeout=WAIT_S)  # the command is dead: nobody has its stdout any more
+        assert process.returncode == 124
+        assert "was released by its id" in stderr
+        assert stderr.count("\n") == 1
+
+
+def test_a_command_that_is_stopped_is_ended_too(genie: Genie) -> None:
+    stops = "import os, signal; print(os.environ['GENIE_LOCK_ID']); os.kill(os.getpid(), signal.SIGSTOP)"
+    with running(genie, "--kill-after", "1000", "stopped", "--", *PYTHON, stops) as process:
+        id_ = int(line(process.stdout))
+        child = child_of(process)
+        until(lambda: open(f"/proc/{child}/stat").read().split()[2] == "T")
+        with sync.connect(*genie.address) as client:
+            client.release(id_)
+        assert process.wait(WAIT_S) == 124
+
+
+def test_without_a_timeout_the_hold_is_extended(genie: Genie) -> None:
+    short = "from genie.cli import held_command, main; held_command.WATCHED_HOLD = 0.3; main()"
+    args = [sys.executable, "-c", short, "run", "watch", "--", *PYTHON, HOLD]
+    with subprocess.Popen(
+        args, env=environment(genie), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert line(process.stdout) == "held"
+        (granted,) = inspected(genie, "watch")["holders"]
+        time.sleep(1)  # three times what the hold would last
+        (still,) = inspected(genie, "watch")["holders"]
+        assert still["id"] == granted["id"]
+        assert let_end(process) == 0
+
+
+def test_the_server_dies_under_it(genie: Genie) -> None:
+    doomed = Genie()
+    doomed.start()
+    try:
+        with running(doomed, "--timeout", "0.5", "doomed", "--", *PYTHON, HOLD) as process:
+            assert line(process.stdout) == "held"
+            doomed.kill()
+            assert process.wait(WAIT_S) == 124
+    finally:
+        doomed.kill()
+
+
+def test_without_a_server_it_says_so(genie: Genie) -> None:
+    with Silent() as silent:
+        port = silent.port
+    result = run(genie, "--port", str(port), "a", "--", "echo", "ran")
+    assert (result.returncode, result.stdout) == (125, "")
+    assert result.stderr.startswith(f"genie: no server at 127.0.0.1:{port}: ")
+    assert result.stderr.count("\n") == 1

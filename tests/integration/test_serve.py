@@ -1,0 +1,142 @@
+"""`genie serve` as an operator sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from genie.cli import main
+from genie.cli.serve import serve
+from genie.config import Settings
+from servers import Genie, free_port, running_redis, running_server
+from wire import Wire
+
+
+def test_every_option_names_its_variable() -> None:
+    text = CliRunner().invoke(main, ["serve", "--help"]).output
+    for option in serve.params:
+        assert option.envvar, option.name
+        assert str(option.envvar) in text
+
+
+def test_every_setting_is_an_option() -> None:
+    options = {option.name for option in serve.params}
+    assert {field.name for field in dataclasses.fields(Settings)} <= options
+    assert options - {field.name for field in dataclasses.fields(Settings)} == {"redis_host", "redis_port"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--port", "70000"], "port"),
+        (["--port", "x"], "port"),
+        (["--log-level", "loud"], "log-level"),
+        (["--redis-url", "http://x"], "redis"),
+        (["--redis-host", "127.0.0.1", "--namespace", "a b{"], "namespace"),
+        (["--host", "203.0.113.7"], "203.0.113.7"),
+        (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(arguments: list[str], named: str) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "genie.cli",
+            "serve",
+            *(["--port", "0"] if "--port" not in arguments else []),
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("Error")]) == 1
+
+
+async def test_memory_is_warned_about_and_a_connection_is_one_line() -> None:
+    with running_server() as genie:
+        genie.until("locks are kept in memory and end with this process")
+        client = await Wire.connect(genie.address)
+        await client.release(await client.lock("exclusive:a"))
+        await client.close()
+        genie.until("connection")
+        genie.send(signal.SIGTERM)
+        genie.until("stopped")
+        assert [line["event"].split()[0] for line in genie.log] == ["listening", "locks", "connection", "stopped"]
+
+
+async def test_redis_may_come_later() -> None:
+    with running_redis() as redis:
+        redis.kill()
+        genie = Genie(redis)
+        genie.start(wait=False)
+        try:
+            genie.until("Redis can't be reached")
+            redis.start()
+            genie.until("listening")
+            client = await Wire.connect(genie.address)
+            await client.lock("exclusive:a")
+            await client.close()
+        finally:
+            genie.kill()
+
+
+async def test_redis_host_and_port_choose_redis() -> None:
+    with running_redis() as redis:
+        genie = Genie(redis_host="127.0.0.1", redis_port=redis.port, namespace="shop")
+        genie.start()
+        try:
+            assert genie.log[-1]["store"] == "redis"
+            client = await Wire.connect(genie.address)
+            await client.lock("exclusive:a")
+            assert redis.call("EXISTS", "{shop}:meta") == 1
+            await client.close()
+        finally:
+            genie.kill()
+
+
+async def test_a_password_and_a_database_are_used() -> None:
+    with running_redis() as redis:
+        redis.call("CONFIG", "SET", "requirepass", "secret")
+        genie = Genie()
+        genie.redis_url = f"redis://:secret@127.0.0.1:{redis.port}/3"
+        genie.start()
+        try:
+            client = await Wire.connect(genie.address)
+            await client.lock("exclusive:a")
+            await client.close()
+        finally:
+            genie.kill()
+
+
+def test_a_stop_while_redis_is_missing_ends_at_once() -> None:
+    genie = Genie()
+    genie.redis_url = f"redis://127.0.0.1:{free_port()}/0"
+    genie.start(wait=False)
+    genie.until("Redis can't be reached")
+    genie.send(signal.SIGTERM)
+    assert genie.wait() == 0
+
+
+def test_console_logs_are_for_people() -> None:
+    environment = {**os.environ, "GENIE_LOG_FORMAT": "console", "GENIE_PORT": str(free_port())}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "genie.cli", "serve"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.terminate()
+    process.communicate(timeout=30)
+    assert "listening" in line
+    assert not line.startswith("{")

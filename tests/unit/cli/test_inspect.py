@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import genie.cli
+from genie.cli.tables import width
+
+NOW = 1_000_000.0
+
+
+def report(payload: dict[str, Any]) -> list[str]:
+    return list(sys.modules["genie.cli.inspect"]._report(payload, NOW))
+
+
+def row(id: int, *resources: str, **more: Any) -> dict[str, Any]:
+    named: dict[str, Any] = {"resources": list(resources), "resourcesTotal": len(resources)}
+    return {"id": id, **named, "priority": 0, "since": NOW - 3_200, "expiresIn": 6_800, **more}
+
+
+def blocker(id: int, **more: Any) -> dict[str, Any]:
+    return {"id": id, "resource": "a", "mode": "exclusive", "state": "held", "since": NOW - 3_200, **more}
+
+
+def test_nothing_is_said_in_words() -> None:
+    assert report({"holders": [], "holdersTotal": 0, "queue": [], "queueTotal": 0}) == [
+        "Nothing is held, and nobody waits."
+    ]
+
+
+def test_holders_the_queue_in_order_and_who_blocks_each() -> None:
+    payload = {
+        "holders": [row(7, "exclusive:a", "shared:b", transactionName="t7")],
+        "holdersTotal": 1,
+        "queue": [
+            row(9, "shared:a", blockers=[blocker(7, transactionName="t7")], blockersTotal=1),
+            row(8, "exclusive:a", blockers=[blocker(7), blocker(9, state="queued")], blockersTotal=1_002),
+        ],
+        "queueTotal": 2,
+    }
+    assert report(payload) == [
+        "Held: 1",
+        "  ID  TRANSACTION  RESOURCES             HELD FOR  ENDS IN",
+        "  7   t7           exclusive:a shared:b     3.2 s    6.8 s",
+        "Waiting: 2",
+        "  ID  TRANSACTION  RESOURCES    WAITS FOR  GIVES UP IN",
+        "  9   -            shared:a         3.2 s        6.8 s",
+        "    └ 7 of t7 holds exclusive:a (3.2 s)",
+        "  8   -            exclusive:a      3.2 s        6.8 s",
+        "    └ 7 holds exclusive:a (3.2 s)",
+        "    └ 9 is ahead for exclusive:a (3.2 s)",
+        "    └ and 1,000 more",
+    ]
+
+
+def test_rows_beyond_the_limit_and_priorities_are_told() -> None:
+    lines = report({"holders": [row(7, "a", priority=2.5)], "holdersTotal": 12_345, "queue": [], "queueTotal": 0})
+    assert lines[0] == "Held: 12,345, 1 shown (see --limit)"
+    assert lines[1].endswith("ENDS IN  PRIORITY")
+    assert lines[2].endswith("6.8 s       2.5")
+
+
+def test_every_line_fits_into_100_columns() -> None:
+    long = {"transactionName": "t" * 512, "priority": -(2**31), "since": NOW - 999 * 86_400_000}
+    names = [f"exclusive:{letter * 512}" for letter in "ab口"]
+    waits = row(2**53 - 1, *names, **long, blockers=[blocker(2**53 - 1, **(long | {"resource": "b" * 512}))])
+    waits |= {"blockersTotal": 1, "expiresIn": 86_369_000}
+    payload = {"holders": [waits], "holdersTotal": 10**6, "queue": [waits], "queueTotal": 10**6}
+    lines = report(payload)
+    assert max(map(width, lines)) == 100
+    assert genie.cli.main.commands["inspect"].help
+
+
+def test_a_name_in_a_table_is_found_with_its_mode() -> None:
+    bare_name = sys.modules["genie.cli.asking"].bare_name
+    assert [bare_name(name) for name in ("exclusive:a", "shared:a:b", "a:b", "a")] == ["a", "a:b", "a:b", "a"]

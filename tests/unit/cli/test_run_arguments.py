@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from genie.cli import main
+from genie.cli.held_command import Order
+
+
+@pytest.fixture
+def orders(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
+    """What `genie run` would carry out."""
+    taken: list[Order] = []
+    monkeypatch.setattr(sys.modules["genie.cli.held_command"], "run", lambda order: taken.append(order) or 42)
+    return taken
+
+
+def genie_run(*args: str, **variables: str) -> Result:
+    return CliRunner().invoke(main, ["run", *args], env={"GENIE_HOST": None, "GENIE_PORT": None, **variables})
+
+
+def order(**given: Any) -> Order:
+    defaults: dict[str, Any] = {"command": ("true",), "resources": ("exclusive:a",), "host": "127.0.0.1", "port": 7077}
+    defaults |= {"wait": None, "hold": None, "transaction": None, "priority": 0.0, "conflict_status": 1}
+    return Order(**(defaults | {"kill_after": 10.0} | given))
+
+
+def test_the_first_dashes_separate_and_everything_behind_them_is_the_command_s(orders: list[Order]) -> None:
+    assert genie_run("a", "--", "true").exit_code == 42
+    assert genie_run("a", "shared:b:c", "-w", "1.5", "--", "ls", "-n", "--", "--host").exit_code == 42
+    assert orders == [
+        order(),
+        order(resources=("exclusive:a", "shared:b:c"), wait=1.5, command=("ls", "-n", "--", "--host")),
+    ]
+
+
+def test_every_option(orders: list[Order]) -> None:
+    args = "-n --timeout 20 --transaction t --priority -3 -E 99 --kill-after 0 a -- true"
+    genie_run(*args.split())
+    genie_run("a", "--", "true", GENIE_HOST="::1", GENIE_PORT="17")
+    assert orders == [
+        order(wait=0, hold=20.0, transaction="t", priority=-3.0, conflict_status=99, kill_after=0.0),
+        order(host="::1", port=17),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ("a", "write -- between"),
+        ("a --", "COMMAND is missing behind --"),
+        ("-- true", "Missing argument 'RESOURCE...'"),
+        ("exlusive:a -- true", "'exlusive' is no mode"),
+        ("-n -w 3 a -- true", "give one of them"),
+        ("-w nan a -- true", "not a number of seconds from 0 to 2147483.647"),
+        ("-w -1 a -- true", "not a number of seconds"),
+        ("-w inf a -- true", "not a number of seconds"),
+        ("-w 1e9 a -- true", "not a number of seconds"),
+        ("--timeout 0 a -- true", "not a number of seconds from 0.001"),
+        ("--timeout soon a -- true", "not a number of seconds"),
+        ("-E 256 a -- true", "0<=x<=255"),
+        ("--port 0 a -- true", "1<=x<=65535"),
+    ],
+)
+def test_wrong_arguments_are_explained(orders: list[Order], args: str, says: str) -> None:
+    result = genie_run(*args.split())
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert not orders
+
+
+def test_help_needs_no_command() -> None:
+    result = genie_run("--help")
+    assert result.exit_code == 0
+    assert "run [OPTIONS] RESOURCE... -- COMMAND [ARGUMENT]..." in result.output

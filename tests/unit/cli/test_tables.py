@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from genie.cli.tables import clip, duration, printable, some, table, width
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (-5, "0 ms"),
+        (0, "0 ms"),
+        (12.4, "12 ms"),
+        (999.4, "999 ms"),
+        (999.6, "1.0 s"),
+        (3_249, "3.2 s"),
+        (59_940, "59.9 s"),
+        (59_960, "1 min 0 s"),
+        (250_000, "4 min 10 s"),
+        (3_599_400, "59 min 59 s"),
+        (3_599_600, "1 h 0 min"),
+        (7_500_000, "2 h 5 min"),
+        (86_369_000, "23 h 59 min"),
+        (86_371_000, "1 d 0 h"),
+        (2_147_483_647, "24 d 21 h"),
+    ],
+)
+def test_durations_are_readable(ms: float, text: str) -> None:
+    assert duration(ms) == text
+
+
+def test_a_name_can_not_write_over_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\u202ec") == "a\\x1b[2Jb\\u202ec"
+    assert printable("konto/ä") == "konto/ä"
+
+
+def test_a_long_name_is_cut_to_the_columns_that_it_takes() -> None:
+    assert clip("accounts/1234", 13) == "accounts/1234"
+    assert clip("accounts/12345", 13) == "accounts/123…"
+    assert clip("口座口座口座", 8) == "口座口…"
+    assert width(clip("口座口座口座", 8)) == 7
+    assert width("e\u0301") == 1
+
+
+def test_names_that_have_no_room_are_counted() -> None:
+    assert some(["a", "b"], 2, 10) == "a b"
+    assert some(["aaaa", "bbbb", "cccc"], 3, 12) == "aaaa bbbb +1"
+    assert some(["aaaa", "bbbb", "cccc"], 3, 11) == "aaaa +2"
+    assert some(["aaaa", "bbbb"], 500, 100) == "aaaa bbbb +498"
+    assert some(["a" * 30, "bbbb"], 2, 10) == "aaaaaa… +1"
+
+
+def test_columns_are_aligned() -> None:
+    assert table(["ID", "NAME", "FOR"], [["1", "口座", "3.2 s"], ["100", "b", "12 ms"]], right=(2,)) == [
+        "ID   NAME    FOR",
+        "1    口座  3.2 s",
+        "100  b     12 ms",
+    ]
