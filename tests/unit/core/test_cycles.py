@@ -135,6 +135,12 @@ class Cycles(RuleBasedStateMachine):
                     if all(outside) or (any(outside) and conflict(one, other, name)):
                         assert place[one] < place[other]
 
+        for name in NAMES:
+            before = {request: i for i, request in enumerate(naive[name])}
+            for one, other in pairwise(after[name]):
+                if name in one.shared and name in other.shared:
+                    assert before[one] < before[other], "neighbours that go together keep their order"
+
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         table = self.driver.manager.table
