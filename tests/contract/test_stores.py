@@ -11,6 +11,7 @@ import pytest
 from genie import core
 from genie.core import Snapshot, State
 from genie.storage.base import Batch, Store, Superseded
+from genie.storage.link import Link
 from genie.storage.memory import MemoryStore
 from genie.storage.redis import RedisStore
 from servers import running_redis
@@ -181,3 +182,26 @@ async def test_who_comes_later_owns_the_namespace(make: Make) -> None:
         await commit(older, batch(manager, 0, *manager.step(core.Request(exclusive=("B",)), 0)))
     loaded = await make().open(Snapshot)
     assert [request.exclusive for request in loaded.requests] == [("A",)]
+
+
+async def test_a_batch_is_applied_once_and_never_late(make: Make) -> None:
+    """A connection that was given up may still carry a batch; it may arrive long after, or twice."""
+    store = make()
+    if not isinstance(store, RedisStore):
+        return
+    await store.open(Snapshot)
+    manager = core.LockManager()
+    request = core.Request(exclusive=("A",))
+    await commit(store, batch(manager, 0, *manager.step(request, 0)))
+    granted = store._packed
+    await commit(store, batch(manager, 0, *manager.step(core.Release(request.id), 0)))
+    released = store._packed
+
+    link = await Link.open(store._url)
+    assert await link.send(granted) == b"stale"
+    assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 0
+    assert await link.send(released) == b"ok"
+    await link.call(b"HSET", store._namespace.tenure.records.encode(), b"%d" % request.id, b"{}")
+    assert await link.send(released) == b"ok"
+    assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 1, "not applied again"
+    link.close()
