@@ -86,21 +86,32 @@ class Server:
         return host, port
 
     async def stop(self) -> None:
-        """Take no more requests, wait for what is under way, close every connection."""
+        """Read no more commands, wait for those that were read, close every connection."""
         if self._listener is not None:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
         if self._pump is not None:
+            for connection in self._connections:
+                connection.stop_reading()
             try:
                 async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
-                    await self._pump.drain()
+                    await self._pump.settled()
             except TimeoutError:
                 log.warning("the store does not answer; stopped without it", unstored="the last commands")
             self._pump.stop()
-        for connection in list(self._connections):
-            connection.finish()
-        await asyncio.sleep(0)  # lets the transports send what they have
+        await self._hang_up()
         await self._store.close()
         log.info("stopped")
+
+    async def _hang_up(self) -> None:
+        """Close every connection when it has been sent what it was told, and those that do not read without."""
+        for connection in list(self._connections):
+            connection.finish()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
+                while self._connections:
+                    await asyncio.sleep(0.005)
+        for connection in list(self._connections):
+            connection.abort()
 
     async def run(self) -> int:
         """Start, serve until SIGTERM or SIGINT, drain and stop. Returns the exit status."""

@@ -127,6 +127,12 @@ class Connection(asyncio.Protocol):
         if self._behind and transport.get_write_buffer_size() > self._settings.max_unread:
             self.abort()
 
+    def stop_reading(self) -> None:
+        """Take no more commands from this client."""
+        self.ending = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
     def finish(self) -> None:
         """Close when all that was written has been sent."""
         if self._transport is not None:
@@ -157,8 +163,9 @@ class Connection(asyncio.Protocol):
         last: RequestRejected | None = None,
         items: list[WireCommand | RequestRejected | Hangup] | None = None,
     ) -> None:
-        self.ending = True
-        if last is not None and self._transport is not None:
-            self._transport.pause_reading()
+        if last is None:
+            self.ending = True
+        else:
+            self.stop_reading()
         tail = [] if last is None else [last]
         self._pump.submit(self, [*(items or ()), *tail, HANGUP], 0)

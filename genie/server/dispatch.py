@@ -34,8 +34,6 @@ class Dispatch:
         self.changes: dict[int, Request] = {}
         self.touched: list[Connection] = []
         self.ending: list[Connection] = []
-        self.draining = False
-        """No new requests are taken: the server stops."""
 
     def expire(self, now: float) -> None:
         """End what is due."""
@@ -86,10 +84,6 @@ class Dispatch:
         table, limit = self.manager.table, self._settings.max_requests
         if len(table.held) + len(table.waiting) >= limit:
             told = RequestRejected(Code.TOO_MANY, f"{limit} requests are held or wait, no more fit", ref=request.ref)
-            self._say(connection, replies.error(told))
-            return
-        if self.draining:
-            told = RequestRejected(Code.UNAVAILABLE, "this server is stopping", ref=request.ref)
             self._say(connection, replies.error(told))
             return
         request.origin = session

@@ -222,11 +222,6 @@ class Pump:
         elif len(connection.out) > MAX_UNTOLD:
             connection.abort()
 
-    async def drain(self) -> None:
-        """Take no more requests, and wait until everything that was taken up is stored and told."""
-        self._dispatch.draining = True
-        await self.settled()
-
     async def settled(self) -> None:
         """Wait until everything that was taken up is stored and told."""
         if self._pending or self._gone or self._in_flight is not None or self._scheduled:

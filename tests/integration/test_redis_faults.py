@@ -272,3 +272,31 @@ async def lock_again(client: Wire, resource: str, **payload: Any) -> int:
 def records(redis: Redis) -> dict[int, bytes]:
     key = redis.call("HGET", "{genie}:meta", "records")
     return {int(id_): record for id_, record in redis.call("HGETALL", key).items()}
+
+
+async def test_sigterm_under_load_tells_what_it_stored(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client = await Wire.connect(genie.address)
+        told: set[int] = set()
+        for number in range(3_000):
+            client.send("request", resources=[f"exclusive:{number}"], transactionTimeout=600_000)
+        genie.send(signal.SIGTERM)
+        while (message := await client.receive())[0] != "closed":
+            if message[0] == "locked":
+                told.add(message[1]["id"])
+        assert genie.wait() == 0
+        assert set(records(redis)) == told
+        await client.close()
+
+
+async def test_sigterm_without_redis_ends_in_time(redis: Redis) -> None:
+    with running_server(redis, drain_timeout_ms=50) as genie:
+        client = await Wire.connect(genie.address)
+        redis.send(signal.SIGSTOP)
+        client.send("request", resources=["exclusive:a"])
+        genie.until("Redis is away")
+        genie.send(signal.SIGTERM)
+        assert await client.receive() == ("closed", {})
+        assert genie.wait() == 0
+        redis.send(signal.SIGCONT)
+        await client.close()
