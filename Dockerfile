@@ -1,0 +1,18 @@
+FROM python:3.12-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY genie genie
+RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+ && python -m venv /opt/genie \
+ && /opt/genie/bin/pip install --no-cache-dir /wheels/*.whl
+
+FROM python:3.12-slim
+COPY --from=build /opt/genie /opt/genie
+# Nothing is written at run time: the root file system may be read-only.
+ENV PATH=/opt/genie/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 GENIE_HOST=0.0.0.0 GENIE_PORT=7077
+USER 10001:10001
+EXPOSE 7077
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["genie", "status", "--host", "127.0.0.1", "--timeout", "3"]
+ENTRYPOINT ["genie"]
+CMD ["serve"]

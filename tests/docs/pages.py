@@ -1,0 +1,102 @@
+"""The documents as data: fenced blocks, tables, headings, links."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^ *```(.*)$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it begins, what it says it is, and its lines."""
+
+    page: str
+    line: int
+    language: str
+    lines: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def read(page: str) -> list[str]:
+    return (ROOT / page).read_text(encoding="utf-8").splitlines()
+
+
+def blocks(page: str) -> list[Block]:
+    found: list[Block] = []
+    start, language, lines = 0, "", list[str]()
+    for number, line in enumerate(read(page), 1):
+        fence = FENCE.match(line)
+        if fence is None:
+            lines.append(line)
+        elif not start:
+            start, language, lines = number, fence[1].strip(), []
+        else:
+            assert not fence[1], f"{page}:{number}: a block within a block"
+            found.append(Block(page, start, language, tuple(lines)))
+            start = 0
+    assert not start, f"{page}:{start}: a block without an end"
+    return found
+
+
+def prose(page: str) -> list[str]:
+    """The lines outside of blocks."""
+    inside, found = False, []
+    for line in read(page):
+        if FENCE.match(line):
+            inside = not inside
+        elif not inside:
+            found.append(line)
+    return found
+
+
+def table(page: str, *headers: str) -> list[dict[str, str]]:
+    """The rows of the one table that has these first headers."""
+    rows: list[list[str]] = []
+    tables = []
+    for line in [*prose(page), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+        elif rows:
+            tables.append(rows)
+            rows = []
+    (found,) = [rows for rows in tables if tuple(rows[0][: len(headers)]) == headers]
+    head, rule, *body = found
+    assert all(set(cell) <= set("-: |") for cell in rule)
+    for row in body:
+        assert len(row) == len(head), f"{page}: {row} has not the columns {head}"
+    return [dict(zip(head, row, strict=True)) for row in body]
+
+
+def code(cell: str) -> str:
+    """What stands between backticks."""
+    return cell.strip("`")
+
+
+def number(text: str) -> int:
+    """A number as people write it."""
+    return int(text.replace(",", ""))
+
+
+def anchors(page: str) -> set[str]:
+    """What `#…` may point to, as the forges make it from headings."""
+    found = set()
+    for line in prose(page):
+        if line.startswith("#"):
+            title = line.lstrip("#").strip().lower()
+            found.add(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
+    return found
+
+
+def links(page: str) -> list[str]:
+    """The targets of all links."""
+    return re.findall(r"\]\(([^)\s]+)\)", "\n".join(prose(page)))

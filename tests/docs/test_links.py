@@ -1,0 +1,40 @@
+"""No page points to what is not there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pages import ROOT, anchors, links, prose
+
+PAGES = ("README.md", "protocol.md", "CHANGELOG.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        assert "://" not in link, f"{page}: {link} leaves the project, and nobody checks it"
+        assert (ROOT / (path or page)).is_file(), f"{page}: {link}"
+        if anchor:
+            assert anchor in anchors(path or page), f"{page}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    text = "\n".join(prose(page))
+    for name in re.findall(r"(?<![\w/])([\w./-]+\.(?:md|py|yml|toml)|Dockerfile|Makefile|LICENSE)\b", text):
+        assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    (version,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    versions = [line.removeprefix("## ") for line in prose("CHANGELOG.md") if line.startswith("## ")]
+    assert versions[0].split()[0] == version
+
+
+def test_the_licence_is_the_one_that_is_said() -> None:
+    licence = (ROOT / "LICENSE").read_text()
+    assert licence.startswith("MIT License\n")
+    assert "The Genie authors" in licence
+    assert 'license = "MIT"' in (ROOT / "pyproject.toml").read_text()

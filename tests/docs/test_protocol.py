@@ -1,0 +1,219 @@
+"""`protocol.md` is true: every example happens so, every number is the code's, nothing is left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from matching import Book, Screen
+from pages import Block, blocks, code, number, prose, table
+from transcript import play, steps
+
+from genie.config import Settings
+from genie.core import Reason, Request, blame, ended
+from genie.errors import Code
+from genie.protocol import commands, fields, framing, replies, resources
+from genie.server import session
+from servers import Genie, running_server
+
+PAGE = "protocol.md"
+EXAMPLES = blocks(PAGE)
+SETTINGS = Settings()
+
+
+@pytest.fixture(scope="module")
+def genie() -> Iterator[Genie]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("block", EXAMPLES, ids=str)
+async def test_an_example_happens_so(block: Block, genie: Genie) -> None:
+    assert block.language == "transcript", "every block of this page is executed; write it as a transcript"
+    assert steps(block)
+    await play(block, genie.address)
+
+
+def test_everything_has_an_example() -> None:
+    sent, told, reasons, codes = set(), set(), set(), set()
+    for step in (step for block in EXAMPLES for step in steps(block)):
+        try:
+            message = json.loads(step.text)
+            command, payload = message["command"], message["payload"]
+        except (ValueError, TypeError):
+            continue
+        if step.what == "->":
+            sent.add(command)
+        else:
+            told.add(command)
+            reasons.add(payload.get("reason"))
+            codes.add(payload.get("code"))
+    assert set(fields.COMMANDS) <= sent
+    assert told == {"queued", "locked", "released", "extended", "pong", "inspected", "error"}
+    assert set(Reason) <= reasons
+    assert codes >= {"bad-json", "bad-message", "bad-request", "unknown-command", "unknown-id", "ref-conflict"}
+
+
+def test_commands_reasons_and_codes_are_all_there() -> None:
+    assert {code(row["You send"]) for row in table(PAGE, "You send")} == set(fields.COMMANDS)
+    assert {code(row["`reason`"]) for row in table(PAGE, "`reason`")} == set(Reason)
+    assert {code(row["`code`"]) for row in table(PAGE, "`code`")} == set(Code)
+    assert f"nesting deeper than {fields.MAX_DEPTH}" in "\n".join(prose(PAGE))
+
+
+def test_the_fields_of_other_commands_are_all_there() -> None:
+    text = "\n".join(prose(PAGE))
+    for command in ("release", "extend", "ping", "inspect"):
+        (shown,) = re.findall(rf"^## `{command}`\n\n`\{{(.*?)\}}`", text, re.MULTILINE)
+        named = {name.strip().strip('"?').rstrip('"'): name.endswith("?") for name in shown.split(",") if name}
+        optional = {field: field not in fields.REQUIRED[command] for field in fields.COMMANDS[command]}
+        assert named == optional, command
+
+
+def test_the_fields_of_request_are_as_they_are_checked() -> None:
+    rows = {code(row["Field"]): row for row in table(PAGE, "Field", "Type")}
+    check = fields.COMMANDS["request"]
+    assert rows.keys() == check.keys()
+    default = Request()
+    defaults = {
+        "resources": "required",
+        "queueTimeout": f"{default.queue_timeout_ms:,}",
+        "transactionTimeout": f"{default.transaction_timeout_ms:,}",
+        "transactionName": "none",
+        "priority": f"{default.priority}",
+        "ref": "none",
+        "onDisconnect": '`"release"`' if default.release_on_disconnect else '`"keep"`',
+    }
+    assert {name: row["Default"] for name, row in rows.items()} == defaults
+    for name, row in rows.items():
+        if name == "onDisconnect":
+            words = re.findall(r'`"(\w+)"`', row["Type"])
+            good: list[object] = [*words]
+            bad: list[object] = ["", "other"]
+        else:
+            low, high = map(number, re.findall(r"-?[\d,]*\d", row["Type"]))
+            make = {
+                "resources": lambda size: [f"shared:{i}" for i in range(size)],
+                "transactionName": lambda size: "n" * size,
+                "ref": lambda size: "n" * size,
+            }.get(name, lambda value: value)
+            good, bad = [make(low), make(high)], [make(low - 1), make(high + 1)]
+        assert good
+        assert [check[name](value) for value in good] == [None] * len(good), name
+        assert None not in [check[name](value) for value in bad], name
+
+
+def test_the_limits_are_the_code_s() -> None:
+    limits = {
+        "Bytes in a line": framing.MAX_LINE,
+        "Nesting of JSON": fields.MAX_DEPTH,
+        "Resources in a request": resources.MAX_RESOURCES,
+        "Characters in a resource's or transaction's name": resources.MAX_NAME,
+        "Characters in a `ref`": fields.MAX_REF,
+        "Greatest timeout, ms": fields.MAX_TIMEOUT_MS,
+        "Greatest priority, and least with a minus": fields.MAX_PRIORITY,
+        "Default of both timeouts, ms": Request().queue_timeout_ms,
+        "Rows of `inspect`": fields.MAX_ROWS,
+        "Rows of `inspect` by default": commands.Inspect().limit,
+        "Resources named in a row": replies.ROW_RESOURCES,
+        "Blockers named": blame.NAMED,
+        "Blockers counted exactly": blame.COUNTED,
+        "Ended ids remembered, at least": ended.REMEMBERED,
+        "Ended `ref`s remembered by a connection": session.ENDED_REFS,
+        "Requests held and waiting": SETTINGS.max_requests,
+        "Connections": SETTINGS.max_connections,
+        "Bytes of commands that wait for the store": SETTINGS.max_pending,
+        "Bytes that a client leaves unread before it is cut off": SETTINGS.max_unread,
+    }
+    rows = table(PAGE, "What", "Limit")
+    assert {row["What"]: number(row["Limit"]) for row in rows} == limits
+    for row in rows:
+        if row["Set by"]:
+            field = code(row["Set by"]).removeprefix("GENIE_").lower()
+            assert getattr(SETTINGS, field) == limits[row["What"]]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"from 1 to {fields.MAX_ROWS:,}, by default {commands.Inspect().limit}: the rows",
+        f"the first {blame.NAMED} of them",
+        f"exact up to {blame.COUNTED:,} and",
+        f"the last {ended.REMEMBERED:,} ids",
+        f"the last {session.ENDED_REFS:,} requests that ended",
+        f"at most {replies.ROW_RESOURCES} of its resources",
+        f"1 to {resources.MAX_NAME} characters, any but control characters",
+    ],
+)
+def test_the_limits_are_the_same_in_sentences(sentence: str) -> None:
+    assert sentence in " ".join(prose(PAGE))
+
+
+def test_what_is_reserved_is_not_there() -> None:
+    text = "\n".join(prose(PAGE))
+    (listed,) = re.findall(r"(`hello`.*) are reserved", text)
+    reserved = set(re.findall(r"`(\w+)`", listed))
+    known = set(fields.COMMANDS) | {field for checks in fields.COMMANDS.values() for field in checks}
+    assert reserved
+    assert not reserved & known
+
+
+# -- the means by which the pages are checked, checked ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shown", "real"),
+    [
+        ({"id": 1}, {"id": 5, "ref": "x"}),
+        ({"id": 1, "reason": "success"}, {"id": 5, "reason": "deadlock"}),
+        ([{"id": 1}, {"id": 2}], [{"id": 5}, {"id": 5}]),
+        ([{"id": 1}, {"id": 2}], [{"id": 6}, {"id": 5}]),
+        ([{"id": 1}, {"id": 1}], [{"id": 5}, {"id": 6}]),
+        ({"fence": 1}, {"fence": "5"}),
+        ({"waited": 20}, {"waited": 19.9}),
+        ({"expiresIn": 20}, {"expiresIn": 21}),
+        ({"since": 1}, {"since": 1}),
+        ({"message": "no…"}, {"message": "yes"}),
+        ({"priority": 1}, {"priority": True}),
+        ({"waits": []}, {"waits": [1]}),
+    ],
+)
+def test_a_difference_is_seen(shown: object, real: object) -> None:
+    with pytest.raises(AssertionError):
+        Book().match(shown, real)
+
+
+REQUEST = 'A -> {"command":"request","payload":{"resources":["shared:x"]}}'
+QUEUED = 'A <- {"command":"queued","payload":{"id":1}}'
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (REQUEST, QUEUED),
+        (REQUEST, QUEUED, QUEUED),
+        (REQUEST, "A is closed"),
+        ("A says hello",),
+        (REQUEST, "B -> hello"),
+    ],
+    ids=str,
+)
+async def test_a_message_too_many_or_too_few_is_seen(lines: tuple[str, ...], genie: Genie) -> None:
+    with pytest.raises(AssertionError):
+        await play(Block("a page", 0, "transcript", lines), genie.address)
+
+
+def test_a_screen_is_read() -> None:
+    screen = Screen()
+    screen.match("lock 1790000000000001, …, 0.3 ms", "lock 1795226145319060, fence x, 12 ms")
+    assert screen.fill("release 1790000000000001") == "release 1795226145319060"
+    screen.match("a  1790000000000001 b", "a 1795226145319060    b")
+    screen.match_all(["…", "end"], ["1", "2", "end"])
+    for wrong in (["…", "end"], ["…", "1", "2", "3"], ["1"], ["1", "2", "…", "2"]):
+        with pytest.raises(AssertionError):
+            screen.match_all(wrong, ["1", "2"])
+    for wrong in ("1790000000000001 …", "1790000000000002 1790000000000002", "… 5 ms"):
+        with pytest.raises(AssertionError):
+            screen.match(wrong, "1795226145319061 1795226145319062")

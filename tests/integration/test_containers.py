@@ -1,0 +1,396 @@
+"""What can be said of the image and of the compose file where there is no container engine.
+
+The wheel that the image installs is built and installed, and the image's own command lines are run from it: with the
+image's environment, as nobody, with nowhere to write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import WAIT_S, free_port, running_redis
+
+ROOT = Path(__file__).parents[2]
+NOBODY = 65534
+LOOPBACK = "127.0.0.1"
+
+
+# -- the files as data ----------------------------------------------------------------------------------------
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """Instructions with their arguments, in order."""
+    text = re.sub(r"\\\n", "", (ROOT / "Dockerfile").read_text())
+    lines = [line.strip() for line in text.splitlines()]
+    found = [line.partition(" ") for line in lines if line and not line.startswith("#")]
+    return [(word, rest.strip()) for word, _, rest in found]
+
+
+def final_stage() -> dict[str, list[str]]:
+    """The instructions of the last stage, which is the image."""
+    instructions = dockerfile()
+    start = max(i for i, (word, _) in enumerate(instructions) if word == "FROM")
+    stage: dict[str, list[str]] = {}
+    for word, rest in instructions[start:]:
+        stage.setdefault(word, []).append(rest)
+    return stage
+
+
+def only(word: str) -> str:
+    (rest,) = final_stage()[word]
+    return rest
+
+
+def exec_form(text: str) -> list[str]:
+    """A command in the form that needs no shell, and gets the signals itself."""
+    command = json.loads(text)
+    assert isinstance(command, list)
+    assert all(isinstance(part, str) for part in command)
+    return command
+
+
+def image_environment() -> dict[str, str]:
+    pairs = (pair.split("=", 1) for rest in final_stage()["ENV"] for pair in shlex.split(rest))
+    return dict(pairs)
+
+
+def compose() -> dict[str, Any]:
+    """The compose file. It keeps to a part of YAML that fits here: mappings by indentation, the rest JSON or words."""
+    root: dict[str, Any] = {}
+    stack = [(-1, root)]
+    for line in (ROOT / "docker-compose.yml").read_text().splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        entry = re.fullmatch(r"( *)([A-Za-z_]+):(?: (\S.*))?", line)
+        assert entry is not None, f"not in our part of YAML: {line!r}"
+        indent, key, value = len(entry[1]), entry[2], entry[3]
+        while stack[-1][0] >= indent:
+            stack.pop()
+        assert key not in stack[-1][1], f"{key!r} twice"
+        if value is None:
+            stack[-1][1][key] = {}
+            stack.append((indent, stack[-1][1][key]))
+        elif re.match(r'[\["{]', value) or value in ("true", "false") or value.isdigit():
+            stack[-1][1][key] = json.loads(value)
+        else:
+            assert re.fullmatch(r"[\w.:/-]+", value), f"not in our part of YAML: {line!r}"
+            stack[-1][1][key] = value
+    return root
+
+
+# -- the image ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_copied_is_there_and_not_ignored() -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text().split("\n") if line and not line.startswith("#")]
+    sources = []
+    for word, rest in dockerfile():
+        if word in ("COPY", "ADD") and not rest.startswith("--from="):
+            sources += rest.split()[:-1]
+    assert sources
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        ignored = False
+        for rule in rules:
+            if fnmatch(source, rule.removeprefix("!")):
+                ignored = not rule.startswith("!")
+        assert not ignored, source
+
+
+def test_stages_are_copied_from_that_exist() -> None:
+    stages = [rest.rpartition(" AS ")[2] for word, rest in dockerfile() if word == "FROM" and " AS " in rest]
+    assert [rest.split()[0] for word, rest in dockerfile() if rest.startswith("--from=")] == [f"--from={stages[0]}"]
+
+
+def test_the_image_needs_no_root_and_no_place_to_write() -> None:
+    user, group = map(int, only("USER").split(":"))
+    assert user
+    assert group
+    assert "VOLUME" not in final_stage()
+    assert "RUN" not in final_stage(), "what is made is made in the stage before"
+    assert image_environment()["PYTHONDONTWRITEBYTECODE"] == "1"
+
+
+def test_the_image_is_stopped_as_the_server_is() -> None:
+    assert only("STOPSIGNAL") == "SIGTERM"
+    assert exec_form(only("ENTRYPOINT")) == ["genie"]
+    assert exec_form(only("CMD")) == ["serve"]
+    environment = image_environment()
+    assert environment["GENIE_HOST"] == "0.0.0.0"  # noqa: S104 - inside; what is published is said outside
+    assert only("EXPOSE") == environment["GENIE_PORT"]
+
+
+def test_its_python_is_one_that_genie_runs_on() -> None:
+    bases = [rest.split()[0] for word, rest in dockerfile() if word == "FROM"]
+    assert len(set(bases)) == 1, "what is built on one Python may not run on another"
+    (version,) = {re.fullmatch(r"python:3\.(\d+)-slim", base) for base in bases}.pop().groups()  # type: ignore[union-attr]
+    (needed,) = re.findall(r'^requires-python = ">=3\.(\d+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert int(version) >= int(needed)
+
+
+# -- the compose file -----------------------------------------------------------------------------------------
+
+
+def test_compose() -> None:
+    found = compose()
+    redis, genie = found["services"]["redis"], found["services"]["genie"]
+    assert found["services"].keys() == {"redis", "genie"}
+
+    command = redis["command"]
+    assert redis["image"].startswith("redis:7")
+    assert command[0] == "redis-server"
+    assert dict(zip(command[1::2], command[2::2], strict=True)) == {
+        "--appendonly": "yes",
+        "--maxmemory-policy": "noeviction",
+    }
+    (mount,) = redis["volumes"]
+    volume, _, folder = mount.partition(":")
+    assert volume in found["volumes"], "a named volume outlives the container"
+    assert folder == "/data"
+    assert "ports" not in redis
+
+    assert genie["build"] == "."
+    assert genie["environment"] == {"GENIE_REDIS_HOST": "redis"}
+    assert genie["depends_on"] == {"redis": {"condition": "service_healthy"}}
+    port = image_environment()["GENIE_PORT"]
+    assert genie["ports"] == [f"{LOOPBACK}:{port}:{port}"], "there is no authentication"
+    assert genie["read_only"] is True
+    assert genie["cap_drop"] == ["ALL"]
+    assert genie["security_opt"] == ["no-new-privileges:true"]
+    assert redis["restart"] == genie["restart"] == "unless-stopped"
+
+
+def test_the_server_has_more_time_to_stop_than_it_takes() -> None:
+    from genie.config import Settings
+
+    grace = compose()["services"]["genie"]["stop_grace_period"]
+    assert int(grace.removesuffix("s")) * 1000 > Settings().drain_timeout_ms
+
+
+def test_the_redis_options_and_its_health_check_work(tmp_path: Path) -> None:
+    service = compose()["services"]["redis"]
+    port = str(free_port())
+    assert service["healthcheck"]["test"][0] == "CMD"
+    check = [*service["healthcheck"]["test"][1:], "-p", port]
+    check.insert(1, check.pop())
+    check.insert(1, check.pop())
+    assert subprocess.run(check, capture_output=True, timeout=WAIT_S, check=False).returncode != 0
+    options = ["--port", port, "--bind", LOOPBACK, "--dir", str(tmp_path)]
+    with subprocess.Popen([*service["command"], *options], stdout=subprocess.PIPE, text=True) as redis:
+        try:
+            assert redis.stdout is not None
+            assert any("Ready to accept connections" in line for line in redis.stdout)
+            subprocess.run(check, capture_output=True, timeout=WAIT_S, check=True)
+            assert (tmp_path / "appendonlydir").is_dir()
+        finally:
+            redis.kill()
+
+
+def test_compose_itself_reads_it() -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker compose is not installed")
+    done = subprocess.run(
+        [docker, "compose", "config", "--format", "json"], cwd=ROOT, capture_output=True, check=True, timeout=WAIT_S
+    )
+    found = json.loads(done.stdout)
+    assert found["services"].keys() == compose()["services"].keys()
+    assert found["services"]["genie"]["read_only"] is True
+
+
+# -- the wheel, installed and run as the image runs it --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from what the image is built from, and nothing else."""
+    source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
+    for word, rest in dockerfile():
+        if word == "COPY" and not rest.startswith("--from="):
+            for name in rest.split()[:-1]:
+                if (ROOT / name).is_dir():
+                    shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(ROOT / name, source)
+    here = ["--no-build-isolation"] if find_spec("hatchling") else []  # else it is fetched
+    pip("wheel", "--no-deps", *here, "--wheel-dir", str(folder), str(source))
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel alone is installed. Its dependencies are those of this Python."""
+    folder = tmp_path_factory.mktemp("image")
+    pip("install", "--no-deps", "--no-index", "--target", str(folder), str(wheel))
+    base = tmp_path_factory.getbasetemp()
+    for path in (folder, base, base.parent):
+        path.chmod(path.stat().st_mode | 0o555)  # pytest's folders are its user's alone
+    return folder
+
+
+def pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_has_everything(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    package = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "genie").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {"genie/storage/lua/commit.lua", "genie/storage/lua/begin.lua", "genie/py.typed"} <= package
+    assert {name for name in names if ".dist-info/" not in name} == package
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+Identity = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def python(installed: Path) -> tuple[str, Identity]:
+    """A Python and who runs it: nobody, where we may become that and one is there that nobody can use; else we."""
+    ours = {"PYTHONPATH": f"{installed}:{sysconfig.get_path('platlib')}"}
+    if os.geteuid() == 0:
+        nobody: Identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        for program in (
+            sys.executable,
+            shutil.which(f"python3.{sys.version_info.minor}", path="/usr/local/bin:/usr/bin"),
+        ):
+            try:
+                subprocess.run(
+                    [str(program), "-c", "import genie.server.app, redis"],
+                    check=True,
+                    capture_output=True,
+                    cwd="/",
+                    env=ours,
+                    **nobody,
+                )
+            except (OSError, subprocess.CalledProcessError):
+                continue
+            return str(program), nobody
+    return sys.executable, {}
+
+
+class Container:
+    """The commands of the image, started as a container would: its environment, as nobody, with nowhere to write."""
+
+    def __init__(self, installed: Path, python: tuple[str, Identity]) -> None:
+        self.port = free_port()
+        self.installed = installed
+        self.python, self.identity = python
+        self.environment = image_environment() | {
+            "PATH": str(installed / "bin"),
+            "PYTHONPATH": f"{installed}:{sysconfig.get_path('platlib')}",
+            "HOME": "/nonexistent",
+            "GENIE_PORT": str(self.port),
+        }
+
+    def start(self, command: list[str]) -> subprocess.Popen[str]:
+        program = shutil.which(command[0], path=self.environment["PATH"])
+        assert program is not None
+        return subprocess.Popen(
+            [self.python, program, *command[1:]],
+            cwd="/",
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **self.identity,
+        )
+
+    def healthy(self) -> bool:
+        options, _, command = only("HEALTHCHECK").partition(" CMD ")
+        allowed = float(re.findall(r"--timeout=(\d+)s", options)[0])
+        with self.start(exec_form(command)) as check:
+            said, _ = check.communicate(timeout=WAIT_S)
+        assert check.returncode in (0, 1), said
+        arguments = exec_form(command)
+        assert float(arguments[arguments.index("--timeout") + 1]) < allowed, "it must answer before it is killed"
+        return check.returncode == 0
+
+
+@pytest.fixture
+def container(installed: Path, python: tuple[str, Identity]) -> Iterator[Container]:
+    before = files(installed)
+    yield Container(installed, python)
+    assert files(installed) == before, "it has written where it was installed"
+
+
+def files(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+def test_the_wheel_is_what_runs(container: Container) -> None:
+    say = "import genie.cli, sys; sys.stdout.write(genie.cli.__file__)"
+    done = subprocess.run(
+        [container.python, "-c", say],
+        cwd="/",
+        env=container.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        **container.identity,
+    )
+    assert Path(done.stdout).is_relative_to(container.installed)
+
+
+def test_it_serves_is_healthy_and_stops(container: Container) -> None:
+    assert not container.healthy()
+    with container.start([*exec_form(only("ENTRYPOINT")), *exec_form(only("CMD"))]) as server:
+        try:
+            assert server.stdout is not None
+            first = json.loads(server.stdout.readline())
+            assert (first["event"], first["host"], first["port"]) == (
+                "listening",
+                image_environment()["GENIE_HOST"],
+                container.port,
+            )
+            assert container.healthy()
+            server.send_signal(getattr(signal, only("STOPSIGNAL")))
+            assert server.wait(WAIT_S) == 0
+            assert not container.healthy()
+        finally:
+            server.kill()
+
+
+def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Container) -> None:
+    """The Lua scripts come out of the wheel, and a Redis that stalls makes it unhealthy."""
+    with running_redis() as redis:
+        variables = compose()["services"]["genie"]["environment"]
+        assert set(variables.values()) == {"redis"}
+        container.environment |= dict.fromkeys(variables, LOOPBACK) | {"GENIE_REDIS_PORT": str(redis.port)}
+        container.environment["GENIE_STORE_TIMEOUT_MS"] = "100"
+        with container.start([*exec_form(only("ENTRYPOINT")), *exec_form(only("CMD"))]) as server:
+            try:
+                assert server.stdout is not None
+                assert json.loads(server.stdout.readline())["store"] == "redis"
+                assert container.healthy()
+                redis.send(signal.SIGSTOP)
+                assert any("Redis is away" in line for line in server.stdout)
+                assert not container.healthy()
+                redis.send(signal.SIGCONT)
+                assert any("Redis is back" in line for line in server.stdout)
+                assert container.healthy()
+            finally:
+                server.kill()
