@@ -77,7 +77,11 @@ def main() -> None:
     """Print the tables."""
     gc.disable()
     compare("a handover in a line of", "waiters", {n: line_of(n) for n in (10, 1_000, 10_000, 100_000)})
-    compare("a handover among sharers who wait for something else", "waiters", {n: line_of(n, shared=True) for n in (10, 10_000)})
+    compare(
+        "a handover among sharers who wait for something else",
+        "waiters",
+        {n: line_of(n, shared=True) for n in (10, 10_000)},
+    )
     compare("a cycle beside", "held", {n: table_of(n) for n in (1_000, 100_000, 1_000_000)})
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import click
 
+from genie.cli.inspect import inspect
+from genie.cli.release import release
+from genie.cli.run import run
 from genie.cli.serve import serve
+from genie.cli.status import status
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -13,4 +17,8 @@ def main() -> None:
     """Locks for transactions that span services."""
 
 
+main.add_command(inspect)
+main.add_command(release)
+main.add_command(run)
 main.add_command(serve)
+main.add_command(status)

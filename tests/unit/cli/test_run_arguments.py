@@ -72,6 +72,11 @@ def test_wrong_arguments_are_explained(orders: list[Order], args: str, says: str
     assert not orders
 
 
+def test_an_empty_command_is_none(orders: list[Order]) -> None:
+    assert genie_run("a", "--", "").exit_code == 2
+    assert not orders
+
+
 def test_help_needs_no_command() -> None:
     result = genie_run("--help")
     assert result.exit_code == 0

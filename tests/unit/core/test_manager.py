@@ -114,7 +114,7 @@ def test_blame_names_ten_and_counts_all(driver: Driver) -> None:
     assert [(b.transaction, b.held) for b in event.blockers] == [(f"T{n}", True) for n in range(10)]
 
 
-def test_blame_counts_to_a_thousand_at_least(driver: Driver) -> None:
+def test_blame_counts_to_a_thousand_at_least() -> None:
     manager = core.LockManager()
     for _ in range(2_000):
         manager.step(core.Request(shared=("A",)), 0)
@@ -162,7 +162,7 @@ def test_a_mixed_line_still_takes_newcomers_by_priority(driver: Driver) -> None:
     assert line.index(4) < line.index(7)
 
 
-def test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach(driver: Driver) -> None:
+def test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach() -> None:
     """Ten thousand transactions in a chain; a newcomer that nobody waits for costs a handful of looks."""
     from genie.core import waits
 

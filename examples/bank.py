@@ -1,0 +1,272 @@
+"""A bank whose clerks would lose money without locks.
+
+Many processes move money between the accounts of one SQLite file, each by reading two balances, thinking for a while,
+and writing them back in statements of their own: nothing but the locks keeps them apart. At the end the sum of all
+balances must be what it was.
+
+    genie serve &
+    python examples/bank.py                   # the sum is kept
+    python examples/bank.py --without-locks   # the same clerks, the same work, and a sum that is wrong
+
+Three kinds of clerks show three ways to work with Genie. Some ask for both accounts in one request, the way that can't
+deadlock. Some ask for the second account when they hold the first, and name their transaction: when two of them wait
+for each other one gets `Deadlock`, has written nothing yet, and starts over. And some fall asleep now and then between
+their two writes, for longer than their transaction timeout: their lock is lost with half a transfer done. `read`,
+`write` and `take_back` say what makes that safe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import random
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from ctypes import Array, c_longlong
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Barrier, Event
+from pathlib import Path
+from threading import BrokenBarrierError
+from typing import TypeAlias
+
+import genie
+
+OPENING_BALANCE = 1_000_000  # cents
+LARGEST_TRANSFER = 10_000
+HOLD = 0.25  # seconds until a lock times out; a transfer takes a few milliseconds
+PATIENCE = 60.0  # seconds in the queue
+KINDS = ("at once", "step by step", "sleepy", "step by step")
+NAP_EVERY = 20  # so many transfers of a sleepy clerk
+COUNTED = ("transfers", "retries", "deadlocks", "lost locks")
+
+Change: TypeAlias = tuple[int, int]  # an account, and what is added to its balance
+Fences: TypeAlias = dict[int, int]  # for each account, the fence of the lock under which it is changed
+Counts: TypeAlias = "Array[c_longlong]"  # shared memory: the numbers of COUNTED for each clerk
+
+
+def open_store(path: Path) -> sqlite3.Connection:
+    """Every statement commits by itself (there is no isolation level), and waits where the file is busy."""
+    store = sqlite3.connect(path, isolation_level=None, timeout=60)
+    store.execute("PRAGMA journal_mode = WAL")
+    store.execute("PRAGMA synchronous = OFF")
+    return store
+
+
+def total(store: sqlite3.Connection) -> int:
+    """The sum of all balances."""
+    return int(store.execute("SELECT sum(balance) FROM accounts").fetchone()[0])
+
+
+class LateWrite(Exception):
+    """The store refused a write: somebody with a newer lock has this account now."""
+
+
+def read(store: sqlite3.Connection, account: int, fence: int) -> int:
+    """The balance, after the account was marked with our fence.
+
+    Fences grow with every grant. From the mark on, the store refuses whoever had the account before us and has not
+    heard yet that the lock is lost. No look at one's own lock can replace that: a process may be stopped between the
+    look and the write. The mark comes before the read: if only writes carried fences, a late one could still get in
+    between our read and our first write, which would overwrite it.
+    """
+    store.execute("UPDATE accounts SET fence = ? WHERE id = ? AND fence < ?", (fence, account, fence))
+    return int(store.execute("SELECT balance FROM accounts WHERE id = ?", (account,)).fetchone()[0])
+
+
+def write(store: sqlite3.Connection, account: int, balance: int, fence: int) -> None:
+    """Write a balance if the mark is still ours. The check and the write are one statement."""
+    query = "UPDATE accounts SET balance = ? WHERE id = ? AND fence = ?"
+    if store.execute(query, (balance, account, fence)).rowcount == 0:
+        raise LateWrite(f"account {account} has a newer fence than {fence}")
+
+
+class Clerk:
+    """Moves money between accounts chosen at random, with one connection to Genie (None: without locks)."""
+
+    def __init__(
+        self, number: int, path: Path, options: argparse.Namespace, client: genie.sync.Client | None, counts: Counts
+    ) -> None:
+        self.number, self.options, self.client, self.counts = number, options, client, counts
+        self.kind = KINDS[number % len(KINDS)]
+        self.store = open_store(path)
+        self.random = random.Random(f"{options.seed} {number}")
+        self.done = 0
+
+    def work(self, stop: Event) -> None:
+        """Transfer after transfer. One that was begun is repeated until it is made, also after `stop`."""
+        while not stop.is_set() and self.done != self.options.transfers:
+            source, target = self.random.sample(range(self.options.accounts), 2)
+            amount = self.random.randint(1, LARGEST_TRANSFER)
+            nap = self.kind == "sleepy" and self.done % NAP_EVERY == 0
+            while not self.transfer([(source, -amount), (target, amount)], nap=nap):
+                self.count("retries")
+                nap = False
+            self.done += 1
+            self.count("transfers")
+
+    def transfer(self, changes: list[Change], *, nap: bool) -> bool:
+        """One attempt; False if it failed, and then all that it had changed is changed back.
+
+        `written` is in memory, since only the lock dies on the way here. A clerk who may die too has to write each
+        change down in the store, in the statement that makes it.
+        """
+        written: list[Change] = []
+        try:
+            with self.locked([account for account, _ in changes]) as fences:
+                self.change(changes, fences, written, nap=nap)
+        except (genie.LockLost, LateWrite):
+            self.count("lost locks")
+            self.take_back(written)
+        except genie.Deadlock:
+            self.count("deadlocks")  # nothing is written before all is locked, so there is nothing to take back
+        except genie.QueueTimeout:
+            pass  # nor here
+        else:
+            return True
+        return False
+
+    def change(self, changes: list[Change], fences: Fences, written: list[Change], *, nap: bool = False) -> None:
+        """Read all the balances, think, write them one by one; `written` gets what the store has accepted."""
+        balances = {account: read(self.store, account, fences[account]) for account, _ in changes}
+        time.sleep(self.random.uniform(0, self.options.pause))
+        for account, amount in changes:
+            write(self.store, account, balances[account] + amount, fences[account])
+            written.append((account, amount))
+            if nap and len(written) == 1:
+                time.sleep(1.5 * HOLD)
+
+    def take_back(self, written: list[Change]) -> None:
+        """Undo what was done of a transfer that lost its lock: ask for the locks again, then subtract the amounts.
+
+        Not by writing the old balances: others have had these accounts since and have changed them, rightly. Amounts
+        can be added and subtracted in any order. And not without locks: this is a change like any other. If they are
+        lost again, what the store has accepted is undone for good (nobody came between our read and our write, or the
+        fence would have told), and the rest waits for the next locks.
+        """
+        left = [(account, -amount) for account, amount in reversed(written)]
+        while left:
+            undone: list[Change] = []
+            lost_again = suppress(genie.LockLost, genie.QueueTimeout, genie.Deadlock, LateWrite)
+            with lost_again, self.locked([account for account, _ in left]) as fences:
+                self.change(left, fences, undone)
+            left = left[len(undone) :]
+
+    @contextmanager
+    def locked(self, accounts: list[int]) -> Iterator[Fences]:
+        """Hold the accounts, all at once or step by step; gives the fence under which each is held."""
+        if self.client is None:
+            yield dict.fromkeys(accounts, 0)
+        elif self.kind == "step by step":
+            # The name is this transaction's own: what it holds is not in its way, and cycles are found between names.
+            name = f"transfer-{self.number}-{self.done}"
+            with ExitStack() as held:
+                yield {account: held.enter_context(self.lock(account, transaction=name)).fence for account in accounts}
+        else:
+            with self.lock(*accounts) as lock:
+                yield dict.fromkeys(accounts, lock.fence)
+
+    def lock(self, *accounts: int, transaction: str | None = None) -> AbstractContextManager[genie.sync.Lock]:
+        """One request to Genie."""
+        assert self.client is not None  # noqa: S101
+        names = [f"exclusive:accounts/{account}" for account in accounts]
+        return self.client.lock(*names, transaction=transaction, queue_timeout=PATIENCE, transaction_timeout=HOLD)
+
+    def count(self, what: str) -> None:
+        """Each clerk has counters of its own, so none is counted in two places at once."""
+        self.counts[self.number * len(COUNTED) + COUNTED.index(what)] += 1
+
+
+def clerk(
+    number: int, path: Path, options: argparse.Namespace, counts: Counts, everybody: Barrier, stop: Event
+) -> None:
+    """A clerk's process. All begin together, when the last one is there."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for `follow`, so that no transfer is left half done
+    try:
+        with nullcontext() if options.without_locks else genie.sync.connect() as client:
+            everybody.wait()
+            Clerk(number, path, options, client, counts).work(stop)
+    except genie.GenieError as error:
+        everybody.abort()
+        sys.exit(f"bank: clerk {number} gave up: {error}")
+    except BrokenBarrierError:
+        sys.exit(1)  # another clerk could not begin, and has said why
+
+
+def follow(clerks: list[SpawnProcess], counts: Counts, seconds: float, stop: Event) -> None:
+    """Show what is done each half second until all clerks have ended; tell them to stop when the time is over."""
+    end, shown, terminal = time.monotonic() + seconds, "", sys.stdout.isatty()
+    while alive := [process for process in clerks if process.is_alive()]:
+        try:
+            alive[0].join(0.5)
+        except KeyboardInterrupt:
+            stop.set()
+        if time.monotonic() >= end:
+            stop.set()
+        line = "  ".join(f"{name} {sum(counts[kind :: len(COUNTED)]):,}" for kind, name in enumerate(COUNTED))
+        if line != shown:
+            print(f"\r{line}" if terminal else line, end="" if terminal else "\n", flush=True)
+        shown = line
+    if terminal:
+        print()
+
+
+def bank(path: Path, options: argparse.Namespace) -> int:
+    """Open the accounts, let the clerks work, count the money; returns the exit status."""
+    store = open_store(path)
+    store.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, balance INTEGER NOT NULL, fence INTEGER NOT NULL)")
+    store.executemany(
+        "INSERT INTO accounts VALUES (?, ?, 0)", [(id, OPENING_BALANCE) for id in range(options.accounts)]
+    )
+    before = total(store)
+    spawn = multiprocessing.get_context("spawn")
+    counts = spawn.RawArray("q", options.workers * len(COUNTED))
+    everybody, stop = spawn.Barrier(options.workers + 1), spawn.Event()
+    clerks = []
+    for number in range(options.workers):
+        clerks.append(spawn.Process(target=clerk, args=(number, path, options, counts, everybody, stop), daemon=True))
+        clerks[-1].start()
+    with suppress(BrokenBarrierError):  # a clerk who can't begin says why
+        everybody.wait(PATIENCE)
+    follow(clerks, counts, math.inf if options.transfers is not None else options.seconds, stop)
+    after = total(store)
+    print(f"sum before {before / 100:,.2f}, after {after / 100:,.2f}, difference {(after - before) / 100:,.2f}")
+    failed = any(process.exitcode for process in clerks)
+    return 1 if failed or (after != before and not options.without_locks) else 0
+
+
+def main() -> int:
+    """Read the command line; the server is the one at GENIE_HOST and GENIE_PORT."""
+    parser = argparse.ArgumentParser(description="Move money under locks, or without.")
+    parser.add_argument("--workers", type=int, default=8, help="processes that move money (8)")
+    parser.add_argument("--accounts", type=int, default=10, help="accounts, at least 2 (10)")
+    parser.add_argument("--seconds", type=float, default=5, help="how long (5)")
+    parser.add_argument("--transfers", type=int, help="so many for each worker, however long it takes")
+    parser.add_argument(
+        "--pause", type=float, default=0.002, help="seconds at most between reading and writing (0.002)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="another one chooses other accounts and amounts (1)")
+    parser.add_argument("--without-locks", action="store_true", help="show what happens without Genie")
+    options = parser.parse_args()
+    if options.workers < 1 or options.accounts < 2 or options.pause < 0:  # noqa: PLR2004 - a transfer takes two
+        parser.error("there must be a worker, two accounts and a pause that is not negative")
+    if not options.without_locks:
+        try:
+            with genie.sync.connect() as client:
+                client.ping()
+        except (genie.GenieError, ValueError) as error:
+            sys.exit(f"bank: {error} (a server is started by: genie serve)")
+    with tempfile.TemporaryDirectory() as folder:
+        return bank(Path(folder) / "bank.db", options)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # before the clerks began
+        sys.exit(130)

@@ -1,0 +1,140 @@
+"""What the commands that talk to a server have in common: where it is, how long it may take, errors in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import io
+import math
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import ParamSpec, TypeVar
+
+import click
+
+from genie.client.aio import Client, connect
+from genie.client.reach import HOST, PORT, addresses, spell
+from genie.errors import GenieError, Unavailable
+from genie.protocol.fields import MAX_TIMEOUT_MS
+from genie.protocol.resources import EXCLUSIVE, SHARED
+
+MAX_SECONDS = MAX_TIMEOUT_MS / 1000
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as a shell gives it."""
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Command = Callable[P, T]
+
+
+def server_options(command: Command[P, T]) -> Command[P, T]:
+    """`--host` and `--port`: the server to ask."""
+    host = click.option(
+        "--host",
+        default=HOST,
+        envvar="GENIE_HOST",
+        show_envvar=True,
+        show_default=True,
+        help="Server to ask; several with commas between them.",
+    )
+    port = click.option(
+        "--port",
+        type=click.IntRange(1, 65535),
+        default=PORT,
+        envvar="GENIE_PORT",
+        show_envvar=True,
+        show_default=True,
+        help="Its port.",
+    )
+    return host(port(command))
+
+
+def patience_option(command: Command[P, T]) -> Command[P, T]:
+    """`--timeout`: how long the server may take. A port where something else listens may never answer at all."""
+    return click.option(
+        "--timeout",
+        "patience",
+        type=seconds(0.001),
+        metavar="SECONDS",
+        default=5,
+        show_default=True,
+        help="How long the server may take to answer.",
+    )(command)
+
+
+def json_option(command: Command[P, T]) -> Command[P, T]:
+    """`--json`: for programs."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
+
+
+def seconds(least: float) -> Callable[[str | float], float]:
+    """The type of an option in seconds. click's own ranges let `nan` pass, which no comparison stops."""
+
+    def convert(text: str | float) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= MAX_SECONDS:
+            raise click.BadParameter(f"{text!r} is not a number of seconds from {least:g} to {MAX_SECONDS:.3f}.")
+        return value
+
+    return convert
+
+
+def bare_name(resource: str) -> str:
+    """The name of a resource, whether it was written with its mode, as tables show it, or without."""
+    for mode in (SHARED, EXCLUSIVE):
+        if resource.startswith(mode):
+            return resource[len(mode) :]
+    return resource
+
+
+def whereabouts(host: str, port: int) -> str:
+    """The address as messages name it."""
+    return ", ".join(map(spell, addresses(host, port)))
+
+
+def ask(host: str, port: int, patience: float, question: Callable[[Client], Awaitable[T]]) -> T:
+    """Connect, ask one thing and leave, within `patience` seconds in all; GenieError or ValueError otherwise."""
+
+    async def asking() -> T:
+        try:
+            async with asyncio.timeout(patience), AsyncExitStack() as stack:
+                client = await stack.enter_async_context(connect(host, port, connect_timeout=patience))
+                try:
+                    return await question(client)
+                except asyncio.CancelledError:
+                    stack.pop_all()  # no polite end: it would wait for the same server, which doesn't answer
+                    raise
+        except TimeoutError:
+            raise Unavailable(f"{whereabouts(host, port)} does not answer within {patience:g} s") from None
+
+    return asyncio.run(asking())
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text without line breaks, wherever it has come from."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def plain_errors(command: Command[P, T]) -> Command[P, T]:
+    """Say what went wrong in one line instead of a traceback; 130 after Ctrl-C.
+
+    Names may hold characters that the terminal's encoding doesn't have: those are escaped, not a reason to fail.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            return command(*args, **kwargs)
+        except (GenieError, ValueError) as error:
+            raise click.ClickException(one_line(error)) from None
+        except KeyboardInterrupt:
+            raise SystemExit(INTERRUPTED) from None
+
+    return wrapped

@@ -1,0 +1,125 @@
+"""`genie inspect`"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from genie.cli.asking import ask, bare_name, json_option, patience_option, plain_errors, server_options
+from genie.cli.tables import clip, duration, printable, some, table, width
+from genie.protocol.fields import MAX_ROWS
+
+COLUMNS = 100
+"""What every line fits into."""
+TRANSACTION_COLUMNS = 20
+INDENT = "  "
+RESOURCES = 2
+"""The column of the resources, which take what room the others leave."""
+NUMBERS = (3, 4, 5)
+"""The columns behind it, which are aligned to the right."""
+
+Row = dict[str, Any]
+
+
+@click.command()
+@click.option("--resource", metavar="NAME", help="Only who holds this resource or waits for it, in the order they go.")
+@click.option("--transaction", metavar="NAME", help="Only this transaction.")
+@click.option("--id", type=int, metavar="N", help="Only this request.")
+@click.option("--limit", type=click.IntRange(1, MAX_ROWS), help="Rows to show at most. [default: 100]")
+@json_option
+@server_options
+@patience_option
+@plain_errors
+def inspect(
+    resource: str | None,
+    transaction: str | None,
+    id: int | None,
+    limit: int | None,
+    as_json: bool,
+    host: str,
+    port: int,
+    patience: float,
+) -> None:
+    """Show who holds what, who waits, and who blocks whom.
+
+    --json prints the server's answer as it is: times in milliseconds.
+    """
+    if sum(choice is not None for choice in (resource, transaction, id)) > 1:
+        raise click.UsageError("--resource, --transaction and --id each ask for something else; give one of them.")
+    name = None if resource is None else bare_name(resource)
+    payload = ask(
+        host,
+        port,
+        patience,
+        lambda client: client.inspect(resource=name, transaction=transaction, id=id, limit=limit),
+    )
+    if as_json:
+        click.echo(json.dumps(payload))
+        return
+    try:
+        text = "\n".join(_report(payload, time.time() * 1000))
+    except (LookupError, TypeError, AttributeError) as error:
+        raise click.ClickException(f"the server's answer is not as this version knows it: {error!r}") from None
+    click.echo(text)
+
+
+def _report(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
+    holders, queue = payload["holders"], payload["queue"]
+    if not payload["holdersTotal"] and not payload["queueTotal"]:
+        yield "Nothing is held, and nobody waits."
+        return
+    yield _title("Held", holders, payload["holdersTotal"])
+    if holders:
+        yield from _indent(_table(holders, now_ms, "HELD FOR", "ENDS IN"))
+    yield _title("Waiting", queue, payload["queueTotal"])
+    if queue:
+        header, *lines = _table(queue, now_ms, "WAITS FOR", "GIVES UP IN")
+        yield from _indent([header])
+        for row, line in zip(queue, lines, strict=True):
+            yield from _indent([line, *_blockers(row, now_ms)])
+
+
+def _title(what: str, rows: list[Row], total: int) -> str:
+    shown = "" if len(rows) == total else f", {len(rows):,} shown (see --limit)"
+    return f"{what}: {total:,}{shown}"
+
+
+def _table(rows: list[Row], now_ms: float, since: str, until: str) -> list[str]:
+    """One line a request. Priorities have a column only where somebody has one."""
+    priorities = any(row["priority"] for row in rows)
+    headers = ["ID", "TRANSACTION", "RESOURCES", since, until, *(["PRIORITY"] if priorities else [])]
+    cells = [
+        [
+            str(row["id"]),
+            clip(row.get("transactionName") or "-", TRANSACTION_COLUMNS),
+            "",
+            duration(now_ms - row["since"]),
+            duration(row["expiresIn"]),
+            *([str(row["priority"])] if priorities else []),
+        ]
+        for row in rows
+    ]
+    room = COLUMNS - len(INDENT) - width(table(headers, cells, NUMBERS)[0]) + len("RESOURCES")
+    for row, line in zip(rows, cells, strict=True):
+        line[RESOURCES] = some(row["resources"], row["resourcesTotal"], room)
+    return table(headers, cells, NUMBERS)
+
+
+def _blockers(row: Row, now_ms: float) -> Iterator[str]:
+    for blocker in row["blockers"]:
+        owner = f" of {clip(blocker['transactionName'], TRANSACTION_COLUMNS)}" if "transactionName" in blocker else ""
+        verb = "holds" if blocker["state"] == "held" else "is ahead for"
+        lasted = f" ({duration(now_ms - blocker['since'])})"
+        line = f"└ {blocker['id']}{owner} {verb} {blocker['mode']}:{printable(blocker['resource'])}"
+        yield INDENT + clip(line, COLUMNS - 2 * len(INDENT) - len(lasted)) + lasted
+    more = row["blockersTotal"] - len(row["blockers"])
+    if more > 0:
+        yield f"{INDENT}└ and {more:,} more"
+
+
+def _indent(lines: list[str]) -> Iterator[str]:
+    return (INDENT + line for line in lines)

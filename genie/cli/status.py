@@ -1,0 +1,34 @@
+"""`genie status`"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from genie.cli.asking import ask, json_option, patience_option, plain_errors, server_options, whereabouts
+from genie.client.aio import Client
+
+
+@click.command()
+@json_option
+@server_options
+@patience_option
+@plain_errors
+def status(as_json: bool, host: str, port: int, patience: float) -> None:
+    """Is the server there? Exits 0 if it answers and 1 if not, which makes it a health check."""
+
+    async def question(client: Client) -> tuple[float, dict[str, Any]]:
+        began = time.perf_counter()
+        await client.ping()
+        return time.perf_counter() - began, await client.inspect(limit=1)
+
+    round_trip, totals = ask(host, port, patience, question)
+    address, round_trip_ms = whereabouts(host, port), round(round_trip * 1000, 3)
+    held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
+    if as_json:
+        click.echo(json.dumps({"address": address, "roundTripMs": round_trip_ms, "held": held, "waiting": waiting}))
+    else:
+        click.echo(f"{address} answers in {round_trip_ms:.1f} ms; requests held: {held}, waiting: {waiting}")

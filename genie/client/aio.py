@@ -1,0 +1,160 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+from genie.client import calls
+from genie.client.aio_link import Link
+from genie.client.calls import Inspect, Ping, Release, Request
+from genie.client.lock import Hold, Lock, acquire
+from genie.client.reach import addresses
+from genie.errors import QueueTimeout
+
+
+def connect(
+    host: str | Sequence[str] | None = None, port: int | None = None, *, connect_timeout: float = 10.0
+) -> Client:
+    """A client, which connects when its `async with` block is entered and closes when it is left.
+
+    `host` is one address, several with commas between them, or a list of them: `HOST`, `HOST:PORT`, `[IPv6]:PORT`;
+    `port` is for those that name none. GENIE_HOST and GENIE_PORT say what is left out, else 127.0.0.1 and 7077.
+
+    Entering the block tries each address once and raises Unavailable if none answers. A connection that is lost later
+    is made again in the background; a call that needs it waits up to `connect_timeout` seconds, then raises
+    Unavailable.
+    """
+    return Client(addresses(host, port), connect_timeout=connect_timeout)
+
+
+class Client:
+    """Locks from one server, over one connection, for any number of tasks. Made by `connect`.
+
+    Every call can be cancelled: what it asked for is given back. A call whose connection ends while it waits raises
+    ConnectionLost: its place in the line is gone. Locks that are held stay held.
+    """
+
+    def __init__(self, to: Sequence[tuple[str, int]], *, connect_timeout: float = 10.0) -> None:
+        self._link = Link(to, connect_timeout)
+
+    async def __aenter__(self) -> Self:
+        await self._link.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection. Calls that wait raise ConnectionLost; locks that are held end by their timeouts."""
+        await self._link.close()
+
+    def lock(
+        self,
+        *resources: str,
+        transaction: str | None = None,
+        queue_timeout: float = 10.0,
+        transaction_timeout: float = 10.0,
+        priority: float = 0,
+        watchdog: bool = False,
+    ) -> Hold:
+        """`async with client.lock("exclusive:a", "shared:b") as lock:` holds all of them while the block runs.
+
+        Arguments and errors are those of `acquire`. With `watchdog` the hold is extended for as long as the block
+        runs, so that `transaction_timeout` only bounds how long the lock outlives this process. If the lock is lost
+        the block is cancelled and LockLost comes out of it.
+        """
+        return Hold(
+            self._link,
+            self._request(
+                resources,
+                transaction=transaction,
+                queue_timeout=queue_timeout,
+                transaction_timeout=transaction_timeout,
+                priority=priority,
+                watchdog=watchdog,
+            ),
+        )
+
+    async def acquire(
+        self,
+        *resources: str,
+        transaction: str | None = None,
+        queue_timeout: float = 10.0,
+        transaction_timeout: float = 10.0,
+        priority: float = 0,
+    ) -> Lock:
+        """Wait until all the resources can be locked at once, and hold them until `lock.release()`.
+
+        A resource is `shared:NAME`, `exclusive:NAME`, or a NAME without a colon, which is exclusive (`genie.shared`
+        and `genie.exclusive` take any name). `transaction` names the one transaction that asks: what it holds is not
+        in its way, and deadlocks are found between transactions. Higher `priority` goes first.
+
+        Raises QueueTimeout after `queue_timeout` seconds in the line, Deadlock at once where waiting could not end,
+        LockError where somebody released the waiting request, RequestRejected where the server refuses it, Unavailable
+        and ConnectionLost. The lock is lost `transaction_timeout` seconds after it was granted.
+        """
+        return await acquire(
+            self._link,
+            self._request(
+                resources,
+                transaction=transaction,
+                queue_timeout=queue_timeout,
+                transaction_timeout=transaction_timeout,
+                priority=priority,
+            ),
+        )
+
+    async def try_acquire(
+        self,
+        *resources: str,
+        transaction: str | None = None,
+        transaction_timeout: float = 10.0,
+        priority: float = 0,
+    ) -> Lock | None:
+        """The same without waiting: None if what is asked for can't be locked at once. Deadlock is still raised."""
+        request = self._request(
+            resources,
+            transaction=transaction,
+            queue_timeout=0,
+            transaction_timeout=transaction_timeout,
+            priority=priority,
+        )
+        try:
+            return await acquire(self._link, request)
+        except QueueTimeout:
+            return None
+
+    async def inspect(
+        self,
+        *,
+        resource: str | None = None,
+        transaction: str | None = None,
+        id: int | None = None,
+        limit: int | None = None,
+    ) -> dict[str, Any]:
+        """Who holds and who waits for whom: `holders` and `queue` in order, at most `limit` rows, and their totals.
+
+        `resource` is a name without a mode. The rows are those of the wire: times in ms, `since` in unix ms.
+        """
+        return cast("dict[str, Any]", await self._link.call(Inspect(resource, transaction, id, limit)))
+
+    async def ping(self) -> None:
+        """Return when the server has answered."""
+        await self._link.call(Ping())
+
+    async def release(self, id: int) -> str:
+        """End a lock, or cancel a waiting request, by its id, whoever made it.
+
+        Returns the reason for which it ended: `success`, or an earlier one if it had ended before. RequestRejected
+        (`unknown-id`), if it never was or is forgotten. For locks of one's own `lock.release()` is better.
+        """
+        release = Release(id)
+        self._link.release(release)
+        return await self._link.finish(release)
+
+    def _request(self, resources: Sequence[str], **options: Any) -> Request:
+        return calls.request(self._link.core.ref(), resources, **options)

@@ -1,0 +1,283 @@
+"""The asyncio shell around the core: a connection that is made again when it is lost, and a timer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+from genie.client.calls import Call, Ping, Release, Request
+from genie.client.core import Core, Outcome
+from genie.client.reach import Address, watch_over
+from genie.client.servers import Servers
+from genie.errors import GenieError, Unavailable
+
+
+class _Wire(asyncio.Protocol):
+    """One TCP connection."""
+
+    def __init__(self, link: Link, address: Address) -> None:
+        self.link = link
+        self.address = address
+        self.transport: asyncio.Transport | None = None
+        self.gone = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.link.received(self, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gone.set()
+        self.link.lost(self, "the server closed it" if exc is None else str(exc) or type(exc).__name__)
+
+
+class Link:
+    """Sends calls, brings back their outcomes, and keeps the connection.
+
+    `connect_timeout` (seconds) bounds the first connection, what a call waits for a later one, and what a release
+    waits for its answer.
+    """
+
+    def __init__(self, addresses: Sequence[Address], connect_timeout: float) -> None:
+        self.core = Core()
+        self.connect_timeout = connect_timeout
+        self._servers = Servers(addresses, connect_timeout)
+        self._loop: asyncio.AbstractEventLoop
+        self._wire: _Wire | None = None
+        self._up = asyncio.Event()
+        """Set when there is a connection, and when there never will be one again."""
+        self._closed = True
+        self._connecting: asyncio.Task[None] | None = None
+        self._flushing = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- for the client -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect to the first address that answers. Unavailable, if in one round none does."""
+        if not self._closed:
+            raise RuntimeError("the client is open already")
+        self._loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.connect_timeout):
+                reached = await self._round()
+        except TimeoutError as error:
+            reached = False
+            self._servers.failed(error)
+        if not reached:
+            raise self._servers.unavailable()
+        self._closed = False
+
+    async def close(self) -> None:
+        """End the connection; calls that wait fail."""
+        if self._closed:
+            return
+        try:
+            # Every `queued` that is due comes before the answer to a ping, and with each the release of what was
+            # abandoned; the next answer shows that it has been released.
+            async with asyncio.timeout(self.connect_timeout):
+                while self.core.up and self.core.owes:
+                    await self._answer(Ping())
+        except (TimeoutError, GenieError):
+            pass  # it ends by its own timeouts
+        finally:
+            await self._shut()
+
+    async def call(self, call: Call) -> Any:
+        """Send a call, when there is a connection, and wait for its answer. What is cancelled is given back."""
+        if not self.core.up:
+            await self.ready()
+        return await self._answer(call)
+
+    async def ready(self) -> None:
+        """Wait for a connection; Unavailable, if there is none within `connect_timeout`."""
+        if self.core.up:
+            return
+        try:
+            async with asyncio.timeout(self.connect_timeout):
+                while not self.core.up:
+                    self.check_open()
+                    await self._up.wait()
+        except TimeoutError:
+            raise self._servers.unavailable() from None
+
+    async def finish(self, release: Release) -> str:
+        """Wait for the answer to a release, which may have to wait for a connection itself, but not for ever.
+
+        Unavailable, if it takes too long. Then, and if this is cancelled, the release goes on alone.
+        """
+        waiter = release.waiter = self._loop.create_future()
+        bound = self._loop.call_later(self.connect_timeout, self._give_up, release)
+        self.flush_soon()
+        try:
+            return cast("str", await waiter)
+        finally:
+            release.waiter = None
+            bound.cancel()
+
+    def leave(self, request: Request) -> Release | None:
+        """Send the release of a lock; None if it has ended."""
+        self.check_open()
+        release = self.core.leave(request, self._loop.time())
+        self.flush_soon()
+        return release
+
+    def release(self, release: Release) -> None:
+        """Send a release, now or when there is a connection."""
+        self.check_open()
+        self.core.send(release, self._loop.time())
+
+    def check_open(self) -> None:
+        """Unavailable before the client was opened and after it was closed."""
+        if self._closed:
+            raise Unavailable("the client is not open")
+
+    # -- from the event loop ------------------------------------------------------------------------------
+
+    def received(self, wire: _Wire, data: bytes) -> None:
+        """Bytes have come."""
+        if wire is not self._wire:
+            return
+        self._settle(self.core.receive(data, self._loop.time()))
+        if self.core.broken:
+            cast("asyncio.Transport", wire.transport).abort()
+        else:
+            self._servers.worked()
+        self._flush()
+        self._set_timer()
+
+    def lost(self, wire: _Wire, why: str) -> None:
+        """A connection has ended."""
+        if wire is not self._wire:
+            return
+        self._wire = None
+        self._up.clear()
+        self._settle(self.core.disconnected(self._servers.lost(wire.address, self.core.broken or why)))
+        self._connecting = self._loop.create_task(self._reconnect())
+
+    def flush_soon(self) -> None:
+        """Send, together, what is to be sent by the end of this turn of the loop."""
+        if not self._flushing and not self._loop.is_closed():
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    async def _answer(self, call: Call) -> Any:
+        waiter = call.waiter = self._loop.create_future()
+        self.core.send(call, self._loop.time())
+        self.flush_soon()
+        try:
+            return await waiter
+        except BaseException:
+            # A grant may have come already and wait for this task's turn; the core knows.
+            self.core.abandon(call, self._loop.time())
+            self.flush_soon()
+            raise
+
+    async def _round(self) -> bool:
+        """Try every address once."""
+        for address in self._servers.trying():
+            wire = _Wire(self, address)
+            try:
+                async with asyncio.timeout(self._servers.attempt_timeout):
+                    await self._loop.create_connection(lambda wire=wire: wire, *address)  # type: ignore[misc]
+            except BaseException as error:
+                if wire.transport is not None:
+                    wire.transport.abort()
+                if not isinstance(error, (OSError, UnicodeError)):
+                    raise
+                self._servers.failed(error)
+                continue
+            if self._take(wire):
+                return True
+            self._servers.failed("it closed the connection at once")
+        return False
+
+    def _take(self, wire: _Wire) -> bool:
+        """Use a connection, if it hasn't ended already."""
+        if wire.transport is None or wire.gone.is_set():
+            return False
+        watch_over(wire.transport.get_extra_info("socket"))
+        self._wire = wire
+        self.core.connected(self._loop.time())
+        self._flush()
+        self._set_timer()
+        self._up.set()
+        return True
+
+    async def _reconnect(self) -> None:
+        while True:
+            await asyncio.sleep(self._servers.delay)
+            if await self._round():
+                return
+
+    async def _shut(self) -> None:
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._flush()
+        wire, self._wire = self._wire, None
+        if wire is not None and wire.transport is not None:
+            wire.transport.close()  # which sends first what it was given
+        self._settle(self.core.closed())
+        self._up.set()
+        try:
+            if self._connecting is not None:
+                await asyncio.wait({self._connecting})
+            if wire is not None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(wire.gone.wait(), self.connect_timeout)
+        finally:
+            if wire is not None and wire.transport is not None:
+                wire.transport.abort()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._wire is not None and self._wire.transport is not None:
+            data = self.core.outgoing()
+            if data:
+                self._wire.transport.write(data)
+
+    def _settle(self, outcomes: list[Outcome]) -> None:
+        for call, value, error in outcomes:
+            waiter, call.waiter = call.waiter, None
+            if waiter is None:
+                if isinstance(call, Request) and call.error is not None:
+                    self._tell_lost(call)
+            elif not waiter.done():
+                if error is None:
+                    waiter.set_result(value)
+                else:
+                    waiter.set_exception(error)
+
+    def _tell_lost(self, request: Request) -> None:
+        if request.lost is not None:
+            request.lost.set()
+        if request.on_lost is not None:
+            request.on_lost()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= self.core.wake:
+                return
+            self._timer.cancel()
+        self._timer = None if self.core.wake == math.inf else self._loop.call_at(self.core.wake, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._settle(self.core.tick(self._loop.time()))
+        self._flush()
+        self._set_timer()
+
+    def _give_up(self, release: Release) -> None:
+        if release.waiter is not None and not release.waiter.done():
+            text = f"{release.id} could not be released within {self.connect_timeout:g} s"
+            reason = "the server does not answer" if self.core.up else str(self._servers.unavailable())
+            release.waiter.set_exception(Unavailable(f"{text}: {reason}"))

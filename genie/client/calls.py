@@ -1,0 +1,210 @@
+"""What can be asked of a server: every call checks its arguments and makes its line before anything is sent.
+
+People give seconds; the wire has milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Any, Final
+
+from genie.errors import Code, LockLost, RequestRejected
+from genie.protocol import messages
+from genie.protocol.fields import MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS
+from genie.protocol.framing import MAX_LINE
+from genie.protocol.resources import MAX_RESOURCES, check_name, from_people
+
+MAX_ID: Final = 1 << 53
+"""Ids are below this, so that every JSON library reads them right."""
+
+
+class State(Enum):
+    """Where a request for locks is, as far as this client has heard."""
+
+    ASKED = auto()
+    QUEUED = auto()
+    HELD = auto()
+    LEAVING = auto()
+    """Its release is on its way."""
+    ENDED = auto()
+
+
+class Call:
+    """A command and the answer that is due.
+
+    `waiter` belongs to the shell: a future, or None where nobody waits for the answer (any more). `number` is the
+    place in the order in which calls were sent.
+    """
+
+    __slots__ = ("line", "number", "waiter")
+
+    def __init__(self, line: bytes) -> None:
+        self.line = line
+        self.number = 0
+        self.waiter: Any = None
+
+
+class Request(Call):
+    """`request`, and the lock that comes of it.
+
+    `hold` (seconds) is what its hold lasts from the grant or the last extension, `deadline` when that ends on this
+    client's clock. `error` says why it is not held any more where that is not our doing.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "connection",
+        "deadline",
+        "error",
+        "fence",
+        "hold",
+        "id",
+        "lost",
+        "on_lost",
+        "ref",
+        "renew_at",
+        "resources",
+        "state",
+        "watchdog",
+    )
+
+    def __init__(self, line: bytes, ref: str, resources: tuple[str, ...], hold: float, watchdog: bool) -> None:
+        super().__init__(line)
+        self.ref = ref
+        self.resources = resources
+        self.hold = hold
+        self.watchdog = watchdog
+        self.state = State.ASKED
+        self.abandoned = False
+        self.id = 0
+        self.fence = 0
+        self.connection = 0
+        self.deadline = math.inf
+        self.renew_at = math.inf
+        self.error: LockLost | None = None
+        self.on_lost: Callable[[], None] | None = None
+        """What the shell does when the lock is lost."""
+        self.lost: Any = None
+        """The shell's event, set when the lock is lost; None until somebody asks for it."""
+
+
+class Release(Call):
+    """`release` of any id."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: int) -> None:
+        super().__init__(messages.command("release", id=_check_id(id)))
+        self.id = id
+
+
+class Extend(Call):
+    """`extend` of a lock that this client holds."""
+
+    __slots__ = ("hold", "request", "sent_at")
+
+    def __init__(self, request: Request, hold: float) -> None:
+        super().__init__(
+            messages.command("extend", id=request.id, transactionTimeout=milliseconds(hold, "an extension", least_ms=1))
+        )
+        self.request = request
+        self.hold = hold
+        self.sent_at = math.inf
+
+
+class Ping(Call):
+    """`ping`."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(messages.command("ping"))
+
+
+class Inspect(Call):
+    """`inspect`."""
+
+    __slots__ = ("id",)
+
+    def __init__(
+        self,
+        resource: str | None = None,
+        transaction: str | None = None,
+        id: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        if resource is not None:
+            check_name(resource, "the name of a resource")
+        if transaction is not None:
+            check_name(transaction, "the name of a transaction")
+        if id is not None:
+            _check_id(id)
+        if limit is not None and not (type(limit) is int and 1 <= limit <= MAX_ROWS):
+            raise ValueError(f"limit must be an integer from 1 to {MAX_ROWS}, not {limit!r}")
+        super().__init__(_line("inspect", resource=resource, transactionName=transaction, id=id, limit=limit))
+        self.id = id
+
+
+def request(
+    ref: str,
+    resources: Sequence[str],
+    *,
+    transaction: str | None = None,
+    queue_timeout: float = 10.0,
+    transaction_timeout: float = 10.0,
+    priority: float = 0,
+    watchdog: bool = False,
+) -> Request:
+    """A request for resources as people name them; timeouts in seconds.
+
+    ValueError or TypeError says what is wrong with an argument.
+    """
+    if not 0 < len(resources) <= MAX_RESOURCES:
+        raise ValueError(f"a request names 1 to {MAX_RESOURCES} resources, not {len(resources)}")
+    names = tuple([from_people(_check_str(resource)) for resource in resources])
+    if transaction is not None:
+        check_name(transaction, "the name of a transaction")
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
+    line = _line(
+        "request",
+        resources=names,
+        queueTimeout=milliseconds(queue_timeout, "queue_timeout"),
+        transactionTimeout=milliseconds(transaction_timeout, "transaction_timeout", least_ms=1),
+        transactionName=transaction,
+        priority=priority or None,
+        ref=ref,
+    )
+    if len(line) > MAX_LINE:
+        # The server would close the connection, and everybody else's waiting requests with it.
+        raise RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {MAX_LINE} bytes, this request {len(line)}")
+    return Request(line, ref, names, transaction_timeout, watchdog)
+
+
+def milliseconds(seconds: float, what: str, *, least_ms: int = 0) -> float:
+    """Seconds as the wire has them, or a ValueError; not finer than a microsecond."""
+    ms = round(seconds * 1000, 3) if math.isfinite(seconds) else seconds
+    if not least_ms <= ms <= MAX_TIMEOUT_MS:
+        raise ValueError(f"{what} must be {least_ms / 1000:g} to {MAX_TIMEOUT_MS / 1000} seconds, not {seconds!r}")
+    return int(ms) if ms == int(ms) else ms
+
+
+def _line(command: str, **payload: Any) -> bytes:
+    try:
+        return messages.command(command, **payload)
+    except TypeError as error:  # a lone surrogate, which a Python string may hold and UTF-8 may not
+        raise ValueError(f"{command}: {error}") from None
+
+
+def _check_str(resource: object) -> str:
+    if not isinstance(resource, str):
+        raise TypeError(f"a resource is a string, not {resource!r}; several are several arguments")
+    return resource
+
+
+def _check_id(id: int) -> int:
+    if type(id) is not int or not -MAX_ID < id < MAX_ID:
+        raise ValueError(f"an id is an integer below 2^53, not {id!r}")
+    return id

@@ -1,0 +1,137 @@
+"""A lock, as asyncio users hold it, and the block of code that it guards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Any, cast
+
+from genie.client.aio_link import Link
+from genie.client.calls import Extend, Request, State
+from genie.client.held import Held
+from genie.client.reasons import again
+from genie.errors import Code, GenieError, LockLost, RequestRejected, Unavailable
+
+
+class Lock(Held):
+    """A lock that was granted. It is held until `release`, or until it is lost: then `lost` is set.
+
+    It stays valid when the client's connection is made again. A lock that nobody releases ends by its
+    `transaction_timeout`, also if its client was closed (then nobody tells `lost`).
+    """
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: Link, request: Request) -> None:
+        super().__init__(request)
+        self._link = link
+
+    @property
+    def lost(self) -> asyncio.Event:
+        """Set when the lock ended without `release`: it timed out, or somebody else released its id."""
+        request = self._request
+        if request.lost is None:
+            request.lost = asyncio.Event()
+            if request.error is not None:
+                request.lost.set()
+        return cast("asyncio.Event", request.lost)
+
+    async def release(self) -> None:
+        """Give the lock back. A second time does nothing, and neither does it for a lock that is lost.
+
+        Without a connection it waits for one, for `connect_timeout` at most; then it raises Unavailable, and goes on
+        trying in the background. If the server refuses with Unavailable the lock is still held.
+        """
+        if self._request.state is not State.HELD:
+            return
+        call = self._link.leave(self._request)
+        if call is None:
+            return
+        try:
+            await self._link.finish(call)
+        except RequestRejected as error:
+            if error.code != Code.UNKNOWN_ID:
+                raise
+
+    async def extend(self, seconds: float) -> None:
+        """Let the hold end `seconds` from now, sooner or later than it would have.
+
+        LockLost, if it is not held any more; ConnectionLost, if the answer did not come; Unavailable, if there is no
+        connection within `connect_timeout`.
+        """
+        extend = Extend(self._request, seconds)
+        await self._link.ready()
+        if self._request.state is State.HELD:
+            await self._link.call(extend)
+        if self._request.error is not None:
+            raise again(self._request.error)
+        if self._request.state is not State.HELD:
+            raise LockLost(f"lock {self.id} was released", id=self.id)
+
+
+async def acquire(link: Link, request: Request) -> Lock:
+    """Ask for a lock and wait for it."""
+    await link.call(request)
+    if request.error is not None:  # granted, and lost before this task's turn came
+        raise again(request.error)
+    return Lock(link, request)
+
+
+class Hold:
+    """What `client.lock(…)` returns: `async with` it, once, to hold a lock while the block runs.
+
+    A lock that is lost meanwhile cancels the block as `asyncio.timeout` does, and LockLost comes out of it. A
+    cancellation from outside stays one. An error of the block's own comes out as it is, unless the block was cancelled
+    because the lock is lost: then it is the cause of the LockLost.
+    """
+
+    __slots__ = ("_cancelling", "_link", "_lock", "_request", "_task")
+
+    def __init__(self, link: Link, request: Request) -> None:
+        self._link = link
+        self._request = request
+        self._lock: Lock | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+
+    async def __aenter__(self) -> Lock:
+        if self._request.state is not State.ASKED:
+            raise RuntimeError("this was entered before; ask for another lock with client.lock()")
+        self._lock = await acquire(self._link, self._request)
+        self._task = asyncio.current_task()
+        self._cancelling = 0 if self._task is None else self._task.cancelling()
+        self._request.on_lost = self._cancel
+        return self._lock
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        lock, task, request = self._lock, self._task, self._request
+        if lock is None or task is None:
+            return
+        request.on_lost = None
+        if request.error is not None:
+            # Lost while the block ran, and so it was cancelled.
+            outside = task.uncancel() > self._cancelling
+            if not (outside and isinstance(error, asyncio.CancelledError)):
+                raise again(request.error) from error
+            return
+        try:
+            if error is None or self._link.core.up:
+                await lock.release()
+            else:
+                self._link.leave(request)  # a block that failed is not kept waiting for a connection
+        except GenieError as refused:
+            with contextlib.suppress(Unavailable):
+                self._link.leave(request)  # in the background from now on
+            if error is None:
+                raise
+            error.add_note(f"Besides, lock {lock.id} could not be released: {refused}")
+            return
+        if error is None and request.error is not None:
+            raise again(request.error)

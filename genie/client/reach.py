@@ -1,0 +1,101 @@
+"""Where the servers are, how long to wait between attempts to reach them, and how a dead connection is noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+HOST = "127.0.0.1"
+PORT = 7077
+
+FIRST_DELAY = 0.05
+LONGEST_DELAY = 2.0
+
+KEEPALIVE_IDLE = 5
+"""Seconds of silence after which the kernel asks whether the other side is there, and between two such questions."""
+KEEPALIVE_PROBES = 3
+
+Address = tuple[str, int]
+
+
+def addresses(host: str | Sequence[str] | None = None, port: int | None = None) -> list[Address]:
+    """Who to connect to, in order.
+
+    `host` is one address, several with commas between them, or a list of them: `HOST`, `HOST:PORT` or `[IPv6]:PORT`.
+    `port` is for those that name none. What is left out comes from GENIE_HOST and GENIE_PORT, else it is
+    127.0.0.1 and 7077.
+    """
+    if host is None:
+        host = os.environ.get("GENIE_HOST") or HOST
+    if port is None:
+        port = _port(os.environ.get("GENIE_PORT") or PORT, "GENIE_PORT")
+    texts = host.split(",") if isinstance(host, str) else host
+    found = [_address(text.strip(), _port(port, "port")) for text in texts if text.strip()]
+    if not found:
+        raise ValueError("no address of a server is given")
+    return found
+
+
+def _address(text: str, port: int) -> Address:
+    if text.startswith("["):
+        name, _, rest = text[1:].partition("]")
+        own = rest.removeprefix(":")
+    elif text.count(":") > 1:
+        name, own = text, ""
+    else:
+        name, _, own = text.partition(":")
+    return name or HOST, _port(own, text) if own else port
+
+
+def _port(value: str | int, what: str) -> int:
+    try:
+        port = int(value)
+    except ValueError:
+        port = 0
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"{what}: a port is a number from 1 to 65535, not {value!r}")
+    return port
+
+
+def spell(address: Address) -> str:
+    """An address as people write it."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def delays() -> Iterator[float]:
+    """Seconds to wait before each further round of attempts.
+
+    They double up to a bound, and each is cut by up to half at random, so that many clients of one server don't come
+    back at the same moment.
+    """
+    delay = FIRST_DELAY
+    while True:
+        yield delay * random.uniform(0.5, 1)  # noqa: S311 - no secret
+        delay = min(2 * delay, LONGEST_DELAY)
+
+
+class HasOptions(Protocol):
+    """A socket, or what an event loop gives for one."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+        """Set an option."""
+
+
+def watch_over(sock: HasOptions) -> None:
+    """Let the kernel end a connection whose other side has vanished without a word; without this it never would."""
+    options = {
+        "TCP_KEEPIDLE": KEEPALIVE_IDLE,
+        "TCP_KEEPINTVL": KEEPALIVE_IDLE,
+        "TCP_KEEPCNT": KEEPALIVE_PROBES,
+        "TCP_USER_TIMEOUT": 1000 * KEEPALIVE_IDLE * (KEEPALIVE_PROBES + 1),
+    }
+    with contextlib.suppress(OSError):  # the connection may have ended already, and whoever reads from it will see
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,74 @@
+"""From what the server says to the errors that people catch."""
+
+from __future__ import annotations
+
+from genie.errors import (
+    Code,
+    Deadlock,
+    Disconnected,
+    GenieError,
+    LockError,
+    LockLost,
+    QueueTimeout,
+    RequestRejected,
+    TransactionTimeout,
+    Unavailable,
+)
+from genie.protocol.messages import Error, Released
+
+SUCCESS = "success"
+
+
+def not_granted(told: Released.Payload) -> LockError:
+    """Why a request that waited will not be granted."""
+    match told.reason:
+        case "queue-timeout":
+            return QueueTimeout(
+                id=told.id,
+                waited=told.waited / 1000,
+                blockers=[row.blocker() for row in told.blockers],
+                blockers_total=max(told.blockersTotal, len(told.blockers)),
+            )
+        case "deadlock":
+            return Deadlock(id=told.id, cycle=told.cycle, waits=told.waits)
+        case "success":
+            return LockError(f"request {told.id} was cancelled by a release of its id", id=told.id)
+        case reason:
+            return LockError(f"request {told.id} ended before it was granted: {reason}", id=told.id)
+
+
+def lost(told: Released.Payload) -> LockLost:
+    """Why a lock is not held any more."""
+    match told.reason:
+        case "transaction-timeout":
+            held = f"was held for {told.held / 1000:.3f} s, which is " if told.held else "was held for "
+            return TransactionTimeout(f"lock {told.id} {held}longer than its transaction timeout", id=told.id)
+        case "disconnected":
+            return Disconnected(f"lock {told.id} ended with the connection that it was bound to", id=told.id)
+        case "success":
+            return LockLost(f"lock {told.id} was released by its id, not by its holder", id=told.id)
+        case reason:
+            return LockLost(f"lock {told.id} ended: {reason}", id=told.id)
+
+
+def outlived(id: int, hold: float) -> TransactionTimeout:
+    """A lock whose time has passed on this client's clock."""
+    return TransactionTimeout(f"lock {id} was held for longer than its transaction timeout of {hold:g} s", id=id)
+
+
+def forgotten(id: int) -> LockLost:
+    """A lock that the server knows nothing of."""
+    return LockLost(f"lock {id} is unknown to the server, which has forgotten what was held", id=id)
+
+
+def refused(told: Error.Payload) -> GenieError:
+    """What an `error` means."""
+    if told.code == Code.UNAVAILABLE:
+        leader = f" (the leader is {told.leader})" if told.leader else ""
+        return Unavailable(f"{told.message}{leader}")
+    return RequestRejected(told.code, told.message, ref=told.ref, id=told.id)
+
+
+def again(error: LockLost) -> LockLost:
+    """The same error, to be raised anew: an exception that is raised twice mixes up what it came of."""
+    return type(error)(str(error), id=error.id)

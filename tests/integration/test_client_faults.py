@@ -1,0 +1,540 @@
+"""The clients when the server, or the way to it, fails: against a server that says what the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import orjson
+import pytest
+
+from genie import Client, ConnectionLost, LockLost, TransactionTimeout, Unavailable, connect, sync
+from servers import WAIT_S, Genie, free_port
+
+
+class Line:
+    """One connection as the fake server has it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def expect(self, command: str) -> dict[str, Any]:
+        async with asyncio.timeout(WAIT_S):
+            message = orjson.loads(await self.reader.readline())
+        assert message["command"] == command
+        return message["payload"]
+
+    def say(self, *lines: str) -> None:
+        self.writer.write("".join(line + "\n" for line in lines).encode())
+
+    async def grant(self, id: int = 101) -> None:
+        ref = (await self.expect("request"))["ref"]
+        self.say(
+            f'{{"command":"queued","payload":{{"id":{id},"ref":"{ref}"}}}}',
+            f'{{"command":"locked","payload":{{"id":{id},"fence":{id},"ref":"{ref}"}}}}',
+        )
+
+    async def release(self, id: int = 101, reason: str = "success") -> None:
+        assert await self.expect("release") == {"id": id}
+        self.say(f'{{"command":"released","payload":{{"id":{id},"reason":"{reason}"}}}}')
+
+    def cut(self) -> None:
+        self.writer.transport.abort()
+
+
+class Fake:
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.lines: asyncio.Queue[Line] = asyncio.Queue()
+        self.open: list[Line] = []
+
+    async def accept(self) -> Line:
+        async with asyncio.timeout(WAIT_S):
+            return await self.lines.get()
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Line(reader, writer)
+        self.open.append(line)
+        self.lines.put_nowait(line)
+
+
+@asynccontextmanager
+async def fake_server(port: int = 0) -> AsyncIterator[Fake]:
+    fake = Fake(port)
+    server = await asyncio.start_server(fake.take, "127.0.0.1", port, limit=1 << 21)
+    fake.port = server.sockets[0].getsockname()[1]
+    try:
+        yield fake
+    finally:
+        server.close()
+        for line in fake.open:
+            line.writer.transport.abort()
+            with suppress(OSError):
+                await line.writer.wait_closed()
+
+
+@pytest.fixture
+async def fake():
+    async with asyncio.timeout(WAIT_S), fake_server() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def client(fake):
+    async with connect("127.0.0.1", fake.port) as client:
+        yield client
+
+
+async def gone(client: Client) -> None:
+    """Wait until the client knows that its connection has ended."""
+    wire = client._link._wire
+    if wire is not None:
+        await wire.gone.wait()
+
+
+QUEUED = '{"command":"queued","payload":{"id":101,"ref":"1"}}'
+
+
+@pytest.mark.parametrize("told", ["", QUEUED + "\n", QUEUED[:20]])
+async def test_a_waiting_acquire_whose_connection_is_cut_raises_connection_lost(client, fake, told):
+    line = await fake.accept()
+    call = asyncio.create_task(client.acquire("a"))
+    await line.expect("request")
+    line.writer.write(told.encode())
+    line.writer.close()
+    with pytest.raises(ConnectionLost, match=rf"127\.0\.0\.1:{fake.port} was lost: the server closed it"):
+        await call
+
+
+async def test_what_waited_when_the_connection_was_cut_is_released_on_the_next(client, fake):
+    line = await fake.accept()
+    call = asyncio.create_task(client.acquire("a"))
+    await line.expect("request")
+    line.say(QUEUED)
+    line.writer.close()
+    with pytest.raises(ConnectionLost):
+        await call
+    await (await fake.accept()).release(101)
+
+
+async def test_what_was_cancelled_before_its_id_came_is_released_when_it_comes(client, fake):
+    line = await fake.accept()
+    call = asyncio.create_task(client.acquire("a"))
+    await line.expect("request")
+    call.cancel()
+    await asyncio.wait([call])
+    line.say(QUEUED, '{"command":"locked","payload":{"id":101,"fence":1,"ref":"1"}}')
+    await line.release(101)
+
+
+@pytest.mark.parametrize("name", ["ping", "inspect", "extend"])
+async def test_calls_whose_connection_is_cut_raise_connection_lost(client, fake, name):
+    line = await fake.accept()
+    waiting = asyncio.create_task(client.acquire("a"))
+    await line.grant()
+    lock = await waiting
+    call = asyncio.create_task(
+        {"ping": client.ping, "inspect": client.inspect, "extend": lambda: lock.extend(5)}[name]()
+    )
+    await line.expect(name)
+    line.cut()
+    with pytest.raises(ConnectionLost):
+        await call
+    assert not lock.lost.is_set()
+
+
+@pytest.mark.parametrize("reason", ["success", "transaction-timeout"])
+async def test_a_release_whose_connection_is_cut_is_sent_again(client, fake, reason):
+    line = await fake.accept()
+    waiting = asyncio.create_task(client.acquire("a"))
+    await line.grant()
+    lock = await waiting
+    release = asyncio.create_task(lock.release())
+    await line.expect("release")
+    line.cut()
+    await (await fake.accept()).release(101, reason)
+    await release
+    assert lock.lost.is_set() == (reason != "success")
+
+
+async def test_a_held_lock_is_released_on_the_next_connection(client, fake):
+    line = await fake.accept()
+
+    async def work() -> None:
+        async with client.lock("a"):
+            line.cut()
+            await gone(client)
+
+    task = asyncio.create_task(work())
+    await line.grant()
+    await (await fake.accept()).release(101)
+    await task
+
+
+async def test_the_server_that_forgot_a_lock_means_that_it_was_lost(client, fake):
+    line = await fake.accept()
+    waiting = asyncio.create_task(client.acquire("a"))
+    await line.grant()
+    lock = await waiting
+    line.cut()
+    line = await fake.accept()
+    release = asyncio.create_task(lock.release())
+    await line.expect("release")
+    line.say('{"command":"error","payload":{"code":"unknown-id","message":"no","id":101}}')
+    await release
+    assert lock.lost.is_set()
+
+
+async def test_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
+    async with fake_server() as fake, connect("127.0.0.1", fake.port, connect_timeout=0.05) as client:
+
+        async def work() -> None:
+            async with client.lock("a", transaction_timeout=0.2):
+                line.cut()
+                fake_is_gone.set()
+                await asyncio.Event().wait()
+
+        fake_is_gone = asyncio.Event()
+        line = await fake.accept()
+        task = asyncio.create_task(work())
+        await line.grant()
+        with pytest.raises(TransactionTimeout):
+            await task
+
+
+async def test_a_lock_whose_server_is_silent_is_lost_at_its_deadline(client, fake):
+    line = await fake.accept()
+    waiting = asyncio.create_task(client.acquire("a", transaction_timeout=0.05))
+    await line.grant()
+    lock = await waiting
+    await lock.lost.wait()
+    with pytest.raises(TransactionTimeout):
+        await lock.extend(1)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_leaving_a_block_without_a_server_is_bounded_and_hides_nothing(raises):
+    async with asyncio.timeout(WAIT_S):
+        async with fake_server() as fake:
+            client = connect("127.0.0.1", fake.port, connect_timeout=0.05)
+            await client.__aenter__()
+            line = await fake.accept()
+            block = client.lock("a")
+            entering = asyncio.create_task(line.grant())
+            lock = await block.__aenter__()
+            await entering
+        await gone(client)
+        if raises:
+            assert await block.__aexit__(KeyError, KeyError(), None) is None
+        else:
+            with pytest.raises(
+                Unavailable, match=rf"101 could not be released within 0.05 s: no server at .*{fake.port}"
+            ):
+                await block.__aexit__(None, None, None)
+        assert not lock.lost.is_set()
+        async with fake_server(fake.port) as fake:
+            await (await fake.accept()).release(101)
+            await client.close()
+
+
+async def test_a_release_that_the_server_does_not_answer_is_bounded(fake):
+    async with connect("127.0.0.1", fake.port, connect_timeout=0.05) as client:
+        line = await fake.accept()
+        waiting = asyncio.create_task(client.acquire("a"))
+        await line.grant()
+        lock = await waiting
+        with pytest.raises(Unavailable, match="the server does not answer"):
+            await lock.release()
+
+
+async def test_a_refused_release_does_not_hide_the_error_of_the_block(client, fake):
+    line = await fake.accept()
+
+    async def work() -> None:
+        async with client.lock("a"):
+            raise KeyError
+
+    task = asyncio.create_task(work())
+    await line.grant()
+    await line.expect("release")
+    line.say('{"command":"error","payload":{"code":"unavailable","message":"no store","id":101}}')
+    with pytest.raises(KeyError) as caught:
+        await task
+    assert "could not be released: no store" in caught.value.__notes__[0]
+    await line.release()
+
+
+async def test_a_call_waits_for_the_server_to_come_back():
+    async with asyncio.timeout(WAIT_S), fake_server() as fake, connect("127.0.0.1", fake.port) as client:
+        (await fake.accept()).cut()
+        await gone(client)
+        call = asyncio.create_task(client.acquire("a"))
+        line = await fake.accept()
+        await line.grant()
+        assert (await call).id == 101
+
+
+async def test_a_call_does_not_wait_for_ever_for_the_server_to_come_back():
+    async with fake_server() as fake:
+        client = connect("127.0.0.1", fake.port, connect_timeout=0.05)
+        await client.__aenter__()
+        await fake.accept()
+    await gone(client)
+    for call in (client.acquire("a"), client.ping(), client.inspect(), client.release(5)):
+        with pytest.raises(Unavailable, match=rf"no server at 127\.0\.0\.1:{fake.port}: .*"):
+            await call
+    await client.close()
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_for_a_server_asks_for_nothing():
+    async with fake_server() as fake:
+        client = connect("127.0.0.1", fake.port)
+        await client.__aenter__()
+        await fake.accept()
+    await gone(client)
+    call = asyncio.create_task(client.acquire("a"))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.wait([call])
+    async with asyncio.timeout(WAIT_S), fake_server(fake.port) as fake:
+        ping = asyncio.create_task(client.ping())
+        line = await fake.accept()
+        await line.expect("ping")
+        line.say('{"command":"pong","payload":{}}')
+        await ping
+        await client.close()
+
+
+async def test_closing_ends_what_waits():
+    async with fake_server() as fake:
+        client = connect("127.0.0.1", fake.port)
+        await client.__aenter__()
+        line = await fake.accept()
+        waiting = [asyncio.create_task(client.acquire("a")), asyncio.create_task(client.ping())]
+        await line.expect("request")
+        await client.close()
+        for task in waiting:
+            with pytest.raises(ConnectionLost, match="the client was closed"):
+                await task
+        await client.close()
+
+
+async def test_another_server_takes_over():
+    async with asyncio.timeout(WAIT_S), fake_server() as first, fake_server() as second:
+        servers = [f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"]
+        async with connect(servers) as client:
+            (await first.accept()).cut()
+            await gone(client)
+            call = asyncio.create_task(client.acquire("a"))
+            await (await second.accept()).grant()
+            await call
+            assert first.lines.empty()
+
+
+async def test_a_server_that_talks_nonsense_is_left(client, fake):
+    line = await fake.accept()
+    call = asyncio.create_task(client.ping())
+    await line.expect("ping")
+    line.say("HTTP/1.1 400 Bad Request")
+    with pytest.raises(ConnectionLost, match="no message: b'HTTP"):
+        await call
+    await fake.accept()
+
+
+async def test_a_server_that_refuses_the_connection_is_not_pestered(client, fake):
+    for _ in range(3):
+        line = await fake.accept()
+        line.say('{"command":"error","payload":{"code":"too-many","message":"full"}}')
+        line.writer.close()
+    await fake.accept()
+    assert client._link._servers.delay >= 0.1, "each attempt waits longer than the one before"
+
+
+async def test_after_a_connection_that_worked_the_next_is_made_at_once(client, fake):
+    line = await fake.accept()
+    call = asyncio.create_task(client.ping())
+    await line.expect("ping")
+    line.say('{"command":"pong","payload":{}}')
+    await call
+    assert client._link._servers.delay == 0
+
+
+async def test_a_lock_that_is_lost_before_its_block_begins_is_not_entered(client, fake):
+    line = await fake.accept()
+
+    entered = False
+
+    async def work() -> None:
+        nonlocal entered
+        async with client.lock("a"):
+            entered = True
+
+    task = asyncio.create_task(work())
+    await line.expect("request")
+    line.say(
+        QUEUED,
+        '{"command":"locked","payload":{"id":101,"fence":1,"ref":"1"}}',
+        '{"command":"released","payload":{"id":101,"reason":"transaction-timeout","held":5,"ref":"1"}}',
+    )
+    with pytest.raises(TransactionTimeout, match=r"was held for 0\.005 s"):
+        await task
+    assert not entered
+
+
+async def test_a_block_that_failed_is_not_kept_waiting_for_a_server():
+    async with asyncio.timeout(WAIT_S):
+        async with fake_server() as fake:
+            client = connect("127.0.0.1", fake.port, connect_timeout=3600)
+            await client.__aenter__()
+            line = await fake.accept()
+            granting = asyncio.create_task(line.grant())
+            block = client.lock("a")
+            await block.__aenter__()
+            await granting
+        await gone(client)
+        await block.__aexit__(KeyError, KeyError(), None)
+        await client.close()
+
+
+async def test_a_watchdog_extends_on_the_new_connection(client, fake):
+    line = await fake.accept()
+    block = client.lock("a", transaction_timeout=20, watchdog=True)
+    entering = asyncio.create_task(block.__aenter__())
+    await line.grant()
+    await entering
+    line.cut()
+    line = await fake.accept()
+    assert await line.expect("extend") == {"id": 101, "transactionTimeout": 20000}
+    line.say('{"command":"extended","payload":{"id":101,"transactionTimeout":20000}}')
+    leaving = asyncio.create_task(block.__aexit__(None, None, None))
+    await line.release()
+    await leaving
+
+
+async def test_a_lock_survives_a_cut_between_it_and_a_real_server(genie: Genie):
+    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client, connect(*genie.address) as other:
+        async with client.lock("survive") as lock:
+            client._link._wire.transport.abort()
+            await gone(client)
+            assert await other.try_acquire("survive") is None
+            await lock.extend(20)
+        async with other.lock("survive", queue_timeout=0):
+            pass
+        assert not lock.lost.is_set()
+
+
+# -- threads --------------------------------------------------------------------------------------------------
+
+
+async def test_threads_a_waiting_acquire_whose_connection_is_cut_raises_connection_lost(fake):
+    def work() -> None:
+        with sync.connect("127.0.0.1", fake.port) as client:
+            with pytest.raises(ConnectionLost, match="was waiting"):
+                client.acquire("a")
+            client.ping()
+
+    task = asyncio.create_task(asyncio.to_thread(work))
+    line = await fake.accept()
+    await line.expect("request")
+    line.say(QUEUED)
+    line.writer.close()
+    line = await fake.accept()
+    await line.release(101)
+    await line.expect("ping")
+    line.say('{"command":"pong","payload":{}}')
+    await task
+
+
+async def test_threads_a_held_lock_is_released_on_the_next_connection(fake):
+    cut = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work() -> bool:
+        with sync.connect("127.0.0.1", fake.port) as client:
+            with client.lock("a") as lock:
+                loop.call_soon_threadsafe(cut.set)
+                with pytest.raises(ConnectionLost):
+                    client.ping()
+            return lock.lost.is_set()
+
+    task = asyncio.create_task(asyncio.to_thread(work))
+    line = await fake.accept()
+    await line.grant()
+    await cut.wait()
+    await line.expect("ping")
+    line.cut()
+    await (await fake.accept()).release(101)
+    assert await task is False
+
+
+async def test_threads_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
+    def work(port: int) -> None:
+        with (
+            sync.connect("127.0.0.1", port, connect_timeout=0.05) as client,
+            pytest.raises(LockLost),
+            client.lock("a", transaction_timeout=0.2) as lock,
+        ):
+            assert lock.lost.wait(WAIT_S)
+
+    async with fake_server() as fake:
+        task = asyncio.create_task(asyncio.to_thread(work, fake.port))
+        line = await fake.accept()
+        await line.grant()
+    await task
+
+
+async def test_threads_calls_do_not_wait_for_ever_for_a_server():
+    def work(port: int) -> None:
+        with sync.connect("127.0.0.1", port, connect_timeout=0.05) as client:
+            with pytest.raises(ConnectionLost):
+                client.ping()
+            with pytest.raises(Unavailable, match="no server at"):
+                client.ping()
+            with pytest.raises(Unavailable, match="5 could not be released"):
+                client.release(5)
+
+    async with fake_server() as fake:
+        task = asyncio.create_task(asyncio.to_thread(work, fake.port))
+        line = await fake.accept()
+        await line.expect("ping")
+    await task
+
+
+async def test_threads_more_than_a_socket_takes_at_once_gets_through():
+    full = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work(port: int) -> None:
+        with sync.connect("127.0.0.1", port) as client:
+            ring = client._link._ring
+
+            def ring_and_tell() -> None:
+                if client._link._unsent:
+                    loop.call_soon_threadsafe(full.set)
+                ring()
+
+            client._link._ring = ring_and_tell
+            client._link._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+            client.acquire(*(f"{number}/{'x' * 500}" for number in range(1024)))
+
+    async with asyncio.timeout(WAIT_S), fake_server() as fake:
+        task = asyncio.create_task(asyncio.to_thread(work, fake.port))
+        line = await fake.accept()
+        line.writer.transport.pause_reading()
+        await full.wait()
+        line.writer.transport.resume_reading()
+        ref = (await line.expect("request"))["ref"]
+        line.say(QUEUED.replace('"1"', f'"{ref}"'), '{"command":"locked","payload":{"id":101,"fence":1}}')
+        await task
+
+
+async def test_a_client_that_reaches_nobody_leaves_nothing_open():
+    dead = free_port()
+    with pytest.raises(Unavailable), sync.connect("127.0.0.1", dead):
+        pass
+    with pytest.raises(Unavailable):
+        async with connect("127.0.0.1", dead):
+            pass

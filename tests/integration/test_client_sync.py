@@ -1,0 +1,201 @@
+"""The client for threads and a real server."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from genie import (
+    Deadlock,
+    LockLost,
+    QueueTimeout,
+    RequestRejected,
+    TransactionTimeout,
+    Unavailable,
+    sync,
+)
+from genie.client.sync import Lock
+from servers import WAIT_S, Genie, free_port
+
+
+@pytest.fixture
+def client(genie: Genie):
+    with sync.connect(*genie.address) as client:
+        yield client
+
+
+@pytest.fixture
+def other(genie: Genie):
+    with sync.connect(*genie.address) as client:
+        yield client
+
+
+def until_waiting(client: sync.Client, name: str) -> int:
+    while True:
+        found = client.inspect(resource=name)
+        if found["queueTotal"]:
+            return found["queue"][0]["id"]
+
+
+def until_free(client: sync.Client, name: str) -> None:
+    while True:
+        found = client.inspect(resource=name)
+        if found["queueTotal"] == found["holdersTotal"] == 0:
+            return
+
+
+def shorten(lock: Lock) -> None:
+    """Let a lock time out while its block runs, which a short timeout from the start can't be relied upon to do."""
+    with suppress(LockLost):
+        lock.extend(0.001)
+
+
+def test_a_lock_is_held_in_the_block_and_free_behind_it(client, other):
+    with client.lock("sync/a", "shared:sync/b", transaction="t-sync", priority=3) as lock:
+        [held] = other.inspect(id=lock.id)["holders"]
+        assert (held["transactionName"], held["priority"], held["fence"]) == ("t-sync", 3, lock.fence)
+        assert lock.resources == ("exclusive:sync/a", "shared:sync/b")
+        assert other.try_acquire("sync/a") is None
+    with other.lock("sync/a", queue_timeout=0) as again:
+        assert again.fence > lock.fence
+    assert not lock.lost.is_set()
+
+
+def test_one_connection_keeps_many_threads_apart(client):
+    inside = 0
+
+    def work(_: int) -> None:
+        nonlocal inside
+        with client.lock("sync/apart", queue_timeout=WAIT_S):
+            inside += 1
+            assert inside == 1
+            client.ping()
+            inside -= 1
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(work, range(200)))
+
+
+def test_a_queue_timeout_says_who_was_in_the_way(client, other):
+    with client.lock("sync/late", transaction="holder") as lock, pytest.raises(QueueTimeout) as caught:
+        other.acquire("sync/late", queue_timeout=0.001)
+    assert caught.value.blockers[0].id == lock.id
+
+
+def test_a_deadlock_is_told(client):
+    with (
+        client.lock("sync/d1", transaction="s1"),
+        client.lock("sync/d2", transaction="s2"),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        waiting = pool.submit(client.acquire, "sync/d2", transaction="s1")
+        id_ = until_waiting(client, "sync/d2")
+        with pytest.raises(Deadlock):
+            client.acquire("sync/d1", transaction="s2")
+        with pytest.raises(Deadlock):
+            client.try_acquire("sync/d1", transaction="s2")
+        assert client.release(id_) == "success"
+        assert waiting.exception(WAIT_S) is not None
+
+
+def test_leaving_the_block_of_a_lost_lock_raises_lock_lost(client):
+    with pytest.raises(TransactionTimeout), client.lock("sync/lost") as lock:
+        shorten(lock)
+        assert lock.lost.wait(WAIT_S)
+    lock.release()
+    with pytest.raises(TransactionTimeout):
+        lock.extend(1)
+
+
+def test_an_error_of_the_block_comes_out_also_when_the_lock_is_lost(client, other):
+    with pytest.raises(KeyError) as caught, client.lock("sync/error") as lock:
+        other.release(lock.id)
+        assert lock.lost.wait(WAIT_S)
+        raise KeyError
+    assert "was released by its id" in caught.value.__notes__[0]
+    with pytest.raises(KeyError), client.lock("sync/error"):
+        raise KeyError
+    with other.lock("sync/error", queue_timeout=0):
+        pass
+
+
+def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
+    with client.lock("sync/watchdog", transaction_timeout=2, watchdog=True) as lock:
+        first = lock._request.deadline
+        while lock._request.deadline == first:
+            client.ping()
+        assert not lock.lost.is_set()
+    until_free(client, "sync/watchdog")
+
+
+def test_extend_and_release_twice(client):
+    lock = client.acquire("sync/extend")
+    lock.extend(60)
+    assert client.inspect(id=lock.id)["holders"][0]["expiresIn"] > 20_000
+    shorten(lock)
+    assert lock.lost.wait(WAIT_S)
+    lock = client.acquire("sync/extend")
+    lock.release()
+    lock.release()
+    with pytest.raises(LockLost, match="was released"):
+        lock.extend(1)
+
+
+def test_release_by_id(client, other):
+    lock = client.acquire("sync/by-id")
+    assert other.release(lock.id) == "success"
+    assert lock.lost.wait(WAIT_S)
+    with pytest.raises(RequestRejected, match="unknown-id"):
+        other.release(5)
+
+
+def test_ctrl_c_in_a_waiting_acquire_gives_back_its_place(client, other):
+    main = threading.get_ident()
+    lock = other.acquire("sync/ctrl-c")
+
+    def interrupt() -> None:
+        until_waiting(other, "sync/ctrl-c")
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        client.acquire("sync/ctrl-c", queue_timeout=WAIT_S)
+    thread.join()
+    client.ping()
+    assert other.inspect(resource="sync/ctrl-c")["queueTotal"] == 0
+    lock.release()
+
+
+def test_ctrl_c_before_the_id_is_known_gives_back_what_comes_of_it(genie, other):
+    name = "sync/early"
+    with sync.connect(*genie.address) as client:
+        link = client._link
+        request = client._request([name])
+        with link._changed:
+            link._core.send(request, 0.0)
+            link._core.abandon(request, 0.0)
+            link._write()
+    assert other.try_acquire(name) is not None
+    assert request.state.name == "ENDED"
+
+
+def test_closing_ends_what_waits(genie, other):
+    with other.lock("sync/closing"), ThreadPoolExecutor(1) as pool:
+        with sync.connect(*genie.address) as client:
+            waiting = pool.submit(client.acquire, "sync/closing", queue_timeout=WAIT_S)
+            until_waiting(other, "sync/closing")
+        assert "the client was closed" in str(waiting.exception(WAIT_S))
+    for call in (client.ping, lambda: client.acquire("x"), lambda: client.release(5)):
+        with pytest.raises(Unavailable, match="not open"):
+            call()
+    client.close()
+
+
+def test_the_first_server_that_answers_is_taken(genie):
+    with sync.connect([f"127.0.0.1:{free_port()}", f"127.0.0.1:{genie.port}"]) as client:
+        client.ping()

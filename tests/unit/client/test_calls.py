@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genie.client import calls
+from genie.client.calls import Inspect, Release, milliseconds
+from genie.errors import RequestRejected
+from genie.protocol import commands
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"queue_timeout": -0.001}, "queue_timeout"),
+        ({"queue_timeout": math.nan}, "queue_timeout"),
+        ({"queue_timeout": math.inf}, "queue_timeout"),
+        ({"queue_timeout": 2_147_483.648}, "queue_timeout"),
+        ({"transaction_timeout": 0}, "transaction_timeout"),
+        ({"transaction_timeout": 0.0009}, "transaction_timeout"),
+        ({"priority": math.nan}, "priority"),
+        ({"priority": 2**31 + 1}, "priority"),
+        ({"transaction": ""}, "transaction"),
+        ({"transaction": "a\nb"}, "transaction"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_sent(options, what):
+    with pytest.raises(ValueError, match=what):
+        calls.request("1", ["a"], **options)
+
+
+@pytest.mark.parametrize("resources", [[], ["a"] * 1025, ["exclsive:a"], ["a", ""], ["x" * 513], ["\ud800"]])
+def test_resources_that_the_server_would_refuse(resources):
+    with pytest.raises(ValueError, match=r"resource|surrogate"):
+        calls.request("1", resources)
+
+
+def test_a_list_in_place_of_arguments_is_explained():
+    with pytest.raises(TypeError, match="several are several arguments"):
+        calls.request("1", [["a", "b"]])  # type: ignore[list-item]
+
+
+def test_a_line_that_would_end_the_connection_for_everybody_is_not_sent():
+    with pytest.raises(RequestRejected, match="line-too-long"):
+        calls.request("1", [f"{number:04}" + "é" * 508 for number in range(1024)])
+
+
+@pytest.mark.parametrize("id_", [2**53, -(2**53), True, 1.0, "1"])
+def test_an_id_that_no_server_gives(id_):
+    with pytest.raises(ValueError, match="id"):
+        Release(id_)
+
+
+@pytest.mark.parametrize("limit", [0, 10_001, True, 1.5])
+def test_a_limit_out_of_bounds(limit):
+    with pytest.raises(ValueError, match="limit"):
+        Inspect(limit=limit)
+
+
+@given(st.floats(min_value=0.001, max_value=2_147_483.647))
+def test_seconds_become_milliseconds_to_the_microsecond(seconds):
+    ms = milliseconds(seconds, "it", least_ms=1)
+    assert abs(ms - seconds * 1000) <= 0.0006
+    assert isinstance(ms, int) == (ms == int(ms))
+
+
+@given(
+    names=st.lists(st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20), min_size=1),
+    queue_timeout=st.floats(0, 2_147_483),
+    transaction_timeout=st.floats(0.001, 2_147_483),
+    priority=st.one_of(st.integers(-(2**31), 2**31), st.floats(-(2**31), 2**31)),
+    transaction=st.none() | st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20),
+)
+def test_whatever_is_accepted_here_is_accepted_by_the_server(
+    names, queue_timeout, transaction_timeout, priority, transaction
+):
+    request = calls.request(
+        "1",
+        [f"exclusive:{name}" for name in names],
+        queue_timeout=queue_timeout,
+        transaction_timeout=transaction_timeout,
+        priority=priority,
+        transaction=transaction,
+    )
+    read = commands.read(request.line.rstrip(b"\n"))
+    assert isinstance(read, commands.Request)
+    assert (read.ref, read.transaction, read.priority) == ("1", transaction, priority)
+    assert set(read.exclusive) == set(names)
+    assert orjson.loads(request.line)["payload"]["resources"] == list(request.resources)
