@@ -30,7 +30,7 @@ from genie.errors import (
 from genie.protocol.resources import exclusive, shared
 
 if TYPE_CHECKING:
-    from genie.client import sync
+    from genie import sync
     from genie.client.aio import Client, connect
     from genie.client.lock import Lock
 
@@ -66,7 +66,7 @@ def __getattr__(name: str) -> object:
     if name in _LATER:
         value = getattr(import_module(_LATER[name]), name)
     elif name == "sync":
-        value = import_module("genie.client.sync")
+        value = import_module("genie.sync")
     elif name == "__version__":
         value = import_module("importlib.metadata").version("genie-lock")
     else:

@@ -24,7 +24,7 @@ class Settings:
     max_requests: int = 4_000_000
     """Requests held and waiting, in all."""
     max_pending: int = 32 << 20
-    """Bytes of commands that wait for the store, in all; more are refused as `unavailable`."""
+    """Bytes of commands that wait for the store, in all. Beyond it nothing more is read."""
     max_unread: int = 16 << 20
     """Bytes that wait for a client to read them. One that leaves more unread is cut off."""
     store_timeout_ms: int = 2_000

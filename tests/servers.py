@@ -163,3 +163,10 @@ def running_server(redis: Redis | None = None, **settings: object) -> Iterator[G
         yield genie
     finally:
         genie.kill()
+
+
+def resident(genie: Genie) -> int:
+    """Bytes of memory that the server's process has."""
+    assert genie.process is not None
+    status = Path(f"/proc/{genie.process.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024

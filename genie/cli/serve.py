@@ -45,7 +45,7 @@ def _option(
 @_option("--max-line", click.IntRange(1024), "Bytes in one line from a client.")
 @_option("--max-connections", click.IntRange(1), "Connections at the same time.")
 @_option("--max-requests", click.IntRange(1), "Requests held and waiting, in all.")
-@_option("--max-pending", click.IntRange(1), "Bytes of commands that may wait for Redis.")
+@_option("--max-pending", click.IntRange(1), "Bytes of commands that may wait for Redis before no more are read.")
 @_option("--max-unread", click.IntRange(1 << 16), "Bytes that a client may leave unread.")
 @_option("--store-timeout-ms", click.IntRange(1), "How long Redis may take before waiting commands are refused.")
 @_option("--drain-timeout-ms", click.IntRange(0), "How long a stopping server waits for its last commit.")

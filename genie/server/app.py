@@ -108,7 +108,7 @@ class Server:
             connection.finish()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
-                while self._connections:
+                while self._connections:  # noqa: ASYNC110 - once in a life; no event needs to be kept for it
                     await asyncio.sleep(0.005)
         for connection in list(self._connections):
             connection.abort()

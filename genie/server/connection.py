@@ -49,6 +49,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_behind",
         "_lines",
+        "_paused",
         "_pump",
         "_registry",
         "_settings",
@@ -73,6 +74,8 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self._behind = False
         """The client leaves answers unread."""
+        self._paused = False
+        """The store lags behind."""
 
     # -- from the event loop ------------------------------------------------------------------------------
 
@@ -112,14 +115,12 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read its answers: read no more of its commands."""
         self._behind = True
-        if self._transport is not None and not self.ending:
-            self._transport.pause_reading()
+        self._read_on()
 
     def resume_writing(self) -> None:
         """It has read enough of them."""
         self._behind = False
-        if self._transport is not None and not self.ending and not self.closed:
-            self._transport.resume_reading()
+        self._read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended changes nothing
         """Nobody is there any more."""
@@ -139,11 +140,20 @@ class Connection(asyncio.Protocol):
         if self._behind and transport.get_write_buffer_size() > self._settings.max_unread:
             self.abort()
 
+    def pause(self) -> None:
+        """Read nothing for now: too much waits for the store."""
+        self._paused = True
+        self._read_on()
+
+    def resume(self) -> None:
+        """Go on reading."""
+        self._paused = False
+        self._read_on()
+
     def stop_reading(self) -> None:
         """Take no more commands from this client."""
         self.ending = True
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._read_on()
 
     def finish(self) -> None:
         """Close when all that was written has been sent."""
@@ -156,6 +166,15 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _read_on(self) -> None:
+        """Read, unless there is a reason not to. (Both calls may be repeated.)"""
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._behind or self._paused or self.ending:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
 
     def _read(self, lines: list[bytes], items: list[WireCommand | RequestRejected | Hangup]) -> None:
         for line in lines:

@@ -75,11 +75,13 @@ class Pump:
         """
         if self._stopped:
             return
-        if self._away or self._pending_bytes > self._settings.max_pending:
+        if self._away:
             self._refuse(connection, items)
             return
         self._pending.append((connection, items))
         self._pending_bytes += size
+        if self._pending_bytes > self._settings.max_pending:
+            connection.pause()
         self._kick()
 
     def gone(self, connection: Connection) -> None:
@@ -105,7 +107,7 @@ class Pump:
         if self._stopped or self._in_flight is not None:
             return
         dispatch, now = self._dispatch, self._clock()
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
+        pending = self._take_pending()
         try:
             if self._due:
                 self._due = False
@@ -200,9 +202,16 @@ class Pump:
         """The store does not answer. What it has been given waits for its outcome; the rest is refused."""
         self._patience = None
         self._away = True
-        pending, self._pending, self._pending_bytes = self._pending, [], 0
-        for connection, items in pending:
+        for connection, items in self._take_pending():
             self._refuse(connection, items)
+
+    def _take_pending(self) -> list[tuple[Connection, Sequence[Item]]]:
+        pending, self._pending = self._pending, []
+        if self._pending_bytes > self._settings.max_pending:
+            for connection, _ in pending:
+                connection.resume()
+        self._pending_bytes = 0
+        return pending
 
     def _refuse(self, connection: Connection, items: Sequence[Item]) -> None:
         """Answer commands that were not taken up, without overtaking what this connection is still to be told."""

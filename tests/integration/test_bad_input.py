@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
-from servers import Genie, running_server
+from servers import Genie, resident, running_server
 from wire import Wire
 
 
@@ -216,9 +215,3 @@ async def test_too_many_requests_are_told_so() -> None:
         assert (error["code"], error["ref"]) == ("too-many", "third")
         await client.release(held)
         await client.close()
-
-
-def resident(genie: Genie) -> int:
-    assert genie.process is not None
-    status = Path(f"/proc/{genie.process.pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) * 1024

@@ -7,8 +7,10 @@ import shutil
 import signal
 from typing import Any
 
+import pytest
+
 from proxy import faulty_proxy
-from servers import Genie, Redis, running_server
+from servers import Genie, Redis, resident, running_server
 from wire import Wire
 
 
@@ -299,4 +301,28 @@ async def test_sigterm_without_redis_ends_in_time(redis: Redis) -> None:
         assert await client.receive() == ("closed", {})
         assert genie.wait() == 0
         redis.send(signal.SIGCONT)
+        await client.close()
+
+
+async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
+    """While a commit is under way the server reads up to its bound, then leaves the rest to the client."""
+    with running_server(redis, max_pending=1024, store_timeout_ms=600_000) as genie:
+        client = await Wire.connect(genie.address)
+        client.send("request", resources=["exclusive:warm"])
+        await client.expect("queued")
+        await client.expect("locked")
+        redis.send(signal.SIGSTOP)
+        client.send("request", resources=["exclusive:first"])
+        genie.until("Redis is away")  # the first is under way
+        for number in range(200_000):
+            client.raw(b'{"command":"request","payload":{"resources":["exclusive:%d"]}}\n' % number)
+        memory = resident(genie)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):  # it must not be read: nothing else tells that nothing happens
+                await client.writer.drain()
+        assert resident(genie) - memory < 8 << 20
+        redis.send(signal.SIGCONT)
+        for _ in range(200_001):
+            await client.expect("queued")
+            await client.expect("locked")
         await client.close()

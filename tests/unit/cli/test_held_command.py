@@ -111,13 +111,18 @@ def test_a_signal_between_grant_and_start_starts_nothing_and_gives_the_lock_back
 
 def test_a_signal_in_the_moment_of_the_start_reaches_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     popen = held_command.subprocess.Popen
+    started = []
 
     def start(*args: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGUSR1)  # is heard when the command has been started
-        return popen(*args, **options)
+        started.append(popen(*args, **options))
+        return started[-1]
 
     monkeypatch.setattr(held_command.subprocess, "Popen", start)
     status = carry_out(monkeypatch, Client(Hold(nothing, nothing)), "import signal; signal.pause()")
+    (command,) = started
+    command.kill()  # which changes nothing for one that has ended
+    assert command.wait() == -signal.SIGUSR1
     assert status == 128 + signal.SIGUSR1
 
 
