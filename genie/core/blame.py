@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from genie.core.events import Blocker
-from genie.core.model import Mode, Request
+from genie.core.model import Request
 from genie.core.table import Table
 
 NAMED = 10
@@ -37,11 +37,11 @@ def blame(table: Table, request: Request) -> tuple[tuple[Blocker, ...], int]:
 
 def _blockers(table: Table, request: Request) -> Iterator[tuple[str, Request, bool]]:
     owner = request.owner
-    for name in request.names():
-        for holder in table.conflicts(request, name):
+    for name, exclusive in request.wants():
+        for holder in table.conflicts(request, name, exclusive):
             yield name, holder, True
         line, entry = table.line(name), request.entry(name)
-        ahead = [line.exclusive] if request.mode(name) is Mode.SHARED else [line.exclusive, line.shared]
+        ahead = [line.exclusive, line.shared] if exclusive else [line.exclusive]
         for queue in ahead:
             for place in queue.between(None, entry):
                 if place[2].owner != owner:

@@ -96,12 +96,12 @@ class LockManager:
         events.append(Queued(request))
         moved = dict.fromkeys(table.enqueue(request))
         before: dict[str, list[Request]] = {}
-        if self._may_close_cycle(request) and waits.in_cycle(table, request.owner):
+        if self._closes_cycle(request):
             cycle = waits.deadlock(table, request.owner)
             if cycle is not None:
                 table.dequeue(request)
                 self._end(request, Reason.DEADLOCK, now, events, cycle=cycle)
-                events += map(Moved, moved)
+                self._note(moved, events)
                 return
             before = self._reorder(request.owner, moved)
         if request.queue_timeout_ms <= 0 and not table.clear(request):
@@ -113,7 +113,7 @@ class LockManager:
             self.deadlines.add(request.deadline, request.id)
             self._settle([(name, True, None) for name in before], now, events, newcomer=request)
         moved.pop(request, None)
-        events += (Moved(other) for other in moved if other.state is WAITING)
+        self._note(moved, events)
 
     def _release(self, id: int, now: float, events: list[Event]) -> None:
         request = self.table.held.get(id)
@@ -216,20 +216,32 @@ class LockManager:
 
     def _places(self, request: Request) -> Touched:
         """The lines in which a waiting request stands, for when it has left them."""
-        return [(name, name in request.exclusive, request.entry(name)) for name in request.names()]
+        return [(name, exclusive, request.entry(name)) for name, exclusive in request.wants()]
+
+    def _note(self, moved: dict[Request, None], events: list[Event]) -> None:
+        """Say whose places changed, of those who still wait."""
+        events += (Moved(request) for request in moved if request.state is WAITING)
 
     def _gone(self, id: int) -> Event:
         ended = self._ended.get(id)
         return Unknown(id) if ended is None else Repeated(id, *ended)
 
-    def _may_close_cycle(self, request: Request) -> bool:
-        """Only an owner that others can wait for already, or one that goes in ahead of others, can close a cycle."""
+    def _closes_cycle(self, request: Request) -> bool:
+        """Whether a newcomer's owner now waits for itself.
+
+        It can only be where others waited for that owner before, or come to wait for it since it goes in ahead of
+        them; and not where it stands in one line among nobody who stands anywhere else.
+        """
         table = self.table
+        passes = any(table.line(name).last is not request.entry(name) for name in request.names())
         if request.transaction is not None:
             transaction = table.transactions[request.transaction]
-            if transaction.held or len(transaction.waiting) > 1:
-                return True
-        return any(table.line(name).last is not request.entry(name) for name in request.names())
+            known = bool(transaction.held) or len(transaction.waiting) > 1
+        else:
+            known = False
+        if not known and (not passes or (request.simple and not table.line(request.names()[0]).entangled)):
+            return False
+        return waits.in_cycle(table, request, passes)
 
     def _reorder(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
         """Give the lines in which the owners of a cycle stand an order without one.
@@ -257,7 +269,7 @@ class LockManager:
         look at the candidates is enough.
         """
         candidates = {} if newcomer is None else {newcomer.id: newcomer}
-        for name, run, low in touched:
+        for name, run, low in _once_a_line(touched) if len(touched) > 1 else touched:
             for request in self._candidates(name, run, low):
                 candidates[request.id] = request
         table = self.table
@@ -292,6 +304,18 @@ class LockManager:
             for request in self.table.waiting_of(owner).values():
                 if name in request.names():
                     yield request
+
+
+def _once_a_line(touched: Touched) -> Touched:
+    """Many may have left one line: it is looked at once, from the foremost place on."""
+    lines: dict[str, tuple[bool, Entry | None]] = {}
+    for name, run, low in touched:
+        if name in lines and run and lines[name][0]:
+            other = lines[name][1]
+            lines[name] = (True, None if low is None or other is None else min(low, other))
+        elif name not in lines or run:
+            lines[name] = (run, low)
+    return [(name, run, low) for name, (run, low) in lines.items()]
 
 
 def _queue_order(request: Request) -> tuple[float, int]:

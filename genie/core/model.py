@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final, Protocol
@@ -89,6 +90,11 @@ class Request:
     moved: dict[str, Entry] | None = field(default=None, init=False)
     """Where a reordering put it instead, by resource."""
 
+    @property
+    def simple(self) -> bool:
+        """Whether it can lead a search for cycles nowhere but along the one line in which it stands."""
+        return self.transaction is None and len(self.exclusive) + len(self.shared) == 1
+
     def entry(self, name: str) -> Entry:
         """Its place in the line of `name`. Only for a request that waits."""
         if self.moved is not None and name in self.moved:
@@ -108,6 +114,13 @@ class Request:
     def mode(self, name: str) -> Mode:
         """In which mode it asks for `name`."""
         return Mode.EXCLUSIVE if name in self.exclusive else Mode.SHARED
+
+    def wants(self) -> Iterator[tuple[str, bool]]:
+        """Every resource that it names, each once, and whether it wants it exclusively."""
+        for name in self.exclusive:
+            yield name, True
+        for name in self.shared:
+            yield name, False
 
     def names(self) -> tuple[str, ...]:
         """Every resource that it names, each once."""

@@ -27,8 +27,8 @@ def rank(table: Table, owners: Sequence[Owner]) -> dict[Owner, int]:
         holders[owner] = {
             holder.owner
             for request in table.waiting_of(owner).values()
-            for name in request.names()
-            for holder in table.conflicts(request, name)
+            for name, exclusive in request.wants()
+            for holder in table.conflicts(request, name, exclusive)
             if holder.owner in members
         }
         for holder_ in holders[owner]:

@@ -29,11 +29,13 @@ class Line:
     next" ever walks through a crowd of the other mode.
     """
 
-    __slots__ = ("exclusive", "mixed", "shared")
+    __slots__ = ("entangled", "exclusive", "mixed", "shared")
 
     def __init__(self) -> None:
         self.shared = Queue()
         self.exclusive = Queue()
+        self.entangled = 0
+        """How many of them are not simple: without them no cycle goes through this line."""
         self.mixed = False
         """Whether a reordering put requests of different priorities in another order than theirs."""
 
@@ -54,6 +56,7 @@ class Line:
 
         Returns the requests whose places changed by it: none, unless the line is mixed.
         """
+        self.entangled += not request.simple
         (self.exclusive if exclusive else self.shared).add(request.entry(name))
         if not self.mixed:
             return []
@@ -77,13 +80,18 @@ class Line:
         if changed:
             self.shared, self.exclusive, self.mixed = Queue(), Queue(), False
             for request in order:
-                self.restore(name, request)
+                self.place(name, request, name in request.exclusive)
         return changed
 
-    def restore(self, name: str, request: Request) -> None:
+    def restore(self, name: str, request: Request, exclusive: bool) -> None:
+        """Take in a request that was loaded, at the place that it had."""
+        self.entangled += not request.simple
+        self.place(name, request, exclusive)
+
+    def place(self, name: str, request: Request, exclusive: bool) -> None:
         """Put a request at the place that it has."""
         entry = request.entry(name)
-        (self.exclusive if name in request.exclusive else self.shared).add(entry)
+        (self.exclusive if exclusive else self.shared).add(entry)
         self.mixed = self.mixed or -entry[0] != request.priority
 
     @property

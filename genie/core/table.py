@@ -116,8 +116,8 @@ class Table:
         if request.transaction is not None:
             self._transaction(request.transaction).waiting[request.id] = request
         moved: list[Request] = []
-        for name in request.names():
-            moved += self.line(name).insert(name, request, name in request.exclusive)
+        for name, exclusive in request.wants():
+            moved += self.line(name).insert(name, request, exclusive)
         return moved
 
     def restore(self, request: Request) -> None:
@@ -128,8 +128,8 @@ class Table:
         self.waiting[request.id] = request
         if request.transaction is not None:
             self._transaction(request.transaction).waiting[request.id] = request
-        for name in request.names():
-            self.line(name).restore(name, request)
+        for name, exclusive in request.wants():
+            self.line(name).restore(name, request, exclusive)
 
     def dequeue(self, request: Request) -> None:
         """Take a request out of all its lines. Who stands behind it is the caller's business."""
@@ -158,6 +158,8 @@ class Table:
         line = resource.line
         assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
         (line.exclusive if exclusive else line.shared).remove(request.entry(name))
+        if not request.simple:
+            line.entangled -= 1
         if not line:
             resource.line = None
             if not resource.holders:
@@ -229,10 +231,10 @@ class Table:
             name in grants for name in request.shared
         )
 
-    def conflicts(self, request: Request, name: str) -> Iterator[Request]:
+    def conflicts(self, request: Request, name: str, exclusive: bool) -> Iterator[Request]:
         """The grants of other owners on `name` that a request has to wait for."""
         resource, owner = self.resources[name], request.owner
-        if name in request.exclusive:
+        if exclusive:
             for holder in resource.holders.values():
                 if holder.owner != owner:
                     yield holder

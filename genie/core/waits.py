@@ -24,31 +24,36 @@ Neighbours = Callable[[Table, Owner], Iterator[Owner]]
 def ahead(table: Table, owner: Owner) -> Iterator[Owner]:
     """The owners that this one waits for: enough of them to reach all by repetition. May repeat, or name itself."""
     for request in table.waiting_of(owner).values():
-        for name in request.names():
-            line = table.line(name)
-            entry = request.entry(name)
-            nearest = line.exclusive.before(entry)
-            if nearest is not None:
-                yield nearest[2].owner
-            else:
-                for holder in table.conflicts(request, name):
-                    yield holder.owner
-            if name in request.exclusive:
-                for other in line.shared.between(nearest, entry):
-                    yield other[2].owner
+        yield from ahead_of(table, request)
+
+
+def ahead_of(table: Table, request: Request) -> Iterator[Owner]:
+    """The same for one request: whatever waits for its owner already is none of its doing."""
+    for name, exclusive in request.wants():
+        line = table.line(name)
+        entry = request.entry(name)
+        nearest = line.exclusive.before(entry)
+        if nearest is not None:
+            yield nearest[2].owner
+        else:
+            for holder in table.conflicts(request, name, exclusive):
+                yield holder.owner
+        if exclusive:
+            for other in line.shared.between(nearest, entry):
+                yield other[2].owner
 
 
 def behind(table: Table, owner: Owner) -> Iterator[Owner]:
     """The owners that wait for this one: enough of them to reach all by repetition. May repeat, or name itself."""
     yield from _behind_grants(table, owner)
     for request in table.waiting_of(owner).values():
-        for name in request.names():
+        for name, exclusive in request.wants():
             line = table.line(name)
             entry = request.entry(name)
             nearest = line.exclusive.after(entry)
             if nearest is not None:
                 yield nearest[2].owner
-            if name in request.exclusive:
+            if exclusive:
                 for other in line.shared.between(entry, nearest):
                     yield other[2].owner
 
@@ -66,13 +71,16 @@ def _behind_grants(table: Table, owner: Owner) -> Iterator[Owner]:
                     yield other[2].owner
 
 
-def in_cycle(table: Table, owner: Owner) -> bool:
-    """Whether an owner waits, over any number of others, for itself.
+def in_cycle(table: Table, newcomer: Request, passes: bool) -> bool:
+    """Whether a newcomer's owner waits, over any number of others, for itself. `passes`: it went in ahead of others.
 
     Searched from both ends, a step each in turn: whichever side runs dry first proves that there is no cycle. So
-    a newcomer at the end of a long chain, or one that nobody waits for, costs next to nothing.
+    a newcomer at the end of a long chain, or one that nobody waits for, costs next to nothing. There was no cycle
+    before; so, unless somebody has come to wait for it, a cycle must begin with what this very request waits for.
     """
-    sides = (_reaches(table, owner, ahead), _reaches(table, owner, behind))
+    owner = newcomer.owner
+    first = ahead(table, owner) if passes else ahead_of(table, newcomer)
+    sides = (_reaches(table, owner, ahead, first), _reaches(table, owner, behind, behind(table, owner)))
     while True:
         for side in sides:
             met = next(side, None)
@@ -80,16 +88,22 @@ def in_cycle(table: Table, owner: Owner) -> bool:
                 return met is True
 
 
-def _reaches(table: Table, start: Owner, neighbours: Neighbours) -> Iterator[bool]:
-    """Search from `start`, yielding False for each wait that was followed, and True when it is met again."""
+def _reaches(table: Table, start: Owner, neighbours: Neighbours, first: Iterator[Owner]) -> Iterator[bool]:
+    """Search from `start` over its `first` neighbours.
+
+    Yields False for each wait that was followed, and True when `start` is met again.
+    """
     seen = {start}
-    stack = [start]
+    stack = []
+    for other in first:
+        if other not in seen:
+            seen.add(other)
+            stack.append(other)
+        yield False
     while stack:
-        owner = stack.pop()
-        for other in neighbours(table, owner):
+        for other in neighbours(table, stack.pop()):
             if other == start:
-                if owner != start:
-                    yield True
+                yield True
             elif other not in seen:
                 seen.add(other)
                 stack.append(other)
@@ -125,8 +139,8 @@ def deadlock(table: Table, victim: Owner) -> Cycle | None:
     while queue:
         owner = queue.popleft()
         for request in table.waiting_of(owner).values():
-            for name in request.names():
-                for holder in _holders(table, request, name, victim, searched):
+            for name, exclusive in request.wants():
+                for holder in _holders(table, request, name, exclusive, victim, searched):
                     if holder.owner == victim:
                         return _cycle(victim, steps, owner, Wait(name, request.id, holder.id))
                     if holder.owner not in steps:
@@ -135,18 +149,20 @@ def deadlock(table: Table, victim: Owner) -> Cycle | None:
     return None
 
 
-def _holders(table: Table, request: Request, name: str, victim: Owner, searched: set[str]) -> Iterator[Request]:
+def _holders(
+    table: Table, request: Request, name: str, exclusive: bool, victim: Owner, searched: set[str]
+) -> Iterator[Request]:
     """Those that a request waits for on `name`, each resource once: a crowd before a crowd is no product.
 
     The first who asks meets all other holders and is itself met already, so that only the victim, which is looked
     for, may still be missing.
     """
     if name not in searched:
-        for holder in table.conflicts(request, name):
+        for holder in table.conflicts(request, name, exclusive):
             searched.add(name)
             yield holder
     elif request.owner != victim and table.grants_of(victim, name):
-        yield from (holder for holder in table.conflicts(request, name) if holder.owner == victim)
+        yield from (holder for holder in table.conflicts(request, name, exclusive) if holder.owner == victim)
 
 
 def _cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: Owner, last: Wait) -> Cycle:
