@@ -49,14 +49,15 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_behind",
         "_lines",
-        "_paused",
         "_pump",
         "_registry",
         "_settings",
         "_transport",
+        "ahead",
         "closed",
         "ending",
         "out",
+        "paused",
         "session",
     )
 
@@ -74,8 +75,10 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self._behind = False
         """The client leaves answers unread."""
-        self._paused = False
-        """The store lags behind."""
+        self.ahead = 0
+        """Bytes of its commands that wait for their turn."""
+        self.paused = False
+        """Too many of them do."""
 
     # -- from the event loop ------------------------------------------------------------------------------
 
@@ -99,6 +102,8 @@ class Connection(asyncio.Protocol):
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
             self._read(too_long.lines, items)
+            if self.ending:
+                return
             limit = self._settings.max_line
             self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), items)
             return
@@ -136,18 +141,19 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if self.closed or transport is None:
             return
-        transport.write(out[0] if len(out) == 1 else b"".join(out))
         if self._behind and transport.get_write_buffer_size() > self._settings.max_unread:
-            self.abort()
+            self.abort()  # asked before writing: who reads may be told much at once
+        else:
+            transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def pause(self) -> None:
         """Read nothing for now: too much waits for the store."""
-        self._paused = True
+        self.paused = True
         self._read_on()
 
     def resume(self) -> None:
         """Go on reading."""
-        self._paused = False
+        self.paused = False
         self._read_on()
 
     def stop_reading(self) -> None:
@@ -171,18 +177,18 @@ class Connection(asyncio.Protocol):
         """Read, unless there is a reason not to. (Both calls may be repeated.)"""
         if self._transport is None or self._transport.is_closing():
             return
-        if self._behind or self._paused or self.ending:
+        if self._behind or self.paused or self.ending:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
 
     def _read(self, lines: list[bytes], items: list[WireCommand | RequestRejected | Hangup]) -> None:
         for line in lines:
+            if not line or line.isspace():
+                continue
             try:
                 items.append(read(line))
             except RequestRejected as rejected:
-                if not line.strip():
-                    continue
                 if is_http(line):
                     self._hang_up(http_refused(), items)
                     items.clear()

@@ -8,12 +8,14 @@ stored.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from genie.core import LockManager, Request
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
+from genie.protocol.commands import Inspect
 from genie.server.connection import HANGUP, Connection
 from genie.server.dispatch import Dispatch, Item
 from genie.storage.base import Batch, Store
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 """How often an idle server commits its clock: what a crash may add to the life of a lock."""
+
+MAX_BATCH = 2_000
+"""Commands in one batch. An `inspect`, the one with a long answer, ends its batch."""
+
+MAX_AHEAD = 256 << 10
+"""Bytes of commands that may wait for one connection, before no more of it are read."""
 
 MAX_UNTOLD = 10_000
 """Messages that may wait for the outcome of a batch, for a connection that goes on asking while the store is away."""
@@ -50,9 +58,8 @@ class Pump:
         self._clock = clock
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._pending: list[tuple[Connection, Sequence[Item]]] = []
+        self._pending: deque[tuple[Connection, Sequence[Item], int]] = deque()
         self._pending_bytes = 0
-        self._gone: dict[Connection, None] = {}
         self._in_flight: asyncio.Future[None] | None = None
         self._scheduled = False
         self._away = False
@@ -78,16 +85,17 @@ class Pump:
         if self._away:
             self._refuse(connection, items)
             return
-        self._pending.append((connection, items))
+        self._pending.append((connection, items, size))
         self._pending_bytes += size
-        if self._pending_bytes > self._settings.max_pending:
+        connection.ahead += size
+        if connection.ahead > MAX_AHEAD or self._pending_bytes > self._settings.max_pending:
             connection.pause()
         self._kick()
 
     def gone(self, connection: Connection) -> None:
         """A connection has ended: what was bound to it goes. Never refused, whatever the store does."""
         if not self._stopped:
-            self._gone[connection] = None
+            self._pending.append((connection, [HANGUP], 0))
             self._kick()
 
     def _kick(self) -> None:
@@ -106,29 +114,43 @@ class Pump:
         self._scheduled = False
         if self._stopped or self._in_flight is not None:
             return
-        dispatch, now = self._dispatch, self._clock()
-        pending = self._take_pending()
         try:
+            dispatch, now = self._dispatch, self._clock()
             if self._due:
                 self._due = False
                 dispatch.expire(now)
-            for connection, items in pending:
-                for item in items:
-                    dispatch.take(connection, item, now)
-            if self._gone:
-                gone, self._gone = self._gone, {}
-                for connection in gone:
-                    dispatch.leave(connection, now)
+            self._take_up(now)
+            if self._store.durable and dispatch.changes:
+                changes, dispatch.changes = dispatch.changes, {}
+                self._commit(Batch(changes, self._manager.next_id, self._manager.next_fence, now))
+            else:  # a ping, an error, a look; or no store to speak of
+                dispatch.changes.clear()
+                self._deliver()
         except Exception as error:  # noqa: BLE001 - a defect: better no server than one that has lost its way
-            self.stop()
-            self._on_failure(error)
+            self._fail(error)
             return
-        if self._store.durable and dispatch.changes:
-            changes, dispatch.changes = dispatch.changes, {}
-            self._commit(Batch(changes, self._manager.next_id, self._manager.next_fence, now))
-        else:  # a ping, an error, a look; or no store to speak of
-            dispatch.changes.clear()
-            self._deliver()
+        if self._pending and self._in_flight is None and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)  # others are read in between
+
+    def _take_up(self, now: float) -> None:
+        """Step what waits, as much as one batch may be. Whoever has more waits for its turn."""
+        take, pending, room = self._dispatch.take, self._pending, MAX_BATCH
+        while pending and room > 0:
+            connection, items, size = pending.popleft()
+            for place, item in enumerate(items, 1):
+                take(connection, item, now)
+                room -= 1 if item.__class__ is not Inspect else MAX_BATCH
+                if room <= 0 and place < len(items):
+                    pending.appendleft((connection, items[place:], size))
+                    return
+            self._done_with(connection, size)
+
+    def _done_with(self, connection: Connection, size: int) -> None:
+        self._pending_bytes -= size
+        connection.ahead -= size
+        if connection.paused:
+            connection.resume()
 
     def _commit(self, batch: Batch) -> None:
         future = self._store.commit(batch)
@@ -148,13 +170,16 @@ class Pump:
             return
         error = future.exception()
         if error is not None:
-            self.stop()
-            self._on_failure(error)
+            self._fail(error)
             return
         self._committed_at = self._loop.time()
         self._deliver()
-        if self._pending or self._gone:
+        if self._pending:
             self._run()
+
+    def _fail(self, error: BaseException) -> None:
+        self.stop()
+        self._on_failure(error)
 
     def _deliver(self) -> None:
         dispatch = self._dispatch
@@ -166,7 +191,7 @@ class Pump:
             for connection in ending:
                 connection.finish()
         self._arm()
-        if self._idle is not None and not self._pending and not self._gone and not self._idle.done():
+        if self._idle is not None and not self._pending and not self._idle.done():
             self._idle.set_result(None)
 
     # -- time ---------------------------------------------------------------------------------------------
@@ -202,23 +227,17 @@ class Pump:
         """The store does not answer. What it has been given waits for its outcome; the rest is refused."""
         self._patience = None
         self._away = True
-        for connection, items in self._take_pending():
+        pending, self._pending = self._pending, deque()
+        for connection, items, size in pending:
             self._refuse(connection, items)
-
-    def _take_pending(self) -> list[tuple[Connection, Sequence[Item]]]:
-        pending, self._pending = self._pending, []
-        if self._pending_bytes > self._settings.max_pending:
-            for connection, _ in pending:
-                connection.resume()
-        self._pending_bytes = 0
-        return pending
+            self._done_with(connection, size)
 
     def _refuse(self, connection: Connection, items: Sequence[Item]) -> None:
         """Answer commands that were not taken up, without overtaking what this connection is still to be told."""
         told = bool(connection.out)
         for item in items:
             if item is HANGUP:
-                self._pending.append((connection, [item]))
+                self._pending.append((connection, [item], 0))
                 continue
             if not isinstance(item, RequestRejected):
                 ref, id_ = getattr(item, "ref", None), None if type(item) is Request else getattr(item, "id", None)
@@ -233,7 +252,7 @@ class Pump:
 
     async def settled(self) -> None:
         """Wait until everything that was taken up is stored and told."""
-        if self._pending or self._gone or self._in_flight is not None or self._scheduled:
+        if self._pending or self._in_flight is not None or self._scheduled:
             self._idle = self._loop.create_future()
             await self._idle
 
@@ -243,6 +262,8 @@ class Pump:
         for handle in (self._timer, self._heartbeat, self._patience):
             if handle is not None:
                 handle.cancel()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def recover(self) -> None:
         """The step after loading: nobody who asked before is connected now. Must be the first."""

@@ -24,7 +24,7 @@ class Session:
         self.bound: dict[int, Request] = {}
         """Those that end with the session: they wait, or are held with `onDisconnect: release`."""
         self._refs: dict[str, Request] = {}
-        self._ended: deque[str] | None = None  # most sessions never need it, and an empty one is 600 bytes
+        self._ended: deque[Request] | None = None  # most sessions never need it, and an empty one is 600 bytes
 
     def queued(self, request: Request) -> None:
         """A request of this session arrived."""
@@ -50,9 +50,11 @@ class Session:
         if request.ref is not None:
             if self._ended is None:
                 self._ended = deque()
-            self._ended.append(request.ref)
+            self._ended.append(request)
             if len(self._ended) > ENDED_REFS:
-                self._refs.pop(self._ended.popleft(), None)
+                oldest = self._ended.popleft()
+                if oldest.ref is not None and self._refs.get(oldest.ref) is oldest:
+                    del self._refs[oldest.ref]
 
     def close(self) -> None:
         """Nobody is connected any more. What it holds may be held for long: keep nothing else."""
