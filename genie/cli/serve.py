@@ -62,8 +62,10 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
     _allow_connections(settings.max_connections)
     try:
         status = _run(settings)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise click.ClickException(f"can't serve on {settings.host}:{settings.port}: {error}") from None
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
     raise SystemExit(status)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import orjson
 import structlog
@@ -20,22 +22,37 @@ def configure(level: str, form: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=not console),
         structlog.processors.StackInfoRenderer(),
     ]
-    logger: structlog.PrintLoggerFactory | structlog.BytesLoggerFactory
+    logger: Callable[..., _Surviving]
     if console:
         processors.append(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()))
-        logger = structlog.PrintLoggerFactory(sys.stdout)
+        logger = lambda *_: _Surviving(structlog.PrintLogger(sys.stdout))  # noqa: E731
     else:
         processors += [
             structlog.processors.dict_tracebacks,
             structlog.processors.JSONRenderer(serializer=_dumps),
         ]
-        logger = structlog.BytesLoggerFactory(sys.stdout.buffer)
+        logger = lambda *_: _Surviving(structlog.BytesLogger(sys.stdout.buffer))  # noqa: E731
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=logger,
         cache_logger_on_first_use=True,
     )
+
+
+class _Surviving:
+    """Loses lines that nobody takes, rather than the server: a log may be piped to something that ends."""
+
+    def __init__(self, logger: structlog.PrintLogger | structlog.BytesLogger) -> None:
+        self._write = logger.msg
+
+    def msg(self, line: Any) -> None:
+        try:
+            self._write(line)
+        except (OSError, ValueError):
+            self._write = lambda _: None
+
+    debug = info = warning = error = msg
 
 
 def _dumps(value: object, **_: object) -> bytes:

@@ -49,7 +49,7 @@ class _Request(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _Release(Struct, forbid_unknown_fields=True, gc=False):
-    id: int
+    id: Annotated[int, Meta(ge=-fields.MAX_ID, le=fields.MAX_ID)]
 
 
 class _RequestLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="request"):

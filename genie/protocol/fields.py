@@ -17,6 +17,7 @@ from genie.protocol.resources import MAX_RESOURCES, check_name, split
 MAX_TIMEOUT_MS: Final = 2_147_483_647
 MAX_PRIORITY: Final = 2**31
 MAX_REF: Final = 128
+MAX_ID: Final = 2**53
 MAX_ROWS: Final = 1_000
 MAX_DEPTH: Final = 16
 """Objects and lists within each other. No message needs more than three."""
@@ -42,7 +43,7 @@ def _integer(low: int, high: int) -> Check:
 
 
 def _id(value: Any) -> str | None:
-    return None if type(value) is int else "must be an integer"
+    return None if type(value) is int and abs(value) <= MAX_ID else f"must be an integer of at most {MAX_ID}"
 
 
 def _name(value: Any) -> str | None:

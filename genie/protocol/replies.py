@@ -104,7 +104,7 @@ def error(rejected: RequestRejected) -> bytes:
 
 def unknown_id(id: int) -> bytes:
     """Nobody has that id, or it was forgotten long ago."""
-    return error(RequestRejected(Code.UNKNOWN_ID, f"there is no request {id}, or it ended long ago", id=_wire_id(id)))
+    return error(RequestRejected(Code.UNKNOWN_ID, f"there is no request {id}, or it ended long ago", id=id))
 
 
 def message(command: str, payload: dict[str, Any], ref: str | None = None) -> bytes:
@@ -112,10 +112,6 @@ def message(command: str, payload: dict[str, Any], ref: str | None = None) -> by
     if ref is not None:
         payload["ref"] = ref
     return orjson.dumps({"command": command, "payload": payload}, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def _wire_id(id: int) -> int | None:
-    return id if abs(id) < 1 << 53 else None
 
 
 def _ms(duration: float) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import signal
 import socket
+import sys
 import time
 from importlib.metadata import version
 
@@ -38,6 +40,7 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._stopped = asyncio.Event()
         self._failure: BaseException | None = None
+        self._guard: socket.socket | None = None
 
     async def start(self) -> tuple[str, int]:
         """Load what the store holds and listen; returns the address. OSError where that can't be had.
@@ -48,6 +51,7 @@ class Server:
         sock = _bind(self.settings.host, self.settings.port)
         loop = asyncio.get_running_loop()
         try:
+            self._guard = _guard(sock.getsockname())
             snapshot = await self._store.open(lambda: manager.snapshot(clock()))
         except BaseException:
             sock.close()
@@ -121,17 +125,16 @@ class Server:
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
+        if starting.done():
+            starting.result()
+            await stopping
+        else:
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting
-            return 0
-        starting.result()
-        await stopping
-        if self._failure is not None:
-            return 1
-        await self.stop()
-        return 0
+        if self._failure is None:
+            await self.stop()
+        return 0 if self._failure is None else 1
 
     def _fail(self, error: BaseException) -> None:
         """Not a word more to anyone: what was not told may not be true."""
@@ -153,7 +156,28 @@ def make_store(settings: Settings) -> Store:
         return MemoryStore()
     from genie.storage.redis import RedisStore  # noqa: PLC0415 - a server without Redis need not load its client
 
-    return RedisStore(settings.redis_url, settings.namespace)
+    try:
+        return RedisStore(settings.redis_url, settings.namespace)
+    except TypeError as error:  # what redis-py makes of options in the URL that it doesn't know
+        raise ValueError(f"the Redis URL: {error}") from None
+
+
+def _guard(address: tuple[str, int]) -> socket.socket | None:
+    """Make sure that no other server has bound the same address and is loading, too.
+
+    Until one of them listens, which is only after loading, Linux lets both bind (the option that a restart needs,
+    SO_REUSEADDR, allows it), and the second would take the store from the first. A name in the abstract namespace
+    of Unix sockets is free again whenever its process ends, in whatever way.
+    """
+    if sys.platform != "linux":
+        return None
+    guard = socket.socket(socket.AF_UNIX)
+    try:
+        guard.bind(f"\0genie {address[0]} {address[1]}")
+    except OSError:
+        guard.close()
+        raise OSError(errno.EADDRINUSE, "another server is starting on this address") from None
+    return guard
 
 
 def _bind(host: str, port: int) -> socket.socket:

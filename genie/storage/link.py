@@ -70,6 +70,11 @@ class Link(asyncio.Protocol):
         self._transport.write(command)
         return future
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of the command that have not left yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         """Close at once. What is in flight may or may not happen."""
         if self._transport is not None:

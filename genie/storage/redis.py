@@ -31,7 +31,8 @@ log = structlog.get_logger()
 CALL_TIMEOUT_S = 5.0
 """How long one call may take while loading or writing anew."""
 COMMIT_TIMEOUT_S = 2.0
-"""How long a commit may be without an answer before it is sent again on a new connection."""
+"""How long a commit may go neither forth nor back before it is sent again on a new connection. Doubled each time, for
+Redis may only be slow with a large one."""
 BACKOFF_S = (0.02, 1.0)
 """The first and the longest pause between two attempts to reach Redis."""
 
@@ -60,7 +61,11 @@ class RedisStore:
         self._sequence = 0
         self._link: Link | None = None
         self._packed = b""
-        self._sent_at = 0.0
+        self._moved_at = 0.0
+        self._unsent = 0
+        self._timeout_s = COMMIT_TIMEOUT_S
+        self._pauses: Iterator[float] | None = None
+        """While Redis is away: the pauses between attempts, which go on until a commit is answered."""
         self._done: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -137,7 +142,7 @@ class RedisStore:
     def _send(self) -> None:
         if self._link is None:
             return  # it is being made, and then sends what is in flight
-        self._sent_at = asyncio.get_running_loop().time()
+        self._moved_at = asyncio.get_running_loop().time()
         self._link.send(self._packed).add_done_callback(self._replied)
 
     def _replied(self, reply: asyncio.Future[Any]) -> None:
@@ -148,7 +153,12 @@ class RedisStore:
         if error is not None:
             self._drop_link()
             self._work(self._reconnect(error))
-        elif reply.result() == b"ok":
+            return
+        self._timeout_s = COMMIT_TIMEOUT_S
+        if self._pauses is not None:
+            self._pauses = None
+            log.info("Redis is back")
+        if reply.result() == b"ok":
             done.set_result(None)
         elif reply.result() == b"lost":
             self._work(self._write_anew())
@@ -161,8 +171,13 @@ class RedisStore:
         """Give up a connection on which a commit is left without an answer. (A timer a commit would cost more.)"""
         loop = asyncio.get_running_loop()
         self._watch = loop.call_later(COMMIT_TIMEOUT_S / 4, self._watch_commits)
-        waiting = self._done is not None and not self._done.done() and self._link is not None
-        if waiting and self._task is None and loop.time() - self._sent_at > COMMIT_TIMEOUT_S:
+        if self._link is None or self._done is None or self._done.done() or self._task is not None:
+            return
+        unsent, self._unsent = self._unsent, self._link.unsent
+        if self._unsent < unsent:
+            self._moved_at = loop.time()
+        elif loop.time() - self._moved_at > self._timeout_s:
+            self._timeout_s *= 2
             self._drop_link()
 
     def _drop_link(self) -> None:
@@ -192,24 +207,27 @@ class RedisStore:
 
     async def _reconnect(self, error: BaseException) -> None:
         """Reach Redis again and send the batch in flight once more. One line for the loss, one for the return."""
-        log.warning("Redis is away; commands wait", error=str(error))
-        self._link = await _until_done(self._connect)
-        log.info("Redis is back")
+        if self._pauses is None:
+            log.warning("Redis is away; commands wait", error=str(error))
+            self._pauses = _pauses()
+        else:  # reached, and refused again
+            await asyncio.sleep(next(self._pauses))
+        self._link = await _until_done(self._connect, self._pauses)
         self._send()
 
     async def _write_anew(self) -> None:
         """Redis lost what it had acknowledged. We have not, and nothing has changed since: that batch is in it."""
         log.warning("Redis has lost commits that it had acknowledged; writing the whole state anew")
-        await _until_done(lambda: self._namespace.write_anew(self._snapshot()))
+        await _until_done(lambda: self._namespace.write_anew(self._snapshot()), _pauses())
         self._begin_numbers()
         log.info("the state is written anew", epoch=self._namespace.tenure.epoch)
         if self._done is not None:
             self._done.set_result(None)
 
 
-async def _until_done(attempt: Callable[[], Awaitable[T]]) -> T:
+async def _until_done(attempt: Callable[[], Awaitable[T]], pauses: Iterator[float]) -> T:
     """Repeat what fails for Redis's sake, with pauses, for as long as it takes."""
-    pauses, told = _pauses(), ""
+    told = ""
     while True:
         try:
             return await attempt()
