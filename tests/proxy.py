@@ -14,6 +14,7 @@ class Proxy:
         self.target = target
         self.port = 0
         self.lost = asyncio.Event()
+        self.bytes_a_second: float | None = None
         self._lose_after: bytes | None = None
         self.connections: set[asyncio.Task[None]] = set()
 
@@ -52,6 +53,8 @@ class Proxy:
                     losing.set()
                 back_writer.write(data)
                 await back_writer.drain()
+                if self.bytes_a_second is not None:
+                    await asyncio.sleep(len(data) / self.bytes_a_second)
 
         async def back() -> None:
             while data := await back_reader.read(1 << 16):
@@ -82,4 +85,6 @@ async def faulty_proxy(target: int) -> AsyncIterator[Proxy]:
         yield proxy
     finally:
         server.close()
-        await asyncio.gather(*proxy.connections)
+        for task in proxy.connections:
+            task.cancel()
+        await asyncio.gather(*proxy.connections, return_exceptions=True)

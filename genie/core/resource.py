@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import merge
 
 from genie.core.model import Entry, Request
@@ -45,11 +45,13 @@ class Line:
     def __len__(self) -> int:
         return len(self.shared) + len(self.exclusive)
 
-    def entries(self) -> list[Entry]:
+    def __iter__(self) -> Iterator[Entry]:
         """All places, first to last."""
-        if not self.exclusive:
-            return list(self.shared)
-        return list(merge(self.shared, self.exclusive))
+        return merge(self.shared, self.exclusive) if self.exclusive else iter(self.shared)
+
+    def entries(self) -> list[Entry]:
+        """The same, all at once."""
+        return list(self)
 
     def insert(self, name: str, request: Request, exclusive: bool) -> list[Request]:
         """Put a newcomer right behind the last request of its priority or a higher one.

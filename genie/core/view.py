@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
 from genie.core.blame import blame
 from genie.core.events import Blocker
-from genie.core.model import Request
+from genie.core.model import HELD, Request
 from genie.core.table import Table
 
 
@@ -44,29 +44,45 @@ def inspect(
     At most `limit` rows, holders first. The queue of one resource is in the order in which it stands; elsewhere
     requests come by arrival.
     """
-    holders: Collection[Request]
-    queue: Collection[Request]
-    if resource is not None:
-        found = table.resources.get(resource)
-        holders = [] if found is None else found.holders.values()
-        queue = [] if found is None or found.line is None else [entry[2] for entry in found.line.entries()]
-    elif id is not None:
-        request = table.find(id)
-        holders = [request] if request is not None and id in table.held else []
-        queue = [request] if request is not None and id in table.waiting else []
-    elif transaction is not None:
-        owner = table.transactions.get(transaction)
-        holders = [] if owner is None else owner.held.values()
-        queue = [] if owner is None else owner.waiting.values()
-    else:
-        holders, queue = table.held.values(), table.waiting.values()
+    found = _look(table, resource, id, transaction)
+    held = [Row(request) for request in islice(found.holders, limit)]
+    waiting = [Row(request, *blame(table, request)) for request in islice(found.queue, limit - len(held))]
+    return Inspection(held, waiting, found.holders_total, found.queue_total)
+
+
+@dataclass(slots=True)
+class _Found:
+    holders: Iterable[Request]
+    holders_total: int
+    queue: Iterable[Request]
+    queue_total: int
+
+
+def _look(table: Table, name: str | None, id: int | None, transaction: str | None) -> _Found:
     if id is not None or transaction is not None:
-        holders = [request for request in holders if _matches(request, id, transaction)]
-        queue = [request for request in queue if _matches(request, id, transaction)]
-    held = [Row(request) for request in islice(holders, limit)]
-    waiting = [Row(request, *blame(table, request)) for request in islice(queue, limit - len(held))]
-    return Inspection(held, waiting, len(holders), len(queue))
+        return _pick(table, name, id, transaction)
+    if name is None:
+        return _Found(table.held.values(), len(table.held), table.waiting.values(), len(table.waiting))
+    resource = table.resources.get(name)
+    if resource is None:
+        return _Found((), 0, (), 0)
+    line = resource.line
+    queue = () if line is None else (entry[2] for entry in line)
+    return _Found(resource.holders.values(), len(resource.holders), queue, 0 if line is None else len(line))
 
 
-def _matches(request: Request, id: int | None, transaction: str | None) -> bool:
-    return id in (None, request.id) and transaction in (None, request.transaction)
+def _pick(table: Table, name: str | None, id: int | None, transaction: str | None) -> _Found:
+    if id is not None:
+        request = table.find(id)
+        requests = [] if request is None else [request]
+    else:
+        owner = None if transaction is None else table.transactions.get(transaction)
+        requests = [] if owner is None else [*owner.held.values(), *owner.waiting.values()]
+    requests = [
+        request
+        for request in requests
+        if transaction in (None, request.transaction) and (name is None or name in request.names())
+    ]
+    holders = [request for request in requests if request.state is HELD]
+    queue = [request for request in requests if request.state is not HELD]
+    return _Found(holders, len(holders), queue, len(queue))

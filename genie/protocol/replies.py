@@ -11,6 +11,8 @@ from genie.core import SUCCESS, Blocker, Inspection, Reason, Released, Request, 
 from genie.errors import Code, RequestRejected
 
 PONG = b'{"command":"pong","payload":{}}\n'
+MAX_ANSWER = 256 << 10
+"""Bytes of rows in one `inspected`."""
 ROW_RESOURCES = 10
 """Resources named in one row of `inspected`; `resourcesTotal` says how many there are."""
 
@@ -78,17 +80,22 @@ def extended(event: core.Extended) -> bytes:
 
 
 def inspected(inspection: Inspection, now: float) -> bytes:
-    """The answer to `inspect`; `now` is the manager's clock."""
+    """The answer to `inspect`; `now` is the manager's clock. Rows beyond `MAX_ANSWER` bytes are left out."""
+    room = MAX_ANSWER
+    told: dict[str, list[orjson.Fragment]] = {"holders": [], "queue": []}
+    rows = [("holders", row) for row in inspection.holders] + [("queue", row) for row in inspection.queue]
+    for part, row in rows:
+        line = orjson.dumps(_row(row, now))
+        room -= len(line)
+        if room < 0:
+            break
+        told[part].append(orjson.Fragment(line))
     return message(
         "inspected",
         {
-            "holders": [_row(row, now) | {"fence": row.request.fence} for row in inspection.holders],
+            "holders": told["holders"],
             "holdersTotal": inspection.holders_total,
-            "queue": [
-                _row(row, now)
-                | {"blockers": [_blocker(blocker) for blocker in row.blockers], "blockersTotal": row.blockers_total}
-                for row in inspection.queue
-            ],
+            "queue": told["queue"],
             "queueTotal": inspection.queue_total,
         },
     )
@@ -144,4 +151,9 @@ def _row(row: Row, now: float) -> dict[str, Any]:
     }
     if request.transaction is not None:
         told["transactionName"] = request.transaction
+    if request.state is core.HELD:
+        told["fence"] = request.fence
+    else:
+        told["blockers"] = [_blocker(blocker) for blocker in row.blockers]
+        told["blockersTotal"] = row.blockers_total
     return told

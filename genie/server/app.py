@@ -68,6 +68,9 @@ class Server:
         self._pump = pump = Pump(manager, self._store, self.settings, clock, self._fail)
         pump.recover()
         await pump.settled()
+        if self._failure is not None:
+            sock.close()
+            raise self._failure
         self._listener = await loop.create_server(
             lambda: Connection(pump, self.settings, self._connections), sock=sock, backlog=BACKLOG
         )
@@ -126,7 +129,9 @@ class Server:
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
-            starting.result()
+            error = starting.exception()
+            if error is not None and self._failure is None:
+                raise error
             await stopping
         else:
             starting.cancel()

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import http_refused, is_http, read
+from genie.protocol.commands import http_refused, is_http
 from genie.protocol.framing import Lines, LineTooLong
 from genie.server.session import Session
 
 if TYPE_CHECKING:
     from genie.config import Settings
-    from genie.protocol.commands import WireCommand
     from genie.server.pump import Pump
 
 
@@ -38,6 +37,9 @@ class Hangup:
 
 
 HANGUP = Hangup()
+
+Item = bytes | RequestRejected | Hangup
+"""What a connection hands in: a line, an error that is to be told in its place, or the end."""
 
 
 class Connection(asyncio.Protocol):
@@ -97,17 +99,16 @@ class Connection(asyncio.Protocol):
         """Read what the bytes complete."""
         if self.ending:
             return
-        items: list[WireCommand | RequestRejected | Hangup] = []
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
-            self._read(too_long.lines, items)
+            items = self._read(too_long.lines)
             if self.ending:
                 return
             limit = self._settings.max_line
             self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), items)
             return
-        self._read(lines, items)
+        items = self._read(lines)
         if items:
             self._pump.submit(self, items, len(data))
 
@@ -182,23 +183,23 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _read(self, lines: list[bytes], items: list[WireCommand | RequestRejected | Hangup]) -> None:
+    def _read(self, lines: list[bytes]) -> list[Item]:
+        """What of these lines is for the pump. They are decoded when their turn comes."""
+        items: list[Item] = []
         for line in lines:
-            if not line or line.isspace():
-                continue
-            try:
-                items.append(read(line))
-            except RequestRejected as rejected:
+            if not line.startswith(b"{"):
+                if not line or line.isspace():
+                    continue
                 if is_http(line):
                     self._hang_up(http_refused(), items)
-                    items.clear()
-                    return
-                items.append(rejected)
+                    return []
+            items.append(line)
+        return items
 
     def _hang_up(
         self,
         last: RequestRejected | None = None,
-        items: list[WireCommand | RequestRejected | Hangup] | None = None,
+        items: list[Item] | None = None,
     ) -> None:
         if last is None:
             self.ending = True

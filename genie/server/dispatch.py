@@ -12,15 +12,12 @@ from genie import core
 from genie.core import Disconnect, Event, Expire, LockManager, Request, State
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.protocol.commands import Inspect, Ping, WireCommand
-from genie.server.connection import HANGUP, Connection, Hangup
+from genie.protocol.commands import Inspect, Ping, WireCommand, read
+from genie.server.connection import HANGUP, Connection, Item
 from genie.server.session import Session, same
 
 if TYPE_CHECKING:
     from genie.config import Settings
-
-Item = WireCommand | RequestRejected | Hangup
-"""What a connection hands in: a command, an error that is to be told in its place, or the end."""
 
 _EXPIRE = Expire()
 
@@ -51,28 +48,54 @@ class Dispatch:
         if connection.closed:
             session.close()
 
-    def take(self, connection: Connection, item: Item, now: float) -> None:
-        """Carry out one command of a connection."""
-        if isinstance(item, Request):
-            self._request(connection, item, now)
-        elif isinstance(item, (core.Release, core.Extend)):
-            self._tell(self.manager.step(item, now), connection)
+    def take(self, connection: Connection, item: Item, now: float) -> bool:
+        """Carry out what one line of a connection asks for. Returns whether that was a long look (`inspect`)."""
+        if isinstance(item, bytes):
+            try:
+                return self._carry_out(connection, read(item), now)
+            except RequestRejected as rejected:
+                self._say(connection, replies.error(rejected))
         elif isinstance(item, RequestRejected):
             self._say(connection, replies.error(item))
-        elif isinstance(item, Ping):
-            self._say(connection, replies.PONG)
-        elif isinstance(item, Inspect):
-            found = core.inspect(
-                self.manager.table,
-                resource=item.resource,
-                id=item.id,
-                transaction=item.transaction,
-                limit=item.limit,
-            )
-            self._say(connection, replies.inspected(found, now))
         elif item is HANGUP:
             self.leave(connection, now)
             self.ending.append(connection)
+        return False
+
+    def refuse(self, connection: Connection, item: Item) -> None:
+        """Answer a line that was not taken up: `unavailable`, unless it is wrong in itself."""
+        rejected = item
+        if isinstance(item, bytes):
+            try:
+                command = read(item)
+            except RequestRejected as wrong:
+                rejected = wrong
+            else:
+                ref = command.ref if isinstance(command, Request) else None
+                id_ = command.id if isinstance(command, (core.Release, core.Extend)) else None
+                why = "the store can't be reached, try again later"
+                rejected = RequestRejected(Code.UNAVAILABLE, why, ref=ref, id=id_)
+        if isinstance(rejected, RequestRejected):
+            self._say(connection, replies.error(rejected))
+
+    def _carry_out(self, connection: Connection, command: WireCommand, now: float) -> bool:
+        if isinstance(command, Request):
+            self._request(connection, command, now)
+        elif isinstance(command, (core.Release, core.Extend)):
+            self._tell(self.manager.step(command, now), connection)
+        elif isinstance(command, Ping):
+            self._say(connection, replies.PONG)
+        elif isinstance(command, Inspect):
+            found = core.inspect(
+                self.manager.table,
+                resource=command.resource,
+                id=command.id,
+                transaction=command.transaction,
+                limit=command.limit,
+            )
+            self._say(connection, replies.inspected(found, now))
+            return True
+        return False
 
     def _request(self, connection: Connection, request: Request, now: float) -> None:
         session = connection.session

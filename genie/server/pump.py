@@ -12,12 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from genie.core import LockManager, Request
-from genie.errors import Code, RequestRejected
-from genie.protocol import replies
-from genie.protocol.commands import Inspect
-from genie.server.connection import HANGUP, Connection
-from genie.server.dispatch import Dispatch, Item
+from genie.core import LockManager
+from genie.server.connection import HANGUP, Connection, Item
+from genie.server.dispatch import Dispatch
 from genie.storage.base import Batch, Store
 
 if TYPE_CHECKING:
@@ -139,8 +136,7 @@ class Pump:
         while pending and room > 0:
             connection, items, size = pending.popleft()
             for place, item in enumerate(items, 1):
-                take(connection, item, now)
-                room -= 1 if item.__class__ is not Inspect else MAX_BATCH
+                room -= MAX_BATCH if take(connection, item, now) else 1
                 if room <= 0 and place < len(items):
                     pending.appendleft((connection, items[place:], size))
                     return
@@ -234,18 +230,14 @@ class Pump:
 
     def _refuse(self, connection: Connection, items: Sequence[Item]) -> None:
         """Answer commands that were not taken up, without overtaking what this connection is still to be told."""
-        told = bool(connection.out)
+        waiting = bool(connection.out)
         for item in items:
             if item is HANGUP:
                 self._pending.append((connection, [item], 0))
-                continue
-            if not isinstance(item, RequestRejected):
-                ref, id_ = getattr(item, "ref", None), None if type(item) is Request else getattr(item, "id", None)
-                item = RequestRejected(  # noqa: PLW2901
-                    Code.UNAVAILABLE, "the store can't be reached, try again later", ref=ref, id=id_
-                )
-            connection.out.append(replies.error(item))
-        if not told and connection.out:
+            else:
+                self._dispatch.refuse(connection, item)
+        if not waiting and connection.out:
+            self._dispatch.touched.pop()  # nobody else was told anything since
             connection.flush()
         elif len(connection.out) > MAX_UNTOLD:
             connection.abort()

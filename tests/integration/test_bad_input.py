@@ -181,6 +181,39 @@ async def test_a_client_that_never_reads_is_cut_off() -> None:
         await reader.close()
 
 
+async def test_a_client_that_reads_may_be_told_much_at_once() -> None:
+    with running_server(max_unread=1 << 16) as genie:
+        client = await Wire.connect(genie.address)
+        for number in range(20_000):
+            client.raw(b'{"command":"request","payload":{"resources":["exclusive:much/%d"]}}\n' % number)
+        for _ in range(20_000):
+            await client.expect("queued")
+            await client.expect("locked")
+        await client.close()
+
+
+async def test_a_flood_of_bad_lines_is_answered_line_by_line(wire: Wire) -> None:
+    wire.raw(b"x\n" * 30_000 + b'{"command":"ping"}\n')
+    for _ in range(30_000):
+        await wire.expect("error")
+    await wire.expect("pong")
+
+
+async def test_an_inspect_is_bounded_and_many_are_answered_in_order(wire: Wire) -> None:
+    ids = [
+        await wire.lock(*(f"exclusive:{n}/{m}/{'x' * 490}" for m in range(10)), onDisconnect="release")
+        for n in range(200)
+    ]
+    for _ in range(20):
+        wire.send("inspect", limit=1000)
+    wire.send("ping")
+    for _ in range(20):
+        found = await wire.expect("inspected")
+        assert len(str(found)) < 1 << 19
+        assert 0 < len(found["holders"]) < found["holdersTotal"] == len(ids)
+    await wire.expect("pong")
+
+
 async def test_two_thousand_connections_at_once(genie: Genie) -> None:
     clients = await asyncio.gather(*(Wire.connect(genie.address) for _ in range(2000)))
     for number, client in enumerate(clients):

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from genie.core import LockManager, Request, Snapshot
+from genie.storage.base import Batch
+from genie.storage.redis import RedisStore
 from proxy import faulty_proxy
 from servers import Genie, Redis, resident, running_server
 from wire import Wire
@@ -254,10 +257,59 @@ async def test_a_full_redis_is_waited_for(redis: Redis) -> None:
         redis.call("CONFIG", "SET", "maxmemory", "1")
         client.send("request", resources=["exclusive:a"])
         genie.until("Redis is away")
+        while connections(redis) < 8:  # noqa: ASYNC110 - it is asked again, with pauses
+            await asyncio.sleep(0.01)
         redis.call("CONFIG", "SET", "maxmemory", "0")
         await client.expect("queued")
         await client.expect("locked")
+        genie.until("Redis is back")
+        assert [line["event"].split(";")[0] for line in genie.log if "away" in line["event"]] == ["Redis is away"]
         await client.close()
+
+
+def connections(redis: Redis) -> int:
+    return int(redis.call("INFO", "stats")["total_connections_received"])
+
+
+async def test_two_servers_on_one_address_do_not_fight_over_redis(redis: Redis) -> None:
+    redis.kill()
+    first = Genie(redis)
+    second = Genie(redis, port=first.port)
+    try:
+        first.start(wait=False)
+        first.until("Redis can't be reached")
+        second.start(wait=False)
+        assert second.wait() != 0
+        redis.start()
+        first.until("listening")
+        client = await Wire.connect(first.address)
+        await client.lock("exclusive:a")
+        await client.close()
+    finally:
+        first.kill()
+        second.kill()
+
+
+async def test_a_slow_redis_is_waited_for(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large commit takes longer than the first patience with it. It is done all the same, in a few attempts."""
+    monkeypatch.setattr("genie.storage.redis.COMMIT_TIMEOUT_S", 0.2)
+    async with faulty_proxy(redis.port) as proxy:
+        store = RedisStore(proxy.url)
+        await store.open(Snapshot)
+        proxy.bytes_a_second = 8 << 20
+        manager = LockManager()
+        changes = {}
+        for number in range(8_000):
+            request = Request(exclusive=tuple(f"{number}/{part}/{'x' * 100}" for part in range(10)))
+            manager.step(request, 0)
+            changes[request.id] = request
+        before = connections(redis)
+        try:
+            async with asyncio.timeout(30):
+                await store.commit(Batch(changes, 1, 1, 0))
+            assert connections(redis) - before < 8
+        finally:
+            await store.close()
 
 
 async def lock_again(client: Wire, resource: str, **payload: Any) -> int:

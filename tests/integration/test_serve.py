@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import signal
@@ -127,6 +128,25 @@ def test_a_stop_while_redis_is_missing_ends_at_once() -> None:
     genie.until("Redis can't be reached")
     genie.send(signal.SIGTERM)
     assert genie.wait() == 0
+
+
+def test_a_log_that_nobody_reads_any_more_is_no_harm() -> None:
+    environment = {**os.environ, "GENIE_PORT": str(free_port())}
+    process = subprocess.Popen([sys.executable, "-m", "genie.cli", "serve"], env=environment, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    asyncio.run(three_pings(("127.0.0.1", int(environment["GENIE_PORT"]))))
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+async def three_pings(address: tuple[str, int]) -> None:
+    for _ in range(3):
+        client = await Wire.connect(address)
+        client.send("ping")
+        await client.expect("pong")
+        await client.close()
 
 
 def test_console_logs_are_for_people() -> None:

@@ -15,7 +15,7 @@ from genie.client.core import Core
 from genie.config import Settings
 from genie.core import LockManager
 from genie.errors import GenieError, LockLost
-from genie.protocol import commands
+from genie.protocol import messages
 from genie.server.dispatch import Dispatch
 from genie.server.session import Session
 
@@ -42,7 +42,7 @@ class Server:
     def work(self, now: float) -> None:
         lines, self.inbox = self.inbox.split(b"\n")[:-1], b""
         for line in lines:
-            self.dispatch.take(self.client, commands.read(line), now * 1000)  # type: ignore[arg-type]
+            self.dispatch.take(self.client, line, now * 1000)  # type: ignore[arg-type]
         self.told()
 
     def told(self) -> None:
@@ -50,7 +50,7 @@ class Server:
         self.client.out.clear()
 
     def release(self, id: int, now: float) -> None:
-        self.dispatch.take(self.stranger, commands.Release(id), now * 1000)  # type: ignore[arg-type]
+        self.dispatch.take(self.stranger, messages.command("release", id=id), now * 1000)  # type: ignore[arg-type]
         self.told()
 
     def expire(self, now: float) -> None:
