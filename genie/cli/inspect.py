@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ import click
 
 from genie.cli.asking import ask, bare_name, json_option, patience_option, plain_errors, server_options
 from genie.cli.tables import clip, duration, printable, some, table, width
+from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
 
 COLUMNS = 100
@@ -58,7 +58,7 @@ def inspect(
         lambda client: client.inspect(resource=name, transaction=transaction, id=id, limit=limit),
     )
     if as_json:
-        click.echo(json.dumps(payload))
+        click.echo(codec.dumps(payload))
         return
     try:
         text = "\n".join(_report(payload, time.time() * 1000))

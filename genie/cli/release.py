@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from genie.cli.asking import ask, json_option, patience_option, plain_errors, server_options
+from genie.protocol import codec
 
 SUCCESS = "success"
 
@@ -25,6 +24,6 @@ def release(id: int, as_json: bool, host: str, port: int, patience: float) -> No
     """
     reason = ask(host, port, patience, lambda client: client.release(id))
     if as_json:
-        click.echo(json.dumps({"id": id, "reason": reason}))
+        click.echo(codec.dumps({"id": id, "reason": reason}))
     else:
         click.echo(f"{id} is released: {reason}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from genie.cli.asking import ask, json_option, patience_option, plain_errors, server_options, whereabouts
 from genie.client.aio import Client
+from genie.protocol import codec
 
 
 @click.command()
@@ -29,6 +29,6 @@ def status(as_json: bool, host: str, port: int, patience: float) -> None:
     address, round_trip_ms = whereabouts(host, port), round(round_trip * 1000, 3)
     held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
     if as_json:
-        click.echo(json.dumps({"address": address, "roundTripMs": round_trip_ms, "held": held, "waiting": waiting}))
+        click.echo(codec.dumps({"address": address, "roundTripMs": round_trip_ms, "held": held, "waiting": waiting}))
     else:
         click.echo(f"{address} answers in {round_trip_ms:.1f} ms; requests held: {held}, waiting: {waiting}")

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-import orjson
-
 from genie.errors import Code, RequestRejected
+from genie.protocol import codec
 from genie.protocol.resources import MAX_RESOURCES, check_name, split
 
 MAX_TIMEOUT_MS: Final = 2_147_483_647
@@ -109,7 +108,7 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
 def read(line: bytes) -> tuple[str, dict[str, Any]]:
     """The command and the fields that it knows of a line, checked; RequestRejected says what is wrong."""
     try:
-        message = orjson.loads(line)
+        message = codec.loads(line)
     except ValueError as error:
         raise RequestRejected(Code.BAD_JSON, f"the line is not strict JSON in UTF-8: {error}") from None
     if _deeper(message, MAX_DEPTH):

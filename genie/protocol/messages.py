@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import orjson
 from msgspec import Struct
 
 from genie.errors import Blocker, CycleStep
+from genie.protocol import codec
 
 
 class BlockerRow(Struct, gc=False):
@@ -121,7 +121,7 @@ def read(line: bytes) -> Message | None:
     try:
         message: Message = _decode(line)
     except msgspec.ValidationError:
-        message = orjson.loads(line)
+        message = codec.loads(line)
         command = message.get("command") if isinstance(message, dict) else None
         if not isinstance(command, str) or command in {kind.__struct_config__.tag for kind in Message.__args__}:
             raise
@@ -132,4 +132,4 @@ def read(line: bytes) -> Message | None:
 def command(name: str, **payload: Any) -> bytes:
     """A line for the server; a field that is None is left out."""
     fields = {key: value for key, value in payload.items() if value is not None}
-    return orjson.dumps({"command": name, "payload": fields}, option=orjson.OPT_APPEND_NEWLINE)
+    return codec.message(name, fields)

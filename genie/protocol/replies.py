@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from genie import core
 from genie.core import SUCCESS, Blocker, Inspection, Reason, Released, Request, Row
 from genie.errors import Code, RequestRejected
+from genie.protocol import codec
 
 PONG = b'{"command":"pong","payload":{}}\n'
 MAX_ANSWER = 256 << 10
@@ -18,7 +17,7 @@ ROW_RESOURCES = 10
 
 
 def _ref(ref: str | None) -> bytes:
-    return b"" if ref is None else b',"ref":' + orjson.dumps(ref)
+    return b"" if ref is None else b',"ref":' + codec.dumps(ref)
 
 
 def queued(request: Request) -> bytes:
@@ -82,14 +81,14 @@ def extended(event: core.Extended) -> bytes:
 def inspected(inspection: Inspection, now: float) -> bytes:
     """The answer to `inspect`; `now` is the manager's clock. Rows beyond `MAX_ANSWER` bytes are left out."""
     room = MAX_ANSWER
-    told: dict[str, list[orjson.Fragment]] = {"holders": [], "queue": []}
+    told: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
     rows = [("holders", row) for row in inspection.holders] + [("queue", row) for row in inspection.queue]
     for part, row in rows:
-        line = orjson.dumps(_row(row, now))
+        line = codec.dumps(_row(row, now))
         room -= len(line)
         if room < 0:
             break
-        told[part].append(orjson.Fragment(line))
+        told[part].append(codec.Fragment(line))
     return message(
         "inspected",
         {
@@ -118,7 +117,7 @@ def message(command: str, payload: dict[str, Any], ref: str | None = None) -> by
     """Any message."""
     if ref is not None:
         payload["ref"] = ref
-    return orjson.dumps({"command": command, "payload": payload}, option=orjson.OPT_APPEND_NEWLINE)
+    return codec.message(command, payload)
 
 
 def _ms(duration: float) -> float:
