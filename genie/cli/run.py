@@ -87,7 +87,7 @@ def _resource(text: str) -> str:
 @click.pass_context
 @plain_errors
 def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any) -> None:
-    r"""Hold locks while COMMAND runs, as flock(1) does.
+    """Hold locks while COMMAND runs, as flock(1) does.
 
     RESOURCE is shared:NAME, exclusive:NAME, or a NAME without a colon, which is exclusive. All are locked at once.
 
@@ -107,7 +107,7 @@ def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any
       128 + N  signal N came while genie waited
 
     Without --timeout, locks whose genie was killed end 30 seconds later.
-    """
+    """  # noqa: D301 - click wants the character itself before a text that must keep its lines
     if no_wait and wait is not None:
         raise click.UsageError("-n does not wait and -w waits: give one of them.", ctx)
     raise SystemExit(held_command.run(Order(command=ctx.meta[COMMAND], wait=0 if no_wait else wait, **options)))

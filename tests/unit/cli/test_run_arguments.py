@@ -81,3 +81,9 @@ def test_help_needs_no_command() -> None:
     result = genie_run("--help")
     assert result.exit_code == 0
     assert "run [OPTIONS] RESOURCE... -- COMMAND [ARGUMENT]..." in result.output
+
+
+def test_the_help_shows_the_exit_statuses_as_a_table() -> None:
+    text = CliRunner().invoke(main, ["run", "--help"]).output
+    assert "\\b" not in text
+    assert "\n    126  COMMAND could not be executed\n    127  COMMAND was not found\n" in text
