@@ -6,8 +6,10 @@ Then, in each line, the conflicting requests of these owners follow that order. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush, merge
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import zip_longest
 
 from genie.core.model import Owner, Request
 from genie.core.resource import Line
@@ -68,10 +70,11 @@ def reorder(line: Line, name: str, ranks: Mapping[Owner, int]) -> Sequence[Reque
     if len(inside) == 1 or not exclusive:
         return None
     others = [i for i in range(inside[0], inside[-1]) if requests[i].owner not in ranks]
-    runs = _runs(sorted(inside, key=lambda i: (ranks[requests[i].owner], i)), set(exclusive))
-    runs[0] = list(merge(runs[0], (i for i in others if i < exclusive[0])))
-    runs[-1] = list(merge(runs[-1], (i for i in others if i > exclusive[0])))
-    order = [i for run in runs for i in run]
+    sharing = [i for i in inside if name not in requests[i].exclusive]
+    level = {i: ranks[requests[i].owner] for i in inside}
+    exclusive.sort(key=lambda i: (level[i], i))
+    runs = _runs(sharing, exclusive, level, others)
+    order = [i for run, last in zip_longest(runs, exclusive) for i in ([*run] if last is None else [*run, last])]
     if order == sorted(order):
         return None
     return [
@@ -81,15 +84,41 @@ def reorder(line: Line, name: str, ranks: Mapping[Owner, int]) -> Sequence[Reque
     ]
 
 
-def _runs(order: Iterable[int], exclusive: set[int]) -> list[list[int]]:
-    """Cut an order into shared runs with the exclusive ones between; a run, having no conflict, keeps its old order.
+def _runs(sharing: list[int], exclusive: list[int], level: Mapping[int, int], others: list[int]) -> list[list[int]]:
+    """Deal the shared ones out to the runs before, between and behind the exclusive ones.
 
-    The first and the last are shared runs, maybe empty.
+    Each goes behind the exclusive ones of lower owners and ahead of those of higher ones. Among those of its own owner,
+    with which it has no conflict, it goes where the fewest pairs change places. A run keeps its old order.
     """
-    runs: list[list[int]] = [[]]
-    for i in order:
-        if i in exclusive:
-            runs += [[i], []]
+    levels = [level[i] for i in exclusive]
+    first = min(exclusive)
+    runs: list[list[int]] = [[] for _ in range(len(exclusive) + 1)]
+    runs[0] += (i for i in others if i < first)
+    runs[-1] += (i for i in others if i > first)
+    loose = []
+    for i in sharing:
+        low, high = bisect_left(levels, level[i]), bisect_right(levels, level[i])
+        if low == high:
+            runs[low].append(i)
         else:
-            runs[-1].append(i)
+            loose.append((i, low, high))
+    chosen = [(min(range(low, high + 1), key=_swaps(i, low, high, exclusive, runs)), i) for i, low, high in loose]
+    for run, i in chosen:
+        runs[run].append(i)
     return [sorted(run) for run in runs]
+
+
+def _swaps(i: int, low: int, high: int, exclusive: list[int], runs: list[list[int]]) -> Callable[[int], int]:
+    """How many pairs `i` would change places with, by the run that it is put into."""
+    behind_low = sum(j > i for j in runs[low])
+    ahead_high = sum(j < i for j in runs[high])
+
+    def swaps(run: int) -> int:
+        return (
+            (behind_low if run > low else 0)
+            + (ahead_high if run < high else 0)
+            + sum(j > i for j in exclusive[low:run])
+            + sum(j < i for j in exclusive[run:high])
+        )
+
+    return swaps
