@@ -8,6 +8,9 @@ REMEMBERED = 100_000
 """So many of the last ended ids are remembered at least, and at most twice as many."""
 
 
+_PLAIN: dict[Reason, tuple[Reason, str | None]] = {reason: (reason, None) for reason in Reason}
+
+
 class Ended:
     """Ids that were released, with their first reason and their `ref`.
 
@@ -23,9 +26,11 @@ class Ended:
 
     def add(self, id: int, reason: Reason, ref: str | None) -> None:
         """Remember why a request ended."""
-        if len(self._newer) >= REMEMBERED:
-            self._older, self._newer = self._newer, {}
-        self._newer[id] = (reason, ref)
+        newer = self._newer
+        if len(newer) >= REMEMBERED:
+            self._older, self._newer = newer, {}
+            newer = self._newer
+        newer[id] = _PLAIN[reason] if ref is None else (reason, ref)
 
     def get(self, id: int) -> tuple[Reason, str | None] | None:
         """The first reason and the `ref` of a request that ended, or None."""

@@ -84,9 +84,10 @@ class LockManager:
 
     def _request(self, request: Request, now: float, events: list[Event]) -> None:
         table = self.table
-        request.id = self.next_id
+        request.id = request.owner = self.next_id
         self.next_id += 1
-        request.owner = request.id if request.transaction is None else request.transaction
+        if request.transaction is not None:
+            request.owner = request.transaction
         if table.free(request) or table.owns(request):
             self._grant(request, now)
             events.append(Granted(request))
@@ -197,7 +198,7 @@ class LockManager:
         was = request.state
         request.state = ENDED
         self._ended.add(request.id, reason, request.ref)
-        events.append(Released(request, reason, was, now - request.since, cycle=cycle))
+        events.append(Released(request, reason, was, now - request.since, (), 0, cycle))
 
     def _time_out(self, request: Request, now: float, events: list[Event]) -> None:
         """End a waiting request with `queue-timeout`, and say who stood in its way."""

@@ -14,10 +14,10 @@ class Resource:
 
     __slots__ = ("exclusives", "holders", "line")
 
-    def __init__(self) -> None:
-        self.holders: dict[int, Request] = {}
+    def __init__(self, holder: Request | None = None, exclusives: int = 0) -> None:
+        self.holders: dict[int, Request] = {} if holder is None else {holder.id: holder}
         """The grants on it by id. An owner may have several."""
-        self.exclusives = 0
+        self.exclusives = exclusives
         """How many of them are exclusive. Above zero, all the grants are one owner's."""
         self.line: Line | None = None
 

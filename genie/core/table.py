@@ -64,14 +64,16 @@ class Table:
         for name in request.exclusive:
             resource = resources.get(name)
             if resource is None:
-                resource = resources[name] = Resource()
-            resource.holders[id_] = request
-            resource.exclusives += 1
+                resources[name] = Resource(request, 1)
+            else:
+                resource.holders[id_] = request
+                resource.exclusives += 1
         for name in request.shared:
             resource = resources.get(name)
             if resource is None:
-                resource = resources[name] = Resource()
-            resource.holders[id_] = request
+                resources[name] = Resource(request)
+            else:
+                resource.holders[id_] = request
         if request.transaction is not None:
             transaction = self._transaction(request.transaction)
             transaction.held[id_] = request

@@ -12,7 +12,7 @@ from genie import core
 from genie.core import Disconnect, Event, Expire, LockManager, Request, State
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.protocol.commands import Inspect, Ping, WireCommand, read
+from genie.protocol.commands import Inspect, Ping, read
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.session import Session, same
 
@@ -52,10 +52,18 @@ class Dispatch:
         """Carry out what one line of a connection asks for. Returns whether that was a long look (`inspect`)."""
         if isinstance(item, bytes):
             try:
-                return self._carry_out(connection, read(item), now)
+                command = read(item)
             except RequestRejected as rejected:
                 self._say(connection, replies.error(rejected))
-        elif isinstance(item, RequestRejected):
+                return False
+            if isinstance(command, Request):
+                self._request(connection, command, now)
+                return False
+            if isinstance(command, (core.Release, core.Extend)):
+                self._tell(self.manager.step(command, now), connection)
+                return False
+            return self._look(connection, command, now)
+        if isinstance(item, RequestRejected):
             self._say(connection, replies.error(item))
         elif item is HANGUP:
             self.leave(connection, now)
@@ -78,24 +86,19 @@ class Dispatch:
         if isinstance(rejected, RequestRejected):
             self._say(connection, replies.error(rejected))
 
-    def _carry_out(self, connection: Connection, command: WireCommand, now: float) -> bool:
-        if isinstance(command, Request):
-            self._request(connection, command, now)
-        elif isinstance(command, (core.Release, core.Extend)):
-            self._tell(self.manager.step(command, now), connection)
-        elif isinstance(command, Ping):
+    def _look(self, connection: Connection, command: Ping | Inspect, now: float) -> bool:
+        if isinstance(command, Ping):
             self._say(connection, replies.PONG)
-        elif isinstance(command, Inspect):
-            found = core.inspect(
-                self.manager.table,
-                resource=command.resource,
-                id=command.id,
-                transaction=command.transaction,
-                limit=command.limit,
-            )
-            self._say(connection, replies.inspected(found, now))
-            return True
-        return False
+            return False
+        found = core.inspect(
+            self.manager.table,
+            resource=command.resource,
+            id=command.id,
+            transaction=command.transaction,
+            limit=command.limit,
+        )
+        self._say(connection, replies.inspected(found, now))
+        return True
 
     def _request(self, connection: Connection, request: Request, now: float) -> None:
         session = connection.session
@@ -148,7 +151,10 @@ class Dispatch:
             session: Session = request.origin  # type: ignore[assignment]
             session.granted(request)
         self.changes[request.id] = request
-        self._say(asker, replies.granted(request))
+        if asker is not None and not asker.closed:  # as `_say`, for the message that nearly every request gets
+            if not asker.out:
+                self.touched.append(asker)
+            asker.out.append(replies.granted(request))
 
     def _locked(self, event: core.Locked, asker: Connection | None) -> None:  # noqa: ARG002
         request = event.request

@@ -136,10 +136,12 @@ class Pump:
         while pending and room > 0:
             connection, items, size = pending.popleft()
             for place, item in enumerate(items, 1):
-                room -= MAX_BATCH if take(connection, item, now) else 1
-                if room <= 0 and place < len(items):
-                    pending.appendleft((connection, items[place:], size))
-                    return
+                if take(connection, item, now) or place >= room:
+                    if place < len(items):
+                        pending.appendleft((connection, items[place:], size))
+                        return
+                    room = 0
+            room -= len(items)
             self._done_with(connection, size)
 
     def _done_with(self, connection: Connection, size: int) -> None:
