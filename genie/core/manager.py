@@ -119,10 +119,14 @@ class LockManager:
     def _release(self, id: int, now: float, events: list[Event]) -> None:
         request = self.table.held.get(id)
         if request is not None:
-            touched = self._unhold(request)
-            self._end(request, SUCCESS, now, events)
-            if touched:
-                self._settle(touched, now, events)
+            # what `_unhold` and `_end` do, for the way in which nearly every request ends
+            self.deadlines.discard(request.deadline, id)
+            waited_for = self.table.unhold(request)
+            request.state = ENDED
+            self._ended.add(id, SUCCESS, request.ref)
+            events.append(Released(request, SUCCESS, HELD, now - request.since, (), 0, None))
+            if waited_for:
+                self._settle([(name, name in request.exclusive, None) for name in waited_for], now, events)
         elif id in self.table.waiting:
             self._drop([self.table.waiting[id]], now, events, SUCCESS)
         else:

@@ -70,11 +70,8 @@ def read(line: bytes) -> WireCommand:
     does not accept is read again, slowly and field by field (`fields.py`), to be taken or to be explained.
     """
     try:
-        message = _decode(line)
-        payload = message.payload
-        if type(payload) is _Release:
-            return Release(payload.id)
-        return _request(payload)
+        payload = _decode(line).payload
+        return Release(payload.id) if type(payload) is _Release else _request(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         command, known = fields.read(line)
     known_command: WireCommand = _COMMANDS[command](known)

@@ -49,7 +49,7 @@ class Pump:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._manager = manager
-        self._dispatch = Dispatch(manager, settings)
+        self._dispatch = Dispatch(manager, settings, store.durable)
         self._store = store
         self._settings = settings
         self._clock = clock
