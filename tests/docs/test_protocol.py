@@ -15,7 +15,7 @@ from genie.config import Settings
 from genie.core import Reason, Request, blame, ended
 from genie.errors import Code
 from genie.protocol import commands, fields, framing, replies, resources
-from genie.server import session
+from genie.server import pump, session
 from servers import Genie, running_server
 
 PAGE = "protocol.md"
@@ -117,6 +117,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Default of both timeouts, ms": Request().queue_timeout_ms,
         "Rows of `inspect`": fields.MAX_ROWS,
         "Rows of `inspect` by default": commands.Inspect().limit,
+        "Bytes of rows in an `inspected`": replies.MAX_ANSWER,
         "Resources named in a row": replies.ROW_RESOURCES,
         "Blockers named": blame.NAMED,
         "Blockers counted exactly": blame.COUNTED,
@@ -124,6 +125,8 @@ def test_the_limits_are_the_code_s() -> None:
         "Ended `ref`s remembered by a connection": session.ENDED_REFS,
         "Requests held and waiting": SETTINGS.max_requests,
         "Connections": SETTINGS.max_connections,
+        "Greatest id in a command, and least with a minus": fields.MAX_ID,
+        "Bytes of one connection's commands that wait for their turn": pump.MAX_AHEAD,
         "Bytes of commands that wait for the store": SETTINGS.max_pending,
         "Bytes that a client leaves unread before it is cut off": SETTINGS.max_unread,
     }
