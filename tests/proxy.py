@@ -64,16 +64,17 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
 
-        done, pending = await asyncio.wait(
-            [asyncio.create_task(forth()), asyncio.create_task(back())], return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*done, *pending, return_exceptions=True)
-        for end in (writer, back_writer):
-            end.close()
-            with suppress(OSError):
-                await end.wait_closed()
+        ways = [asyncio.create_task(forth()), asyncio.create_task(back())]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+            for end in (writer, back_writer):
+                end.close()
+                with suppress(OSError):
+                    await end.wait_closed()
 
 
 @asynccontextmanager
