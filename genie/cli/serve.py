@@ -52,7 +52,7 @@ def _option(
 def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> None:
     """Serve locks until SIGTERM.
 
-    With neither --redis-url nor --redis-host the locks are kept in memory and end with the process.
+    With none of the --redis options the locks are kept in memory and end with the process.
     """
     if options["redis_url"] is None and (redis_host or redis_port):
         host = redis_host or "127.0.0.1"

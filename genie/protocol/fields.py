@@ -16,7 +16,7 @@ from genie.protocol.resources import MAX_RESOURCES, check_name, split
 MAX_TIMEOUT_MS: Final = 2_147_483_647
 MAX_PRIORITY: Final = 2**31
 MAX_REF: Final = 128
-MAX_ID: Final = 2**53
+MAX_ID: Final = 2**53 - 1
 MAX_ROWS: Final = 1_000
 MAX_DEPTH: Final = 16
 """Objects and lists within each other. No message needs more than three."""

@@ -149,10 +149,10 @@ async def test_a_queued_request_can_be_cancelled(wire: Wire) -> None:
 
 
 async def test_an_unknown_id_is_an_error(wire: Wire) -> None:
-    for id_ in (1, 0, -5, 2**53):
+    for id_ in (1, 0, -5, 2**53 - 1):
         wire.send("release", id=id_)
         assert (await wire.expect("error"))["code"] == "unknown-id"
-    for number in (2**53 + 1, 2**64, 10**400):
+    for number in (2**53, 2**64, 10**400):
         for more in (b"", b',"more":1'):
             wire.raw(b'{"command":"release","payload":{"id":%d%b}}\n' % (number, more))
             assert (await wire.expect("error"))["code"] in ("bad-request", "bad-json")
