@@ -28,6 +28,8 @@ from genie.errors import GenieError, LockError, LockLost, QueueTimeout
 
 LOST = 124
 """The lock was lost before the command had ended; the number that timeout(1) has for a command that it ends."""
+WRONG = 2
+"""The arguments can't be right; the number that click has for that."""
 FAILED = 125
 """Genie itself failed: no server, or one that refuses the request."""
 NOT_EXECUTABLE = 126
@@ -85,8 +87,10 @@ class HeldCommand:
                 raise
         except LockError as error:
             self._fail(error, self._order.conflict_status)
-        except (GenieError, ValueError) as error:
+        except GenieError as error:
             self._fail(error, FAILED)
+        except ValueError as error:  # the client's word on what it was asked for
+            self._fail(error, WRONG)
         outcome = self._outcome()
         return FAILED if outcome is None else outcome
 

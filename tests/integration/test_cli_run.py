@@ -333,3 +333,16 @@ def test_without_a_server_it_says_so(genie: Genie) -> None:
     assert (result.returncode, result.stdout) == (125, "")
     assert result.stderr.startswith(f"genie: no server at 127.0.0.1:{port}: ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--priority", "99999999999"], ["--transaction", ""]])
+def test_what_the_server_would_refuse_is_a_wrong_argument(genie: Genie, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "genie.cli", "run", "--port", str(genie.port), *arguments, "a", "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
