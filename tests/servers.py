@@ -29,14 +29,29 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-class Redis:
+class Process:
+    """A server of its own process, or of none while it is down."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+
+class Redis(Process):
     """A redis-server with an append-only file that is synced on every write."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.port = free_port()
         self.folder = folder
         self.options = options
-        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -70,24 +85,13 @@ class Redis:
         with redis.Redis(port=self.port) as client:
             return client.execute_command(*parts)
 
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
 
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-
-class Genie:
+class Genie(Process):
     """A `genie serve`, with its log lines as they come."""
 
     def __init__(self, redis: Redis | None = None, **settings: object) -> None:
         self.settings = {"port": free_port(), **settings}
         self.redis_url = None if redis is None else redis.url
-        self.process: subprocess.Popen[bytes] | None = None
         self.log: list[dict[str, Any]] = []
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
@@ -127,16 +131,6 @@ class Genie:
             self.log.append(line)
             if str(line["event"]).startswith(event):
                 return line
-
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
 
     def wait(self) -> int:
         assert self.process is not None

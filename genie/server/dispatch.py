@@ -171,9 +171,8 @@ class Dispatch:
 
     def _granted(self, event: core.Granted, asker: Connection | None) -> None:
         request = event.request
-        if request.ref is not None or request.release_on_disconnect:
-            session: Session = request.origin  # type: ignore[assignment]
-            session.granted(request)
+        session: Session = request.origin  # type: ignore[assignment]
+        session.granted(request)
         self.changes[request.id] = request
         self._say(asker, replies.granted(request))
 
