@@ -39,7 +39,7 @@ class Driver:
         return log(self.step(core.Expire()))
 
     def line(self, name: str) -> list[int]:
-        resource = self.manager.table.resources.get(name)
+        resource = self.manager.table.look(name)
         if resource is None or resource.line is None:
             return []
         return [entry[2].id for entry in resource.line.entries()]

@@ -7,6 +7,7 @@ from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Re
 from genie.core.events import (
     Blocker,
     Cycle,
+    Deadlocked,
     Event,
     Extended,
     Granted,
@@ -16,6 +17,7 @@ from genie.core.events import (
     Queued,
     Released,
     Repeated,
+    TimedOut,
     Unknown,
     Wait,
 )
@@ -32,6 +34,7 @@ __all__ = [
     "Blocker",
     "Command",
     "Cycle",
+    "Deadlocked",
     "Disconnect",
     "Event",
     "Expire",
@@ -55,6 +58,7 @@ __all__ = [
     "Row",
     "Snapshot",
     "State",
+    "TimedOut",
     "Unknown",
     "Wait",
     "inspect",

@@ -28,7 +28,7 @@ def blame(table: Table, request: Request) -> tuple[tuple[Blocker, ...], int]:
             resource=name,
             mode=other.mode(name),
             held=held,
-            since_unix_ms=other.since_unix_ms,
+            since_unix_ms=int(other.since_unix_ms),
         )
         for name, other, held in islice(found, NAMED)
     )

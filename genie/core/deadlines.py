@@ -12,16 +12,17 @@ SLACK = 1024
 class Deadlines:
     """Ids by the millisecond in which they fall due.
 
-    Taking one out leaves nothing
-    behind but, at most, an empty tick in the heap, so that a million short locks cost no more memory than those
-    that are held now.
+    Taking one out leaves nothing behind but, at most, an empty tick in the heap, so that a million short locks cost no
+    more memory than those that are held now.
     """
 
-    __slots__ = ("_heap", "_ticks")
+    __slots__ = ("_heap", "_ticks", "soonest")
 
     def __init__(self) -> None:
         self._ticks: dict[int, set[int]] = {}
         self._heap: list[int] = []
+        self.soonest: float = inf
+        """Nothing falls due before this. `next` says when something does."""
 
     def add(self, tick: int, id: int) -> None:
         """Let `id` fall due at the millisecond `tick`."""
@@ -30,6 +31,7 @@ class Deadlines:
             ids.add(id)
             return
         self._ticks[tick] = {id}
+        self.soonest = min(self.soonest, tick)
         heap = self._heap
         heappush(heap, tick)
         if len(heap) > 2 * len(self._ticks) + SLACK:
@@ -49,7 +51,8 @@ class Deadlines:
         heap = self._heap
         while heap and heap[0] not in self._ticks:
             heappop(heap)
-        return heap[0] if heap else inf
+        self.soonest = heap[0] if heap else inf
+        return self.soonest
 
     def due(self, now: float, limit: int) -> list[int]:
         """At most `limit` ids that are due, by millisecond and then by id. They stay until they are discarded."""

@@ -8,9 +8,6 @@ REMEMBERED = 100_000
 """So many of the last ended ids are remembered at least, and at most twice as many."""
 
 
-_PLAIN: dict[Reason, tuple[Reason, str | None]] = {reason: (reason, None) for reason in Reason}
-
-
 class Ended:
     """Ids that were released, with their first reason and their `ref`.
 
@@ -21,8 +18,8 @@ class Ended:
     __slots__ = ("_newer", "_older")
 
     def __init__(self) -> None:
-        self._newer: dict[int, tuple[Reason, str | None]] = {}
-        self._older: dict[int, tuple[Reason, str | None]] = {}
+        self._newer: dict[int, Reason | tuple[Reason, str]] = {}
+        self._older: dict[int, Reason | tuple[Reason, str]] = {}
 
     def add(self, id: int, reason: Reason, ref: str | None) -> None:
         """Remember why a request ended."""
@@ -30,8 +27,9 @@ class Ended:
         if len(newer) >= REMEMBERED:
             self._older, self._newer = newer, {}
             newer = self._newer
-        newer[id] = _PLAIN[reason] if ref is None else (reason, ref)
+        newer[id] = reason if ref is None else (reason, ref)
 
     def get(self, id: int) -> tuple[Reason, str | None] | None:
         """The first reason and the `ref` of a request that ended, or None."""
-        return self._newer.get(id) or self._older.get(id)
+        found = self._newer.get(id) or self._older.get(id)
+        return found if found is None or isinstance(found, tuple) else (found, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from genie.core.model import Mode, Owner, Reason, Request, State
+from genie.core.model import Mode, Owner, Reason, Request
 
 
 @dataclass(slots=True)
@@ -30,19 +30,25 @@ class Locked:
 
 @dataclass(slots=True)
 class Released:
-    """A request ended."""
+    """A request ended: after it was held, where it has a fence, else after it waited; since `request.since`."""
 
     request: Request
     reason: Reason
-    was: State
-    """WAITING or HELD: what it was until now."""
-    lasted_ms: float
-    """How long it waited or was held."""
-    blockers: tuple[Blocker, ...] = ()
-    """`queue-timeout`: who stood in the way at the end, at most ten."""
-    blockers_total: int = 0
-    cycle: Cycle | None = None
+
+
+@dataclass(slots=True)
+class TimedOut(Released):
+    """`queue-timeout`: who stood in its way at the end, the first ten, and how many there were."""
+
+    blockers: tuple[Blocker, ...]
+    blockers_total: int
+
+
+@dataclass(slots=True)
+class Deadlocked(Released):
     """`deadlock`: the cycle that it would have closed."""
+
+    cycle: Cycle
 
 
 @dataclass(slots=True)

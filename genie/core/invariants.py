@@ -6,6 +6,7 @@ from itertools import combinations, pairwise
 
 from genie.core.manager import LockManager
 from genie.core.model import Mode, Owner, Request, State
+from genie.core.resource import Resource
 
 
 class Violation(AssertionError):
@@ -28,10 +29,17 @@ def conflict(one: Request, other: Request, name: str) -> bool:
     return one.owner != other.owner and Mode.EXCLUSIVE in (one.mode(name), other.mode(name))
 
 
+def _resources(manager: LockManager) -> list[tuple[str, Resource]]:
+    table = manager.table
+    if not table.sole.keys().isdisjoint(table.resources):
+        raise Violation("a resource is in both tables")
+    return [(name, resource) for name in table.names() if (resource := table.look(name)) is not None]
+
+
 def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
     """Who waits for whom, by owner, hard and soft: the rule as it is said, every pair looked at."""
     edges: dict[Owner, set[Owner]] = {}
-    for name, resource in manager.table.resources.items():
+    for name, resource in _resources(manager):
         queue = [] if resource.line is None else [entry[2] for entry in resource.line.entries()]
         for place, request in enumerate(queue):
             others = [*resource.holders.values(), *queue[:place]]
@@ -42,7 +50,7 @@ def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
 
 
 def _no_conflicting_holders(manager: LockManager) -> None:
-    for name, resource in manager.table.resources.items():
+    for name, resource in _resources(manager):
         for one, other in combinations(resource.holders.values(), 2):
             if conflict(one, other, name):
                 raise Violation(f"{one.id} and {other.id} both hold {name}")
@@ -67,7 +75,7 @@ def _no_cycle(manager: LockManager) -> None:
 
 
 def _lines_in_order(manager: LockManager) -> None:
-    for name, resource in manager.table.resources.items():
+    for name, resource in _resources(manager):
         if resource.line is None:
             continue
         for queue in (resource.line.shared, resource.line.exclusive):
@@ -87,12 +95,12 @@ def _tables_agree(manager: LockManager) -> None:
     for request in table.waiting.values():
         if request.state is not State.WAITING:
             raise Violation(f"{request.id} waits and says {request.state}")
-    holders = {(name, id_) for name, resource in table.resources.items() for id_ in resource.holders}
+    holders = {(name, id_) for name, resource in _resources(manager) for id_ in resource.holders}
     if holders != {(name, request.id) for request in table.held.values() for name in request.names()}:
         raise Violation("holders by resource and by id differ")
     waiters = {
         (name, entry[2].id)
-        for name, resource in table.resources.items()
+        for name, resource in _resources(manager)
         if resource.line is not None
         for entry in resource.line.entries()
     }
@@ -102,7 +110,7 @@ def _tables_agree(manager: LockManager) -> None:
 
 def _counts_agree(manager: LockManager) -> None:
     table = manager.table
-    for name, resource in table.resources.items():
+    for name, resource in _resources(manager):
         if not resource.holders and resource.line is None:
             raise Violation(f"{name} is neither held nor waited for")
         if resource.exclusives != sum(name in request.exclusive for request in resource.holders.values()):

@@ -11,7 +11,7 @@ from genie.core.commands import Command, Disconnect, Expire, Extend, Release
 from genie.core.deadlines import Deadlines
 from genie.core.ended import Ended
 from genie.core.events import (
-    Cycle,
+    Deadlocked,
     Event,
     Extended,
     Granted,
@@ -21,14 +21,12 @@ from genie.core.events import (
     Queued,
     Released,
     Repeated,
+    TimedOut,
     Unknown,
 )
 from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Entry, Owner, Reason, Request
 from genie.core.snapshot import Snapshot
-from genie.core.table import Table
-
-Touched = list[tuple[str, bool, Entry | None]]
-"""Lines that someone left or where someone gave way: (resource, whether shared waiters may profit, from which on)."""
+from genie.core.table import Table, Touched
 
 
 class LockManager:
@@ -83,17 +81,20 @@ class LockManager:
     # -- commands -----------------------------------------------------------------------------------------
 
     def _request(self, request: Request, now: float, events: list[Event]) -> None:
-        table = self.table
         request.id = request.owner = self.next_id
         self.next_id += 1
         if request.transaction is not None:
             request.owner = request.transaction
-        if table.free(request) or table.owns(request):
+        if self.table.free(request) or self.table.owns(request):
             self._grant(request, now)
             events.append(Granted(request))
-            return
+        else:
+            self._queue(request, now, events)
+
+    def _queue(self, request: Request, now: float, events: list[Event]) -> None:
+        table = self.table
         request.since = now
-        request.since_unix_ms = int(now + self.unix_offset_ms)
+        request.since_unix_ms = now + self.unix_offset_ms
         events.append(Queued(request))
         moved = dict.fromkeys(table.enqueue(request))
         before: dict[str, list[Request]] = {}
@@ -101,32 +102,30 @@ class LockManager:
             cycle = waits.deadlock(table, request.owner)
             if cycle is not None:
                 table.dequeue(request)
-                self._end(request, Reason.DEADLOCK, now, events, cycle=cycle)
+                self._end(Deadlocked(request, Reason.DEADLOCK, cycle), events)
                 self._note(moved, events)
                 return
             before = self._reorder(request.owner, moved)
         if request.queue_timeout_ms <= 0 and not table.clear(request):
             for name, requests in before.items():
                 moved |= dict.fromkeys(table.line(name).rearrange(name, requests))
-            self._time_out(request, now, events)
+            self._time_out(request, events)
         else:
             request.deadline = ceil(now + request.queue_timeout_ms)
             self.deadlines.add(request.deadline, request.id)
             self._settle([(name, True, None) for name in before], now, events, newcomer=request)
-        moved.pop(request, None)
-        self._note(moved, events)
+        if moved:
+            moved.pop(request, None)
+            self._note(moved, events)
 
     def _release(self, id: int, now: float, events: list[Event]) -> None:
         request = self.table.held.get(id)
         if request is not None:
-            # what `_unhold` and `_end` do, for the way in which nearly every request ends
             self.deadlines.discard(request.deadline, id)
-            waited_for = self.table.unhold(request)
-            request.state = ENDED
-            self._ended.add(id, SUCCESS, request.ref)
-            events.append(Released(request, SUCCESS, HELD, now - request.since, (), 0, None))
-            if waited_for:
-                self._settle([(name, name in request.exclusive, None) for name in waited_for], now, events)
+            touched = self.table.unhold(request)
+            self._end(Released(request, SUCCESS), events)
+            if touched:
+                self._settle(touched, now, events)
         elif id in self.table.waiting:
             self._drop([self.table.waiting[id]], now, events, SUCCESS)
         else:
@@ -151,11 +150,11 @@ class LockManager:
                 continue  # an earlier one of this very step made way for it
             if request.state is HELD:
                 touched = self._unhold(request)
-                self._end(request, Reason.TRANSACTION_TIMEOUT, now, events)
+                self._end(Released(request, Reason.TRANSACTION_TIMEOUT), events)
             else:
                 self.deadlines.discard(request.deadline, id_)
                 touched = self._places(request)
-                self._time_out(request, now, events)
+                self._time_out(request, events)
             self._settle(touched, now, events)
 
     def _drop(
@@ -172,17 +171,17 @@ class LockManager:
                 touched += self._places(request)
                 self.deadlines.discard(request.deadline, request.id)
                 self.table.dequeue(request)
-                self._end(request, reason, now, events)
+                self._end(Released(request, reason), events)
             elif request.state is HELD and request.release_on_disconnect:
                 touched += self._unhold(request)
-                self._end(request, reason, now, events)
+                self._end(Released(request, reason), events)
         self._settle(touched, now, events)
 
     def _recover(self, now: float, events: list[Event]) -> None:
         table = self.table
         gone = [*table.held.values(), *table.waiting.values()]
         self._drop([request for request in gone if request.origin is None], now, events)
-        self._settle([(name, True, None) for name in table.resources], now, events)
+        self._settle([(name, True, None) for name in table.resources], now, events)  # nobody waits for the others
 
     # -- what they are made of ----------------------------------------------------------------------------
 
@@ -191,33 +190,27 @@ class LockManager:
         request.fence = self.next_fence
         self.next_fence += 1
         request.since = now
-        request.since_unix_ms = int(now + self.unix_offset_ms)
+        request.since_unix_ms = now + self.unix_offset_ms
         request.deadline = ceil(now + request.transaction_timeout_ms)
         self.table.hold(request)
         self.deadlines.add(request.deadline, request.id)
 
-    def _end(
-        self, request: Request, reason: Reason, now: float, events: list[Event], cycle: Cycle | None = None
-    ) -> None:
-        was = request.state
+    def _end(self, event: Released, events: list[Event]) -> None:
+        request = event.request
         request.state = ENDED
-        self._ended.add(request.id, reason, request.ref)
-        events.append(Released(request, reason, was, now - request.since, (), 0, cycle))
+        self._ended.add(request.id, event.reason, request.ref)
+        events.append(event)
 
-    def _time_out(self, request: Request, now: float, events: list[Event]) -> None:
+    def _time_out(self, request: Request, events: list[Event]) -> None:
         """End a waiting request with `queue-timeout`, and say who stood in its way."""
         blockers, total = blame(self.table, request)
         self.table.dequeue(request)
-        request.state = ENDED
-        self._ended.add(request.id, Reason.QUEUE_TIMEOUT, request.ref)
-        waited = now - request.since
-        events.append(Released(request, Reason.QUEUE_TIMEOUT, WAITING, waited, blockers, total))
+        self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, total), events)
 
     def _unhold(self, request: Request) -> Touched:
         """Take the locks of a request from it, and say in whose lines that may help someone."""
         self.deadlines.discard(request.deadline, request.id)
-        waited_for = self.table.unhold(request)
-        return [(name, name in request.exclusive, None) for name in waited_for] if waited_for else []
+        return self.table.unhold(request)
 
     def _places(self, request: Request) -> Touched:
         """The lines in which a waiting request stands, for when it has left them."""
@@ -238,13 +231,15 @@ class LockManager:
         them; and not where it stands in one line among nobody who stands anywhere else.
         """
         table = self.table
+        if request.simple and not table.line(request.names()[0]).entangled:
+            return False
         passes = any(table.line(name).last is not request.entry(name) for name in request.names())
         if request.transaction is not None:
             transaction = table.transactions[request.transaction]
             known = bool(transaction.held) or len(transaction.waiting) > 1
         else:
             known = False
-        if not known and (not passes or (request.simple and not table.line(request.names()[0]).entangled)):
+        if not known and not passes:
             return False
         return waits.in_cycle(table, request, passes)
 

@@ -82,7 +82,7 @@ class Request:
     fence: int = field(default=0, init=False)
     since: float = field(default=0, init=False)
     """Since when it has been in its state: the arrival while it waits, the grant while it is held."""
-    since_unix_ms: int = field(default=0, init=False)
+    since_unix_ms: float = field(default=0, init=False)
     deadline: int = field(default=0, init=False)
     """When it falls due: rounded up to a whole millisecond, so never early."""
     place: Entry | None = field(default=None, init=False)

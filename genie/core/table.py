@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from genie.core.model import HELD, WAITING, Owner, Request
+from genie.core.model import HELD, WAITING, Entry, Owner, Request
 from genie.core.resource import Line, Resource
+
+Touched = list[tuple[str, bool, Entry | None]]
+"""Lines that someone left or where someone gave way: (resource, whether shared waiters may profit, from which on)."""
 
 _NOBODY: Final[dict[int, Request]] = {}
 
@@ -26,19 +29,32 @@ class Transaction:
 
 
 class Table:
-    """Everything that is held or waits. Resources and transactions that do neither are not in it."""
+    """Everything that is held or waits. Resources and transactions that do neither are not in it.
 
-    __slots__ = ("held", "resources", "transactions", "waiting")
+    A resource is in one of two dicts. Nearly all are in `sole`: held exclusively by one request, waited for by nobody,
+    and so worth no object of their own. What is shared or waited for has one, in `resources`.
+    """
+
+    __slots__ = ("held", "resources", "sole", "transactions", "waiting")
 
     def __init__(self) -> None:
         self.held: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
+        self.sole: dict[str, Request] = {}
         self.resources: dict[str, Resource] = {}
         self.transactions: dict[str, Transaction] = {}
 
     def find(self, id: int) -> Request | None:
         """The request with this id, held or waiting."""
         return self.held.get(id) or self.waiting.get(id)
+
+    def look(self, name: str) -> Resource | None:
+        """A resource as it is, to be read only; None where nobody holds it or waits for it."""
+        return Resource(self.sole[name], 1) if name in self.sole else self.resources.get(name)
+
+    def names(self) -> list[str]:
+        """Every resource that is held or waited for."""
+        return [*self.sole, *self.resources]
 
     def waiting_of(self, owner: Owner) -> dict[int, Request]:
         """The waiting requests of an owner, by id."""
@@ -59,56 +75,49 @@ class Table:
 
     def hold(self, request: Request) -> None:
         """Let a request hold all that it names."""
-        resources, id_ = self.resources, request.id
+        sole, resources, id_ = self.sole, self.resources, request.id
         self.held[id_] = request
         for name in request.exclusive:
-            resource = resources.get(name)
-            if resource is None:
-                resources[name] = Resource(request, 1)
+            if name not in sole and name not in resources:
+                sole[name] = request
             else:
+                resource = self.resource(name)
                 resource.holders[id_] = request
                 resource.exclusives += 1
         for name in request.shared:
-            resource = resources.get(name)
-            if resource is None:
-                resources[name] = Resource(request)
-            else:
-                resource.holders[id_] = request
+            self.resource(name).holders[id_] = request
         if request.transaction is not None:
             transaction = self._transaction(request.transaction)
             transaction.held[id_] = request
             for name in request.names():
                 transaction.grants[name] = transaction.grants.get(name, 0) + 1
 
-    def unhold(self, request: Request) -> list[str]:
-        """Take all that a request holds from it; returns the resources for which others wait."""
-        resources, id_ = self.resources, request.id
-        waited_for = []
+    def unhold(self, request: Request) -> Touched:
+        """Take all that a request holds from it; returns the lines of those who wait for some of it."""
+        sole, resources, id_ = self.sole, self.resources, request.id
+        touched: Touched = []
         del self.held[id_]
         for name in request.exclusive:
+            if name in sole:
+                del sole[name]
+                continue
             resource = resources[name]
             del resource.holders[id_]
             resource.exclusives -= 1
             if resource.line is not None:
-                waited_for.append(name)
+                touched.append((name, True, None))
             elif not resource.holders:
                 del resources[name]
         for name in request.shared:
             resource = resources[name]
             del resource.holders[id_]
             if resource.line is not None:
-                waited_for.append(name)
+                touched.append((name, False, None))
             elif not resource.holders:
                 del resources[name]
         if request.transaction is not None:
-            transaction = self.transactions[request.transaction]
-            del transaction.held[id_]
-            for name in request.names():
-                transaction.grants[name] -= 1
-                if not transaction.grants[name]:
-                    del transaction.grants[name]
-            self._forget(request.transaction, transaction)
-        return waited_for
+            self._take_back(request.transaction, request)
+        return touched
 
     def enqueue(self, request: Request) -> list[Request]:
         """Let a request stand in the lines of all that it names; returns those whose places changed by it."""
@@ -146,11 +155,17 @@ class Table:
             del transaction.waiting[request.id]
             self._forget(request.transaction, transaction)
 
-    def line(self, name: str) -> Line:
-        """The line of a resource, made where there is none yet."""
+    def resource(self, name: str) -> Resource:
+        """A resource with an object of its own, made where there is none yet."""
         resource = self.resources.get(name)
         if resource is None:
-            resource = self.resources[name] = Resource()
+            holder = self.sole.pop(name, None)
+            resource = self.resources[name] = Resource() if holder is None else Resource(holder, 1)
+        return resource
+
+    def line(self, name: str) -> Line:
+        """The line of a resource, made where there is none yet."""
+        resource = self.resource(name)
         if resource.line is None:
             resource.line = Line()
         return resource.line
@@ -173,6 +188,15 @@ class Table:
             transaction = self.transactions[name] = Transaction()
         return transaction
 
+    def _take_back(self, owner: str, request: Request) -> None:
+        transaction = self.transactions[owner]
+        del transaction.held[request.id]
+        for name in request.names():
+            transaction.grants[name] -= 1
+            if not transaction.grants[name]:
+                del transaction.grants[name]
+        self._forget(owner, transaction)
+
     def _forget(self, name: str, transaction: Transaction) -> None:
         if not transaction.held and not transaction.waiting:
             del self.transactions[name]
@@ -188,7 +212,7 @@ class Table:
         owner = request.owner
         for name in request.exclusive:
             resource = self.resources[name]
-            if len(resource.holders) > self.grants_of(owner, name):
+            if resource.holders and len(resource.holders) > self.grants_of(owner, name):
                 return False
             line, entry = resource.line, request.entry(name)
             assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
@@ -209,32 +233,36 @@ class Table:
 
     def free(self, request: Request) -> bool:
         """Whether a newcomer can be granted without ever standing in a line: nobody waits, nobody conflicts."""
-        resources = self.resources
+        sole, resources = self.sole, self.resources
         for name in request.exclusive:
-            resource = resources.get(name)
-            if resource is not None and (
-                resource.line is not None or len(resource.holders) > self.grants_of(request.owner, name)
-            ):
+            if (name in sole or name in resources) and not self._admits(name, request.owner, exclusive=True):
                 return False
         for name in request.shared:
-            resource = resources.get(name)
-            if resource is not None and (
-                resource.line is not None or (resource.exclusives and not self.grants_of(request.owner, name))
-            ):
+            if (name in sole or name in resources) and not self._admits(name, request.owner, exclusive=False):
                 return False
         return True
+
+    def _admits(self, name: str, owner: Owner, exclusive: bool) -> bool:
+        if name in self.sole:
+            return self.sole[name].owner == owner
+        resource = self.resources[name]
+        if resource.line is not None:
+            return False
+        if exclusive:
+            return len(resource.holders) == self.grants_of(owner, name)
+        return not resource.exclusives or self.grants_of(owner, name) > 0
 
     def owns(self, request: Request) -> bool:
         """Whether the owner already holds all that a newcomer asks for, each in the same or a stronger mode."""
         if request.transaction is None or request.transaction not in self.transactions:
             return False
-        grants, resources = self.transactions[request.transaction].grants, self.resources
-        return all(name in grants and resources[name].exclusives for name in request.exclusive) and all(
-            name in grants for name in request.shared
-        )
+        grants, sole, resources = self.transactions[request.transaction].grants, self.sole, self.resources
+        return all(
+            name in grants and (name in sole or resources[name].exclusives) for name in request.exclusive
+        ) and all(name in grants for name in request.shared)
 
     def conflicts(self, request: Request, name: str, exclusive: bool) -> Iterator[Request]:
-        """The grants of other owners on `name` that a request has to wait for."""
+        """The grants of other owners on `name`, in whose line a request stands, that it has to wait for."""
         resource, owner = self.resources[name], request.owner
         if exclusive:
             for holder in resource.holders.values():

@@ -63,7 +63,7 @@ def _look(table: Table, name: str | None, id: int | None, transaction: str | Non
         return _pick(table, name, id, transaction)
     if name is None:
         return _Found(table.held.values(), len(table.held), table.waiting.values(), len(table.waiting))
-    resource = table.resources.get(name)
+    resource = table.look(name)
     if resource is None:
         return _Found((), 0, (), 0)
     line = resource.line

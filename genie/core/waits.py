@@ -61,8 +61,8 @@ def behind(table: Table, owner: Owner) -> Iterator[Owner]:
 def _behind_grants(table: Table, owner: Owner) -> Iterator[Owner]:
     transaction = table.transactions.get(owner) if isinstance(owner, str) else None
     for name in transaction.grants if transaction is not None else ():
-        resource = table.resources[name]
-        if resource.line is not None:
+        resource = table.resources.get(name)
+        if resource is not None and resource.line is not None:
             nearest = resource.line.exclusive.first
             if nearest is not None:
                 yield nearest[2].owner

@@ -40,12 +40,12 @@ _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 class _Request(Struct, forbid_unknown_fields=True, gc=False):
     resources: Annotated[list[str], Meta(min_length=1, max_length=MAX_RESOURCES)]
-    queueTimeout: Annotated[float, Meta(ge=0, le=fields.MAX_TIMEOUT_MS)] | None = None  # noqa: N815 - the wire's words
-    transactionTimeout: _Timeout | None = None  # noqa: N815
+    queueTimeout: Annotated[float, Meta(ge=0, le=fields.MAX_TIMEOUT_MS)] = 10_000  # noqa: N815 - the wire's words
+    transactionTimeout: _Timeout = 10_000  # noqa: N815
     transactionName: _Name | None = None  # noqa: N815
-    priority: Annotated[float, Meta(ge=-fields.MAX_PRIORITY, le=fields.MAX_PRIORITY)] | None = None
+    priority: Annotated[float, Meta(ge=-fields.MAX_PRIORITY, le=fields.MAX_PRIORITY)] = 0
     ref: Annotated[str, Meta(min_length=1, max_length=fields.MAX_REF)] | None = None
-    onDisconnect: Literal["keep", "release"] | None = None  # noqa: N815
+    onDisconnect: Literal["keep", "release"] = "keep"  # noqa: N815
 
 
 class _Release(Struct, forbid_unknown_fields=True, gc=False):
@@ -71,7 +71,9 @@ def read(line: bytes) -> WireCommand:
     """
     try:
         payload = _decode(line).payload
-        return Release(payload.id) if type(payload) is _Release else _request(payload)
+        if type(payload) is _Release:
+            return Release(payload.id)
+        return _request(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         command, known = fields.read(line)
     known_command: WireCommand = _COMMANDS[command](known)
@@ -82,14 +84,13 @@ def _request(payload: _Request) -> Request:
     shared, exclusive = split(payload.resources)
     if payload.transactionName is not None:
         check_name(payload.transactionName)
-    queue, transaction = payload.queueTimeout, payload.transactionTimeout
     return Request(
         shared,
         exclusive,
-        10_000 if queue is None else queue,
-        10_000 if transaction is None else transaction,
+        payload.queueTimeout,
+        payload.transactionTimeout,
         payload.transactionName,
-        payload.priority or 0,
+        payload.priority,
         payload.ref,
         payload.onDisconnect == "release",
     )

@@ -27,6 +27,8 @@ class Lines:
         """The lines that these bytes complete, without their ends (a CR of CRLF stays)."""
         lines = data.split(b"\n")
         rest = lines.pop()
+        if not rest and not self._rest and len(data) <= self._limit:
+            return lines  # whole lines and nothing else, as nearly always
         size = len(self._rest) + len(data)
         if lines and self._rest:
             lines[0] = bytes(self._rest) + lines[0]

@@ -45,8 +45,8 @@ def locked(request: Request) -> bytes:
     return b'{"command":"locked","payload":{"id":%d,"fence":%d%b}}\n' % (request.id, request.fence, _ref(request.ref))
 
 
-def released(event: Released) -> bytes:
-    """A request ended, with all that its reason has to say."""
+def released(event: Released, now: float) -> bytes:
+    """A request ended at `now` (the manager's clock), with all that its reason has to say."""
     request = event.request
     if event.reason is SUCCESS and request.ref is None:
         return b'{"command":"released","payload":{"id":%d,"reason":"success"}}\n' % request.id
@@ -54,12 +54,13 @@ def released(event: Released) -> bytes:
         return ended(request.id, event.reason, request.ref)
     payload: dict[str, Any] = {"id": request.id, "reason": event.reason}
     if event.reason is Reason.QUEUE_TIMEOUT:
-        payload["waited"] = _ms(event.lasted_ms)
+        payload["waited"] = _ms(now - request.since)
+    elif event.reason is Reason.TRANSACTION_TIMEOUT:
+        payload["held"] = _ms(now - request.since)
+    if isinstance(event, core.TimedOut):
         payload["blockers"] = [_blocker(blocker) for blocker in event.blockers]
         payload["blockersTotal"] = event.blockers_total
-    elif event.reason is Reason.TRANSACTION_TIMEOUT:
-        payload["held"] = _ms(event.lasted_ms)
-    elif event.cycle is not None:
+    elif isinstance(event, core.Deadlocked):
         payload["cycle"] = event.cycle.owners
         payload["waits"] = [
             {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder} for wait in event.cycle.waits
@@ -145,7 +146,7 @@ def _row(row: Row, now: float) -> dict[str, Any]:
         "resources": [f"{request.mode(name)}:{name}" for name in names[:ROW_RESOURCES]],
         "resourcesTotal": len(names),
         "priority": _ms(request.priority),
-        "since": request.since_unix_ms,
+        "since": int(request.since_unix_ms),
         "expiresIn": _ms(max(0.0, request.deadline - now)),
     }
     if request.transaction is not None:

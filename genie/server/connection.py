@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -50,6 +51,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_behind",
+        "_greeted",
         "_lines",
         "_pump",
         "_registry",
@@ -77,6 +79,8 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self._behind = False
         """The client leaves answers unread."""
+        self._greeted = False
+        """Its first line has come, and it is no web client's."""
         self.ahead = 0
         """Bytes of its commands that wait for their turn."""
         self.paused = False
@@ -96,21 +100,24 @@ class Connection(asyncio.Protocol):
         log.info("connection", peer=transport.get_extra_info("peername"), open=len(self._registry))
 
     def data_received(self, data: bytes) -> None:
-        """Read what the bytes complete."""
+        """Hand the lines that the bytes complete to the pump. They are decoded when their turn comes."""
         if self.ending:
             return
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
-            items = self._read(too_long.lines)
-            if self.ending:
-                return
             limit = self._settings.max_line
-            self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), items)
+            self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), too_long.lines)
             return
-        items = self._read(lines)
-        if items:
-            self._pump.submit(self, items, len(data))
+        if not lines:
+            return
+        if self._greeted:
+            self._pump.submit(self, lines, len(data))
+        elif is_http(lines[0]):
+            self._hang_up(http_refused())  # and nothing that it brought is carried out: a web page may have sent it
+        else:
+            self._greeted = True
+            self._pump.submit(self, lines, len(data))
 
     def eof_received(self) -> bool:
         """The client has said all (as `printf … | nc` does) and still listens."""
@@ -138,14 +145,15 @@ class Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Send all that the batch has told this client, in one write."""
-        out, self.out = self.out, []
+        data = b"".join(self.out)
+        self.out.clear()
         transport = self._transport
-        if self.closed or transport is None:
+        if self.closed or transport is None or not data:
             return
         if self._behind and transport.get_write_buffer_size() > self._settings.max_unread:
             self.abort()  # asked before writing: who reads may be told much at once
         else:
-            transport.write(out[0] if len(out) == 1 else b"".join(out))
+            transport.write(data)
 
     def pause(self) -> None:
         """Read nothing for now: too much waits for the store."""
@@ -183,27 +191,15 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def _read(self, lines: list[bytes]) -> list[Item]:
-        """What of these lines is for the pump. They are decoded when their turn comes."""
-        items: list[Item] = []
-        for line in lines:
-            if not line.startswith(b"{"):
-                if not line or line.isspace():
-                    continue
-                if is_http(line):
-                    self._hang_up(http_refused(), items)
-                    return []
-            items.append(line)
-        return items
-
     def _hang_up(
         self,
         last: RequestRejected | None = None,
-        items: list[Item] | None = None,
+        lines: Sequence[bytes] = (),
     ) -> None:
+        """Read no more: `lines` are carried out yet, `last` is said, and that is the end."""
         if last is None:
             self.ending = True
         else:
             self.stop_reading()
         tail = [] if last is None else [last]
-        self._pump.submit(self, [*(items or ()), *tail, HANGUP], 0)
+        self._pump.submit(self, [*lines, *tail, HANGUP], 0)

@@ -1,15 +1,15 @@
-"""One command at a time: to the lock manager, and what came of it to whom it concerns.
+"""One command after the other: to the lock manager, and what came of it to whom it concerns.
 
 Messages are only laid out here, in each connection's `out`; the pump sends them when the batch is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from genie import core
-from genie.core import HELD, Disconnect, Event, Expire, LockManager, Request, State
+from genie.core import Disconnect, Event, Expire, Granted, LockManager, Release, Released, Request, State
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Inspect, Ping, read
@@ -23,56 +23,76 @@ _EXPIRE = Expire()
 
 
 class Dispatch:
-    """Collects what one batch does: `changes` to be stored, connections `touched` by messages, those `ending`."""
+    """Collects what one batch does: `changes` to be stored, connections `touched` by messages, those `ending`.
+
+    `now` is the manager's time of the batch, to be set before anything else. Without `durable` nothing is stored, and
+    no changes are collected.
+    """
 
     def __init__(self, manager: LockManager, settings: Settings, durable: bool = True) -> None:
         self.manager = manager
+        self.now = 0.0
         self._durable = durable
         self._settings = settings
         self.changes: dict[int, Request] = {}
         self.touched: list[Connection] = []
         self.ending: list[Connection] = []
 
-    def expire(self, now: float) -> None:
+    def expire(self) -> None:
         """End what is due."""
-        self._tell(self.manager.step(_EXPIRE, now), None)
+        self._tell(self.manager.step(_EXPIRE, self.now), None)
 
-    def recover(self, now: float) -> None:
+    def recover(self) -> None:
         """The step after loading: nobody who asked before is connected now."""
-        self._tell(self.manager.step(core.Recover(), now), None)
+        self._tell(self.manager.step(core.Recover(), self.now), None)
 
-    def leave(self, connection: Connection, now: float) -> None:
-        """A connection ends, or has ended: what is bound to it goes."""
-        session = connection.session
-        if session.bound:
-            self._tell(self.manager.step(Disconnect(list(session.bound.values())), now), None)
-        if connection.closed:
-            session.close()
-
-    def take(self, connection: Connection, item: Item, now: float) -> bool:
-        """Carry out what one line of a connection asks for. Returns whether that was a long look (`inspect`)."""
-        if isinstance(item, bytes):
+    def take(self, connection: Connection, items: Iterable[Item]) -> list[Item]:  # noqa: C901, PLR0912 - the hot path
+        """Carry out what a connection asks for, in order. Returns what is behind a long look (`inspect`), for later."""
+        # Every command comes through this loop. The two that nearly all are, with the one event that nearly every one
+        # of them brings, are dealt with on the spot; whatever else there is goes by way of `_tell` and `_seldom`.
+        session, out, step, now = connection.session, connection.out, self.manager.step, self.now
+        if not out:
+            self.touched.append(connection)
+        items = iter(items)
+        for item in items:
+            if type(item) is not bytes:
+                self._note(connection, item)
+                continue
             try:
                 command = read(item)
             except RequestRejected as rejected:
-                self._say(connection, replies.error(rejected))
-                return False
-            if isinstance(command, Request):
-                self._request(connection, command, now)
-                return False
-            if isinstance(command, core.Release):
-                self._release(connection, command, now)
-                return False
-            if isinstance(command, core.Extend):
-                self._tell(self.manager.step(command, now), connection)
-                return False
-            return self._look(connection, command, now)
-        if isinstance(item, RequestRejected):
-            self._say(connection, replies.error(item))
-        elif item is HANGUP:
-            self.leave(connection, now)
-            self.ending.append(connection)
-        return False
+                if item and not item.isspace():
+                    self._say(connection, replies.error(rejected))
+                continue
+            if type(command) is Request:
+                if not self._takes(connection, command):
+                    continue
+                command.origin = session
+                events = step(command, now)
+                if type(events[0]) is Granted:
+                    if command.ref is not None or command.release_on_disconnect:
+                        session.granted(command)
+                    if self._durable:
+                        self.changes[command.id] = command
+                    out.append(replies.granted(command))
+                else:
+                    self._tell(events, connection)
+            elif type(command) is Release:
+                events = step(command, now)
+                event = events[0]
+                if type(event) is Released and len(events) == 1 and event.request.origin is session:
+                    self._close(event.request)
+                    out.append(replies.released(event, now))
+                else:
+                    self._tell(events, connection)
+            elif type(command) is core.Extend:
+                self._tell(step(command, now), connection)
+            elif type(command) is Ping:
+                out.append(replies.PONG)
+            elif type(command) is Inspect:
+                self._look(connection, command)
+                return list(items)
+        return []
 
     def refuse(self, connection: Connection, item: Item) -> None:
         """Answer a line that was not taken up: `unavailable`, unless it is wrong in itself."""
@@ -81,19 +101,36 @@ class Dispatch:
             try:
                 command = read(item)
             except RequestRejected as wrong:
+                if not item or item.isspace():
+                    return
                 rejected = wrong
             else:
                 ref = command.ref if isinstance(command, Request) else None
-                id_ = command.id if isinstance(command, (core.Release, core.Extend)) else None
+                id_ = command.id if isinstance(command, (Release, core.Extend)) else None
                 why = "the store can't be reached, try again later"
                 rejected = RequestRejected(Code.UNAVAILABLE, why, ref=ref, id=id_)
         if isinstance(rejected, RequestRejected):
             self._say(connection, replies.error(rejected))
 
-    def _look(self, connection: Connection, command: Ping | Inspect, now: float) -> bool:
-        if isinstance(command, Ping):
-            self._say(connection, replies.PONG)
-            return False
+    # -- commands that need more than a step --------------------------------------------------------------
+
+    def _note(self, connection: Connection, item: Item) -> None:
+        """Say an error that a line brought before it could be read, or see a connection off."""
+        if isinstance(item, RequestRejected):
+            self._say(connection, replies.error(item))
+        elif item is HANGUP:
+            self._leave(connection)
+            self.ending.append(connection)
+
+    def _leave(self, connection: Connection) -> None:
+        """A connection ends, or has ended: what is bound to it goes."""
+        session = connection.session
+        if session.bound:
+            self._tell(self.manager.step(Disconnect(list(session.bound.values())), self.now), None)
+        if connection.closed:
+            session.close()
+
+    def _look(self, connection: Connection, command: Inspect) -> None:
         found = core.inspect(
             self.manager.table,
             resource=command.resource,
@@ -101,43 +138,21 @@ class Dispatch:
             transaction=command.transaction,
             limit=command.limit,
         )
-        self._say(connection, replies.inspected(found, now))
-        return True
+        self._say(connection, replies.inspected(found, self.now))
 
-    def _request(self, connection: Connection, request: Request, now: float) -> None:
-        session = connection.session
+    def _takes(self, connection: Connection, request: Request) -> bool:
+        """Whether a request is new and has a place. Otherwise it is answered here."""
+        table, limit = self.manager.table, self._settings.max_requests
         if request.ref is not None:
-            known = session.known(request.ref)
+            known = connection.session.known(request.ref)
             if known is not None and (known.state is not State.ENDED or self.manager.reason(known.id)):
                 self._repeat(connection, request, known)
-                return
-        table, limit = self.manager.table, self._settings.max_requests
-        if len(table.held) + len(table.waiting) >= limit:
-            told = RequestRejected(Code.TOO_MANY, f"{limit} requests are held or wait, no more fit", ref=request.ref)
-            self._say(connection, replies.error(told))
-            return
-        request.origin = session
-        events = self.manager.step(request, now)
-        if request.state is HELD and request.ref is None and not request.release_on_disconnect and len(events) == 1:
-            # `Granted`, which nearly every request is: told without the way over `_tell`, which would take twice as long
-            if self._durable:
-                self.changes[request.id] = request
-            self._say(connection, replies.granted(request))
-        else:
-            self._tell(events, connection)
-
-    def _release(self, connection: Connection, command: core.Release, now: float) -> None:
-        events = self.manager.step(command, now)
-        event = events[0]
-        if len(events) == 1 and isinstance(event, core.Released):
-            request, session = event.request, connection.session
-            if request.origin is session and request.ref is None and not session.bound:
-                # one's own lock that nobody waited for: the same shortcut
-                if self._durable:
-                    self.changes[request.id] = request
-                self._say(connection, replies.released(event))
-                return
-        self._tell(events, connection)
+                return False
+        if len(table.held) + len(table.waiting) < limit:
+            return True
+        told = RequestRejected(Code.TOO_MANY, f"{limit} requests are held or wait, no more fit", ref=request.ref)
+        self._say(connection, replies.error(told))
+        return False
 
     def _repeat(self, connection: Connection, request: Request, known: Request) -> None:
         """A request that came again with its `ref` gets the id that it has, and how it stands."""
@@ -166,44 +181,31 @@ class Dispatch:
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.queued(request)
-        self.changes[request.id] = request
         self._say(session.connection, replies.queued(request))
-
-    def _granted(self, event: core.Granted, asker: Connection | None) -> None:
-        request = event.request
-        session: Session = request.origin  # type: ignore[assignment]
-        session.granted(request)
-        self.changes[request.id] = request
-        self._say(asker, replies.granted(request))
 
     def _locked(self, event: core.Locked, asker: Connection | None) -> None:  # noqa: ARG002
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
-        self.changes[request.id] = request
+        self._change(request)
         if session is not None:
             session.locked(request)
             self._say(session.connection, replies.locked(request))
 
-    def _released(self, event: core.Released, asker: Connection | None) -> None:
-        request = event.request
-        session: Session | None = request.origin  # type: ignore[assignment]
-        self.changes[request.id] = request
-        line = replies.released(event)
+    def _released(self, event: Released, asker: Connection | None) -> None:
+        session: Session | None = event.request.origin  # type: ignore[assignment]
+        self._close(event.request)
+        line = replies.released(event, self.now)
         if session is not None:
-            if session.bound or request.ref is not None:
-                session.released(request)
             self._say(session.connection, line)
-            if asker is not None and asker is not session.connection:
-                self._say(asker, line)
-        elif asker is not None:
+        if asker is not None and (session is None or asker is not session.connection):
             self._say(asker, line)
 
     def _extended(self, event: core.Extended, asker: Connection | None) -> None:
-        self.changes[event.request.id] = event.request
+        self._change(event.request)
         self._say(asker, replies.extended(event))
 
-    def _moved(self, event: core.Moved, asker: Connection | None) -> None:  # noqa: ARG002
-        self.changes[event.request.id] = event.request
+    def _moved(self, event: core.Moved, asker: Connection | None) -> None:
+        """Nobody is told, and where a request waits is not stored."""
 
     def _repeated(self, event: core.Repeated, asker: Connection | None) -> None:
         self._say(asker, replies.ended(event.id, event.reason, event.ref))
@@ -216,6 +218,19 @@ class Dispatch:
         why = f"extend: {request.id} still waits; only a held lock can be extended"
         self._say(asker, replies.error(RequestRejected(Code.BAD_REQUEST, why, ref=request.ref, id=request.id)))
 
+    def _close(self, request: Request) -> None:
+        """A request ended: its session and the store forget it."""
+        session: Session | None = request.origin  # type: ignore[assignment]
+        if session is not None and (session.bound or request.ref is not None):
+            session.released(request)
+        if request.fence or session is None:
+            self._change(request)
+
+    def _change(self, request: Request) -> None:
+        """Let the store know. A request that waits goes with its connection, and so with this server: none is stored."""
+        if self._durable:
+            self.changes[request.id] = request
+
     def _say(self, connection: Connection | None, line: bytes) -> None:
         if connection is not None and not connection.closed:
             if not connection.out:
@@ -225,9 +240,10 @@ class Dispatch:
 
 _TELL: dict[type, Callable[[Dispatch, Any, Connection | None], None]] = {
     core.Queued: Dispatch._queued,  # noqa: SLF001
-    core.Granted: Dispatch._granted,  # noqa: SLF001
     core.Locked: Dispatch._locked,  # noqa: SLF001
     core.Released: Dispatch._released,  # noqa: SLF001
+    core.TimedOut: Dispatch._released,  # noqa: SLF001
+    core.Deadlocked: Dispatch._released,  # noqa: SLF001
     core.Extended: Dispatch._extended,  # noqa: SLF001
     core.Moved: Dispatch._moved,  # noqa: SLF001
     core.Repeated: Dispatch._repeated,  # noqa: SLF001

@@ -51,6 +51,7 @@ class Pump:
         self._manager = manager
         self._dispatch = Dispatch(manager, settings, store.durable)
         self._store = store
+        self._direct = not store.durable
         self._settings = settings
         self._clock = clock
         self._on_failure = on_failure
@@ -82,6 +83,9 @@ class Pump:
         if self._away:
             self._refuse(connection, items)
             return
+        if self._direct and not self._pending and len(items) <= MAX_BATCH:
+            self._take_at_once(connection, items)
+            return
         self._pending.append((connection, items, size))
         self._pending_bytes += size
         connection.ahead += size
@@ -97,50 +101,56 @@ class Pump:
 
     def _kick(self) -> None:
         """Run a batch now or, where the store takes its time, at the end of this tick, with what else it brings."""
-        if self._in_flight is not None or self._scheduled:
-            return
-        if self._store.durable:
+        if self._in_flight is None and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._run)
-        else:
-            self._run()
 
     # -- one batch ----------------------------------------------------------------------------------------
+
+    def _take_at_once(self, connection: Connection, items: Sequence[Item]) -> None:
+        """Where nothing is stored there is nothing to wait for: what one read brought is a batch."""
+        try:
+            self._dispatch.now = self._clock()
+            rest = self._dispatch.take(connection, items)
+            self._deliver()
+        except Exception as error:  # noqa: BLE001 - see `_run`
+            self._fail(error)
+            return
+        if rest:
+            self._pending.append((connection, rest, 0))
+            self._kick()
 
     def _run(self) -> None:
         self._scheduled = False
         if self._stopped or self._in_flight is not None:
             return
         try:
-            dispatch, now = self._dispatch, self._clock()
+            dispatch = self._dispatch
+            dispatch.now = now = self._clock()
             if self._due:
                 self._due = False
-                dispatch.expire(now)
-            self._take_up(now)
-            if self._store.durable and dispatch.changes:
+                dispatch.expire()
+            self._take_up()
+            if dispatch.changes:
                 changes, dispatch.changes = dispatch.changes, {}
                 self._commit(Batch(changes, self._manager.next_id, self._manager.next_fence, now))
-            else:  # a ping, an error, a look; or no store to speak of
-                dispatch.changes.clear()
+            else:  # a ping, an error, a look, a request that has to wait; or no store to speak of
                 self._deliver()
         except Exception as error:  # noqa: BLE001 - a defect: better no server than one that has lost its way
             self._fail(error)
             return
-        if self._pending and self._in_flight is None and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._run)  # others are read in between
+        if self._pending:
+            self._kick()  # others are read in between
 
-    def _take_up(self, now: float) -> None:
+    def _take_up(self) -> None:
         """Step what waits, as much as one batch may be. Whoever has more waits for its turn."""
         take, pending, room = self._dispatch.take, self._pending, MAX_BATCH
         while pending and room > 0:
             connection, items, size = pending.popleft()
-            for place, item in enumerate(items, 1):
-                if take(connection, item, now) or place >= room:
-                    if place < len(items):
-                        pending.appendleft((connection, items[place:], size))
-                        return
-                    room = 0
+            rest = take(connection, items if len(items) <= room else items[:room])
+            if rest or len(items) > room:
+                pending.appendleft((connection, [*rest, *items[room:]], size))
+                return
             room -= len(items)
             self._done_with(connection, size)
 
@@ -188,7 +198,8 @@ class Pump:
             ending, dispatch.ending = dispatch.ending, []
             for connection in ending:
                 connection.finish()
-        self._arm()
+        if self._manager.deadlines.soonest < self._timer_at:
+            self._arm()
         if self._idle is not None and not self._pending and not self._idle.done():
             self._idle.set_result(None)
 
@@ -252,7 +263,7 @@ class Pump:
 
     def stop(self) -> None:
         """Nothing is taken up or told any more."""
-        self._stopped = True
+        self._stopped, self._direct = True, False
         for handle in (self._timer, self._heartbeat, self._patience):
             if handle is not None:
                 handle.cancel()
@@ -261,5 +272,6 @@ class Pump:
 
     def recover(self) -> None:
         """The step after loading: nobody who asked before is connected now. Must be the first."""
-        self._dispatch.recover(self._clock())
+        self._dispatch.now = self._clock()
+        self._dispatch.recover()
         self._kick()

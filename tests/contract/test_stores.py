@@ -140,14 +140,14 @@ async def test_the_order_of_the_queue_is_loaded(make: Make) -> None:
         await commit(store, batch(manager, 0, *manager.step(step, 0)))
     lines = {
         name: [entry[2].id for entry in resource.line.entries()]
-        for name, resource in manager.table.resources.items()
+        for name, resource in ((n, manager.table.look(n)) for n in manager.table.names())
         if resource.line is not None
     }
     assert lines["C"] != sorted(lines["C"]) or manager.table.held
     again = core.LockManager(await make().open(Snapshot))
     assert {
         name: [entry[2].id for entry in resource.line.entries()]
-        for name, resource in again.table.resources.items()
+        for name, resource in ((n, again.table.look(n)) for n in again.table.names())
         if resource.line is not None
     } == lines
 

@@ -16,6 +16,7 @@ from genie.config import Settings
 from genie.core import LockManager
 from genie.errors import GenieError, LockLost
 from genie.protocol import messages
+from genie.server.connection import HANGUP
 from genie.server.dispatch import Dispatch
 from genie.server.session import Session
 
@@ -41,8 +42,9 @@ class Server:
 
     def work(self, now: float) -> None:
         lines, self.inbox = self.inbox.split(b"\n")[:-1], b""
-        for line in lines:
-            self.dispatch.take(self.client, line, now * 1000)  # type: ignore[arg-type]
+        self.dispatch.now = now * 1000
+        while lines:
+            lines = self.dispatch.take(self.client, lines)  # type: ignore[arg-type]
         self.told()
 
     def told(self) -> None:
@@ -50,16 +52,19 @@ class Server:
         self.client.out.clear()
 
     def release(self, id: int, now: float) -> None:
-        self.dispatch.take(self.stranger, messages.command("release", id=id), now * 1000)  # type: ignore[arg-type]
+        self.dispatch.now = now * 1000
+        self.dispatch.take(self.stranger, [messages.command("release", id=id)])  # type: ignore[arg-type]
         self.told()
 
     def expire(self, now: float) -> None:
-        self.dispatch.expire(now * 1000)
+        self.dispatch.now = now * 1000
+        self.dispatch.expire()
         self.told()
 
     def cut(self, now: float) -> None:
         self.client.closed = True
-        self.dispatch.leave(self.client, now * 1000)  # type: ignore[arg-type]
+        self.dispatch.now = now * 1000
+        self.dispatch.take(self.client, [HANGUP])  # type: ignore[arg-type]
         self.client = Peer()
         self.inbox = self.outbox = b""
 

@@ -28,7 +28,7 @@ def lines(driver: Driver) -> dict[str, list[core.Request]]:
 def hard(driver: Driver, queues: dict[str, list[core.Request]]) -> Edges:
     edges: Edges = {}
     for name, queue in queues.items():
-        resource = driver.manager.table.resources.get(name)
+        resource = driver.manager.table.look(name)
         for request in queue:
             for holder in () if resource is None else resource.holders.values():
                 if conflict(request, holder, name):
