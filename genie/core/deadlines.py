@@ -6,21 +6,24 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 SLACK = 1024
-"""Ticks in the heap that may be empty before it is cleaned, beside one for each that is not."""
+"""Empty ticks that are kept at most, beside one for each that is not."""
 
 
 class Deadlines:
-    """Ids by the millisecond in which they fall due.
+    """Ids by the millisecond, the tick, in which they fall due.
 
-    Taking one out leaves nothing behind but, at most, an empty tick in the heap, so that a million short locks cost no
-    more memory than those that are held now.
+    A tick whose ids were all taken out stays for a while: the next id is likely to fall into it. Now and then all
+    empty ones are swept out together, so that a million short locks cost no more memory than those that are held now.
     """
 
-    __slots__ = ("_heap", "_ticks", "soonest")
+    __slots__ = ("_heap", "_room", "_ticks", "soonest")
 
     def __init__(self) -> None:
         self._ticks: dict[int, set[int]] = {}
         self._heap: list[int] = []
+        """Every tick, once."""
+        self._room = SLACK
+        """So many ticks may there be before the next sweep."""
         self.soonest: float = inf
         """Nothing falls due before this. `next` says when something does."""
 
@@ -29,28 +32,23 @@ class Deadlines:
         ids = self._ticks.get(tick)
         if ids is not None:
             ids.add(id)
-            return
-        self._ticks[tick] = {id}
+        else:
+            if len(self._ticks) >= self._room:
+                self._sweep()
+            self._ticks[tick] = {id}
+            heappush(self._heap, tick)
         self.soonest = min(self.soonest, tick)
-        heap = self._heap
-        heappush(heap, tick)
-        if len(heap) > 2 * len(self._ticks) + SLACK:
-            self._heap = list(self._ticks)
-            heapify(self._heap)
 
     def discard(self, tick: int, id: int) -> None:
         """Forget the deadline that was added for `id`."""
-        ids = self._ticks[tick]
-        ids.remove(id)
-        if not ids:
-            del self._ticks[tick]
+        self._ticks[tick].remove(id)
 
     @property
     def next(self) -> float:
         """When something falls due, in ms; infinity when nothing does."""
-        heap = self._heap
-        while heap and heap[0] not in self._ticks:
-            heappop(heap)
+        heap, ticks = self._heap, self._ticks
+        while heap and not ticks[heap[0]]:
+            del ticks[heappop(heap)]
         self.soonest = heap[0] if heap else inf
         return self.soonest
 
@@ -62,8 +60,14 @@ class Deadlines:
             tick = heappop(self._heap)
             passed.append(tick)
             due += sorted(self._ticks[tick])[: limit - len(due)]
-            while self._heap and self._heap[0] == tick:
-                heappop(self._heap)
         for tick in passed:
             heappush(self._heap, tick)
+        if passed:
+            self.soonest = passed[0]
         return due
+
+    def _sweep(self) -> None:
+        self._ticks = {tick: ids for tick, ids in self._ticks.items() if ids}
+        self._heap = list(self._ticks)
+        heapify(self._heap)
+        self._room = 2 * len(self._ticks) + SLACK

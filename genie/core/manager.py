@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import ceil
 
 from genie.core import order, waits
@@ -113,7 +113,10 @@ class LockManager:
         else:
             request.deadline = ceil(now + request.queue_timeout_ms)
             self.deadlines.add(request.deadline, request.id)
-            self._settle([(name, True, None) for name in before], now, events, newcomer=request)
+            if before:
+                self._settle([(name, True, None) for name in before], now, events, newcomer=request)
+            elif table.clear(request):
+                self._promote(request, now, events)
         if moved:
             moved.pop(request, None)
             self._note(moved, events)
@@ -227,21 +230,15 @@ class LockManager:
     def _closes_cycle(self, request: Request) -> bool:
         """Whether a newcomer's owner now waits for itself.
 
-        It can only be where others waited for that owner before, or come to wait for it since it goes in ahead of
-        them; and not where it stands in one line among nobody who stands anywhere else.
+        It can only be where others wait for that owner: because of what it holds or waited for before, or since the
+        newcomer goes in ahead of them. And it can't where the newcomer stands in one line among nobody who stands
+        anywhere else.
         """
         table = self.table
         if request.simple and not table.line(request.names()[0]).entangled:
             return False
         passes = any(table.line(name).last is not request.entry(name) for name in request.names())
-        if request.transaction is not None:
-            transaction = table.transactions[request.transaction]
-            known = bool(transaction.held) or len(transaction.waiting) > 1
-        else:
-            known = False
-        if not known and not passes:
-            return False
-        return waits.in_cycle(table, request, passes)
+        return (passes or table.awaited(request)) and waits.in_cycle(table, request, passes)
 
     def _reorder(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
         """Give the lines in which the owners of a cycle stand an order without one.
@@ -268,42 +265,52 @@ class LockManager:
         A grant makes nobody else's wait shorter (it was ahead of them before, and now it is a holder), so that one
         look at the candidates is enough.
         """
-        candidates = {} if newcomer is None else {newcomer.id: newcomer}
-        for name, run, low in _once_a_line(touched) if len(touched) > 1 else touched:
-            for request in self._candidates(name, run, low):
-                candidates[request.id] = request
-        table = self.table
-        for request in sorted(candidates.values(), key=_queue_order) if len(candidates) > 1 else candidates.values():
-            if table.clear(request):
-                table.dequeue(request)
-                self.deadlines.discard(request.deadline, request.id)
-                self._grant(request, now)
-                events.append(Locked(request))
+        if len(touched) == 1 and newcomer is None:
+            candidates = self._candidates(*touched[0])
+        else:
+            found = {} if newcomer is None else {newcomer.id: newcomer}
+            for name, run, low in _once_a_line(touched):
+                for request in self._candidates(name, run, low):
+                    found[request.id] = request
+            candidates = list(found.values())
+        if len(candidates) > 1:
+            candidates.sort(key=_queue_order)
+        for request in candidates:
+            if self.table.clear(request):
+                self._promote(request, now, events)
 
-    def _candidates(self, name: str, run: bool, low: Entry | None) -> Iterator[Request]:
-        """Those in a line who may have become grantable.
+    def _promote(self, request: Request, now: float, events: list[Event]) -> None:
+        """Let a waiting request hold what it waited for."""
+        self.table.dequeue(request)
+        self.deadlines.discard(request.deadline, request.id)
+        self._grant(request, now)
+        events.append(Locked(request))
+
+    def _candidates(self, name: str, run: bool, low: Entry | None) -> list[Request]:
+        """Those in a line who may have become grantable, each once.
 
         They are the shared ones ahead of the first exclusive one (`run`: where an exclusive one left, and behind its
         place `low`; nobody else stood in their way), and that first one. Behind it only its own owner's.
         """
         resource = self.table.resources.get(name)
-        if resource is None or resource.line is None:
-            return
-        first = resource.line.exclusive.first
+        line = None if resource is None else resource.line
+        if resource is None or line is None:
+            return []
+        found: list[Request] = []
+        first = line.exclusive.first
         if resource.exclusives:
             owner = next(iter(resource.holders.values())).owner
         else:
-            if run:
-                for entry in resource.line.shared.between(low, first):
-                    yield entry[2]
+            if run and line.shared:
+                found += [entry[2] for entry in line.shared.between(low, first)]
             if first is None:
-                return
-            yield first[2]
+                return found
+            found.append(first[2])
             owner = first[2].owner
         if isinstance(owner, str):
-            for request in self.table.waiting_of(owner).values():
-                if name in request.names():
-                    yield request
+            found += [request for request in self.table.waiting_of(owner).values() if name in request.names()]
+            return list(dict.fromkeys(found))
+        return found
 
 
 def _once_a_line(touched: Touched) -> Touched:

@@ -28,7 +28,6 @@ class Reason(StrEnum):
 class State(Enum):
     """Where a request is in its life. It only ever moves down this list."""
 
-    NEW = 0
     WAITING = 1
     HELD = 2
     ENDED = 3
@@ -62,7 +61,7 @@ class Request:
     """One request for a list of locks, from its arrival to its end. Also the command that asks for it.
 
     The first block is what the client said; a name stands in one of the two tuples, once. The second block
-    belongs to the lock manager. Times are milliseconds of the manager's clock, but for `since_unix_ms`,
+    belongs to the lock manager, which sets it when the request arrives. Times are milliseconds of the manager's clock, but for `since_unix_ms`,
     which is for people.
     """
 
@@ -76,24 +75,21 @@ class Request:
     release_on_disconnect: bool = False
     origin: Origin | None = None
 
-    id: int = field(default=0, init=False)
-    owner: Owner = field(default=0, init=False)
-    state: State = field(default=State.NEW, init=False)
+    id: int = field(init=False)
+    owner: Owner = field(init=False)
+    state: State = field(init=False)
     fence: int = field(default=0, init=False)
-    since: float = field(default=0, init=False)
+    since: float = field(init=False)
     """Since when it has been in its state: the arrival while it waits, the grant while it is held."""
-    since_unix_ms: float = field(default=0, init=False)
-    deadline: int = field(default=0, init=False)
+    since_unix_ms: float = field(init=False)
+    deadline: int = field(init=False)
     """When it falls due: rounded up to a whole millisecond, so never early."""
     place: Entry | None = field(default=None, init=False)
     """Where it stands in every line, by priority and arrival. None unless it waits."""
     moved: dict[str, Entry] | None = field(default=None, init=False)
     """Where a reordering put it instead, by resource."""
-
-    @property
-    def simple(self) -> bool:
-        """Whether it can lead a search for cycles nowhere but along the one line in which it stands."""
-        return self.transaction is None and len(self.exclusive) + len(self.shared) == 1
+    simple: bool = field(init=False)
+    """Set while it waits: whether it can lead a search for cycles nowhere but along the one line in which it stands."""
 
     def entry(self, name: str) -> Entry:
         """Its place in the line of `name`. Only for a request that waits."""

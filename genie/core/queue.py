@@ -49,10 +49,10 @@ class Queue:
 
     def first_of_others(self, owner: Owner) -> Entry | None:
         """The first entry that is not this owner's."""
-        for entry in self:
-            if entry[2].owner != owner:
-                return entry
-        return None
+        if not self._chunks:
+            return None
+        first = self._chunks[0][0]
+        return first if first[2].owner != owner else next((entry for entry in self if entry[2].owner != owner), None)
 
     def add(self, entry: Entry) -> None:
         """Put an entry where it belongs."""

@@ -58,7 +58,8 @@ class Line:
 
         Returns the requests whose places changed by it: none, unless the line is mixed.
         """
-        self.entangled += not request.simple
+        if not request.simple:
+            self.entangled += 1
         (self.exclusive if exclusive else self.shared).add(request.entry(name))
         if not self.mixed:
             return []

@@ -71,6 +71,15 @@ class Table:
         transaction = self.transactions.get(owner)
         return 0 if transaction is None else transaction.grants.get(name, 0)
 
+    def awaited(self, newcomer: Request) -> bool:
+        """Whether others may wait for a newcomer's owner because of what it held or asked for before."""
+        if newcomer.transaction is None:
+            return False
+        transaction, resources = self.transactions[newcomer.transaction], self.resources
+        if len(transaction.waiting) > 1:
+            return True
+        return any(name in resources and resources[name].line is not None for name in transaction.grants)
+
     # -- what changes it ----------------------------------------------------------------------------------
 
     def hold(self, request: Request) -> None:
@@ -126,9 +135,12 @@ class Table:
         self.waiting[request.id] = request
         if request.transaction is not None:
             self._transaction(request.transaction).waiting[request.id] = request
+        request.simple = request.transaction is None and len(request.exclusive) + len(request.shared) == 1
         moved: list[Request] = []
-        for name, exclusive in request.wants():
-            moved += self.line(name).insert(name, request, exclusive)
+        for name in request.exclusive:
+            moved += self.line(name).insert(name, request, exclusive=True)
+        for name in request.shared:
+            moved += self.line(name).insert(name, request, exclusive=False)
         return moved
 
     def restore(self, request: Request) -> None:
@@ -136,6 +148,7 @@ class Table:
         if request.state is HELD:
             self.hold(request)
             return
+        request.simple = request.transaction is None and len(request.exclusive) + len(request.shared) == 1
         self.waiting[request.id] = request
         if request.transaction is not None:
             self._transaction(request.transaction).waiting[request.id] = request
@@ -165,10 +178,11 @@ class Table:
 
     def line(self, name: str) -> Line:
         """The line of a resource, made where there is none yet."""
-        resource = self.resource(name)
-        if resource.line is None:
-            resource.line = Line()
-        return resource.line
+        resource = self.resources.get(name) or self.resource(name)
+        line = resource.line
+        if line is None:
+            line = resource.line = Line()
+        return line
 
     def _leave(self, name: str, request: Request, exclusive: bool) -> None:
         resource = self.resources[name]
@@ -177,7 +191,7 @@ class Table:
         (line.exclusive if exclusive else line.shared).remove(request.entry(name))
         if not request.simple:
             line.entangled -= 1
-        if not line:
+        if not line.exclusive and not line.shared:
             resource.line = None
             if not resource.holders:
                 del self.resources[name]
@@ -216,10 +230,12 @@ class Table:
                 return False
             line, entry = resource.line, request.entry(name)
             assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
-            for queue in (line.exclusive, line.shared):
-                ahead = queue.first_of_others(owner)
-                if ahead is not None and ahead < entry:
-                    return False
+            ahead = line.exclusive.first_of_others(owner)
+            if ahead is not None and ahead < entry:
+                return False
+            ahead = line.shared.first_of_others(owner)
+            if ahead is not None and ahead < entry:
+                return False
         for name in request.shared:
             resource = self.resources[name]
             if resource.exclusives and not self.grants_of(owner, name):

@@ -81,7 +81,9 @@ def read(line: bytes) -> WireCommand:
 
 
 def _request(payload: _Request) -> Request:
-    shared, exclusive = split(payload.resources)
+    resources = payload.resources
+    one = _ones.get(resources[0]) if len(resources) == 1 else None
+    shared, exclusive = one or _split(resources)
     if payload.transactionName is not None:
         check_name(payload.transactionName)
     return Request(
@@ -94,6 +96,24 @@ def _request(payload: _Request) -> Request:
         payload.ref,
         payload.onDisconnect == "release",
     )
+
+
+Names = tuple[tuple[str, ...], tuple[str, ...]]
+
+MAX_ONES = 10_000
+
+_ones: dict[str, Names] = {}
+"""Names of single resources that were checked before. Services lock the same ones over and over, and a name that comes
+again is the very same string: compared at a glance, hashed once, and kept once however many wait for it."""
+
+
+def _split(resources: list[str]) -> Names:
+    names = split(resources)
+    if len(resources) == 1:
+        if len(_ones) >= MAX_ONES:
+            _ones.clear()
+        _ones[resources[0]] = names
+    return names
 
 
 _COMMANDS: dict[str, Any] = {

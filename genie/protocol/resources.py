@@ -38,12 +38,6 @@ def parse(resource: str) -> tuple[bool, str]:
 
 def split(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names that a request asks to share and those it wants for itself; a name in both counts as the latter."""
-    if len(resources) == 1:  # most are, and the wish for one thing alone should be read at a glance
-        only = resources[0]
-        if only.startswith(EXCLUSIVE) and only.isprintable() and _EXCLUSIVE < len(only) <= _EXCLUSIVE + MAX_NAME:
-            return (), (only[_EXCLUSIVE:],)
-        exclusive, name = parse(only)
-        return ((), (name,)) if exclusive else ((name,), ())
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"resources must be a list of 1 to {MAX_RESOURCES}, not of {len(resources)}")
     modes: dict[str, bool] = {}

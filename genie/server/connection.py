@@ -109,14 +109,12 @@ class Connection(asyncio.Protocol):
             limit = self._settings.max_line
             self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), too_long.lines)
             return
-        if not lines:
-            return
-        if self._greeted:
-            self._pump.submit(self, lines, len(data))
-        elif is_http(lines[0]):
-            self._hang_up(http_refused())  # and nothing that it brought is carried out: a web page may have sent it
-        else:
+        if not self._greeted and lines:
+            if is_http(lines[0]):  # nothing that it brings is carried out: a web page may have sent it
+                self._hang_up(http_refused())
+                return
             self._greeted = True
+        if lines:
             self._pump.submit(self, lines, len(data))
 
     def eof_received(self) -> bool:
@@ -148,7 +146,7 @@ class Connection(asyncio.Protocol):
         data = b"".join(self.out)
         self.out.clear()
         transport = self._transport
-        if self.closed or transport is None or not data:
+        if not data or self.closed or transport is None:
             return
         if self._behind and transport.get_write_buffer_size() > self._settings.max_unread:
             self.abort()  # asked before writing: who reads may be told much at once

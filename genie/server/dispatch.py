@@ -13,6 +13,7 @@ from genie.core import Disconnect, Event, Expire, Granted, LockManager, Release,
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Inspect, Ping, read
+from genie.protocol.replies import granted, released
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.session import Session, same
 
@@ -33,7 +34,8 @@ class Dispatch:
         self.manager = manager
         self.now = 0.0
         self._durable = durable
-        self._settings = settings
+        self._most = settings.max_requests
+        self._step, self._held, self._waiting = manager.step, manager.table.held, manager.table.waiting
         self.changes: dict[int, Request] = {}
         self.touched: list[Connection] = []
         self.ending: list[Connection] = []
@@ -50,7 +52,8 @@ class Dispatch:
         """Carry out what a connection asks for, in order. Returns what is behind a long look (`inspect`), for later."""
         # Every command comes through this loop. The two that nearly all are, with the one event that nearly every one
         # of them brings, are dealt with on the spot; whatever else there is goes by way of `_tell` and `_seldom`.
-        session, out, step, now = connection.session, connection.out, self.manager.step, self.now
+        session, out, step, now = connection.session, connection.out, self._step, self.now
+        room = self._most - len(self._held) - len(self._waiting)
         if not out:
             self.touched.append(connection)
         items = iter(items)
@@ -65,7 +68,8 @@ class Dispatch:
                     self._say(connection, replies.error(rejected))
                 continue
             if type(command) is Request:
-                if not self._takes(connection, command):
+                room -= 1
+                if (room < 0 or command.ref is not None) and not self._takes(connection, command):
                     continue
                 command.origin = session
                 events = step(command, now)
@@ -74,15 +78,18 @@ class Dispatch:
                         session.granted(command)
                     if self._durable:
                         self.changes[command.id] = command
-                    out.append(replies.granted(command))
+                    out.append(granted(command))
                 else:
                     self._tell(events, connection)
             elif type(command) is Release:
                 events = step(command, now)
                 event = events[0]
                 if type(event) is Released and len(events) == 1 and event.request.origin is session:
-                    self._close(event.request)
-                    out.append(replies.released(event, now))
+                    if session.bound or event.request.ref is not None:
+                        session.released(event.request)
+                    if self._durable and event.request.fence:
+                        self.changes[command.id] = event.request
+                    out.append(released(event, now))
                 else:
                     self._tell(events, connection)
             elif type(command) is core.Extend:
@@ -142,15 +149,14 @@ class Dispatch:
 
     def _takes(self, connection: Connection, request: Request) -> bool:
         """Whether a request is new and has a place. Otherwise it is answered here."""
-        table, limit = self.manager.table, self._settings.max_requests
         if request.ref is not None:
             known = connection.session.known(request.ref)
             if known is not None and (known.state is not State.ENDED or self.manager.reason(known.id)):
                 self._repeat(connection, request, known)
                 return False
-        if len(table.held) + len(table.waiting) < limit:
+        if len(self._held) + len(self._waiting) < self._most:
             return True
-        told = RequestRejected(Code.TOO_MANY, f"{limit} requests are held or wait, no more fit", ref=request.ref)
+        told = RequestRejected(Code.TOO_MANY, f"{self._most} requests are held or wait, no more fit", ref=request.ref)
         self._say(connection, replies.error(told))
         return False
 

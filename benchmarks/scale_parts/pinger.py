@@ -1,0 +1,80 @@
+"""Pings a server every few ms from a process of its own, and tells how long each answer took.
+
+As a program: `pinger.py PORT PING INTERVAL_MS` pings until its standard input ends, and then prints a JSON list of
+[when it was sent, ms until the answer]. The clock is the machine's monotonic one, the same in every process on Linux.
+Nothing else runs in that process, and it keeps no other objects, so that its own time is that of two system calls.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+INTERVAL_MS = 4
+
+
+class Pinger:
+    """Pings from its start to its stop; `samples` are there afterwards."""
+
+    def __init__(self, port: int, ping: bytes) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(port), ping.decode(), str(INTERVAL_MS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._samples: list[tuple[float, float]] = []
+
+    def stop(self) -> None:
+        """Ping no more."""
+        said, _ = self._process.communicate()
+        self._samples = [(at, ms) for at, ms in json.loads(said)]
+
+    def kill(self) -> None:
+        """End the process, where it has not ended."""
+        self._process.kill()
+        self._process.wait()
+
+    def longest_ms(self, since: float, until: float) -> float:
+        """The longest answer to a ping that was sent, or still open, in that time (of `time.monotonic`)."""
+        return max(ms for at, ms in self._samples if at + ms / 1000 >= since and at <= until)
+
+    def gap_ms(self, since: float, until: float) -> float:
+        """How long at most no ping was sent, beyond the interval and the answer: time that its own process lost."""
+        sent = [(at, ms) for at, ms in self._samples if since <= at <= until]
+        return max((b - a) * 1000 - ms - INTERVAL_MS for (a, ms), (b, _) in pairwise(sent))
+
+
+@contextmanager
+def pinging(port: int, ping: bytes) -> Iterator[Pinger]:
+    """A pinger that ends with the block at the latest."""
+    pinger = Pinger(port, ping)
+    try:
+        yield pinger
+    finally:
+        pinger.kill()
+
+
+def _main(port: int, ping: bytes, interval_s: float) -> None:
+    gc.disable()
+    samples = []
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while not select.select([sys.stdin], [], [], interval_s)[0]:
+            sent = time.monotonic()
+            sock.sendall(ping)
+            if not sock.recv(256):
+                raise SystemExit("the server closed the connection")
+            samples.append((sent, (time.monotonic() - sent) * 1000))
+    print(json.dumps(samples))
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2].encode(), float(sys.argv[3]) / 1000)

@@ -1,0 +1,94 @@
+"""What a part measured, beside its goal; and how two things are compared fairly."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+WIDTH = 78
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. Small is good, unless `at_least`; without a goal it is there for the reader's sake."""
+
+    what: str
+    value: float
+    unit: str = ""
+    goal: float | None = None
+    at_least: bool = False
+    digits: int = 2
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None where there is none."""
+        if self.goal is None:
+            return None
+        return self.value >= self.goal if self.at_least else self.value <= self.goal
+
+    def line(self) -> str:
+        """The row as text."""
+        value = f"{self.value:,.{self.digits}f}"
+        goal, met = "", ""
+        if self.goal is not None:
+            goal = f"{'>=' if self.at_least else '<='} {self.goal:,.{self.digits}f}"
+            met = "met" if self.met else "NOT MET"
+        text = f"  {self.what:<{WIDTH}} {value:>9} {self.unit:<5} {goal:>10}  {met}".rstrip()
+        return f"{text}\n      {self.note}" if self.note else text
+
+    def plain(self, part: str) -> dict[str, Any]:
+        """The row for `--json`."""
+        return {"part": part, **asdict(self), "met": self.met}
+
+
+class Missing(Exception):
+    """A part can't be measured here, and why: its goals count as not met."""
+
+
+def progress(text: str) -> None:
+    """Say what takes so long, to whoever sits in front of it."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K  … {text}" if text else "\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Build something large without the collector looking through it again and again, and freeze it, as the server does."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def in_turns(rounds: int, *runs: Callable[[], float]) -> list[list[float]]:
+    """Let the runs take turns, so that a noisy machine is noisy to all; every other round backward.
+
+    Returns the results of each.
+    """
+    results: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        run()  # the first time is never like the others
+    for number in range(rounds):
+        order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))
+        for place in order:
+            results[place].append(runs[place]())
+    return results
+
+
+def ratio(mine: Sequence[float], base: Sequence[float]) -> float:
+    """The median of what is compared within each round."""
+    return statistics.median(one / other for one, other in zip(mine, base, strict=True))
+
+
+def medians(unit: str, *results: Sequence[float]) -> str:
+    """What each of the runs took, in the order of the runs: for a note."""
+    return " and ".join(f"{statistics.median(result):,.2f}" for result in results) + f" {unit}"
