@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint format bench clean
+.PHONY: serve test lint format bench peers clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -22,7 +22,11 @@ format: $(VENV)/.tested
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/lines.py
+	$(BIN)/python benchmarks/scale.py
+
+# PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
+peers: $(VENV)/.benched
+	$(BIN)/python -m benchmarks.peers $(PEERS)
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -37,6 +41,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.tested: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@ $(VENV)/.installed
+
+$(VENV)/.benched: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $@ $(VENV)/.installed
 
 # The tests start a real redis-server of their own, on a free port.

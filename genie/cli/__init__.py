@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from genie.cli.bench import bench
 from genie.cli.inspect import inspect
 from genie.cli.release import release
 from genie.cli.run import run
@@ -17,6 +18,7 @@ def main() -> None:
     """Locks for transactions that span services."""
 
 
+main.add_command(bench)
 main.add_command(inspect)
 main.add_command(release)
 main.add_command(run)

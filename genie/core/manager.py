@@ -96,7 +96,7 @@ class LockManager:
         request.since = now
         request.since_unix_ms = now + self.unix_offset_ms
         events.append(Queued(request))
-        moved = dict.fromkeys(table.enqueue(request))
+        moved = table.enqueue(request)
         before: dict[str, list[Request]] = {}
         if self._closes_cycle(request):
             cycle = waits.deadlock(table, request.owner)
@@ -237,7 +237,7 @@ class LockManager:
         table = self.table
         if request.simple and not table.line(request.names()[0]).entangled:
             return False
-        passes = any(table.line(name).last is not request.entry(name) for name in request.names())
+        passes = table.passes(request)
         return (passes or table.awaited(request)) and waits.in_cycle(table, request, passes)
 
     def _reorder(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:

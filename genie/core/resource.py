@@ -53,20 +53,20 @@ class Line:
         """The same, all at once."""
         return list(self)
 
-    def insert(self, name: str, request: Request, exclusive: bool) -> list[Request]:
+    def insert(self, name: str, request: Request, exclusive: bool, moved: dict[Request, None]) -> None:
         """Put a newcomer right behind the last request of its priority or a higher one.
 
-        Returns the requests whose places changed by it: none, unless the line is mixed.
+        Adds the requests whose places changed by it to `moved`: none, unless the line is mixed.
         """
         if not request.simple:
             self.entangled += 1
         (self.exclusive if exclusive else self.shared).add(request.entry(name))
         if not self.mixed:
-            return []
+            return
         order = [entry[2] for entry in self.entries() if entry[2] is not request]
         behind = max((i for i, other in enumerate(order) if other.priority >= request.priority), default=-1)
         order.insert(behind + 1, request)
-        return self.rearrange(name, order)
+        moved |= dict.fromkeys(self.rearrange(name, order))
 
     def rearrange(self, name: str, order: Sequence[Request]) -> list[Request]:
         """Let the same requests stand in another order, and return those whose places changed.

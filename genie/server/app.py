@@ -49,34 +49,16 @@ class Server:
         answers when everything is loaded.
         """
         sock = _bind(self.settings.host, self.settings.port)
-        loop = asyncio.get_running_loop()
+        gc.disable()  # a million locks load in half the time if nobody looks through them over and over
         try:
-            self._guard = _guard(sock.getsockname())
-            snapshot = await self._store.open(lambda: manager.snapshot(clock()))
+            manager = await self._load(sock)
+            gc.freeze()  # and what is there now stays: it need not be looked at again
+            gc.set_threshold(*GC_THRESHOLD)
         except BaseException:
             sock.close()
             raise
-        began = loop.time() * 1000 - snapshot.clock_ms
-        floor = time.time_ns() // 1000  # whatever the store remembers, no id or fence is ever given twice
-        snapshot.next_id = max(snapshot.next_id, floor)
-        snapshot.next_fence = max(snapshot.next_fence, floor)
-
-        def clock() -> float:
-            return loop.time() * 1000 - began
-
-        manager = LockManager(snapshot, unix_offset_ms=time.time() * 1000 - clock())
-        self._pump = pump = Pump(manager, self._store, self.settings, clock, self._fail)
-        pump.recover()
-        await pump.settled()
-        if self._failure is not None:
-            sock.close()
-            raise self._failure
-        self._listener = await loop.create_server(
-            lambda: Connection(pump, self.settings, self._connections), sock=sock, backlog=BACKLOG
-        )
-        gc.collect()
-        gc.freeze()  # what is there now stays: the collector need not look at it again
-        gc.set_threshold(*GC_THRESHOLD)
+        finally:
+            gc.enable()
         host, port = sock.getsockname()[:2]
         log.info(
             "listening",
@@ -91,6 +73,30 @@ class Server:
                 "locks are kept in memory and end with this process; set GENIE_REDIS_URL or GENIE_REDIS_HOST to keep them"
             )
         return host, port
+
+    async def _load(self, sock: socket.socket) -> LockManager:
+        """Take up what the store holds, and listen."""
+        loop = asyncio.get_running_loop()
+        self._guard = _guard(sock.getsockname())
+        snapshot = await self._store.open(lambda: manager.snapshot(clock()))
+        began = loop.time() * 1000 - snapshot.clock_ms
+        floor = time.time_ns() // 1000  # whatever the store remembers, no id or fence is ever given twice
+        snapshot.next_id = max(snapshot.next_id, floor)
+        snapshot.next_fence = max(snapshot.next_fence, floor)
+
+        def clock() -> float:
+            return loop.time() * 1000 - began
+
+        manager = LockManager(snapshot, unix_offset_ms=time.time() * 1000 - clock())
+        self._pump = pump = Pump(manager, self._store, self.settings, clock, self._fail)
+        pump.recover()
+        await pump.settled()
+        if self._failure is not None:
+            raise self._failure
+        self._listener = await loop.create_server(
+            lambda: Connection(pump, self.settings, self._connections), sock=sock, backlog=BACKLOG
+        )
+        return manager
 
     async def stop(self) -> None:
         """Read no more commands, wait for those that were read, close every connection."""

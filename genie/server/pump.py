@@ -52,7 +52,6 @@ class Pump:
         self._deadlines = manager.deadlines
         self._dispatch = Dispatch(manager, settings, store.durable)
         self._store = store
-        self._direct = not store.durable
         self._talker: Connection | None = None
         """Who spoke last."""
         self._settings = settings
@@ -61,16 +60,17 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._pending: deque[tuple[Connection, Sequence[Item], int]] = deque()
         self._pending_bytes = 0
-        self._in_flight: asyncio.Future[None] | None = None
+        self._direct = not store.durable
+        self._in_flight = False
+        self._sent_at = 0.0
         self._scheduled = False
         self._away = False
-        self._patience: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._due = False
         """The timer has rung: something may have expired."""
-        self._committed_at = 0.0
-        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._beat)
+        self._tick_s = min(HEARTBEAT_S, settings.store_timeout_ms / 4000)
+        self._ticker = self._loop.call_later(self._tick_s, self._tick) if store.durable else None
         self._stopped = False
         self._idle: asyncio.Future[None] | None = None
 
@@ -81,7 +81,7 @@ class Pump:
 
         `size` is how many bytes they came in: what waits for the store is bounded.
         """
-        if connection is self._talker and not self._pending and self._direct and len(items) <= MAX_BATCH:
+        if connection is self._talker and self._direct and not self._pending and len(items) <= MAX_BATCH:
             self._take_at_once(connection, items)
             return
         self._talker = connection
@@ -99,24 +99,26 @@ class Pump:
 
     def gone(self, connection: Connection) -> None:
         """A connection has ended: what was bound to it goes. Never refused, whatever the store does."""
+        if connection is self._talker:
+            self._talker = None
         if not self._stopped:
             self._pending.append((connection, [HANGUP], 0))
             self._kick()
 
     def _kick(self) -> None:
-        """Run a batch now or, where the store takes its time, at the end of this tick, with what else it brings."""
-        if self._in_flight is None and not self._scheduled:
+        """Run a batch when everybody was read who has said something by now.
+
+        One pass over all of it finds the code and the tables in the processor's caches, where a system call between
+        any two commands would drive them out.
+        """
+        if not self._in_flight and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._run)
 
     # -- one batch ----------------------------------------------------------------------------------------
 
     def _take_at_once(self, connection: Connection, items: Sequence[Item]) -> None:
-        """Answer on the spot who talks alone, where nothing is stored that it would have to wait for.
-
-        Where several talk it is better to read them all first: one pass over all that they said finds the code and
-        the tables in the processor's caches, where a system call between any two commands would drive them out.
-        """
+        """Answer on the spot who talks alone, where nothing is stored that it would have to wait for."""
         try:
             self._dispatch.now = self._clock()
             rest = self._dispatch.take(connection, items)
@@ -130,7 +132,7 @@ class Pump:
 
     def _run(self) -> None:
         self._scheduled = False
-        if self._stopped or self._in_flight is not None:
+        if self._stopped or self._in_flight:
             return
         try:
             dispatch = self._dispatch
@@ -169,26 +171,16 @@ class Pump:
             connection.resume()
 
     def _commit(self, batch: Batch) -> None:
-        future = self._store.commit(batch)
-        if future is None:
-            self._deliver()
-            return
-        self._in_flight = future
-        self._patience = self._loop.call_later(self._settings.store_timeout_ms / 1000, self._lose_patience)
-        future.add_done_callback(self._committed)
+        self._in_flight, self._sent_at = True, self._loop.time()
+        self._store.commit(batch, self._committed)
 
-    def _committed(self, future: asyncio.Future[None]) -> None:
-        self._in_flight = None
-        if self._patience is not None:
-            self._patience.cancel()
-        self._away = False
-        if future.cancelled() or self._stopped:
+    def _committed(self, error: BaseException | None) -> None:
+        self._in_flight = self._away = False
+        if self._stopped:
             return
-        error = future.exception()
         if error is not None:
             self._fail(error)
             return
-        self._committed_at = self._loop.time()
         self._deliver()
         if self._pending:
             self._run()
@@ -224,25 +216,26 @@ class Pump:
 
     def _ring(self) -> None:
         self._timer, self._timer_at, self._due = None, float("inf"), True
-        if self._in_flight is None and not self._stopped:
+        if not self._in_flight and not self._stopped:
             self._run()
 
-    def _beat(self) -> None:
-        if self._stopped:
-            return
-        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._beat)
-        if (
-            self._store.durable
-            and self._in_flight is None
-            and self._loop.time() - self._committed_at >= HEARTBEAT_S / 2
-        ):
+    def _tick(self) -> None:
+        """Look after the store: is it away, or idle for so long that the clock should be stored?
+
+        A timer of its own for each commit would cost more than the rest of it.
+        """
+        self._ticker = self._loop.call_later(self._tick_s, self._tick)
+        quiet_s = self._loop.time() - self._sent_at
+        if self._in_flight:
+            if quiet_s >= self._settings.store_timeout_ms / 1000 and not self._away:
+                self._lose_patience()
+        elif quiet_s >= HEARTBEAT_S:
             self._commit(Batch({}, self._manager.next_id, self._manager.next_fence, self._clock()))
 
     # -- bad days -----------------------------------------------------------------------------------------
 
     def _lose_patience(self) -> None:
         """The store does not answer. What it has been given waits for its outcome; the rest is refused."""
-        self._patience = None
         self._away = True
         pending, self._pending = self._pending, deque()
         for connection, items, size in pending:
@@ -265,14 +258,14 @@ class Pump:
 
     async def settled(self) -> None:
         """Wait until everything that was taken up is stored and told."""
-        if self._pending or self._in_flight is not None or self._scheduled:
+        if self._pending or self._in_flight or self._scheduled:
             self._idle = self._loop.create_future()
             await self._idle
 
     def stop(self) -> None:
         """Nothing is taken up or told any more."""
         self._stopped, self._direct = True, False
-        for handle in (self._timer, self._heartbeat, self._patience):
+        for handle in (self._timer, self._ticker):
             if handle is not None:
                 handle.cancel()
         if self._idle is not None and not self._idle.done():

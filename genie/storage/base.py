@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -41,11 +40,11 @@ class Store(Protocol):
         it anew from there.
         """
 
-    def commit(self, batch: Batch) -> asyncio.Future[None] | None:
-        """Write a batch. None when that is done; else a future that is done when it is.
+    def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
+        """Write a batch and call `done`: now or, with most stores, later.
 
-        The store retries, with the same batch, for as long as it takes; the future fails only with `Superseded`.
-        The next batch must wait until then.
+        The store retries, with the same batch, for as long as it takes; `done` is given an error only where there is
+        no use in that, as with `Superseded`. The next batch must wait until then.
         """
 
     async def close(self) -> None:

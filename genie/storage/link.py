@@ -7,7 +7,7 @@ on every batch its convenience costs five times what this does, and it must be k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import hiredis
@@ -16,6 +16,12 @@ from redis.asyncio.connection import SSLConnection, parse_url
 
 class LinkError(Exception):
     """The connection to Redis failed, or Redis refused the command. Nothing is known about its effect."""
+
+
+def bulk(value: object) -> bytes:
+    """One part of a command in RESP."""
+    data = str(value).encode()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
 def pack(parts: Sequence[bytes]) -> bytes:
@@ -29,7 +35,7 @@ class Link(asyncio.Protocol):
     def __init__(self) -> None:
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
-        self._reply: asyncio.Future[Any] | None = None
+        self._then: Callable[[Any], None] | None = None
 
     @classmethod
     async def open(cls, url: str) -> Link:
@@ -58,17 +64,24 @@ class Link(asyncio.Protocol):
 
     async def call(self, *parts: bytes) -> Any:
         """Send one command and wait for its reply; LinkError where it is an error."""
-        return await self.send(pack(parts))
-
-    def send(self, command: bytes) -> asyncio.Future[Any]:
-        """Send one packed command. The future has its reply, or LinkError."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.send(pack(parts), lambda reply: None if future.done() else future.set_result(reply))
+        reply = await future
+        if isinstance(reply, LinkError):
+            raise reply
+        return reply
+
+    def send(self, command: bytes, then: Callable[[Any], None]) -> None:
+        """Send one packed command. `then` is called with its reply, or with a LinkError.
+
+        A call, and no future: two of those and their ways through the event loop would cost a commit more than all
+        else that is done for it here.
+        """
         if self._transport is None or self._transport.is_closing():
-            future.set_exception(LinkError("not connected"))
-            return future
-        self._reply = future
-        self._transport.write(command)
-        return future
+            then(LinkError("not connected"))
+        else:
+            self._then = then
+            self._transport.write(command)
 
     @property
     def unsent(self) -> int:
@@ -90,20 +103,15 @@ class Link(asyncio.Protocol):
         """Some of a reply."""
         self._reader.feed(data)
         reply = self._reader.gets()
-        future = self._reply
-        if reply is False or future is None:
-            return
-        self._reply = None
-        if future.done():
-            return
-        if isinstance(reply, Exception):
-            future.set_exception(LinkError(str(reply)))
-        else:
-            future.set_result(reply)
+        if reply is not False:
+            self._answer(LinkError(str(reply)) if isinstance(reply, Exception) else reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed, by whomever."""
         self._transport = None
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_exception(LinkError(f"the connection ended: {exc or 'closed'}"))
-        self._reply = None
+        self._answer(LinkError(f"the connection ended: {exc or 'closed'}"))
+
+    def _answer(self, reply: object) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then(reply)

@@ -17,8 +17,9 @@ class MemoryStore:
         """An empty state."""
         return Snapshot()
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
         """Done."""
+        done(None)
 
     async def close(self) -> None:
         """Nothing to let go of."""

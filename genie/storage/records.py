@@ -2,64 +2,81 @@
 
 from __future__ import annotations
 
-import orjson
+from msgspec import Struct, json
 
-from genie.core import Request, State
+from genie.core import HELD, WAITING, Request
 
-_STATES = {State.HELD: "held", State.WAITING: "queued"}
-_BY_NAME = {name: state for state, name in _STATES.items()}
+
+class Record(Struct, omit_defaults=True, gc=False):
+    """A held or waiting request as JSON. What has its usual value is left out: records are many."""
+
+    id: int
+    state: str
+    since: float
+    since_unix_ms: float
+    deadline: int
+    transaction_timeout_ms: float
+    exclusive: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    fence: int = 0
+    transaction: str | None = None
+    priority: float = 0
+    ref: str | None = None
+    release_on_disconnect: bool = False
+    moved: dict[str, tuple[float, int]] | None = None
+    """Its places (minus the priority, ticket) in lines where a reordering gave it another."""
+
+
+_encode = json.Encoder().encode
+_decode = json.Decoder(Record).decode
 
 
 def encode(request: Request) -> bytes:
-    """A held or waiting request as JSON. What has its usual value is left out: records are many."""
-    record: dict[str, object] = {
-        "id": request.id,
-        "state": _STATES[request.state],
-        "since": request.since,
-        "since_unix_ms": request.since_unix_ms,
-        "deadline": request.deadline,
-        "transaction_timeout_ms": request.transaction_timeout_ms,
-    }
-    if request.exclusive:
-        record["exclusive"] = request.exclusive
-    if request.shared:
-        record["shared"] = request.shared
-    if request.fence:
-        record["fence"] = request.fence
-    if request.transaction is not None:
-        record["transaction"] = request.transaction
-    if request.priority:
-        record["priority"] = request.priority
-    if request.ref is not None:
-        record["ref"] = request.ref
-    if request.release_on_disconnect:
-        record["release_on_disconnect"] = True
-    if request.moved is not None:
-        record["moved"] = {name: entry[:2] for name, entry in request.moved.items()}
-    return orjson.dumps(record)
+    """A held or waiting request as its record."""
+    moved = request.moved
+    return _encode(
+        Record(
+            request.id,
+            "held" if request.state is HELD else "queued",
+            request.since,
+            request.since_unix_ms,
+            request.deadline,
+            request.transaction_timeout_ms,
+            request.exclusive,
+            request.shared,
+            request.fence,
+            request.transaction,
+            request.priority,
+            request.ref,
+            request.release_on_disconnect,
+            None if moved is None else {name: entry[:2] for name, entry in moved.items()},
+        )
+    )
 
 
 def decode(record: bytes) -> Request:
     """The request that was stored. It has no origin: whoever made it is not connected to this process."""
-    stored = orjson.loads(record)
+    stored = _decode(record)
     request = Request(
-        shared=tuple(stored.get("shared", ())),
-        exclusive=tuple(stored.get("exclusive", ())),
-        transaction_timeout_ms=stored["transaction_timeout_ms"],
-        transaction=stored.get("transaction"),
-        priority=stored.get("priority", 0),
-        ref=stored.get("ref"),
-        release_on_disconnect=stored.get("release_on_disconnect", False),
+        stored.shared,
+        stored.exclusive,
+        transaction_timeout_ms=stored.transaction_timeout_ms,
+        transaction=stored.transaction,
+        priority=stored.priority,
+        ref=stored.ref,
+        release_on_disconnect=stored.release_on_disconnect,
     )
-    request.id = stored["id"]
-    request.owner = request.id if request.transaction is None else request.transaction
-    request.state = _BY_NAME[stored["state"]]
-    request.fence = stored.get("fence", 0)
-    request.since = stored["since"]
-    request.since_unix_ms = stored["since_unix_ms"]
-    request.deadline = stored["deadline"]
-    if request.state is State.WAITING:
+    request.id = stored.id
+    request.owner = stored.id if stored.transaction is None else stored.transaction
+    request.fence = stored.fence
+    request.since = stored.since
+    request.since_unix_ms = stored.since_unix_ms
+    request.deadline = stored.deadline
+    if stored.state == "held":
+        request.state = HELD
+    else:
+        request.state = WAITING
         request.place = (-request.priority, request.id, request)
-        for name, (priority, ticket) in stored.get("moved", {}).items():
+        for name, (priority, ticket) in (stored.moved or {}).items():
             request.move(name, (priority, ticket, request))
     return request

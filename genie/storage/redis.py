@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from genie.core import ENDED, Snapshot
 from genie.storage.base import Batch, Superseded
 from genie.storage.durability import warn_if_lossy
-from genie.storage.link import Link, LinkError, pack
+from genie.storage.link import Link, LinkError, bulk
 from genie.storage.namespace import Namespace
 from genie.storage.records import encode
 
@@ -37,7 +37,7 @@ BACKOFF_S = (0.02, 1.0)
 """The first and the longest pause between two attempts to reach Redis."""
 
 _COMMIT = files("genie.storage").joinpath("lua/commit.lua").read_bytes()
-_COMMIT_SHA = sha1(_COMMIT).hexdigest().encode()  # noqa: S324 - Redis names scripts so
+_COMMIT_SHA = sha1(_COMMIT).hexdigest()  # noqa: S324 - Redis names scripts so
 _FAILURES = (RedisError, LinkError, OSError, TimeoutError)
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class RedisStore:
         )
         self._namespace = Namespace(self._client, namespace)
         self._snapshot: Callable[[], Snapshot] = Snapshot
-        self._head: tuple[bytes, ...] = ()
+        self._head, self._head_length = b"", 0
         self._sequence = 0
         self._link: Link | None = None
         self._packed = b""
@@ -66,12 +66,14 @@ class RedisStore:
         self._timeout_s = COMMIT_TIMEOUT_S
         self._pauses: Iterator[float] | None = None
         """While Redis is away: the pauses between attempts, which go on until a commit is answered."""
-        self._done: asyncio.Future[None] | None = None
+        self._done: Callable[[BaseException | None], None] | None = None
+        """Whom to tell of the batch in flight, if there is one."""
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
 
     async def open(self, snapshot: Callable[[], Snapshot]) -> Snapshot:
         """Take the namespace over and load it, however long Redis can't be reached."""
+        self._loop = asyncio.get_running_loop()
         self._snapshot = snapshot
         pauses = _pauses()
         while True:
@@ -88,16 +90,16 @@ class RedisStore:
                 self._watch_commits()
                 return loaded
 
-    def commit(self, batch: Batch) -> asyncio.Future[None]:
+    def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
         """Write a batch, once, however often it must be sent."""
         self._sequence += 1
         self._packed = self._pack(batch)
-        self._done = asyncio.get_running_loop().create_future()
+        self._done = done
         self._send()
-        return self._done
 
     async def close(self) -> None:
         """Leave. The namespace stays as it is."""
+        self._done = None
         if self._watch is not None:
             self._watch.cancel()
         if self._task is not None:
@@ -112,71 +114,63 @@ class RedisStore:
     def _begin_numbers(self) -> None:
         """What every batch of this tenure begins with; its first has number one."""
         tenure, self._sequence = self._namespace.tenure, 0
-        self._head = (
-            *(b"EVALSHA", _COMMIT_SHA, b"2"),
-            *(self._namespace.meta.encode(), tenure.records.encode()),
-            *(b"%d" % tenure.epoch, tenure.nonce.encode()),
-        )
+        head = ("EVALSHA", _COMMIT_SHA, 2, self._namespace.meta, tenure.records, tenure.epoch, tenure.nonce)
+        self._head, self._head_length = b"".join(map(bulk, head)), len(head)
 
     def _pack(self, batch: Batch) -> bytes:
         deleted: list[bytes] = []
         written: list[bytes] = []
         for id_, request in batch.changes.items():
+            key = b"%d" % id_
             if request.state is ENDED:
-                deleted.append(b"%d" % id_)
+                deleted.append(b"$%d\r\n%b\r\n" % (len(key), key))
             else:
-                written += (b"%d" % id_, encode(request))
-        return pack(
-            (
-                *self._head,
-                b"%d" % self._sequence,
-                b"%.3f" % batch.clock_ms,
-                b"%d" % batch.next_id,
-                b"%d" % batch.next_fence,
-                b"%d" % len(deleted),
-                *deleted,
-                *written,
-            )
-        )
+                record = encode(request)
+                written.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(record), record))
+        counters = (self._sequence, round(batch.clock_ms, 3), batch.next_id, batch.next_fence, len(deleted))
+        length = self._head_length + len(counters) + len(deleted) + 2 * len(written)
+        return b"".join((b"*%d\r\n" % length, self._head, *map(bulk, counters), *deleted, *written))
 
     def _send(self) -> None:
         if self._link is None:
             return  # it is being made, and then sends what is in flight
-        self._moved_at = asyncio.get_running_loop().time()
-        self._link.send(self._packed).add_done_callback(self._replied)
+        self._moved_at = self._loop.time()
+        self._link.send(self._packed, self._replied)
 
-    def _replied(self, reply: asyncio.Future[Any]) -> None:
-        done = self._done
-        if reply.cancelled() or done is None or done.done():
+    def _replied(self, reply: object) -> None:
+        if self._done is None:
             return
-        error = reply.exception()
-        if error is not None:
+        if isinstance(reply, LinkError):
             self._drop_link()
-            self._work(self._reconnect(error))
+            self._work(self._reconnect(reply))
             return
         self._timeout_s = COMMIT_TIMEOUT_S
         if self._pauses is not None:
             self._pauses = None
             log.info("Redis is back")
-        if reply.result() == b"ok":
-            done.set_result(None)
-        elif reply.result() == b"lost":
+        if reply == b"ok":
+            self._settle(None)
+        elif reply == b"lost":
             self._work(self._write_anew())
         else:
-            done.set_exception(Superseded(f"{self._namespace.meta} is another server's"))
+            self._settle(Superseded(f"{self._namespace.meta} is another server's"))
+
+    def _settle(self, error: BaseException | None) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(error)
 
     # -- bad days -----------------------------------------------------------------------------------------
 
     def _watch_commits(self) -> None:
         """Give up a connection on which a commit is left without an answer. (A timer a commit would cost more.)"""
-        loop = asyncio.get_running_loop()
-        self._watch = loop.call_later(COMMIT_TIMEOUT_S / 4, self._watch_commits)
-        if self._link is None or self._done is None or self._done.done() or self._task is not None:
+        self._watch = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._watch_commits)
+        if self._link is None or self._done is None or self._task is not None:
             return
         unsent, self._unsent = self._unsent, self._link.unsent
         if self._unsent < unsent:
-            self._moved_at = loop.time()
-        elif loop.time() - self._moved_at > self._timeout_s:
+            self._moved_at = self._loop.time()
+        elif self._loop.time() - self._moved_at > self._timeout_s:
             self._timeout_s *= 2
             self._drop_link()
 
@@ -187,13 +181,14 @@ class RedisStore:
             self._link = None
 
     def _work(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(coroutine)
+        self._task = self._loop.create_task(coroutine)
         self._task.add_done_callback(self._worked)
 
     def _worked(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-        if not task.cancelled() and task.exception() is not None and self._done is not None and not self._done.done():
-            self._done.set_exception(task.exception())  # type: ignore[arg-type]
+        if self._task is task:
+            self._task = None
+        if not task.cancelled() and task.exception() is not None:
+            self._settle(task.exception())
 
     async def _connect(self) -> Link:
         async with asyncio.timeout(COMMIT_TIMEOUT_S):
@@ -221,8 +216,7 @@ class RedisStore:
         await _until_done(lambda: self._namespace.write_anew(self._snapshot()), _pauses())
         self._begin_numbers()
         log.info("the state is written anew", epoch=self._namespace.tenure.epoch)
-        if self._done is not None:
-            self._done.set_result(None)
+        self._settle(None)
 
 
 async def _until_done(attempt: Callable[[], Awaitable[T]], pauses: Iterator[float]) -> T:

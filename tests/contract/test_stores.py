@@ -15,6 +15,7 @@ from genie.storage.link import Link
 from genie.storage.memory import MemoryStore
 from genie.storage.redis import RedisStore
 from servers import running_redis
+from stores import commit
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +54,6 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
     yield build
     for store in made:
         await store.close()
-
-
-async def commit(store: Store, batch: Batch) -> None:
-    future = store.commit(batch)
-    if future is not None:
-        async with asyncio.timeout(30):
-            await future
 
 
 def batch(manager: core.LockManager, now: float, *events: core.Event) -> Batch:
@@ -184,6 +178,12 @@ async def test_who_comes_later_owns_the_namespace(make: Make) -> None:
     assert [request.exclusive for request in loaded.requests] == [("A",)]
 
 
+async def reply(link: Link, command: bytes) -> object:
+    future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    link.send(command, future.set_result)
+    return await future
+
+
 async def test_a_batch_is_applied_once_and_never_late(make: Make) -> None:
     """A connection that was given up may still carry a batch; it may arrive long after, or twice."""
     store = make()
@@ -198,10 +198,10 @@ async def test_a_batch_is_applied_once_and_never_late(make: Make) -> None:
     released = store._packed
 
     link = await Link.open(store._url)
-    assert await link.send(granted) == b"stale"
+    assert await reply(link, granted) == b"stale"
     assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 0
-    assert await link.send(released) == b"ok"
+    assert await reply(link, released) == b"ok"
     await link.call(b"HSET", store._namespace.tenure.records.encode(), b"%d" % request.id, b"{}")
-    assert await link.send(released) == b"ok"
+    assert await reply(link, released) == b"ok"
     assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 1, "not applied again"
     link.close()

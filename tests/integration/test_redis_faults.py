@@ -14,6 +14,7 @@ from genie.storage.base import Batch
 from genie.storage.redis import RedisStore
 from proxy import faulty_proxy
 from servers import Genie, Redis, resident, running_server
+from stores import commit
 from wire import Wire
 
 
@@ -306,7 +307,7 @@ async def test_a_slow_redis_is_waited_for(redis: Redis, monkeypatch: pytest.Monk
         before = connections(redis)
         try:
             async with asyncio.timeout(30):
-                await store.commit(Batch(changes, 1, 1, 0))
+                await commit(store, Batch(changes, 1, 1, 0))
             assert connections(redis) - before < 8
         finally:
             await store.close()

@@ -58,7 +58,7 @@ def slowly(line: bytes) -> Any:
 
 def seen(value: Any) -> Any:
     if isinstance(value, Request):
-        return {name: getattr(value, name) for name in Request.__slots__ if name != "origin"}
+        return {name: getattr(value, name, None) for name in Request.__slots__}
     return value
 
 

@@ -1,0 +1,151 @@
+"""Measures all peers side by side: starts their servers, takes turns, and writes the table and the plot."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers.etcd import Etcd
+from benchmarks.peers.figures import Sample
+from benchmarks.peers.genie_server import GenieClient, GenieMemory, GenieRedis
+from benchmarks.peers.live_mutex import LiveMutex
+from benchmarks.peers.measure import SHAPES, measure
+from benchmarks.peers.peer import Peer, PeerFailed
+from benchmarks.peers.plot import plot
+from benchmarks.peers.postgres import Postgres
+from benchmarks.peers.processes import pinned
+from benchmarks.peers.redis_py import RedisPy
+from benchmarks.peers.redis_set import RedisSet
+from benchmarks.peers.report import Report, machine, pinning, today
+from benchmarks.peers.table import errors, markdown, put
+
+DOCS = Path(__file__).parents[2] / "docs"
+PEERS: Sequence[Peer] = (
+    GenieMemory(),
+    GenieRedis(),
+    LiveMutex(),
+    Postgres(),
+    RedisSet(),
+    Etcd(),
+    GenieClient(),
+    RedisPy(),
+)
+WARMUP_S = 0.3
+
+
+class Run:
+    """The rounds: what was measured so far, and what was not, and why."""
+
+    def __init__(self, peers: Sequence[Peer], seconds: float, prefix: Sequence[str]) -> None:
+        self.seconds = seconds
+        self.prefix = prefix
+        self.skipped = {peer.name: reason for peer in peers if (reason := peer.missing())}
+        self.peers = [peer for peer in peers if peer.name not in self.skipped]
+        self.versions: list[str] = []
+        self.samples: dict[str, dict[str, list[Sample]]] = {
+            shape.slug: {peer.name: [] for peer in self.peers} for shape in SHAPES
+        }
+
+    def round(self, number: int) -> None:
+        """Every peer once, each time with another one as the first."""
+        first = number % len(self.peers) if self.peers else 0
+        for peer in [*self.peers[first:], *self.peers[:first]]:
+            try:
+                self._turn(peer)
+            except PeerFailed as error:
+                self.skipped[peer.name] = str(error)
+                print(f"  {peer.name}: {error}", flush=True)
+
+    def _turn(self, peer: Peer) -> None:
+        """One peer with servers that are new, under each load."""
+        with tempfile.TemporaryDirectory(prefix="peers-") as root:
+            Path(root).chmod(0o711)  # PostgreSQL runs as somebody else
+            folder = Path(root) / "data"
+            folder.mkdir()
+            with peer.running(folder, self.prefix) as running:
+                if running.version not in self.versions:
+                    self.versions.append(running.version)
+                for shape in SHAPES:
+                    sample = measure(peer, running, shape, self.seconds, WARMUP_S)
+                    self.samples[shape.slug][peer.name].append(sample)
+                    rate = sample.cycles / sample.seconds
+                    print(f"  {peer.slug:12} {shape.slug}  {rate:8,.0f} cycles/s", flush=True)
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser("python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="how often every peer is measured (default: 5)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for how long, under each load (default: 2)")
+    parser.add_argument(
+        "--only", action="append", choices=[peer.slug for peer in PEERS], help="measure this peer; may be repeated"
+    )
+    parser.add_argument("--json", type=Path, help="write every figure of every round into this file")
+    parser.add_argument("--table", type=Path, help=f"page or file for the tables (default: docs/benchmarks.md) {HERE}")
+    parser.add_argument("--plot", type=Path, help=f"PNG for the plot (default: docs/benchmarks/peers.png) {HERE}")
+    return parser.parse_args(arguments)
+
+
+HERE = "; with --only they are only written where you say so"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it. 1 if nothing could be measured, or with errors."""
+    if not sys.platform.startswith("linux"):
+        sys.exit("This needs Linux: it uses epoll, processor affinity and /proc.")
+    wanted = options(arguments)
+    if not wanted.only:
+        wanted.table = wanted.table or DOCS / "benchmarks.md"
+        wanted.plot = wanted.plot or DOCS / "benchmarks" / "peers.png"
+    signal.signal(signal.SIGTERM, stop)
+    prefix, servers, load = pinned()
+    if load is not None:
+        os.sched_setaffinity(0, {load})
+    run = Run([peer for peer in PEERS if not wanted.only or peer.slug in wanted.only], wanted.seconds, prefix)
+    for number in range(wanted.rounds):
+        print(f"round {number + 1} of {wanted.rounds}", flush=True)
+        run.round(number)
+    report = Report(
+        today(),
+        machine(),
+        pinning(servers, load),
+        wanted.rounds,
+        wanted.seconds,
+        run.versions,
+        run.skipped,
+        run.samples,
+    )
+    write(report, wanted)
+    return 1 if errors(report) or not run.versions else 0
+
+
+def stop(*_: object) -> None:
+    """Leave all blocks, so that every server is ended; a second SIGTERM does not disturb that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit("stopped")
+
+
+def write(report: Report, wanted: argparse.Namespace) -> None:
+    """The table to the screen, and everything where it is wanted."""
+    text = markdown(report)
+    print(f"\n{text}")
+    for line in errors(report):
+        print(line)
+    if wanted.json:
+        wanted.json.write_text(report.json(), encoding="utf-8")
+    if wanted.table:
+        put(text, wanted.table)
+    if wanted.plot:
+        try:
+            plot(report, wanted.plot)
+        except ImportError:
+            print("No plot: matplotlib is not installed (pip install 'genie-lock[bench]').")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The loads, and one peer under one of them.
+
+A cycle begins when the lock is asked for and ends when the unlock is answered, with everything between: waiting in a
+queue, or asking again. A lock is held for no longer than it takes to send the unlock. Each connection begins its next
+cycle when one has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.peers.figures import Sample
+from benchmarks.peers.library import drive_library
+from benchmarks.peers.peer import LibraryPeer, Peer, PeerFailed, Running, Wire, WirePeer
+from benchmarks.peers.wires import Drive
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of load."""
+
+    slug: str
+    title: str
+    connections: int
+    hot: bool
+    """All want the same key."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """What each connection locks."""
+        return ["hot" if self.hot else f"accounts/{number}" for number in range(self.connections)]
+
+
+SHAPES = (
+    Shape("own", "64 connections, a key for each", 64, hot=False),
+    Shape("hot", "64 connections, one key for all", 64, hot=True),
+    Shape("one", "One connection", 1, hot=False),
+)
+
+
+def measure(peer: Peer, running: Running, shape: Shape, seconds: float, warmup: float) -> Sample:
+    """One peer under one load. PeerFailed where it does not answer."""
+    try:
+        if isinstance(peer, LibraryPeer):
+            return asyncio.run(drive_library(peer, running, shape.keys, seconds, warmup))
+        if isinstance(peer, WirePeer):
+            return _wires(peer, running, shape.keys, seconds, warmup)
+    except (OSError, ValueError) as error:
+        raise PeerFailed(f"{type(error).__name__}: {error}") from error
+    raise TypeError(peer)
+
+
+def _wires(peer: WirePeer, running: Running, keys: Sequence[str], seconds: float, warmup: float) -> Sample:
+    wires: list[Wire] = []
+    gc.collect()
+    gc.disable()
+    try:
+        for number, key in enumerate(keys):
+            wires.append(peer.connect(running, key, number))
+            wires[-1].sock.setblocking(False)
+        Drive(wires, running).run(warmup)
+        return Drive(wires, running).run(seconds)
+    finally:
+        gc.enable()
+        for wire in wires:
+            wire.sock.close()

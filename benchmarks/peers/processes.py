@@ -1,0 +1,116 @@
+"""Servers as processes of our own: started on free ports, pinned, and ended by their own ids."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.peers.peer import HOST, PeerFailed, open_socket
+
+START_S = 20.0
+STOP_S = 10.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def free_port(below: int = 65_536) -> int:
+    """A port that nobody listens on at this moment."""
+    while True:
+        with socket.socket() as sock:
+            sock.bind((HOST, 0))
+            port = int(sock.getsockname()[1])
+        if port < below:
+            return port
+
+
+def accepts(port: int) -> None:
+    """OSError where nobody listens."""
+    open_socket(port).close()
+
+
+@contextmanager
+def serving(
+    command: Sequence[str],
+    log: Path,
+    ready: Callable[[], None],
+    *,
+    user: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    stop: signal.Signals = signal.SIGTERM,
+) -> Iterator[int]:
+    """A server's process id, from when `ready` raises no OSError any more. It is ended when the block is left."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=environment, user=user, group=user
+        )
+    try:
+        _wait(process, ready, log)
+        yield process.pid
+    finally:
+        process.send_signal(stop)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], ready: Callable[[], None], log: Path) -> None:
+    end = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < end:
+        try:
+            return ready()
+        except OSError:
+            time.sleep(0.02)
+    said = log.read_text(errors="replace").strip().splitlines()[-3:]
+    raise PeerFailed(f"did not start: {' / '.join(said)}")
+
+
+def pinned() -> tuple[Sequence[str], int | None, int | None]:
+    """What to put before a server's command, the servers' processor and the load's; None where they can't be apart."""
+    processors = sorted(os.sched_getaffinity(0))
+    if len(processors) == 1 or shutil.which("taskset") is None:
+        return (), None, None
+    return ("taskset", "-c", str(processors[0])), processors[0], processors[-1]
+
+
+def cpu_s(pids: Sequence[int]) -> dict[int, float]:
+    """Seconds of CPU that each of these processes has used, and each of those that they have started."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (fields := _words(folder / "stat", behind=")")):
+            children.setdefault(int(fields[1]), []).append(int(folder.name))
+    found = list(pids)
+    for pid in found:  # grows while it is walked
+        found += children.get(pid, [])
+    return {pid: _cpu_s(Path(f"/proc/{pid}")) for pid in found}
+
+
+def busy_s() -> float:
+    """Seconds that all processors together have worked, for anybody on this machine or, where it is virtual, its host."""
+    user, nice, system, _idle, _wait, irq, softirq, steal = _words(Path("/proc/stat"))[1:9]
+    return sum(map(int, (user, nice, system, irq, softirq, steal))) / TICKS_PER_S
+
+
+def _cpu_s(process: Path) -> float:
+    """In nanoseconds, thread by thread, where the kernel counts them; else in ticks, which miss what is short."""
+    runs = [words for thread in (process / "task").glob("*") if (words := _words(thread / "schedstat"))]
+    if runs:
+        return sum(int(words[0]) for words in runs) / 1e9
+    fields = _words(process / "stat", behind=")")
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S if fields else 0.0
+
+
+def _words(file: Path, behind: str = "") -> list[str]:
+    """What is in a file of /proc, or nothing if the process has ended."""
+    try:
+        text = file.read_text()
+    except OSError:
+        return []
+    return (text.rpartition(behind)[2] if behind else text).split()

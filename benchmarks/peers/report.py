@@ -1,0 +1,82 @@
+"""All that a run has found, and where it ran."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import os
+import platform
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.figures import Sample, Summary, summarize
+
+Samples = Mapping[str, Mapping[str, Sequence[Sample]]]
+"""By the shape's slug, then by the peer's name."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run."""
+
+    date: str
+    machine: str
+    pinning: str
+    rounds: int
+    seconds: float
+    versions: Sequence[str]
+    skipped: Mapping[str, str]
+    """Why a peer was not measured, by its name."""
+    samples: Samples
+
+    def summaries(self, shape: str) -> dict[str, Summary]:
+        """Of the peers that were measured under this load, in their order."""
+        return {name: summarize(found) for name, found in self.samples.get(shape, {}).items() if found}
+
+    @property
+    def others(self) -> float:
+        """What the rest of the machine did meanwhile, in processors."""
+        return statistics.median(
+            [s.others_share for shape in self.samples for s in self.summaries(shape).values()] or [0]
+        )
+
+    def json(self) -> str:
+        """Everything, with each round."""
+        found: dict[str, Any] = dataclasses.asdict(self)
+        found["summaries"] = {
+            shape: {name: dataclasses.asdict(summary) for name, summary in self.summaries(shape).items()}
+            for shape in self.samples
+        }
+        return json.dumps(found, indent=2)
+
+
+def today() -> str:
+    """The date, in UTC."""
+    return dt.datetime.now(dt.UTC).date().isoformat()
+
+
+def machine() -> str:
+    """Processors and kernel, without what names this one machine."""
+    kernel = re.match(r"[\d.]*\d", platform.release())
+    model = re.search(r"^model name\s*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    processors = f"{os.cpu_count()} processors" + (f" ({model[1].strip()})" if model else "")
+    return f"{processors}, {platform.system()} {kernel[0] if kernel else ''}, Python {platform.python_version()}"
+
+
+def pinning(servers: int | None, load: int | None) -> str:
+    """On which processors what ran."""
+    if servers is None:
+        return "servers and load on the same processors"
+    return f"servers on processor {servers}, load on processor {load}"
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

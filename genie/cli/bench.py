@@ -1,0 +1,215 @@
+"""`genie bench`"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from genie.bench.load import Load, Plan, Result
+from genie.bench.workloads import WORKLOADS, Shape
+from genie.cli.asking import (
+    INTERRUPTED,
+    ask,
+    json_option,
+    one_line,
+    patience_option,
+    plain_errors,
+    seconds,
+    server_options,
+)
+from genie.cli.bench_report import document, end_progress, headline, lines, show_progress
+from genie.client.reach import Address, addresses, spell
+from genie.errors import ConnectionLost, GenieError, Unavailable
+from genie.protocol import codec
+
+MOST_IN_FLIGHT = 1_000_000
+
+
+@click.command()
+@click.argument("workloads", nargs=-1, type=click.Choice(list(WORKLOADS)), metavar="[WORKLOAD]...")
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 20_000),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Connections to the server.",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Requests in flight on each connection.",
+)
+@click.option(
+    "--seconds",
+    "measure_s",
+    type=seconds(0.001),
+    default=5,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each workload is measured.",
+)
+@click.option(
+    "--warm-up",
+    "warm_up_s",
+    type=seconds(0),
+    default=1,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each workload runs before that.",
+)
+@click.option(
+    "--keys",
+    type=click.IntRange(1, 1_000),
+    default=Shape().keys,
+    show_default=True,
+    metavar="N",
+    help="Keys of mixed.",
+)
+@click.option(
+    "--shared",
+    "shared_percent",
+    type=click.IntRange(0, 100),
+    default=Shape().shared_percent,
+    show_default=True,
+    metavar="PERCENT",
+    help="How many of the requests of mixed are shared.",
+)
+@click.option(
+    "--resources",
+    type=click.IntRange(1, 100),
+    default=Shape().resources,
+    show_default=True,
+    metavar="N",
+    help="Keys in each request of several.",
+)
+@json_option
+@server_options
+@patience_option
+@plain_errors
+def bench(
+    workloads: tuple[str, ...],
+    keys: int,
+    shared_percent: int,
+    resources: int,
+    as_json: bool,
+    host: str,
+    port: int,
+    patience: float,
+    **options: Any,
+) -> None:
+    """Measure how many locks a running server gives and takes back in a second, and how long that takes.
+
+    \b
+    Each WORKLOAD is run by itself; without any, all are:
+      own      each request locks a key of its own
+      hot      all requests lock the same key
+      mixed    requests lock one of a few keys, most of them shared
+      several  each request locks several keys of its own
+
+    A cycle is a request, its grant, its release and the answer to that. Then the next begins: a slow server is asked
+    less. Times count from sending the request until `locked`, and until `released`, is read. They are at most 1 % too
+    long. Errors are those of the whole run, also of the warm-up.
+
+    One process makes the load and reads the answers. Give it a processor of its own. Where it uses all of one ("client
+    CPU") the server may do more than is shown, and the times are partly its own: run several at once.
+
+    The keys begin with a random name, so nobody else waits for them. All is released in the end, also after Ctrl-C,
+    which ends it early with what was measured until then.
+
+    Exit status: 0; 1 if a workload could not be measured, or not for all of its time; 130 after Ctrl-C.
+    """  # noqa: D301 - click wants the character itself before a text that must keep its lines
+    if options["connections"] * options["depth"] > MOST_IN_FLIGHT:
+        raise click.UsageError(f"--connections times --depth may be {MOST_IN_FLIGHT:,} at most.")
+    shape = Shape(keys=keys, shared_percent=shared_percent, resources=resources)
+    plan = Plan(address=_address_of_server(host, port, patience), patience_s=patience, shape=shape, **options)
+    names = list(dict.fromkeys(workloads)) or list(WORKLOADS)
+    session = _Session(plan, names, as_json)
+    _run(session.run())
+    session.finish()
+
+
+def _address_of_server(host: str, port: int, patience: float) -> Address:
+    """The first that answers, and can do its work; all connections go there."""
+    errors: list[str] = []
+    for address in addresses(host, port):
+        try:
+            ask(spell(address), port, patience, lambda client: client.ping())
+        except GenieError as error:
+            errors.append(one_line(error))
+        else:
+            return address
+    raise Unavailable("; ".join(errors))
+
+
+def _run(session: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        asyncio.run(session)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(session)
+
+
+@dataclass(slots=True)
+class _Session:
+    """One call of the command: what it runs, and what has come of it so far."""
+
+    plan: Plan
+    names: list[str]
+    as_json: bool
+    results: list[Result] = field(default_factory=list)
+    interrupted: bool = False
+    failure: GenieError | None = None
+
+    async def run(self) -> None:
+        """Run the workloads until something ends it."""
+        shown = sys.stderr.isatty()
+        load = Load(self.plan, show_progress if shown else lambda *_: None)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as behind `&` in a script
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, load.interrupt)
+        if not self.as_json:
+            click.echo(headline(self.plan))
+        for name in self.names:
+            try:
+                result = await load.run(name)
+            except GenieError as error:
+                self.failure = error
+            else:
+                self._take(result)
+            finally:
+                if shown:
+                    end_progress()
+            self.interrupted = load.interrupts > 0
+            if self.interrupted or self.failure is not None:
+                return
+
+    def _take(self, result: Result) -> None:
+        if result.measured_s or result.tally.errors:  # an interrupt may have left neither
+            self.results.append(result)
+            if not self.as_json:
+                click.echo("\n".join(lines(result, self.plan.shape)))
+        if result.lost:
+            self.failure = ConnectionLost(f"lost all connections to {spell(self.plan.address)}: {result.lost}")
+
+    def finish(self) -> None:
+        """Print what is printed last, and end with the status that says how it went."""
+        if self.as_json:
+            click.echo(codec.dumps(document(self.plan, self.results, interrupted=self.interrupted)))
+        if self.failure is not None:
+            raise self.failure
+        if self.interrupted:
+            raise SystemExit(INTERRUPTED)
+        idle = [result.workload for result in self.results if not result.cycles]
+        if idle:
+            raise Unavailable(f"nothing could be measured of {', '.join(idle)}: no cycle ended within its time")

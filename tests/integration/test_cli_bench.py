@@ -1,0 +1,394 @@
+"""`genie bench` against real servers, and against what is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genie import sync
+from genie.protocol import messages
+from servers import WAIT_S, Genie, free_port, running_server
+
+SLOTS = 4
+FOREVER = ["--connections", str(SLOTS), "--warm-up", "0", "--seconds", "1000"]
+HOT = re.compile(r"exclusive:genie-bench/[0-9a-f]+/hot/hot")
+PONG = messages.command("pong")
+SHORT = ["--connections", "5", "--depth", "3", "--warm-up", "0.05", "--seconds", "0.2"]
+
+
+def command(port: int, *args: str) -> list[str]:
+    return [sys.executable, "-m", "genie.cli", "bench", "--port", str(port), *args]
+
+
+def bench(port: int, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(port, *args), capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
+
+
+@contextmanager
+def running(port: int, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """One that is ended when the test has failed or hangs."""
+    with subprocess.Popen(command(port, *args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        alarm = threading.Timer(2 * WAIT_S, process.kill)
+        alarm.start()
+        try:
+            yield process
+        finally:
+            alarm.cancel()
+            process.kill()
+
+
+def nothing_is_left(genie: Genie) -> bool:
+    with sync.connect(*genie.address) as client:
+        found = client.inspect()
+    return not found["holdersTotal"] and not found["queueTotal"]
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end, "it never happened"
+
+
+def wait_for_cycles(genie: Genie) -> None:
+    """Return when a slot has asked again, so that at least one cycle has been read to its end."""
+    seen: set[int] = set()
+    with sync.connect(*genie.address) as client:
+
+        def one_has_asked_again() -> bool:
+            found = client.inspect()
+            seen.update(row["id"] for part in ("holders", "queue") for row in found[part])
+            return len(seen) > SLOTS
+
+        until(one_has_asked_again)
+
+
+def stop(genie: Genie) -> None:
+    """Let the server hang, and return when it does."""
+    genie.send(signal.SIGSTOP)
+    assert genie.process is not None
+    stat = Path(f"/proc/{genie.process.pid}/stat")
+    until(lambda: " T " in stat.read_text())
+
+
+def only(stdout: str) -> dict[str, Any]:
+    """The one row of a document."""
+    (row,) = json.loads(stdout)["workloads"]
+    assert isinstance(row, dict)
+    return row
+
+
+def is_sound(row: dict[str, Any]) -> None:
+    """The numbers of a workload that went well agree with each other."""
+    assert row["errors"] == {}
+    assert row["cycles"] > 0
+    assert row["cycles_per_s"] == pytest.approx(row["cycles"] / row["measured_s"], rel=0.01)
+    assert row["client_cpu_percent"] > 0
+    for times in (row["to_locked"], row["to_released"]):
+        assert list(times) == ["p50_us", "p99_us", "p99_9_us", "max_us"]
+        assert 0 < times["p50_us"] <= times["p99_us"] <= times["p99_9_us"] <= times["max_us"]
+    assert all(row["to_locked"][name] <= row["to_released"][name] for name in row["to_locked"])
+
+
+def test_every_workload_for_programs(genie: Genie) -> None:
+    done = bench(genie.port, "--json", *SHORT, "--keys", "2", "--shared", "50", "--resources", "4")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["address"] == f"127.0.0.1:{genie.port}"
+    assert told["settings"] == {
+        "connections": 5,
+        "depth": 3,
+        "measure_s": 0.2,
+        "warm_up_s": 0.05,
+        "keys": 2,
+        "shared_percent": 50,
+        "resources": 4,
+    }
+    assert told["interrupted"] is False
+    assert [row["workload"] for row in told["workloads"]] == ["own", "hot", "mixed", "several"]
+    for row in told["workloads"]:
+        is_sound(row)
+        assert row["measured_s"] >= 0.2
+    assert nothing_is_left(genie)
+
+
+def test_some_workloads_for_people(genie: Genie) -> None:
+    done = bench(genie.port, "several", "own", "several", *SHORT)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *rest = done.stdout.splitlines()
+    assert first == f"127.0.0.1:{genie.port}, connections: 5, in flight on each: 3 requests"
+    assert [line for line in rest if not line.startswith(" ")] == [
+        "several: each request locks 3 keys of its own",
+        "own: each request locks a key of its own",
+    ]
+    assert nothing_is_left(genie)
+
+
+def test_its_keys_are_nobody_else_s(genie: Genie) -> None:
+    with running(genie.port, "hot", *FOREVER) as one, running(genie.port, "hot", *FOREVER) as other:
+        with sync.connect(*genie.address) as client:
+            names: set[str] = set()
+
+            def both_hold() -> bool:
+                names.update(name for row in client.inspect()["holders"] for name in row["resources"])
+                return len(names) > 1
+
+            until(both_hold)
+        for process in (one, other):
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=WAIT_S)
+    assert all(HOT.fullmatch(name) for name in names)
+    assert nothing_is_left(genie)
+
+
+@pytest.mark.parametrize("workload", ["own", "hot"])
+def test_ctrl_c_ends_it_early_and_tells_what_was_measured(genie: Genie, workload: str) -> None:
+    with running(genie.port, workload, "several", "--json", *FOREVER) as process:
+        wait_for_cycles(genie)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, stderr) == (130, "")
+    assert json.loads(stdout)["interrupted"] is True
+    assert only(stdout)["workload"] == workload
+    is_sound(only(stdout))
+    assert nothing_is_left(genie)
+
+
+def test_ctrl_c_while_it_warms_up(genie: Genie) -> None:
+    with running(genie.port, "hot", "--warm-up", "1000") as process:
+        wait_for_cycles(genie)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, stderr) == (130, "")
+    assert "own" not in stdout
+    assert nothing_is_left(genie)
+
+
+def test_a_killed_one_leaves_nothing(genie: Genie) -> None:
+    with running(genie.port, "hot", *FOREVER) as process, sync.connect(*genie.address) as client:
+        wait_for_cycles(genie)
+        process.send_signal(signal.SIGSTOP)
+        until(lambda: client.inspect()["holdersTotal"] == 1)
+        extend = messages.command("extend", id=client.inspect()["holders"][0]["id"], transactionTimeout=1_000_000)
+        with socket.create_connection(genie.address) as other, other.makefile("rb") as lines:
+            other.sendall(extend)  # so that it does not just time out
+            assert b"extended" in lines.readline()
+        process.kill()
+        process.wait(WAIT_S)
+        until(lambda: nothing_is_left(genie))
+
+
+def test_it_goes_on_without_the_connections_that_the_server_refused() -> None:
+    with running_server(max_connections=3) as genie:
+        done = bench(genie.port, "own", "--json", *SHORT)
+    assert (done.returncode, done.stderr) == (0, "")
+    row = only(done.stdout)
+    assert row["cycles"] > 0
+    assert row["errors"]["too-many"] == 2
+    assert row["errors"]["connection-lost"] == 2
+
+
+def test_somebody_else_releases_what_it_waits_for(genie: Genie) -> None:
+    with running(genie.port, "hot", "--json", *FOREVER) as process:
+        wait_for_cycles(genie)
+        with sync.connect(*genie.address) as client:
+            until(lambda: client.inspect()["holdersTotal"] == 1)
+            name = HOT.search(str(client.inspect()))
+            assert name is not None
+            with client.lock(name[0], priority=1, queue_timeout=WAIT_S, transaction_timeout=WAIT_S):
+                until(lambda: client.inspect()["queueTotal"] == SLOTS)
+                cancelled = client.inspect()["queue"][0]["id"]
+                assert client.release(cancelled) == "success"
+                until(lambda: client.inspect()["queueTotal"] == SLOTS)
+                assert client.inspect(id=cancelled)["queueTotal"] == 0
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130
+    assert only(stdout)["errors"] == {"released-by-somebody-else": 1}
+    assert nothing_is_left(genie)
+
+
+def test_the_server_is_killed() -> None:
+    with running_server() as genie, running(genie.port, "hot", "own", "--json", *FOREVER) as process:
+        wait_for_cycles(genie)
+        genie.kill()
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert stderr.startswith(f"Error: lost all connections to 127.0.0.1:{genie.port}: ")
+    assert stderr.count("\n") == 1
+    row = only(stdout)
+    assert row["errors"] == {"connection-lost": SLOTS}
+    assert row["cycles"] > 0
+    assert row["measured_s"] < 1000
+
+
+def test_a_server_that_hangs_is_left_in_time() -> None:
+    with (
+        running_server() as genie,
+        running(genie.port, "hot", "--json", "--timeout", "0.2", *FOREVER) as process,
+    ):
+        wait_for_cycles(genie)
+        stop(genie)
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 130
+        assert only(stdout)["errors"]["not-released"] > 0
+        genie.send(signal.SIGCONT)
+        until(lambda: nothing_is_left(genie))
+
+
+def test_nobody_is_there() -> None:
+    port, other = free_port(), free_port()
+    done = bench(port, "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"Error: no server at 127.0.0.1:{port}: ")
+    both = bench(port, "--host", f"127.0.0.1,127.0.0.1:{other}")
+    assert f"127.0.0.1:{port}: " in both.stderr
+    assert f"127.0.0.1:{other}: " in both.stderr
+    assert both.stderr.count("\n") == 1
+
+
+def test_the_first_address_that_answers_is_used(genie: Genie) -> None:
+    done = bench(genie.port, "own", "--json", *SHORT, "--host", f"127.0.0.1:{free_port()},127.0.0.1")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["address"] == f"127.0.0.1:{genie.port}"
+
+
+@contextmanager
+def served(talk: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Something else on a port, which talks so on every connection."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    threading.Thread(target=talk, args=server.accept()[:1], daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("answer", "errors", "says"),
+    [
+        (
+            b'{"command":"error","payload":{"code":"unavailable","message":""}}\n',
+            {"unavailable", "not-released"},
+            "no cycle",
+        ),
+        (b"", {"not-released"}, "no cycle"),
+        (b"hello\n", {"no-message", "connection-lost"}, "no message of a Genie server"),
+    ],
+)
+def test_nothing_could_be_measured(answer: bytes, errors: set[str], says: str) -> None:
+    def talk(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            ping = b"ping" in connection.recv(1 << 16)
+            connection.sendall(PONG if ping else answer)
+            while connection.recv(1 << 16):
+                pass
+
+    with served(talk) as port:
+        done = bench(port, "own", "--json", "--timeout", "0.2", *SHORT)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    row = only(done.stdout)
+    assert (row["cycles"], row["cycles_per_s"], row["to_locked"]["p50_us"]) == (0, 0, None)
+    assert set(row["errors"]) == errors
+
+
+def test_what_ends_behind_the_measured_time_is_not_counted() -> None:
+    released_one = threading.Event()
+
+    def talk(connection: socket.socket) -> None:
+        """Grants the first of two requests, and tells its end only when the second is cancelled: the time is over."""
+        with connection, connection.makefile("rb") as lines, suppress(OSError):
+            if b"ping" in lines.readline():
+                connection.sendall(PONG)
+                return
+            lines.readline()
+            queued = messages.command("queued", id=1) + messages.command("queued", id=2)
+            connection.sendall(queued + messages.command("locked", id=1, fence=1))
+            assert lines.readline() == messages.command("release", id=1)
+            released_one.set()
+            assert lines.readline() == messages.command("release", id=2)
+            for id_ in (1, 2):
+                connection.sendall(messages.command("released", id=id_, reason="success"))
+            assert not lines.readline(), "it asks for nothing more"
+
+    with (
+        served(talk) as port,
+        running(port, "own", "--json", "--connections", "1", "--depth", "2", *FOREVER[2:]) as process,
+    ):
+        assert released_one.wait(WAIT_S)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, stderr) == (130, "")
+    assert (only(stdout)["cycles"], only(stdout)["errors"]) == (0, {})
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    asked, cancelled = threading.Event(), threading.Event()
+
+    def talk(connection: socket.socket) -> None:
+        """Never answers the release that the first Ctrl-C sends."""
+        with connection, connection.makefile("rb") as lines, suppress(OSError):
+            if b"ping" in lines.readline():
+                connection.sendall(PONG)
+                return
+            connection.sendall(messages.command("queued", id=1))
+            asked.set()
+            assert lines.readline() == messages.command("release", id=1)
+            cancelled.set()
+            lines.readline()
+
+    with (
+        served(talk) as port,
+        running(port, "own", "--json", "--timeout", "1000", "--connections", "1", *FOREVER[2:]) as process,
+    ):
+        assert asked.wait(WAIT_S)
+        process.send_signal(signal.SIGINT)
+        assert cancelled.wait(WAIT_S)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, stderr) == (130, "")
+    assert only(stdout)["errors"] == {"not-released": 1}
+
+
+def test_progress_is_shown_on_a_terminal_and_taken_away(genie: Genie) -> None:
+    leader, follower = pty.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(leader, 1 << 16):
+                shown.append(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    process = subprocess.Popen(command(genie.port, "own", *SHORT), stdout=subprocess.PIPE, stderr=follower, text=True)
+    os.close(follower)
+    stdout, _ = process.communicate(timeout=WAIT_S)
+    reader.join()
+    os.close(leader)
+    written = b"".join(shown).decode()
+    assert "\r\x1b[Kown: warming up\r" in written
+    assert " s, " in written
+    assert "cycles/s" in written
+    assert written.endswith("\r\x1b[K")
+    assert "\r" not in stdout

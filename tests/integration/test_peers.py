@@ -1,0 +1,37 @@
+"""The benchmark beside other lock servers runs: real servers are started, measured and ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.genie_server import GenieClient, GenieMemory
+from benchmarks.peers.measure import SHAPES, measure
+from benchmarks.peers.peer import LibraryPeer, PeerFailed, WirePeer
+from benchmarks.peers.processes import accepts, serving
+from benchmarks.peers.redis_set import RedisSet
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the benchmark needs Linux")
+
+
+@pytest.mark.parametrize("peer", [GenieMemory(), RedisSet(), GenieClient()], ids=lambda peer: peer.slug)
+def test_a_peer_is_measured_and_its_servers_end(peer: WirePeer | LibraryPeer, tmp_path: Path) -> None:
+    assert peer.missing() is None
+    with peer.running(tmp_path, ()) as running:
+        for shape in SHAPES:
+            sample = measure(peer, running, shape, seconds=0.2, warmup=0.05)
+            assert sample.cycles > 0
+            assert sample.errors == 0
+            assert 0 < sample.p50_us <= sample.p99_us
+            assert sample.least <= sample.most
+    with pytest.raises(OSError):  # noqa: PT011 - whichever: nobody listens
+        accepts(running.port)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in running.pids)
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('no, thank you')"]
+    with pytest.raises(PeerFailed, match="no, thank you"), serving(command, tmp_path / "log", lambda: accepts(1)):
+        pass

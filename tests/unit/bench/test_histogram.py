@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genie.bench.histogram import GREATEST_NS, PRECISION, Histogram
+
+DURATIONS = st.lists(st.integers(0, 300) | st.integers(0, 10**9) | st.integers(0, GREATEST_NS), min_size=1)
+
+
+def histogram(durations: list[int]) -> Histogram:
+    counted = Histogram()
+    for duration in durations:
+        counted.add(duration)
+    return counted
+
+
+@given(DURATIONS, st.integers(1, 1000))
+def test_a_quantile_is_that_of_the_sorted_list_or_a_little_more(durations: list[int], per_mille: int) -> None:
+    at = (len(durations) * per_mille + 999) // 1000 - 1
+    exact = sorted(durations)[at]
+    told = histogram(durations).quantile_ns(per_mille)
+    assert told is not None
+    assert exact <= told <= exact * (1 + PRECISION)
+    assert told <= max(durations)
+
+
+@given(DURATIONS)
+def test_count_and_greatest_are_exact(durations: list[int]) -> None:
+    counted = histogram(durations)
+    assert (counted.count, counted.greatest_ns) == (len(durations), max(durations))
+    assert counted.quantile_ns(1000) == max(durations)
+
+
+@given(st.integers(0, 255))
+def test_small_durations_are_exact(duration: int) -> None:
+    assert histogram([duration, 1 << 30]).quantile_ns(500) == duration
+
+
+@given(DURATIONS, st.integers(1, 999))
+def test_a_higher_quantile_is_no_less(durations: list[int], per_mille: int) -> None:
+    counted = histogram(durations)
+    low, high = counted.quantile_ns(per_mille), counted.quantile_ns(per_mille + 1)
+    assert low is not None
+    assert high is not None
+    assert low <= high
+
+
+def test_the_memory_does_not_grow() -> None:
+    counted = histogram([1 << shift for shift in range(47)])
+    buckets = counted._buckets
+    before = len(buckets)
+    for duration in (0, 7, GREATEST_NS, GREATEST_NS + 1, 1 << 100):
+        counted.add(duration)
+    assert counted._buckets is buckets
+    assert len(buckets) == before < 6_000
+    assert sum(buckets) == counted.count
+
+
+def test_what_is_too_long_counts_as_the_greatest() -> None:
+    counted = histogram([GREATEST_NS + 5, 1 << 90])
+    assert (counted.count, counted.greatest_ns, counted.quantile_ns(500)) == (2, GREATEST_NS, GREATEST_NS)
+
+
+def test_nothing_was_counted() -> None:
+    assert (Histogram().quantile_ns(500), Histogram().greatest_ns) == (None, 0)
+
+
+@pytest.mark.parametrize("per_mille", [0, 1001, -5])
+def test_there_is_no_such_quantile(per_mille: int) -> None:
+    with pytest.raises(ValueError, match="1 to 1000 thousandths"):
+        histogram([1]).quantile_ns(per_mille)
+
+
+def test_less_than_nothing_is_no_duration() -> None:
+    counted = Histogram()
+    with pytest.raises(ValueError, match="0 ns or more"):
+        counted.add(-1)
+    assert counted.count == 0

@@ -1,0 +1,124 @@
+"""The benchmark beside other lock servers: its figures and its tables, not what it measures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers.figures import Sample, percentile, summarize
+from benchmarks.peers.report import Report
+from benchmarks.peers.table import BEGIN, END, between, duration, errors, markdown, percent, put
+
+SAMPLE = Sample(
+    cycles=1_000,
+    seconds=2.0,
+    p50_us=100.0,
+    p99_us=900.0,
+    errors=0,
+    refused=10,
+    handed_over=500,
+    least=5,
+    most=20,
+    server_s=1.0,
+    load_s=0.5,
+    others_s=0.2,
+)
+
+
+def report(*samples: Sample) -> Report:
+    return Report(
+        date="2026-01-02",
+        machine="2 processors",
+        pinning="servers on processor 0, load on processor 1",
+        rounds=len(samples),
+        seconds=2.0,
+        versions=["Genie 1", "Redis 7"],
+        skipped={"etcd": "it is not installed"},
+        samples={"own": {"Genie": list(samples)}, "hot": {"Genie": list(samples), "Redis": []}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "is_"),
+    [([], 0.5, 0.0), ([7.0], 0.5, 7.0), ([7.0], 0.99, 7.0), ([1.0, 2.0, 3.0, 4.0], 0.5, 2.0), ([1.0, 2.0], 1.0, 2.0)],
+)
+def test_a_percentile_is_one_of_the_values(values: list[float], share: float, is_: float) -> None:
+    assert percentile(values, share) == is_
+
+
+def test_one_in_a_hundred_is_above_the_99th_percentile() -> None:
+    values = [float(number) for number in range(1, 1001)]
+    assert percentile(values, 0.99) == 990
+    assert percentile(values, 0.5) == 500
+
+
+def test_rounds_come_together_as_medians_and_errors_as_a_sum() -> None:
+    slow = replace(SAMPLE, cycles=500, p50_us=200.0, errors=3)
+    fast = replace(SAMPLE, cycles=4_000, p50_us=50.0, errors=4, server_s=2.0)
+    summary = summarize([fast, SAMPLE, slow])
+    assert (summary.rounds, summary.rate, summary.rate_least, summary.rate_most) == (3, 500, 250, 2_000)
+    assert (summary.p50_us, summary.errors) == (100, 7)
+    assert summary.server_us == pytest.approx(1_000)
+    assert (summary.evenness, summary.server_share, summary.load_share) == (0.25, 0.5, 0.25)
+    assert not summary.load_bound
+
+
+def test_a_round_without_a_cycle_is_no_division_by_zero() -> None:
+    summary = summarize([replace(SAMPLE, cycles=0, most=0, least=0)])
+    assert (summary.rate, summary.server_us, summary.evenness, summary.handed_over) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(0.4, "0 µs"), (850.0, "850 µs"), (999.7, "1.00 ms"), (2_345.0, "2.35 ms"), (12_345.0, "12 ms")]
+)
+def test_durations_have_about_three_digits(us: float, text: str) -> None:
+    assert duration(us) == text
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.0, "0 %"), (0.001, "< 1 %"), (0.994, "99 %"), (1.0, "100 %")])
+def test_a_small_share_is_not_shown_as_none(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_the_tables_have_a_row_for_each_peer_that_was_measured() -> None:
+    lines = markdown(report(SAMPLE)).splitlines()
+    (row, hot) = [line for line in lines if line.startswith("| Genie")]
+    assert row == "| Genie | 500 | 500 to 500 | 100 µs | 900 µs | 1.00 ms | 50 % | 25 % | 0 |"
+    assert hot == row + " 50 % | 25 % |"
+    assert not [line for line in lines if line.startswith("| Redis")]
+    assert "### One connection" not in lines
+    assert "- etcd: it is not installed" in lines
+    assert lines[0].endswith("did other work for 10 % of one processor (median).")
+    assert "Versions: Genie 1, Redis 7." in lines
+    header, rule = lines[lines.index(row) - 2 : lines.index(row)]
+    assert header.count("|") == rule.count("|") == row.count("|")
+
+
+def test_a_rate_that_the_load_could_not_exceed_is_marked() -> None:
+    assert "| Genie | ≥ 500 |" in markdown(report(replace(SAMPLE, load_s=1.99)))
+
+
+def test_errors_are_told() -> None:
+    assert errors(report(SAMPLE)) == []
+    assert errors(report(replace(SAMPLE, errors=2)))[0] == "Genie, 64 connections, a key for each: 2 errors"
+
+
+def test_only_what_is_between_the_marks_is_written(tmp_path: Path) -> None:
+    page = tmp_path / "folder" / "page.md"
+    put("new", page)
+    assert page.read_text() == "new"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    put("table\n", page)
+    put("table\n", page)
+    assert page.read_text() == f"before\n{BEGIN}\n\ntable\n\n{END}\nafter\n"
+    assert between("no marks", "text") == "text"
+
+
+def test_the_json_has_every_round() -> None:
+    found = json.loads(report(SAMPLE, SAMPLE).json())
+    assert len(found["samples"]["own"]["Genie"]) == 2
+    assert found["summaries"]["own"]["Genie"]["rate"] == 500
+    assert found["summaries"]["hot"].keys() == {"Genie"}
