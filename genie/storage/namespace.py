@@ -2,8 +2,8 @@
 
 Keys, all in one hash slot by the tag `{namespace}`:
 
-- `{namespace}:meta`, a hash: `epoch` and `nonce` of the server that owns the namespace, the `sequence` of its last
-  batch, its `clock`, `next_id`, `next_fence`, and `records`, the key of
+- `{namespace}:meta`, a hash: `epoch` and `nonce` of the server that owns the namespace, its `counters` (the number of
+  its last batch, its clock in ms, its next id and next fence), and `records`, the key of
 - `{namespace}:records:…`, a hash from id to record (`records.py`);
 - `{namespace}:copies`, a set of every records key that was ever begun, so that one left over is found and unlinked.
 """
@@ -53,15 +53,16 @@ class Namespace:
     async def take_over(self) -> Snapshot:
         """Own it from here on: whoever owned it before can't commit any more. Returns what it holds."""
         while True:
-            before, counters = await self._read()
+            before, _ = await self._read()
             tenure = _next(before, self._prefix)
             if before is not None:
                 tenure = Tenure(tenure.epoch, tenure.nonce, before.records)
-            if await self._begin(tenure, before, None):
+            if await self._begin(tenure, before, b""):
                 break
-        counters.requests = await self._load()
+        _, snapshot = await self._read()  # whoever owned it may have gone on until just now
+        snapshot.requests = await self._load()
         await self._unlink_others()
-        return counters
+        return snapshot
 
     async def write_anew(self, snapshot: Snapshot) -> None:
         """Write a whole state, where the namespace lost what it had acknowledged.
@@ -81,7 +82,8 @@ class Namespace:
         for start in range(0, len(requests), CHUNK):
             chunk = {str(request.id): encode(request) for request in requests[start : start + CHUNK]}
             await self._client.hset(tenure.records, mapping=chunk)  # type: ignore[arg-type]
-        if not await self._begin(tenure, before, snapshot):
+        numbers = counters(0, snapshot.clock_ms, snapshot.next_id, snapshot.next_fence)
+        if not await self._begin(tenure, before, numbers):
             raise Superseded(f"{self.meta} changed hands while it was written")
         await self._unlink_others()
 
@@ -90,17 +92,15 @@ class Namespace:
         meta = {field.decode(): value.decode() for field, value in stored.items()}
         if "epoch" not in meta:
             return None, Snapshot()
-        counters = Snapshot(
-            (), int(meta.get("next_id", 1)), int(meta.get("next_fence", 1)), float(meta.get("clock", 0))
-        )
-        return Tenure(int(meta["epoch"]), meta["nonce"], meta["records"]), counters
+        _, clock_ms, next_id, next_fence = meta["counters"].split()
+        snapshot = Snapshot((), int(next_id), int(next_fence), float(clock_ms))
+        return Tenure(int(meta["epoch"]), meta["nonce"], meta["records"]), snapshot
 
-    async def _begin(self, tenure: Tenure, before: Tenure | None, counters: Snapshot | None) -> bool:
+    async def _begin(self, tenure: Tenure, before: Tenure | None, numbers: bytes) -> bool:
         expected = ("", "") if before is None else (before.epoch, before.nonce)
-        written = ("", "", "") if counters is None else (counters.clock_ms, counters.next_id, counters.next_fence)
         await self._client.sadd(self._copies, tenure.records)
         answer = await self._client.eval(
-            _BEGIN, 2, self.meta, tenure.records, tenure.epoch, tenure.nonce, *expected, *written
+            _BEGIN, 2, self.meta, tenure.records, tenure.epoch, tenure.nonce, *expected, numbers
         )
         if answer != b"ok":
             return False
@@ -125,6 +125,11 @@ class Namespace:
             if key != self.tenure.records.encode():
                 await self._client.unlink(key)
                 await self._client.srem(self._copies, key)
+
+
+def counters(sequence: int, clock_ms: float, next_id: int, next_fence: int) -> bytes:
+    """The field of that name: the number of a batch, and what the lock manager counts, as it is stored with it."""
+    return b"%d %.3f %d %d" % (sequence, clock_ms, next_id, next_fence)
 
 
 def _next(before: Tenure | None, prefix: str) -> Tenure:

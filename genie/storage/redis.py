@@ -23,7 +23,7 @@ from genie.core import ENDED, Snapshot
 from genie.storage.base import Batch, Superseded
 from genie.storage.durability import warn_if_lossy
 from genie.storage.link import Link, LinkError, bulk
-from genie.storage.namespace import Namespace
+from genie.storage.namespace import Namespace, counters
 from genie.storage.records import encode
 
 log = structlog.get_logger()
@@ -127,9 +127,9 @@ class RedisStore:
             else:
                 record = encode(request)
                 written.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(record), record))
-        counters = (self._sequence, round(batch.clock_ms, 3), batch.next_id, batch.next_fence, len(deleted))
-        length = self._head_length + len(counters) + len(deleted) + 2 * len(written)
-        return b"".join((b"*%d\r\n" % length, self._head, *map(bulk, counters), *deleted, *written))
+        numbers, gone = counters(self._sequence, batch.clock_ms, batch.next_id, batch.next_fence), b"%d" % len(deleted)
+        parts = (self._head_length + 2 + len(deleted) + 2 * len(written), self._head, len(numbers), numbers, len(gone), gone)
+        return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % parts + b"".join(deleted) + b"".join(written)
 
     def _send(self) -> None:
         if self._link is None:
