@@ -49,7 +49,7 @@ class Driver:
         from genie.storage.records import decode, encode
 
         snapshot = self.manager.snapshot(self.now)
-        snapshot.requests = [decode(encode(request)) for request in snapshot.requests]
+        snapshot.requests = [decode(request.id, encode(request)) for request in snapshot.requests]
         ended = self.manager._ended
         self.manager = core.LockManager(snapshot)
         self.manager._ended = ended

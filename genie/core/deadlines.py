@@ -63,7 +63,7 @@ class Deadlines:
         for tick in passed:
             heappush(self._heap, tick)
         if passed:
-            self.soonest = passed[0]
+            self.soonest = float(passed[0])
         return due
 
     def _sweep(self) -> None:

@@ -83,7 +83,7 @@ def _lines_in_order(manager: LockManager) -> None:
             if any(one >= other for one, other in pairwise(entries)):
                 raise Violation(f"the line of {name} is out of order")
         for entry in resource.line.entries():
-            if entry[2].entry(name) is not entry:
+            if entry[2].entry(name) != entry:
                 raise Violation(f"{entry[2].id} does not know its place in the line of {name}")
 
 

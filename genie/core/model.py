@@ -56,7 +56,7 @@ No two entries of a line share priority and ticket, so that comparing never reac
 """
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """One request for a list of locks, from its arrival to its end. Also the command that asks for it.
 
@@ -82,6 +82,7 @@ class Request:
     since: float = field(init=False)
     """Since when it has been in its state: the arrival while it waits, the grant while it is held."""
     since_unix_ms: float = field(init=False)
+    """The same as milliseconds since 1970, for people."""
     deadline: int = field(init=False)
     """When it falls due: rounded up to a whole millisecond, so never early."""
     place: Entry | None = field(default=None, init=False)
@@ -90,6 +91,11 @@ class Request:
     """Where a reordering put it instead, by resource."""
     simple: bool = field(init=False)
     """Set while it waits: whether it can lead a search for cycles nowhere but along the one line in which it stands."""
+
+    def __repr__(self) -> str:
+        asked = [f"{self.mode(name)}:{name}" for name in self.names()]
+        state = f"{self.id} {self.state.name}" if hasattr(self, "state") else "new"
+        return f"<Request {state} {asked} of {self.transaction or 'nobody'}>"
 
     def entry(self, name: str) -> Entry:
         """Its place in the line of `name`. Only for a request that waits."""

@@ -79,7 +79,7 @@ class Queue:
         index = bisect_left(chunks, entry, key=_last) if len(chunks) > 1 else 0
         chunk = chunks[index]
         place = bisect_left(chunk, entry)
-        assert chunk[place] is entry, "not in this line"  # noqa: S101 - an invariant
+        assert chunk[place] == entry, "not in this line"  # noqa: S101 - an invariant
         del chunk[place]
         if not chunk:
             del chunks[index]

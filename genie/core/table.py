@@ -98,7 +98,7 @@ class Table:
     def passes(self, newcomer: Request) -> bool:
         """Whether a newcomer stands ahead of somebody."""
         for name in newcomer.names():  # noqa: SIM110 - the same
-            if self.line(name).last is not newcomer.entry(name):
+            if self.line(name).last != newcomer.entry(name):
                 return True
         return False
 

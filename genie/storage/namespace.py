@@ -113,9 +113,9 @@ class Namespace:
         while cursor or first:
             found: dict[bytes, bytes]
             cursor, found = await self._client.hscan(self.tenure.records, cursor, count=CHUNK)  # type: ignore[assignment]
-            for record in found.values():
-                request = decode(record)
-                requests[request.id] = request
+            for field, record in found.items():
+                id_ = int(field)
+                requests[id_] = decode(id_, record)
             first = False
         return [requests[id_] for id_ in sorted(requests)]
 

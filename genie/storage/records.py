@@ -8,14 +8,13 @@ from genie.core import HELD, WAITING, Request
 
 
 class Record(Struct, omit_defaults=True, gc=False):
-    """A held or waiting request as JSON. What has its usual value is left out: records are many."""
+    """A held or waiting request as JSON, but for its id. What has its usual value is left out: records are many."""
 
-    id: int
-    state: str
     since: float
-    since_unix_ms: float
+    since_unix_ms: int
     deadline: int
-    transaction_timeout_ms: float
+    state: str = "held"
+    transaction_timeout_ms: float = 10_000
     exclusive: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     fence: int = 0
@@ -36,11 +35,10 @@ def encode(request: Request) -> bytes:
     moved = request.moved
     return _encode(
         Record(
-            request.id,
-            "held" if request.state is HELD else "queued",
             request.since,
-            request.since_unix_ms,
+            int(request.since_unix_ms),
             request.deadline,
+            "held" if request.state is HELD else "queued",
             request.transaction_timeout_ms,
             request.exclusive,
             request.shared,
@@ -54,8 +52,8 @@ def encode(request: Request) -> bytes:
     )
 
 
-def decode(record: bytes) -> Request:
-    """The request that was stored. It has no origin: whoever made it is not connected to this process."""
+def decode(id: int, record: bytes) -> Request:
+    """The request that was stored under its id. It has no origin: whoever made it is not connected to this process."""
     stored = _decode(record)
     request = Request(
         stored.shared,
@@ -66,8 +64,8 @@ def decode(record: bytes) -> Request:
         ref=stored.ref,
         release_on_disconnect=stored.release_on_disconnect,
     )
-    request.id = stored.id
-    request.owner = stored.id if stored.transaction is None else stored.transaction
+    request.id = id
+    request.owner = id if stored.transaction is None else stored.transaction
     request.fence = stored.fence
     request.since = stored.since
     request.since_unix_ms = stored.since_unix_ms

@@ -128,7 +128,14 @@ class RedisStore:
                 record = encode(request)
                 written.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(record), record))
         numbers, gone = counters(self._sequence, batch.clock_ms, batch.next_id, batch.next_fence), b"%d" % len(deleted)
-        parts = (self._head_length + 2 + len(deleted) + 2 * len(written), self._head, len(numbers), numbers, len(gone), gone)
+        parts = (
+            self._head_length + 2 + len(deleted) + 2 * len(written),
+            self._head,
+            len(numbers),
+            numbers,
+            len(gone),
+            gone,
+        )
         return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % parts + b"".join(deleted) + b"".join(written)
 
     def _send(self) -> None:

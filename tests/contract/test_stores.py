@@ -109,10 +109,10 @@ async def test_what_was_committed_is_loaded(make: Make) -> None:
             "state",
             "fence",
             "since",
-            "since_unix_ms",
             "deadline",
         ]:
             assert getattr(request, field) == getattr(was, field), field
+        assert request.since_unix_ms == int(was.since_unix_ms)
     assert (one.state, other.state) == (State.HELD, State.WAITING)
     assert other.entry("a")[:2] == (0, other.id)
 

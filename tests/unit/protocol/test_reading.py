@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields as fields_of
 from typing import Any
 
 import orjson
@@ -58,7 +59,7 @@ def slowly(line: bytes) -> Any:
 
 def seen(value: Any) -> Any:
     if isinstance(value, Request):
-        return {name: getattr(value, name, None) for name in Request.__slots__}
+        return {name: getattr(value, name, None) for name in (field.name for field in fields_of(Request))}
     return value
 
 

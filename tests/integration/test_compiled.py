@@ -1,0 +1,53 @@
+"""The hot modules compiled to C (`make compiled`): the same files, the same behaviour."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = ["tests/unit/core", "tests/unit/protocol", "tests/unit/server", "tests/integration/test_wire.py"]
+NOT_FOR_IT = [
+    "test_work.py",  # counts the steps of the interpreter
+    "test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach",  # puts a table of its own in
+]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_compiled_modules_pass_the_same_tests(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("genie", "tests"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("pyproject.toml", "README.md", "protocol.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
+    environment = {**os.environ, "HATCH_BUILD_HOOK_ENABLE_MYPYC": "true", "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([*build, str(source)], env=environment, check=True, timeout=500)
+    (wheel,) = tmp_path.glob("*.whl")
+    shutil.rmtree(source / "genie")
+    zipfile.ZipFile(wheel).extractall(source)
+
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    where = "import genie.core.manager as m, genie.server.pump as p; print(m.__file__, p.__file__)"
+    seen = subprocess.run(
+        [sys.executable, "-c", where], cwd=source, env=environment, check=True, capture_output=True, text=True
+    )
+    assert all(path.startswith(str(source)) and path.endswith(".so") for path in seen.stdout.split())
+    deselect = " and ".join(f"not {name.removesuffix('.py')}" for name in NOT_FOR_IT)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", deselect, *TESTS],
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:]
