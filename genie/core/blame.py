@@ -7,6 +7,7 @@ from itertools import islice
 
 from genie.core.events import Blocker
 from genie.core.model import Request
+from genie.core.rule import conflicts
 from genie.core.table import Table
 
 NAMED = 10
@@ -38,7 +39,7 @@ def blame(table: Table, request: Request) -> tuple[tuple[Blocker, ...], int]:
 def _blockers(table: Table, request: Request) -> Iterator[tuple[str, Request, bool]]:
     owner = request.owner
     for name, exclusive in request.wants():
-        for holder in table.conflicts(request, name, exclusive):
+        for holder in conflicts(table, request, name, exclusive):
             yield name, holder, True
         line, entry = table.line(name), request.entry(name)
         ahead = [line.exclusive, line.shared] if exclusive else [line.exclusive]

@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 from genie.core.manager import LockManager
 from genie.core.model import Mode, Owner, Request, State
 from genie.core.resource import Resource
+from genie.core.rule import clear
 
 
 class Violation(AssertionError):
@@ -58,7 +59,7 @@ def _no_conflicting_holders(manager: LockManager) -> None:
 
 def _nobody_forgotten(manager: LockManager) -> None:
     for request in manager.table.waiting.values():
-        if manager.table.clear(request):
+        if clear(manager.table, request):
             raise Violation(f"{request.id} waits, and nobody stands in its way")
 
 

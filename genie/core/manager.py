@@ -7,6 +7,7 @@ from math import ceil
 
 from genie.core import order, waits
 from genie.core.blame import blame
+from genie.core.candidates import candidates
 from genie.core.commands import Command, Disconnect, Expire, Extend, Release
 from genie.core.deadlines import Deadlines
 from genie.core.ended import Ended
@@ -24,7 +25,8 @@ from genie.core.events import (
     TimedOut,
     Unknown,
 )
-from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Entry, Owner, Reason, Request
+from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Owner, Reason, Request
+from genie.core.rule import at_once, clear
 from genie.core.snapshot import Snapshot
 from genie.core.table import Table, Touched
 
@@ -85,7 +87,7 @@ class LockManager:
         self.next_id += 1
         if request.transaction is not None:
             request.owner = request.transaction
-        if self.table.free(request) or self.table.owns(request):
+        if at_once(self.table, request):
             self._grant(request, now)
             events.append(Granted(request))
         else:
@@ -98,7 +100,7 @@ class LockManager:
         events.append(Queued(request))
         moved = table.enqueue(request)
         before: dict[str, list[Request]] = {}
-        if self._closes_cycle(request):
+        if waits.closes_cycle(table, request):
             cycle = waits.deadlock(table, request.owner)
             if cycle is not None:
                 table.dequeue(request)
@@ -106,7 +108,7 @@ class LockManager:
                 self._note(moved, events)
                 return
             before = self._reorder(request.owner, moved)
-        if request.queue_timeout_ms <= 0 and not table.clear(request):
+        if request.queue_timeout_ms <= 0 and not clear(table, request):
             for name, requests in before.items():
                 moved |= dict.fromkeys(table.line(name).rearrange(name, requests))
             self._time_out(request, events)
@@ -115,7 +117,7 @@ class LockManager:
             self.deadlines.add(request.deadline, request.id)
             if before:
                 self._settle([(name, True, None) for name in before], now, events, newcomer=request)
-            elif table.clear(request):
+            elif clear(table, request):
                 self._promote(request, now, events)
         if moved:
             moved.pop(request, None)
@@ -227,19 +229,6 @@ class LockManager:
         ended = self._ended.get(id)
         return Unknown(id) if ended is None else Repeated(id, *ended)
 
-    def _closes_cycle(self, request: Request) -> bool:
-        """Whether a newcomer's owner now waits for itself.
-
-        It can only be where others wait for that owner: because of what it holds or waited for before, or since the
-        newcomer goes in ahead of them. And it can't where the newcomer stands in one line among nobody who stands
-        anywhere else.
-        """
-        table = self.table
-        if request.simple and not table.line(request.names()[0]).entangled:
-            return False
-        passes = table.passes(request)
-        return (passes or table.awaited(request)) and waits.in_cycle(table, request, passes)
-
     def _reorder(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
         """Give the lines in which the owners of a cycle stand an order without one.
 
@@ -265,18 +254,8 @@ class LockManager:
         A grant makes nobody else's wait shorter (it was ahead of them before, and now it is a holder), so that one
         look at the candidates is enough.
         """
-        if len(touched) == 1 and newcomer is None:
-            candidates = self._candidates(*touched[0])
-        else:
-            found = {} if newcomer is None else {newcomer.id: newcomer}
-            for name, run, low in _once_a_line(touched):
-                for request in self._candidates(name, run, low):
-                    found[request.id] = request
-            candidates = list(found.values())
-        if len(candidates) > 1:
-            candidates.sort(key=_queue_order)
-        for request in candidates:
-            if self.table.clear(request):
+        for request in candidates(self.table, touched, newcomer):
+            if clear(self.table, request):
                 self._promote(request, now, events)
 
     def _promote(self, request: Request, now: float, events: list[Event]) -> None:
@@ -285,45 +264,3 @@ class LockManager:
         self.deadlines.discard(request.deadline, request.id)
         self._grant(request, now)
         events.append(Locked(request))
-
-    def _candidates(self, name: str, run: bool, low: Entry | None) -> list[Request]:
-        """Those in a line who may have become grantable, each once.
-
-        They are the shared ones ahead of the first exclusive one (`run`: where an exclusive one left, and behind its
-        place `low`; nobody else stood in their way), and that first one. Behind it only its own owner's.
-        """
-        resource = self.table.resources.get(name)
-        line = None if resource is None else resource.line
-        if resource is None or line is None:
-            return []
-        found: list[Request] = []
-        first = line.exclusive.first
-        if resource.exclusives:
-            owner = next(iter(resource.holders.values())).owner
-        else:
-            if run and line.shared:
-                found += [entry[2] for entry in line.shared.between(low, first)]
-            if first is None:
-                return found
-            found.append(first[2])
-            owner = first[2].owner
-        if isinstance(owner, str):
-            found += [request for request in self.table.waiting_of(owner).values() if name in request.names()]
-            return list(dict.fromkeys(found))
-        return found
-
-
-def _once_a_line(touched: Touched) -> Touched:
-    """Many may have left one line: it is looked at once, from the foremost place on."""
-    lines: dict[str, tuple[bool, Entry | None]] = {}
-    for name, run, low in touched:
-        if name in lines and run and lines[name][0]:
-            other = lines[name][1]
-            lines[name] = (True, None if low is None or other is None else min(low, other))
-        elif name not in lines or run:
-            lines[name] = (run, low)
-    return [(name, run, low) for name, (run, low) in lines.items()]
-
-
-def _queue_order(request: Request) -> tuple[float, int]:
-    return (-request.priority, request.id)

@@ -13,6 +13,7 @@ from itertools import zip_longest
 
 from genie.core.model import Owner, Request
 from genie.core.resource import Line
+from genie.core.rule import conflicts
 from genie.core.table import Table
 
 
@@ -30,7 +31,7 @@ def rank(table: Table, owners: Sequence[Owner]) -> dict[Owner, int]:
             holder.owner
             for request in table.waiting_of(owner).values()
             for name, exclusive in request.wants()
-            for holder in table.conflicts(request, name, exclusive)
+            for holder in conflicts(table, request, name, exclusive)
             if holder.owner in members
         }
         for holder_ in holders[owner]:

@@ -1,11 +1,7 @@
-"""The tables: what is held and what waits, by id, by resource and by owner. Bookkeeping, no decisions but one.
-
-The one is the queue rule (`clear`), since everything else follows from it.
-"""
+"""The tables: what is held and what waits, by id, by resource and by owner. Bookkeeping, no decisions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, cast
 
@@ -82,25 +78,6 @@ class Table:
             return 0
         transaction = self.transactions.get(owner)
         return 0 if transaction is None else transaction.grants.get(name, 0)
-
-    def awaited(self, newcomer: Request) -> bool:
-        """Whether others may wait for a newcomer's owner because of what it held or asked for before."""
-        if newcomer.transaction is None:
-            return False
-        transaction, resources = self.transactions[newcomer.transaction], self.resources
-        if len(transaction.waiting) > 1:
-            return True
-        for name in transaction.grants:  # noqa: SIM110 - asked of every named newcomer, a generator would cost more
-            if name in resources and resources[name].line is not None:
-                return True
-        return False
-
-    def passes(self, newcomer: Request) -> bool:
-        """Whether a newcomer stands ahead of somebody."""
-        for name in newcomer.names():  # noqa: SIM110 - the same
-            if self.line(name).last != newcomer.entry(name):
-                return True
-        return False
 
     # -- what changes it ----------------------------------------------------------------------------------
 
@@ -236,81 +213,3 @@ class Table:
     def _forget(self, name: str, transaction: Transaction) -> None:
         if not transaction.held and not transaction.waiting:
             del self.transactions[name]
-
-    # -- the queue rule -----------------------------------------------------------------------------------
-
-    def clear(self, request: Request) -> bool:  # noqa: PLR0911 - one for each way to be in the way
-        """Whether a waiting request can be granted.
-
-        For every resource that it names: no other owner holds it in a conflicting mode, and no request of
-        another owner that stands ahead in its line asks for it in one.
-        """
-        owner = request.owner
-        for name in request.exclusive:
-            resource = self.resources[name]
-            if resource.exclusives:
-                if next(iter(resource.holders.values())).owner != owner:
-                    return False
-            elif resource.holders and len(resource.holders) > self.grants_of(owner, name):
-                return False
-            line, entry = resource.line, request.entry(name)
-            assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
-            ahead = line.exclusive.first_of_others(owner)
-            if ahead is not None and ahead < entry:
-                return False
-            ahead = line.shared.first_of_others(owner)
-            if ahead is not None and ahead < entry:
-                return False
-        for name in request.shared:
-            resource = self.resources[name]
-            if resource.exclusives and not self.grants_of(owner, name):
-                return False
-            line = resource.line
-            assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
-            ahead = line.exclusive.first_of_others(owner)
-            if ahead is not None and ahead < request.entry(name):
-                return False
-        return True
-
-    def free(self, request: Request) -> bool:
-        """Whether a newcomer can be granted without ever standing in a line: nobody waits, nobody conflicts."""
-        sole, resources = self.sole, self.resources
-        for name in request.exclusive:
-            if (name in sole or name in resources) and not self._admits(name, request.owner, exclusive=True):
-                return False
-        for name in request.shared:
-            if (name in sole or name in resources) and not self._admits(name, request.owner, exclusive=False):
-                return False
-        return True
-
-    def _admits(self, name: str, owner: Owner, exclusive: bool) -> bool:
-        if name in self.sole:
-            return self.sole[name].owner == owner
-        resource = self.resources[name]
-        if resource.line is not None:
-            return False
-        if exclusive:
-            return len(resource.holders) == self.grants_of(owner, name)
-        return not resource.exclusives or self.grants_of(owner, name) > 0
-
-    def owns(self, request: Request) -> bool:
-        """Whether the owner already holds all that a newcomer asks for, each in the same or a stronger mode."""
-        if request.transaction is None or request.transaction not in self.transactions:
-            return False
-        grants, sole, resources = self.transactions[request.transaction].grants, self.sole, self.resources
-        for name in request.exclusive:
-            if name not in grants or not (name in sole or resources[name].exclusives):
-                return False
-        return all(name in grants for name in request.shared)
-
-    def conflicts(self, request: Request, name: str, exclusive: bool) -> Iterator[Request]:
-        """The grants of other owners on `name`, in whose line a request stands, that it has to wait for."""
-        resource, owner = self.resources[name], request.owner
-        if exclusive:
-            for holder in resource.holders.values():
-                if holder.owner != owner:
-                    yield holder
-        elif resource.exclusives:
-            for holder in resource.holders.values():
-                if holder.owner != owner and name in holder.exclusive:
-                    yield holder

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 
 from genie.core.events import Cycle, Wait
 from genie.core.model import Owner, Request
+from genie.core.rule import conflicts
 from genie.core.table import Table
 
 Neighbours = Callable[[Table, Owner], Iterator[Owner]]
@@ -36,7 +37,7 @@ def ahead_of(table: Table, request: Request) -> Iterator[Owner]:
         if nearest is not None:
             yield nearest[2].owner
         else:
-            for holder in table.conflicts(request, name, exclusive):
+            for holder in conflicts(table, request, name, exclusive):
                 yield holder.owner
         if exclusive:
             for other in line.shared.between(nearest, entry):
@@ -69,6 +70,40 @@ def _behind_grants(table: Table, owner: Owner) -> Iterator[Owner]:
             if resource.exclusives:
                 for other in resource.line.shared.between(None, nearest):
                     yield other[2].owner
+
+
+def closes_cycle(table: Table, newcomer: Request) -> bool:
+    """Whether a newcomer's owner now waits for itself.
+
+    It can only be where others wait for that owner: because of what it held or asked for before, or since the
+    newcomer goes in ahead of them. And it can't where the newcomer stands in one line among nobody who stands
+    anywhere else.
+    """
+    if newcomer.simple and not table.line(newcomer.names()[0]).entangled:
+        return False
+    passes = _passes(table, newcomer)
+    return (passes or _awaited(table, newcomer)) and in_cycle(table, newcomer, passes)
+
+
+def _awaited(table: Table, newcomer: Request) -> bool:
+    """Whether others may wait for a newcomer's owner because of what it held or asked for before."""
+    if newcomer.transaction is None:
+        return False
+    transaction, resources = table.transactions[newcomer.transaction], table.resources
+    if len(transaction.waiting) > 1:
+        return True
+    for name in transaction.grants:  # noqa: SIM110 - asked of every named newcomer, a generator would cost more
+        if name in resources and resources[name].line is not None:
+            return True
+    return False
+
+
+def _passes(table: Table, newcomer: Request) -> bool:
+    """Whether a newcomer stands ahead of somebody."""
+    for name in newcomer.names():  # noqa: SIM110 - the same
+        if table.line(name).last != newcomer.entry(name):
+            return True
+    return False
 
 
 def in_cycle(table: Table, newcomer: Request, passes: bool) -> bool:
@@ -158,11 +193,11 @@ def _holders(
     for, may still be missing.
     """
     if name not in searched:
-        for holder in table.conflicts(request, name, exclusive):
+        for holder in conflicts(table, request, name, exclusive):
             searched.add(name)
             yield holder
     elif request.owner != victim and table.grants_of(victim, name):
-        yield from (holder for holder in table.conflicts(request, name, exclusive) if holder.owner == victim)
+        yield from (holder for holder in conflicts(table, request, name, exclusive) if holder.owner == victim)
 
 
 def _cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: Owner, last: Wait) -> Cycle:

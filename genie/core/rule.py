@@ -1,0 +1,96 @@
+"""The queue rule: who may be granted, and whom everybody else waits for. Everything else follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from genie.core.model import Owner, Request
+from genie.core.table import Table
+
+
+def clear(table: Table, request: Request) -> bool:  # noqa: PLR0911 - one for each way to be in the way
+    """Whether a waiting request can be granted.
+
+    For every resource that it names: no other owner holds it in a conflicting mode, and no request of
+    another owner that stands ahead in its line asks for it in one.
+    """
+    owner = request.owner
+    for name in request.exclusive:
+        resource = table.resources[name]
+        if resource.exclusives:
+            if next(iter(resource.holders.values())).owner != owner:
+                return False
+        elif resource.holders and len(resource.holders) > table.grants_of(owner, name):
+            return False
+        line, entry = resource.line, request.entry(name)
+        assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
+        ahead = line.exclusive.first_of_others(owner)
+        if ahead is not None and ahead < entry:
+            return False
+        ahead = line.shared.first_of_others(owner)
+        if ahead is not None and ahead < entry:
+            return False
+    for name in request.shared:
+        resource = table.resources[name]
+        if resource.exclusives and not table.grants_of(owner, name):
+            return False
+        line = resource.line
+        assert line is not None, "a waiting request stands in every line that it names"  # noqa: S101
+        ahead = line.exclusive.first_of_others(owner)
+        if ahead is not None and ahead < request.entry(name):
+            return False
+    return True
+
+
+def at_once(table: Table, request: Request) -> bool:
+    """Whether a newcomer is granted without ever standing in a line.
+
+    It is where nobody waits and nobody holds anything in a conflicting mode, or where its owner has it all already.
+    """
+    return _free(table, request) or (request.transaction is not None and _owns(table, request.transaction, request))
+
+
+def _free(table: Table, request: Request) -> bool:
+    sole, resources = table.sole, table.resources
+    for name in request.exclusive:
+        if (name in sole or name in resources) and not _admits(table, name, request.owner, exclusive=True):
+            return False
+    for name in request.shared:
+        if (name in sole or name in resources) and not _admits(table, name, request.owner, exclusive=False):
+            return False
+    return True
+
+
+def _admits(table: Table, name: str, owner: Owner, exclusive: bool) -> bool:
+    if name in table.sole:
+        return table.sole[name].owner == owner
+    resource = table.resources[name]
+    if resource.line is not None:
+        return False
+    if exclusive:
+        return len(resource.holders) == table.grants_of(owner, name)
+    return not resource.exclusives or table.grants_of(owner, name) > 0
+
+
+def _owns(table: Table, owner: str, request: Request) -> bool:
+    """Whether an owner already holds all that a newcomer asks for, each in the same or a stronger mode."""
+    if owner not in table.transactions:
+        return False
+    grants, sole, resources = table.transactions[owner].grants, table.sole, table.resources
+    for name in request.exclusive:
+        if name not in grants or not (name in sole or resources[name].exclusives):
+            return False
+    return all(name in grants for name in request.shared)
+
+
+def conflicts(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[Request]:
+    """The grants of other owners on `name`, in whose line a request stands, that it has to wait for."""
+    resource, owner = table.resources[name], request.owner
+    if exclusive:
+        for holder in resource.holders.values():
+            if holder.owner != owner:
+                yield holder
+    elif resource.exclusives:
+        for holder in resource.holders.values():
+            if holder.owner != owner and name in holder.exclusive:
+                yield holder
