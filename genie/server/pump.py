@@ -181,7 +181,11 @@ class Pump:
         if error is not None:
             self._fail(error)
             return
-        self._deliver()
+        try:
+            self._deliver()
+        except Exception as defect:  # noqa: BLE001 - see `_run`
+            self._fail(defect)
+            return
         if self._pending:
             self._run()
 
