@@ -67,6 +67,10 @@ class Cycles:
         self.stopping = False
         self.broken = ""
         """Why nothing more that comes can be understood."""
+        self.refused = ""
+        """What the server said instead of taking anything from this connection."""
+        self._taken = False
+        """The server has taken a request."""
 
     @property
     def owed(self) -> int:
@@ -112,6 +116,7 @@ class Cycles:
     def _queued(self, id_: int, out: list[bytes]) -> None:
         if not self._asked:
             raise ValueError("an answer to a request that was not sent")
+        self._taken, self.refused = True, ""
         slot = self._known[id_] = self._asked.popleft()
         if self.stopping:
             out.append(self._leave(id_, slot))
@@ -140,6 +145,8 @@ class Cycles:
 
     def _refused(self, told: messages.Error.Payload) -> None:
         self._tally.errors[told.code] += 1
+        if not self._taken:
+            self.refused = f"{told.code}: {told.message}"
         if told.id is not None:
             if told.code != Code.UNKNOWN_ID:
                 self._again.append(told.id)

@@ -54,7 +54,10 @@ class Result:
     """What was measured of one workload. `lost` says why it ended early where the connections did."""
 
     workload: str
+    connections: int
+    """Those that were there for all of the measured time."""
     measured_s: float
+    """0: it ended before it was measured."""
     client_cpu_s: float
     """What this process used meanwhile, of one processor."""
     tally: Tally
@@ -96,7 +99,7 @@ class _Wire(asyncio.Protocol):
             self._close_if_done()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._load.lost(self, self.cycles.broken or (str(exc) if exc else "the server closed it"))
+        self._load.lost(self, str(exc) if exc else "the server closed it")
 
     def tick(self) -> None:
         self._write(self.cycles.tick(time.perf_counter_ns()))
@@ -149,13 +152,18 @@ class Load:
         """A connection has ended."""
         self.wires.discard(wire)
         if not wire.ending:
-            self._tally.errors[CONNECTION_LOST] += 1
-            self._why = why
+            counted = wire.cycles.broken or wire.cycles.refused
+            if not counted:
+                self._tally.errors[CONNECTION_LOST] += 1
+            self._why = counted or why
         if not self.wires:
             self._wake.set()
 
     async def run(self, workload: str) -> Result:
-        """Connect, warm up, measure, clean up. Unavailable, if the server can't be reached."""
+        """Connect, warm up, measure, clean up. Unavailable, if the server can't be reached.
+
+        Where an interrupt, or the end of all connections, comes before the measuring, nothing is measured.
+        """
         tally = self._tally = Tally()
         self._why = ""
         plan = self._plan
@@ -164,19 +172,28 @@ class Load:
             if await self._connect(workload):
                 self._tick()
                 await self._go_on(plan.warm_up_s, lambda _: self._watch(workload, None, 0))
+            if self.wires and not self.interrupts:
                 began_s, cpu_s = time.perf_counter(), -time.process_time()
                 tally.measuring = True
                 await self._go_on(plan.measure_s, lambda past_s: self._watch(workload, past_s, tally.to_released.count))
                 tally.measuring = False
                 measured_s = time.perf_counter() - began_s
                 cpu_s += time.process_time()
+            connections = len(self.wires)
             lost = "" if self.wires or self.interrupts else self._why
             await self._clean_up()
         finally:
             for wire in self.wires.copy():
                 wire.abort()
             self.wires.clear()
-        return Result(workload=workload, measured_s=measured_s, client_cpu_s=cpu_s, tally=tally, lost=lost)
+        return Result(
+            workload=workload,
+            connections=connections,
+            measured_s=measured_s,
+            client_cpu_s=cpu_s,
+            tally=tally,
+            lost=lost,
+        )
 
     async def _connect(self, workload: str) -> bool:
         """Open the connections; False, if that was interrupted."""

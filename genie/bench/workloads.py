@@ -55,6 +55,16 @@ def _several(prefix: str, shape: Shape, count: int) -> list[Lines]:
     return [(_request(*(f"{EXCLUSIVE}{prefix}{slot}/{part}" for part in parts)),) for slot in range(count)]
 
 
+def _title_of_mixed(shape: Shape) -> str:
+    keys = "the same key" if shape.keys == 1 else f"one of {shape.keys} keys"
+    return f"requests lock {keys}, {shape.shared_percent} % of them shared"
+
+
+def _title_of_several(shape: Shape) -> str:
+    keys = "1 key" if shape.resources == 1 else f"{shape.resources} keys"
+    return f"each request locks {keys} of its own"
+
+
 def _request(*resources: str) -> bytes:
     # What a killed benchmark holds goes with its connections.
     return messages.command("request", resources=resources, onDisconnect="release")
@@ -63,9 +73,7 @@ def _request(*resources: str) -> bytes:
 WORKLOADS: Final[Mapping[str, Workload]] = {
     "own": Workload(lambda _: "each request locks a key of its own", _own),
     "hot": Workload(lambda _: "all requests lock the same key", _hot),
-    "mixed": Workload(
-        lambda shape: f"requests lock one of {shape.keys} keys, {shape.shared_percent} % of them shared", _mixed
-    ),
-    "several": Workload(lambda shape: f"each request locks {shape.resources} keys of its own", _several),
+    "mixed": Workload(_title_of_mixed, _mixed),
+    "several": Workload(_title_of_several, _several),
 }
 """By their names on the command line."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +25,7 @@ from genie.cli.asking import (
     seconds,
     server_options,
 )
-from genie.cli.bench_report import document, end_progress, headline, lines, show_progress
+from genie.cli.bench_report import document, end_progress, errors, headline, lines, show_progress
 from genie.client.reach import Address, addresses, spell
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.protocol import codec
@@ -118,15 +120,31 @@ def bench(
 
     A cycle is a request, its grant, its release and the answer to that. Then the next begins: a slow server is asked
     less. Times count from sending the request until `locked`, and until `released`, is read. They are at most 1 % too
-    long. Errors are those of the whole run, also of the warm-up.
+    long.
 
-    One process makes the load and reads the answers. Give it a processor of its own. Where it uses all of one ("client
-    CPU") the server may do more than is shown, and the times are partly its own: run several at once.
+    One process makes the load and reads the answers. Give it a processor of its own (taskset -c 1 genie bench). Where
+    it uses all of one ("client CPU") the server may do more than is shown, and the times are partly its own: run
+    several at once. Where neither it nor the server is busy, add --connections or --depth, and repeat.
 
     The keys begin with a random name, so nobody else waits for them. All is released in the end, also after Ctrl-C,
     which ends it early with what was measured until then.
 
-    Exit status: 0; 1 if a workload could not be measured, or not for all of its time; 130 after Ctrl-C.
+    What could not be confirmed is counted as `not-released`; the server releases it when the connection ends.
+
+    \b
+    Errors are those of the whole run, also of the warm-up, by the code or the
+    reason that the server gives. These names are not the server's:
+      connection-lost            a connection ended; the others go on
+      no-message                 something came that no Genie server sends;
+                                 that connection is cut
+      not-released               that a request has ended was not confirmed
+                                 within --timeout, or before a second Ctrl-C
+      released-by-somebody-else  a request was ended, but not by this command
+
+    Connections are counted behind the rate where not all were there for all of the measured time.
+
+    Exit status: 0; 1 where any error was counted, or a workload could not be measured; 130 after Ctrl-C, which leaves
+    out a workload that still warms up.
     """  # noqa: D301 - click wants the character itself before a text that must keep its lines
     if options["connections"] * options["depth"] > MOST_IN_FLIGHT:
         raise click.UsageError(f"--connections times --depth may be {MOST_IN_FLIGHT:,} at most.")
@@ -145,10 +163,22 @@ def _address_of_server(host: str, port: int, patience: float) -> Address:
         try:
             ask(spell(address), port, patience, lambda client: client.ping())
         except GenieError as error:
-            errors.append(one_line(error))
+            named, why = spell(address), one_line(error)
+            errors.append(why if named in why else f"{named}: {why}")
         else:
             return address
     raise Unavailable("; ".join(errors))
+
+
+def _print(text: str | bytes) -> None:
+    try:
+        click.echo(text)
+    except BrokenPipeError:
+        raise  # click ends quietly then
+    except OSError as error:
+        with suppress(OSError):  # what could not be written is not tried again at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.ClickException(f"the result can't be written: {error.strerror}") from None
 
 
 def _run(session: Coroutine[Any, Any, None]) -> None:
@@ -179,33 +209,33 @@ class _Session:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as behind `&` in a script
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, load.interrupt)
         if not self.as_json:
-            click.echo(headline(self.plan))
+            _print(headline(self.plan))
         for name in self.names:
             try:
                 result = await load.run(name)
             except GenieError as error:
                 self.failure = error
-            else:
-                self._take(result)
+                return
             finally:
                 if shown:
                     end_progress()
+            self._take(result)
             self.interrupted = load.interrupts > 0
             if self.interrupted or self.failure is not None:
                 return
 
     def _take(self, result: Result) -> None:
-        if result.measured_s or result.tally.errors:  # an interrupt may have left neither
+        if result.measured_s:
             self.results.append(result)
             if not self.as_json:
-                click.echo("\n".join(lines(result, self.plan.shape)))
+                _print("\n".join(lines(result, self.plan)))
         if result.lost:
             self.failure = ConnectionLost(f"lost all connections to {spell(self.plan.address)}: {result.lost}")
 
     def finish(self) -> None:
         """Print what is printed last, and end with the status that says how it went."""
         if self.as_json:
-            click.echo(codec.dumps(document(self.plan, self.results, interrupted=self.interrupted)))
+            _print(codec.dumps(document(self.plan, self.results, interrupted=self.interrupted)))
         if self.failure is not None:
             raise self.failure
         if self.interrupted:
@@ -213,3 +243,6 @@ class _Session:
         idle = [result.workload for result in self.results if not result.cycles]
         if idle:
             raise Unavailable(f"nothing could be measured of {', '.join(idle)}: no cycle ended within its time")
+        wrong = [f"{result.workload}: {errors(result)}" for result in self.results if result.tally.errors]
+        if wrong:
+            raise click.ClickException(f"errors were counted: {'; '.join(wrong)}")

@@ -8,12 +8,12 @@ from typing import Any
 
 from genie.bench.histogram import Histogram
 from genie.bench.load import Plan, Result
-from genie.bench.workloads import WORKLOADS, Shape
+from genie.bench.workloads import WORKLOADS
 from genie.cli.tables import table
 from genie.client.reach import spell
 
 BUSY_PERCENT = 90
-"""From here on the client itself is taken for what limits the result."""
+"""As it is shown. From here on the client itself is taken for what limits the result."""
 QUANTILES = {"p50": 500, "p99": 990, "p99_9": 999}
 """Those that are told, by their names in JSON, in thousandths."""
 HEADERS = ("FROM REQUEST TO", "P50", "P99", "P99.9", "MAX")
@@ -21,6 +21,8 @@ NUMBERS = range(1, len(HEADERS))
 
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
+LEAST_MS_NS = 999_500
+"""Shorter times are shown in µs. This one, rounded to them, would have four digits."""
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -43,19 +45,26 @@ def headline(plan: Plan) -> str:
     return f"{spell(plan.address)}, connections: {plan.connections:,}, in flight on each: {each}"
 
 
-def lines(result: Result, shape: Shape) -> list[str]:
+def errors(result: Result) -> str:
+    """What went wrong, and how often."""
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(result.tally.errors.items())) or "none"
+
+
+def lines(result: Result, plan: Plan) -> list[str]:
     """A workload's result for people."""
     tally = result.tally
-    errors = ", ".join(f"{name} {count:,}" for name, count in sorted(tally.errors.items())) or "none"
-    busy = result.client_cpu_percent
+    busy = round(result.client_cpu_percent)
     rate = f"{result.cycles_per_s:,.0f} cycles/s ({result.cycles:,} in {result.measured_s:.1f} s)"
+    fewer = ""
+    if result.connections < plan.connections:
+        fewer = f", connections: {result.connections:,} of {plan.connections:,}"
     limit = ", so the server may do more" if busy >= BUSY_PERCENT else ""
     found = [
-        f"{result.workload}: {WORKLOADS[result.workload].title(shape)}",
-        f"{rate}, errors: {errors}, client CPU: {busy:.0f} %{limit}",
+        f"{result.workload}: {WORKLOADS[result.workload].title(plan.shape)}",
+        f"{rate}{fewer}, errors: {errors(result)}, client CPU: {busy} %{limit}",
     ]
     rows = [
-        [name, *(_ms(ns) for ns in (*_quantiles(histogram), histogram.greatest_ns))]
+        [name, *(_time(ns) for ns in (*_quantiles(histogram), histogram.greatest_ns))]
         for name, histogram in (("locked", tally.to_locked), ("released", tally.to_released))
         if histogram.count
     ]
@@ -83,6 +92,7 @@ def document(plan: Plan, results: list[Result], *, interrupted: bool) -> dict[st
 def _row(result: Result) -> dict[str, Any]:
     return {
         "workload": result.workload,
+        "connections": result.connections,
         "measured_s": round(result.measured_s, 6),
         "cycles": result.cycles,
         "cycles_per_s": round(result.cycles_per_s, 1),
@@ -103,5 +113,7 @@ def _quantiles(histogram: Histogram) -> list[int | None]:
     return [histogram.quantile_ns(per_mille) for per_mille in QUANTILES.values()]
 
 
-def _ms(ns: int | None) -> str:
-    return "" if ns is None else f"{ns / NS_PER_MS:.2f} ms"
+def _time(ns: int | None) -> str:
+    if ns is None:
+        return ""
+    return f"{ns / NS_PER_US:.0f} µs" if ns < LEAST_MS_NS else f"{ns / NS_PER_MS:.2f} ms"

@@ -12,7 +12,7 @@ LEAST = ("waited", "held")
 RECENT_MS = 3_600_000
 
 LONG = re.compile(r"\d{13,}")
-SOME = re.compile(r"…|\d{13,}|\d+(?:\.\d+)? (?:ms|s|min|h)\b|\s+")
+SOME = re.compile(r"…|\d{13,}|\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b|\s+")
 
 
 class Names:
@@ -109,7 +109,7 @@ class Screen:
             elif text.isspace():
                 pattern += r"\s+"
             elif not text.isdigit():
-                pattern += r"\d+(?:\.\d+)? (?:ms|s|min|h)(?: \d+ \w+)?"
+                pattern += r"\d+(?:\.\d+)? (?:µs|ms|s|min|h)(?: \d+ \w+)?"
             elif text in self.real:
                 pattern += self.real[text]
             elif text in groups:

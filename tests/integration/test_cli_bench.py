@@ -93,6 +93,7 @@ def only(stdout: str) -> dict[str, Any]:
 
 def is_sound(row: dict[str, Any]) -> None:
     """The numbers of a workload that went well agree with each other."""
+    assert row["connections"] > 0
     assert row["errors"] == {}
     assert row["cycles"] > 0
     assert row["cycles_per_s"] == pytest.approx(row["cycles"] / row["measured_s"], rel=0.01)
@@ -121,6 +122,7 @@ def test_every_workload_for_programs(genie: Genie) -> None:
     assert [row["workload"] for row in told["workloads"]] == ["own", "hot", "mixed", "several"]
     for row in told["workloads"]:
         is_sound(row)
+        assert row["connections"] == 5
         assert row["measured_s"] >= 0.2
     assert nothing_is_left(genie)
 
@@ -167,13 +169,17 @@ def test_ctrl_c_ends_it_early_and_tells_what_was_measured(genie: Genie, workload
     assert nothing_is_left(genie)
 
 
-def test_ctrl_c_while_it_warms_up(genie: Genie) -> None:
-    with running(genie.port, "hot", "--warm-up", "1000") as process:
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_while_it_warms_up_leaves_the_workload_out(genie: Genie, as_json: bool) -> None:
+    with running(genie.port, "hot", "--warm-up", "1000", *(["--json"] if as_json else [])) as process:
         wait_for_cycles(genie)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert (process.returncode, stderr) == (130, "")
-    assert "own" not in stdout
+    if as_json:
+        assert (json.loads(stdout)["interrupted"], json.loads(stdout)["workloads"]) == (True, [])
+    else:
+        assert stdout == f"127.0.0.1:{genie.port}, connections: 64, in flight on each: 1 request\n"
     assert nothing_is_left(genie)
 
 
@@ -194,11 +200,13 @@ def test_a_killed_one_leaves_nothing(genie: Genie) -> None:
 def test_it_goes_on_without_the_connections_that_the_server_refused() -> None:
     with running_server(max_connections=3) as genie:
         done = bench(genie.port, "own", "--json", *SHORT)
-    assert (done.returncode, done.stderr) == (0, "")
+        shown = bench(genie.port, "own", *SHORT).stdout
+    assert (done.returncode, done.stderr) == (1, "Error: errors were counted: own: too-many 2\n")
     row = only(done.stdout)
     assert row["cycles"] > 0
-    assert row["errors"]["too-many"] == 2
-    assert row["errors"]["connection-lost"] == 2
+    assert row["errors"] == {"too-many": 2}, "each refused connection once"
+    assert row["connections"] == 3
+    assert " s), connections: 3 of 5, errors: too-many 2, " in shown
 
 
 def test_somebody_else_releases_what_it_waits_for(genie: Genie) -> None:
@@ -231,6 +239,7 @@ def test_the_server_is_killed() -> None:
     assert stderr.count("\n") == 1
     row = only(stdout)
     assert row["errors"] == {"connection-lost": SLOTS}
+    assert row["connections"] == 0
     assert row["cycles"] > 0
     assert row["measured_s"] < 1000
 
@@ -291,10 +300,10 @@ def served(talk: Callable[[socket.socket], None]) -> Iterator[int]:
             "no cycle",
         ),
         (b"", {"not-released"}, "no cycle"),
-        (b"hello\n", {"no-message", "connection-lost"}, "no message of a Genie server"),
+        (b"hello\n", None, "no message of a Genie server"),
     ],
 )
-def test_nothing_could_be_measured(answer: bytes, errors: set[str], says: str) -> None:
+def test_nothing_could_be_measured(answer: bytes, errors: set[str] | None, says: str) -> None:
     def talk(connection: socket.socket) -> None:
         with connection, suppress(OSError):
             ping = b"ping" in connection.recv(1 << 16)
@@ -307,9 +316,84 @@ def test_nothing_could_be_measured(answer: bytes, errors: set[str], says: str) -
     assert done.returncode == 1
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+    if errors is None:  # all connections were lost in the warm-up
+        assert json.loads(done.stdout)["workloads"] == []
+        return
     row = only(done.stdout)
     assert (row["cycles"], row["cycles_per_s"], row["to_locked"]["p50_us"]) == (0, 0, None)
     assert set(row["errors"]) == errors
+
+
+def test_what_is_no_message_counts_once_for_a_connection() -> None:
+    def talk(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            if b"ping" in connection.recv(1 << 16):
+                connection.sendall(PONG)
+                return
+            connection.sendall(b"hello\n")
+            connection.recv(1 << 16)
+
+    with served(talk) as port:
+        done = bench(port, "own", "--json", *FOREVER)
+    assert done.returncode == 1
+    assert "no message of a Genie server" in done.stderr
+    assert only(done.stdout)["errors"] == {"no-message": SLOTS}
+
+
+@pytest.mark.parametrize("code", ["unavailable", "of-the-future"])
+def test_an_error_that_was_counted_is_no_success(code: str) -> None:
+    """A server that refuses the first request of each connection, and takes all others."""
+
+    def talk(connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines, suppress(OSError):
+            if b"ping" in lines.readline():
+                connection.sendall(PONG)
+                return
+            connection.sendall(messages.command("error", code=code, message="not now"))
+            id_ = 0
+            for line in lines:
+                if b"release" in line.partition(b"payload")[0]:
+                    connection.sendall(messages.command("released", id=id_, reason="success"))
+                else:
+                    id_ += 1
+                    granted = messages.command("locked", id=id_, fence=id_)
+                    connection.sendall(messages.command("queued", id=id_) + granted)
+
+    with served(talk) as port:
+        done = bench(port, "own", "--connections", "1", "--warm-up", "0", "--seconds", "0.5", "--json")
+    assert (done.returncode, done.stderr) == (1, f"Error: errors were counted: own: {code} 1\n")
+    assert only(done.stdout)["errors"] == {code: 1}
+    assert only(done.stdout)["connections"] == 1
+    assert only(done.stdout)["cycles"] > 0
+
+
+def test_a_server_without_its_store_is_named() -> None:
+    why = "the store can't be reached, try again later"
+
+    def talk(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(messages.command("error", code="unavailable", message=why))
+            connection.recv(1 << 16)
+
+    with served(talk) as port:
+        done = bench(port)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Error: 127.0.0.1:{port}: {why}\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_full_disk_is_told_in_one_line(genie: Genie, as_json: bool) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(genie.port, "own", *SHORT, *(["--json"] if as_json else [])),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "Error: the result can't be written: No space left on device\n")
 
 
 def test_what_ends_behind_the_measured_time_is_not_counted() -> None:
@@ -370,7 +454,8 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
     assert only(stdout)["errors"] == {"not-released": 1}
 
 
-def test_progress_is_shown_on_a_terminal_and_taken_away(genie: Genie) -> None:
+def on_a_terminal(arguments: list[str], *, also_stdout: bool) -> tuple[str, str]:
+    """What was written to a terminal, and to stdout where that is none."""
     leader, follower = pty.openpty()
     shown: list[bytes] = []
 
@@ -381,12 +466,29 @@ def test_progress_is_shown_on_a_terminal_and_taken_away(genie: Genie) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    process = subprocess.Popen(command(genie.port, "own", *SHORT), stdout=subprocess.PIPE, stderr=follower, text=True)
+    stdout_to = follower if also_stdout else subprocess.PIPE
+    process = subprocess.Popen(arguments, stdout=stdout_to, stderr=follower, text=True)
     os.close(follower)
     stdout, _ = process.communicate(timeout=WAIT_S)
     reader.join()
     os.close(leader)
-    written = b"".join(shown).decode()
+    return b"".join(shown).decode(), stdout or ""
+
+
+def test_progress_is_taken_away_before_a_result_is_shown(genie: Genie) -> None:
+    written, _ = on_a_terminal(command(genie.port, "own", "hot", *SHORT), also_stdout=True)
+    assert "own: warming up" in written
+    screen = [line.rpartition("\r\x1b[K")[2] for line in written.split("\r\n")]
+    assert [line for line in screen if not line.startswith("  ")] == [
+        f"127.0.0.1:{genie.port}, connections: 5, in flight on each: 3 requests",
+        "own: each request locks a key of its own",
+        "hot: all requests lock the same key",
+        "",
+    ]
+
+
+def test_progress_is_shown_on_a_terminal_and_taken_away(genie: Genie) -> None:
+    written, stdout = on_a_terminal(command(genie.port, "own", *SHORT), also_stdout=False)
     assert "\r\x1b[Kown: warming up\r" in written
     assert " s, " in written
     assert "cycles/s" in written

@@ -187,6 +187,17 @@ def test_messages_of_a_newer_server_are_skipped(tally: Tally) -> None:
     assert (cycles.broken, cycles.owed) == ("", 1)
 
 
+def test_a_connection_that_was_refused_is_told_from_one_that_went_on(tally: Tally) -> None:
+    cycles = one(tally)
+    cycles.receive(command("error", code="too-many", message="no more fit"), 10)
+    assert cycles.refused == "too-many: no more fit"
+    cycles.tick(20)
+    cycles.receive(queued(1), 30)
+    assert cycles.refused == ""
+    cycles.receive(error("unavailable", 1), 40)
+    assert cycles.refused == "", "it has taken a request"
+
+
 # -- what is asked for ----------------------------------------------------------------------------------------
 
 
