@@ -21,7 +21,7 @@ format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed redis
 	$(BIN)/python benchmarks/scale.py
 
 # PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ from benchmarks.peers.postgres import Postgres
 from benchmarks.peers.processes import pinned
 from benchmarks.peers.redis_py import RedisPy
 from benchmarks.peers.redis_set import RedisSet
-from benchmarks.peers.report import Report, machine, pinning, today
+from benchmarks.peers.report import Report, filesystem, machine, pinning, today
+from benchmarks.peers.stopping import listen
 from benchmarks.peers.table import errors, markdown, put
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -68,8 +69,7 @@ class Run:
             folder = Path(root) / "data"
             folder.mkdir()
             with peer.running(folder, self.prefix) as running:
-                if running.version not in self.versions:
-                    self.versions.append(running.version)
+                self.versions += [version for version in running.versions if version not in self.versions]
                 for shape in SHAPES:
                     sample = measure(peer, running, shape, self.seconds, WARMUP_S)
                     self.samples[shape.slug][peer.name].append(sample)
@@ -80,15 +80,30 @@ class Run:
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser("python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="how often every peer is measured (default: 5)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for how long, under each load (default: 2)")
+    parser.add_argument("--rounds", type=rounds, default=5, help="how often every peer is measured (default: 5)")
+    parser.add_argument("--seconds", type=seconds, default=1.0, help="for how long, under each load (default: 1)")
     parser.add_argument(
         "--only", action="append", choices=[peer.slug for peer in PEERS], help="measure this peer; may be repeated"
     )
     parser.add_argument("--json", type=Path, help="write every figure of every round into this file")
-    parser.add_argument("--table", type=Path, help=f"page or file for the tables (default: docs/benchmarks.md) {HERE}")
-    parser.add_argument("--plot", type=Path, help=f"PNG for the plot (default: docs/benchmarks/peers.png) {HERE}")
+    parser.add_argument("--table", type=Path, help=f"page or file for the tables (default: docs/benchmarks.md){HERE}")
+    parser.add_argument("--plot", type=Path, help=f"PNG for the plot (default: docs/benchmarks/peers.png){HERE}")
     return parser.parse_args(arguments)
+
+
+def rounds(text: str) -> int:
+    """At least one."""
+    if (found := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, not {text}")
+    return found
+
+
+def seconds(text: str) -> float:
+    """More than none, and not for ever."""
+    found = float(text)
+    if found <= 0 or not math.isfinite(found):
+        raise argparse.ArgumentTypeError(f"more than 0, not {text}")
+    return found
 
 
 HERE = "; with --only they are only written where you say so"
@@ -102,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not wanted.only:
         wanted.table = wanted.table or DOCS / "benchmarks.md"
         wanted.plot = wanted.plot or DOCS / "benchmarks" / "peers.png"
-    signal.signal(signal.SIGTERM, stop)
+    listen()
     prefix, servers, load = pinned()
     if load is not None:
         os.sched_setaffinity(0, {load})
@@ -114,30 +129,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         today(),
         machine(),
         pinning(servers, load),
+        filesystem(Path(tempfile.gettempdir())),
         wanted.rounds,
         wanted.seconds,
+        WARMUP_S,
         run.versions,
         run.skipped,
         run.samples,
     )
     write(report, wanted)
-    return 1 if errors(report) or not run.versions else 0
-
-
-def stop(*_: object) -> None:
-    """Leave all blocks, so that every server is ended; a second SIGTERM does not disturb that."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit("stopped")
+    return 1 if errors(report) or not report.measured else 0
 
 
 def write(report: Report, wanted: argparse.Namespace) -> None:
-    """The table to the screen, and everything where it is wanted."""
+    """The table to the screen, and everything where it is wanted; without a sample, pages and plots stay as they are."""
     text = markdown(report)
     print(f"\n{text}")
     for line in errors(report):
         print(line)
     if wanted.json:
         wanted.json.write_text(report.json(), encoding="utf-8")
+    if not report.measured:
+        print("Nothing was measured: neither tables nor a plot are written.")
+        return
     if wanted.table:
         put(text, wanted.table)
     if wanted.plot:

@@ -93,7 +93,7 @@ class Etcd(WirePeer):
                 raise ConnectionRefusedError
 
         with serving(command, folder / "etcd.log", ready) as pid:
-            yield Running(port, (pid,), f"etcd {version}")
+            yield Running(port, (pid,), (f"etcd {version}",))
 
     def connect(self, running: Running, key: str, number: int) -> Wire:
         """See `WirePeer`."""

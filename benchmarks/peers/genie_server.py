@@ -29,7 +29,8 @@ def genie_server(folder: Path, prefix: Sequence[str], redis: Running | None = No
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
     environment |= {"GENIE_LOG_LEVEL": "warning", "PYTHONPATH": str(Path(genie.__file__).parents[1])}
     with serving(command, folder / "genie.log", lambda: accepts(port), environment=environment) as pid:
-        yield Running(port, (pid, *(redis.pids if redis else ())), f"Genie {version('genie-lock')}")
+        pids, versions = (redis.pids, redis.versions) if redis else ((), ())
+        yield Running(port, (pid, *pids), (f"Genie {version('genie-lock')}", *versions))
 
 
 class GenieWire(Wire):

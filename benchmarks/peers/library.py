@@ -36,8 +36,11 @@ async def _drive(cycle: Cycle, running: Running, keys: Sequence[str], seconds: f
             else:
                 count.cycle(number, time.perf_counter() - began)
 
-    tasks = [asyncio.create_task(work(number, key)) for number, key in enumerate(keys)]
-    await asyncio.sleep(end - time.perf_counter())
-    sample = count.sample()
-    await asyncio.gather(*tasks)
-    return sample
+    async with asyncio.TaskGroup() as tasks:
+        for number, key in enumerate(keys):
+            tasks.create_task(work(number, key))
+        try:
+            await asyncio.sleep(end - time.perf_counter())
+        finally:
+            end = 0.0  # where this is cancelled and a library keeps that from a task
+        return count.sample()

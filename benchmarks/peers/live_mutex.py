@@ -93,9 +93,10 @@ class LiveMutex(WirePeer):
         found, port = module(), free_port(PORTS)
         assert found is not None  # noqa: S101 - else it is missing
         self._version = json.loads((found.parents[1] / "package.json").read_text())["version"]
+        node = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout.strip()  # noqa: S607
         command = [*prefix, "node", "-e", BROKER.format(module=json.dumps(str(found)), port=port)]
         with serving(command, folder / "live-mutex.log", lambda: accepts(port)) as pid:
-            yield Running(port, (pid,), f"live-mutex {self._version}")
+            yield Running(port, (pid,), (f"live-mutex {self._version}", f"Node.js {node.removeprefix('v')}"))
 
     def connect(self, running: Running, key: str, number: int) -> Wire:
         """See `WirePeer`."""

@@ -7,7 +7,6 @@ cycle when one has ended.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from benchmarks.peers.figures import Sample
 from benchmarks.peers.library import drive_library
 from benchmarks.peers.peer import LibraryPeer, Peer, PeerFailed, Running, Wire, WirePeer
+from benchmarks.peers.stopping import run
 from benchmarks.peers.wires import Drive
 
 
@@ -25,6 +25,7 @@ class Shape:
     slug: str
     title: str
     connections: int
+    """Or tasks, where a client library is measured."""
     hot: bool
     """All want the same key."""
 
@@ -35,8 +36,8 @@ class Shape:
 
 
 SHAPES = (
-    Shape("own", "64 connections, a key for each", 64, hot=False),
-    Shape("hot", "64 connections, one key for all", 64, hot=True),
+    Shape("own", "64 connections or tasks, a key for each", 64, hot=False),
+    Shape("hot", "64 connections or tasks, one key for all", 64, hot=True),
     Shape("one", "One connection", 1, hot=False),
 )
 
@@ -45,7 +46,7 @@ def measure(peer: Peer, running: Running, shape: Shape, seconds: float, warmup: 
     """One peer under one load. PeerFailed where it does not answer."""
     try:
         if isinstance(peer, LibraryPeer):
-            return asyncio.run(drive_library(peer, running, shape.keys, seconds, warmup))
+            return run(drive_library(peer, running, shape.keys, seconds, warmup))
         if isinstance(peer, WirePeer):
             return _wires(peer, running, shape.keys, seconds, warmup)
     except (OSError, ValueError) as error:

@@ -75,7 +75,8 @@ class Running:
     port: int
     pids: tuple[int, ...]
     """Of all processes whose CPU counts; those that they started count, too."""
-    version: str
+    versions: tuple[str, ...]
+    """Of each program that takes part."""
 
 
 class Peer(ABC):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.peers.peer import HOST, PeerFailed, Running, Step, Wire, WirePeer, exchange, open_socket
 from benchmarks.peers.processes import free_port, serving
+from benchmarks.peers.stopping import put_off
 
 USER = "postgres"
 READY = b"Z\0\0\0\5I"
@@ -116,15 +117,16 @@ class Postgres(WirePeer):
         user, data, port = _user(), folder / "data", free_port()
         if user is not None:
             shutil.chown(folder, user)
-        made = subprocess.run(
-            [initdb, "--auth=trust", "--no-sync", f"--username={USER}", "--pgdata", str(data)],
-            capture_output=True,
-            text=True,
-            user=user,
-            group=user,
-            cwd=folder,
-            check=False,
-        )
+        with put_off():  # it has processes of its own
+            made = subprocess.run(
+                [initdb, "--auth=trust", "--no-sync", f"--username={USER}", "--pgdata", str(data)],
+                capture_output=True,
+                text=True,
+                user=user,
+                group=user,
+                cwd=folder,
+                check=False,
+            )
         if made.returncode:
             raise PeerFailed(f"initdb: {made.stderr.strip()}")
         said = subprocess.run([server, "--version"], capture_output=True, text=True, check=True).stdout
@@ -133,7 +135,7 @@ class Postgres(WirePeer):
         with serving(
             command, folder / "postgres.log", lambda: session(port).close(), user=user, stop=signal.SIGINT
         ) as pid:
-            yield Running(port, (pid,), f"PostgreSQL {version}")
+            yield Running(port, (pid,), (f"PostgreSQL {version}",))
 
     def connect(self, running: Running, key: str, number: int) -> Wire:
         """See `WirePeer`."""

@@ -9,10 +9,11 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.peers.peer import HOST, PeerFailed, open_socket
+from benchmarks.peers.stopping import put_off
 
 START_S = 20.0
 STOP_S = 10.0
@@ -45,20 +46,23 @@ def serving(
     stop: signal.Signals = signal.SIGTERM,
 ) -> Iterator[int]:
     """A server's process id, from when `ready` raises no OSError any more. It is ended when the block is left."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=environment, user=user, group=user
-        )
-    try:
+    with ExitStack() as ends:
+        with put_off(), log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=environment, user=user, group=user
+            )
+            ends.callback(_end, process, stop)
         _wait(process, ready, log)
         yield process.pid
-    finally:
-        process.send_signal(stop)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], stop: signal.Signals) -> None:
+    process.send_signal(stop)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], ready: Callable[[], None], log: Path) -> None:

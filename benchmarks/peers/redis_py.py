@@ -28,7 +28,7 @@ class RedisPy(LibraryPeer):
     def running(self, folder: Path, prefix: Sequence[str]) -> Iterator[Running]:
         """See `Peer`."""
         with redis_server(folder, prefix) as server:
-            yield replace(server, version=f"redis-py {version('redis')}")
+            yield replace(server, versions=(*server.versions, f"redis-py {version('redis')}"))
 
     @asynccontextmanager
     async def client(self, running: Running, connections: int) -> AsyncIterator[Cycle]:

@@ -29,4 +29,4 @@ def redis_server(folder: Path, prefix: Sequence[str]) -> Iterator[Running]:
     said = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S607
     version = next(word.removeprefix("v=") for word in said.split() if word.startswith("v="))
     with serving(command, folder / "redis.log", lambda: accepts(port)) as pid:
-        yield Running(port, (pid,), f"Redis {version}")
+        yield Running(port, (pid,), (f"Redis {version}",))

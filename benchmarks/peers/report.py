@@ -27,8 +27,12 @@ class Report:
     date: str
     machine: str
     pinning: str
+    filesystem: str
+    """The type of what the temporary folder is on, where the servers have their data; empty if it is not known."""
     rounds: int
     seconds: float
+    warmup: float
+    """Seconds before each load that are not counted."""
     versions: Sequence[str]
     skipped: Mapping[str, str]
     """Why a peer was not measured, by its name."""
@@ -37,6 +41,11 @@ class Report:
     def summaries(self, shape: str) -> dict[str, Summary]:
         """Of the peers that were measured under this load, in their order."""
         return {name: summarize(found) for name, found in self.samples.get(shape, {}).items() if found}
+
+    @property
+    def measured(self) -> bool:
+        """Is there anything to show?"""
+        return any(self.summaries(shape) for shape in self.samples)
 
     @property
     def others(self) -> float:
@@ -73,6 +82,17 @@ def pinning(servers: int | None, load: int | None) -> str:
     if servers is None:
         return "servers and load on the same processors"
     return f"servers on processor {servers}, load on processor {load}"
+
+
+def filesystem(folder: Path, mounts: str | None = None) -> str:
+    """The type of the filesystem that a folder is on: ext4, tmpfs. `mounts` is as in /proc/self/mounts."""
+    folder, found, deepest = folder.resolve(), "", 0
+    for line in (_text("/proc/self/mounts") if mounts is None else mounts).splitlines():
+        _, where, kind = line.split()[:3]
+        mount = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), where))
+        if len(mount.parts) >= deepest and folder.is_relative_to(mount):  # the later one is on top
+            found, deepest = kind, len(mount.parts)
+    return found
 
 
 def _text(path: str) -> str:

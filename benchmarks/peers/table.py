@@ -60,8 +60,10 @@ def markdown(report: Report) -> str:
     times = "once" if report.rounds == 1 else f"{report.rounds} times"
     parts = [
         (
-            f"Measured on {report.date} on {report.machine}; {report.pinning}. "
-            f"Each peer ran {times} under each load, for {report.seconds:g} s, in turns with the others. "
+            f"Measured on {report.date} on {report.machine}; {report.pinning}"
+            f"{f'; the data of the servers on {report.filesystem}' if report.filesystem else ''}. "
+            f"Each peer ran {times}, in turns with the others. Each time the {len(SHAPES)} loads followed each other on "
+            f"the same servers, each for {report.seconds:g} s, after a warm-up of {report.warmup:g} s that is not counted. "
             f"Meanwhile the machine did other work for {percent(report.others)} of one processor (median)."
         ),
         f"Versions: {', '.join(report.versions)}.",

@@ -29,6 +29,7 @@ class Pinger:
             [sys.executable, __file__, str(port), ping.decode(), str(INTERVAL_MS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is for its parent, who ends it
         )
         self._samples: list[tuple[float, float]] = []
 

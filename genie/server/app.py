@@ -52,6 +52,7 @@ class Server:
         answers when everything is loaded.
         """
         sock = _bind(self.settings.host, self.settings.port)
+        gc.collect()
         gc.set_threshold(*GC_THRESHOLD)
         try:
             manager = await self._load(sock)
@@ -78,7 +79,7 @@ class Server:
         """Take up what the store holds, and listen."""
         loop = asyncio.get_running_loop()
         self._guard = _guard(sock.getsockname())
-        snapshot = await self._store.open(lambda: manager.snapshot(clock()))
+        snapshot = await self._store.open(lambda: pump.snapshot())  # noqa: PLW0108 - it is made below
         began = loop.time() * 1000 - snapshot.clock_ms
         floor = time.time_ns() // 1000  # whatever the store remembers, no id or fence is ever given twice
         snapshot.next_id = max(snapshot.next_id, floor)

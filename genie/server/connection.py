@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -60,6 +61,7 @@ class Connection(asyncio.Protocol):
         "ahead",
         "closed",
         "ending",
+        "inbox",
         "out",
         "paused",
         "session",
@@ -81,6 +83,8 @@ class Connection(asyncio.Protocol):
         """The client leaves answers unread."""
         self._greeted = False
         """Its first line has come, and it is no web client's."""
+        self.inbox: deque[tuple[Iterator[Item], int]] = deque()
+        """What it has said that waits for its turn, read by read, each with its size in bytes."""
         self.ahead = 0
         """Bytes of its commands that wait for their turn."""
         self.paused = False
@@ -103,18 +107,22 @@ class Connection(asyncio.Protocol):
         """Hand the lines that the bytes complete to the pump. They are decoded when their turn comes."""
         if self.ending:
             return
+        last = None
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
-            limit = self._settings.max_line
-            self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), too_long.lines)
-            return
+            lines, limit = too_long.lines, self._settings.max_line
+            last = RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes")
+        if b"" in lines or b"\r" in lines:
+            lines = [line for line in lines if line and line != b"\r"]
         if not self._greeted and lines:
             if is_http(lines[0]):  # nothing that it brings is carried out: a web page may have sent it
                 self._hang_up(http_refused())
                 return
             self._greeted = True
-        if lines:
+        if last is not None:
+            self._hang_up(last, lines)
+        elif lines:
             self._pump.submit(self, lines, len(data))
 
     def eof_received(self) -> bool:

@@ -5,7 +5,7 @@ Messages are only laid out here, in each connection's `out`; the pump sends them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from genie import core
@@ -48,15 +48,14 @@ class Dispatch:
         """The step after loading: nobody who asked before is connected now."""
         self._tell(self.manager.step(core.Recover(), self.now), None)
 
-    def take(self, connection: Connection, items: Iterable[Item]) -> list[Item]:  # noqa: C901, PLR0912 - the hot path
-        """Carry out what a connection asks for, in order. Returns what is behind a long look (`inspect`), for later."""
+    def take(self, connection: Connection, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0912 - the hot path
+        """Carry out what a connection asks for, in order, up to a long look (`inspect`). Returns whether that ended it."""
         # Every command comes through this loop. The two that nearly all are, with the one event that nearly every one
         # of them brings, are dealt with on the spot; whatever else there is goes by way of `_tell` and `_seldom`.
         session, out, step, now = connection.session, connection.out, self._step, self.now
         room = self._most - len(self._held) - len(self._waiting)
         if not out:
             self.touched.append(connection)
-        items = iter(items)
         for item in items:
             if type(item) is not bytes:
                 self._note(connection, item)
@@ -98,8 +97,8 @@ class Dispatch:
                 out.append(replies.PONG)
             elif type(command) is Inspect:
                 self._look(connection, command)
-                return list(items)
-        return []
+                return True
+        return False
 
     def refuse(self, connection: Connection, item: Item) -> None:
         """Answer a line that was not taken up: `unavailable`, unless it is wrong in itself."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING
 
-from genie.core import LockManager
+from genie.core import LockManager, Request, Snapshot
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.dispatch import Dispatch
 from genie.storage.base import Batch, Store
@@ -23,8 +25,17 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 1.0
 """How often an idle server commits its clock: what a crash may add to the life of a lock."""
 
+MIN_TICK_S = 0.025
+"""How exactly the patience with the store is kept, at best."""
+
 MAX_BATCH = 2_000
 """Commands in one batch. An `inspect`, the one with a long answer, ends its batch."""
+
+MAX_TURN = 200
+"""Commands of one connection, before it is the turn of others that wait."""
+
+RESERVE = 100_000
+"""Ids that are stored ahead of their use."""
 
 MAX_AHEAD = 256 << 10
 """Bytes of commands that may wait for one connection, before no more of it are read."""
@@ -58,7 +69,8 @@ class Pump:
         self._clock = clock
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._pending: deque[tuple[Connection, Sequence[Item], int]] = deque()
+        self._pending: deque[Connection] = deque()
+        """Those in whose `inbox` something waits for its turn, each once."""
         self._pending_bytes = 0
         self._direct = not store.durable
         self._in_flight = False
@@ -69,7 +81,9 @@ class Pump:
         self._timer_at = float("inf")
         self._due = False
         """The timer has rung: something may have expired."""
-        self._tick_s = min(HEARTBEAT_S, settings.store_timeout_ms / 4000)
+        self._reserved = 0
+        """Ids below this are stored as given out."""
+        self._tick_s = max(MIN_TICK_S, min(HEARTBEAT_S, settings.store_timeout_ms / 4000))
         self._ticker = self._loop.call_later(self._tick_s, self._tick) if store.durable else None
         self._stopped = False
         self._idle: asyncio.Future[None] | None = None
@@ -81,7 +95,7 @@ class Pump:
 
         `size` is how many bytes they came in: what waits for the store is bounded.
         """
-        if connection is self._talker and self._direct and not self._pending and len(items) <= MAX_BATCH:
+        if connection is self._talker and self._direct and not self._pending and len(items) <= MAX_TURN:
             self._take_at_once(connection, items)
             return
         self._talker = connection
@@ -90,20 +104,24 @@ class Pump:
         if self._away:
             self._refuse(connection, items)
             return
-        self._pending.append((connection, items, size))
         self._pending_bytes += size
         connection.ahead += size
+        self._put(connection, iter(items), size)
         if connection.ahead > MAX_AHEAD or self._pending_bytes > self._settings.max_pending:
             connection.pause()
-        self._kick()
 
     def gone(self, connection: Connection) -> None:
         """A connection has ended: what was bound to it goes. Never refused, whatever the store does."""
         if connection is self._talker:
             self._talker = None
         if not self._stopped:
-            self._pending.append((connection, [HANGUP], 0))
-            self._kick()
+            self._put(connection, iter([HANGUP]), 0)
+
+    def _put(self, connection: Connection, items: Iterator[Item], size: int) -> None:
+        if not connection.inbox:
+            self._pending.append(connection)
+        connection.inbox.append((items, size))
+        self._kick()
 
     def _kick(self) -> None:
         """Run a batch when everybody was read who has said something by now.
@@ -121,14 +139,12 @@ class Pump:
         """Answer on the spot who talks alone, where nothing is stored that it would have to wait for."""
         try:
             self._dispatch.now = self._clock()
-            rest = self._dispatch.take(connection, items)
+            todo = iter(items)
+            if self._dispatch.take(connection, todo):
+                self._put(connection, todo, 0)
             self._deliver()
         except Exception as error:  # noqa: BLE001 - see `_run`
             self._fail(error)
-            return
-        if rest:
-            self._pending.append((connection, rest, 0))
-            self._kick()
 
     def _run(self) -> None:
         self._scheduled = False
@@ -141,9 +157,9 @@ class Pump:
                 self._due = False
                 dispatch.expire()
             self._take_up()
-            if dispatch.changes:
+            if dispatch.changes or (self._manager.next_id > self._reserved and self._store.durable):
                 changes, dispatch.changes = dispatch.changes, {}
-                self._commit(Batch(changes, self._manager.next_id, self._manager.next_fence, now))
+                self._commit(changes, now)
             else:  # a ping, an error, a look, a request that has to wait; or no store to speak of
                 self._deliver()
         except Exception as error:  # noqa: BLE001 - a defect: better no server than one that has lost its way
@@ -153,16 +169,22 @@ class Pump:
             self._kick()  # others are read in between
 
     def _take_up(self) -> None:
-        """Step what waits, as much as one batch may be. Whoever has more waits for its turn."""
+        """Step what waits, as much as one batch may be. They take turns: whoever has more goes to the end of the line."""
         take, pending, room = self._dispatch.take, self._pending, MAX_BATCH
         while pending and room > 0:
-            connection, items, size = pending.popleft()
-            rest = take(connection, items if len(items) <= room else items[:room])
-            if rest or len(items) > room:
-                pending.appendleft((connection, [*rest, *items[room:]], size))
+            connection = pending.popleft()
+            items, size = connection.inbox[0]
+            before = length_hint(items)
+            looked = take(connection, items if before <= MAX_TURN else islice(items, MAX_TURN))
+            left = length_hint(items)
+            if not left:
+                connection.inbox.popleft()
+                self._done_with(connection, size)
+            if connection.inbox:
+                pending.append(connection)
+            if looked:
                 return
-            room -= len(items)
-            self._done_with(connection, size)
+            room -= before - left
 
     def _done_with(self, connection: Connection, size: int) -> None:
         self._pending_bytes -= size
@@ -170,9 +192,19 @@ class Pump:
         if connection.paused:
             connection.resume()
 
-    def _commit(self, batch: Batch) -> None:
+    def _commit(self, changes: dict[int, Request], now: float) -> None:
+        """Write a batch. Ids are stored ahead of their use: what is said of one that waits need not be stored itself."""
+        manager = self._manager
+        if manager.next_id > self._reserved - RESERVE // 2:
+            self._reserved = manager.next_id + RESERVE
         self._in_flight, self._sent_at = True, self._loop.time()
-        self._store.commit(batch, self._committed)
+        self._store.commit(Batch(changes, self._reserved, manager.next_fence, now), self._committed)
+
+    def snapshot(self) -> Snapshot:
+        """The whole state, as a store should have it."""
+        snapshot = self._manager.snapshot(self._clock())
+        snapshot.next_id = max(snapshot.next_id, self._reserved)
+        return snapshot
 
     def _committed(self, error: BaseException | None) -> None:
         self._in_flight = self._away = False
@@ -230,11 +262,14 @@ class Pump:
         """
         self._ticker = self._loop.call_later(self._tick_s, self._tick)
         quiet_s = self._loop.time() - self._sent_at
-        if self._in_flight:
-            if quiet_s >= self._settings.store_timeout_ms / 1000 and not self._away:
-                self._lose_patience()
-        elif quiet_s >= HEARTBEAT_S:
-            self._commit(Batch({}, self._manager.next_id, self._manager.next_fence, self._clock()))
+        try:
+            if self._in_flight:
+                if quiet_s >= self._settings.store_timeout_ms / 1000 and not self._away:
+                    self._lose_patience()
+            elif quiet_s >= HEARTBEAT_S - self._tick_s:
+                self._commit({}, self._clock())
+        except Exception as error:  # noqa: BLE001 - see `_run`
+            self._fail(error)
 
     # -- bad days -----------------------------------------------------------------------------------------
 
@@ -242,16 +277,18 @@ class Pump:
         """The store does not answer. What it has been given waits for its outcome; the rest is refused."""
         self._away = True
         pending, self._pending = self._pending, deque()
-        for connection, items, size in pending:
-            self._refuse(connection, items)
-            self._done_with(connection, size)
+        for connection in pending:
+            inbox, connection.inbox = connection.inbox, deque()
+            for items, size in inbox:
+                self._refuse(connection, items)
+                self._done_with(connection, size)
 
-    def _refuse(self, connection: Connection, items: Sequence[Item]) -> None:
+    def _refuse(self, connection: Connection, items: Iterable[Item]) -> None:
         """Answer commands that were not taken up, without overtaking what this connection is still to be told."""
         waiting = bool(connection.out)
         for item in items:
             if item is HANGUP:
-                self._pending.append((connection, [item], 0))
+                self._put(connection, iter([item]), 0)
             else:
                 self._dispatch.refuse(connection, item)
         if not waiting and connection.out:

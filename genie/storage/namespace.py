@@ -18,7 +18,7 @@ from importlib.resources import files
 
 from redis.asyncio import Redis
 
-from genie.core import Request, Snapshot
+from genie.core import HELD, Request, Snapshot
 from genie.storage.base import Superseded
 from genie.storage.records import decode, encode
 
@@ -78,7 +78,7 @@ class Namespace:
             raise Superseded(f"{self.meta} is another server's")
         self._attempted = tenure = _next(self.tenure, self._prefix)
         await self._client.sadd(self._copies, tenure.records)
-        requests = list(snapshot.requests)
+        requests = [request for request in snapshot.requests if request.state is HELD]  # no other is ever stored
         for start in range(0, len(requests), CHUNK):
             chunk = {str(request.id): encode(request) for request in requests[start : start + CHUNK]}
             await self._client.hset(tenure.records, mapping=chunk)  # type: ignore[arg-type]
@@ -92,6 +92,10 @@ class Namespace:
         meta = {field.decode(): value.decode() for field, value in stored.items()}
         if "epoch" not in meta:
             return None, Snapshot()
+        if "counters" not in meta:
+            raise ValueError(
+                f"{self.meta} was not written by this version of Genie; let the one that wrote it serve it"
+            )
         _, clock_ms, next_id, next_fence = meta["counters"].split()
         snapshot = Snapshot((), int(next_id), int(next_fence), float(clock_ms))
         return Tenure(int(meta["epoch"]), meta["nonce"], meta["records"]), snapshot

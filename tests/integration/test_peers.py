@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from benchmarks.peers.measure import SHAPES, measure
 from benchmarks.peers.peer import LibraryPeer, PeerFailed, WirePeer
 from benchmarks.peers.processes import accepts, serving
 from benchmarks.peers.redis_set import RedisSet
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the benchmark needs Linux")
 
@@ -26,6 +31,8 @@ def test_a_peer_is_measured_and_its_servers_end(peer: WirePeer | LibraryPeer, tm
             assert sample.errors == 0
             assert 0 < sample.p50_us <= sample.p99_us
             assert sample.least <= sample.most
+    programs = ["Genie", "Redis"] if isinstance(peer, GenieClient) else [peer.name.split(",")[0]]
+    assert [version.split()[0] for version in running.versions] == programs
     with pytest.raises(OSError):  # noqa: PT011 - whichever: nobody listens
         accepts(running.port)
     assert not any(Path(f"/proc/{pid}").exists() for pid in running.pids)
@@ -35,3 +42,32 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no, thank you')"]
     with pytest.raises(PeerFailed, match="no, thank you"), serving(command, tmp_path / "log", lambda: accepts(1)):
         pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("slug", ["redis-set", "genie-client"])
+def test_a_signal_ends_it_with_its_servers_and_leaves_nothing(
+    slug: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.peers", "--only", slug, "--rounds", "50", "--seconds", "0.5"],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    assert process.stdout is not None
+    try:
+        while "cycles/s" not in process.stdout.readline():
+            assert process.poll() is None
+        os.killpg(process.pid, number)  # Ctrl-C is for the servers, too
+        _, said = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, said) == (128 + number, "stopped\n")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

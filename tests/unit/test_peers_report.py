@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers.__main__ import options, write
 from benchmarks.peers.figures import Sample, percentile, summarize
-from benchmarks.peers.report import Report
+from benchmarks.peers.report import Report, filesystem
 from benchmarks.peers.table import BEGIN, END, between, duration, errors, markdown, percent, put
 
 SAMPLE = Sample(
@@ -34,7 +35,9 @@ def report(*samples: Sample) -> Report:
         machine="2 processors",
         pinning="servers on processor 0, load on processor 1",
         rounds=len(samples),
+        filesystem="ext4",
         seconds=2.0,
+        warmup=0.3,
         versions=["Genie 1", "Redis 7"],
         skipped={"etcd": "it is not installed"},
         samples={"own": {"Genie": list(samples)}, "hot": {"Genie": list(samples), "Redis": []}},
@@ -93,6 +96,8 @@ def test_the_tables_have_a_row_for_each_peer_that_was_measured() -> None:
     assert "- etcd: it is not installed" in lines
     assert lines[0].endswith("did other work for 10 % of one processor (median).")
     assert "Versions: Genie 1, Redis 7." in lines
+    assert "; the data of the servers on ext4. Each peer ran once, in turns with the others. " in lines[0]
+    assert "each for 2 s, after a warm-up of 0.3 s that is not counted. " in lines[0]
     header, rule = lines[lines.index(row) - 2 : lines.index(row)]
     assert header.count("|") == rule.count("|") == row.count("|")
 
@@ -103,7 +108,7 @@ def test_a_rate_that_the_load_could_not_exceed_is_marked() -> None:
 
 def test_errors_are_told() -> None:
     assert errors(report(SAMPLE)) == []
-    assert errors(report(replace(SAMPLE, errors=2)))[0] == "Genie, 64 connections, a key for each: 2 errors"
+    assert errors(report(replace(SAMPLE, errors=2)))[0] == "Genie, 64 connections or tasks, a key for each: 2 errors"
 
 
 def test_only_what_is_between_the_marks_is_written(tmp_path: Path) -> None:
@@ -115,6 +120,53 @@ def test_only_what_is_between_the_marks_is_written(tmp_path: Path) -> None:
     put("table\n", page)
     assert page.read_text() == f"before\n{BEGIN}\n\ntable\n\n{END}\nafter\n"
     assert between("no marks", "text") == "text"
+
+
+def test_a_filesystem_that_is_not_known_is_not_named() -> None:
+    assert "load on processor 1. Each peer" in markdown(replace(report(SAMPLE), filesystem=""))
+
+
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+tmpfs /mnt/in\\040memory tmpfs rw 0 0
+/dev/vdb /mnt/twice xfs rw 0 0
+/dev/vdc /mnt/twice btrfs rw 0 0
+"""
+
+
+def test_a_folder_is_on_the_mount_that_is_nearest_above_it_and_on_top() -> None:
+    assert filesystem(Path("/mnt/elsewhere"), MOUNTS) == "ext4"
+    assert filesystem(Path("/mnt/in memory/folder"), MOUNTS) == "tmpfs"
+    assert filesystem(Path("/mnt/in memory, too"), MOUNTS) == "ext4"
+    assert filesystem(Path("/mnt/twice"), MOUNTS) == "btrfs"
+    assert filesystem(Path("/mnt"), "") == ""
+
+
+def test_without_a_sample_no_page_and_no_plot_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, picture, figures = tmp_path / "page.md", tmp_path / "plot.png", tmp_path / "figures.json"
+    page.write_text("old")
+    assert not report().measured
+    write(report(), options(["--table", str(page), "--plot", str(picture), "--json", str(figures)]))
+    assert page.read_text() == "old"
+    assert not picture.exists()
+    assert json.loads(figures.read_text())["skipped"] == {"etcd": "it is not installed"}
+    assert "Nothing was measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--rounds", "0"], ["--rounds", "-1"], ["--seconds", "0"], ["--seconds", "nan"], ["--seconds", "inf"]]
+)
+def test_nothing_is_measured_in_no_time(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        options(arguments)
+    assert f"argument {arguments[0]}: " in capsys.readouterr().err
+
+
+def test_the_help_says_where_the_page_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        options(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(default: docs/benchmarks.md); with --only they are only written where you say so" in said
 
 
 def test_the_json_has_every_round() -> None:

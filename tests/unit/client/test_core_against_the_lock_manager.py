@@ -43,8 +43,9 @@ class Server:
     def work(self, now: float) -> None:
         lines, self.inbox = self.inbox.split(b"\n")[:-1], b""
         self.dispatch.now = now * 1000
-        while lines:
-            lines = self.dispatch.take(self.client, lines)  # type: ignore[arg-type]
+        todo = iter(lines)
+        while self.dispatch.take(self.client, todo):  # type: ignore[arg-type]
+            pass
         self.told()
 
     def told(self) -> None:
@@ -53,7 +54,7 @@ class Server:
 
     def release(self, id: int, now: float) -> None:
         self.dispatch.now = now * 1000
-        self.dispatch.take(self.stranger, [messages.command("release", id=id)])  # type: ignore[arg-type]
+        self.dispatch.take(self.stranger, iter([messages.command("release", id=id)]))  # type: ignore[arg-type]
         self.told()
 
     def expire(self, now: float) -> None:
@@ -64,7 +65,7 @@ class Server:
     def cut(self, now: float) -> None:
         self.client.closed = True
         self.dispatch.now = now * 1000
-        self.dispatch.take(self.client, [HANGUP])  # type: ignore[arg-type]
+        self.dispatch.take(self.client, iter([HANGUP]))  # type: ignore[arg-type]
         self.client = Peer()
         self.inbox = self.outbox = b""
 
