@@ -14,7 +14,7 @@ class Batch:
     """What one group commit writes, all of it or nothing.
 
     `changes` maps an id to its request as it is now: held or waiting ones are written, ended ones deleted. The rest
-    are the manager's counters and clock (ms).
+    are the manager's counters (no id from `next_id` on was given out, nor may one below it be) and clock (ms).
     """
 
     changes: dict[int, Request] = field(default_factory=dict)

@@ -205,3 +205,17 @@ async def test_a_batch_is_applied_once_and_never_late(make: Make) -> None:
     assert await reply(link, released) == b"ok"
     assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 1, "not applied again"
     link.close()
+
+
+async def test_a_namespace_of_another_version_is_left_alone(make: Make) -> None:
+    store = make()
+    if not isinstance(store, RedisStore):
+        return
+    link = await Link.open(store._url)
+    before = (b"epoch", b"1", b"nonce", b"n", b"records", b"r", b"sequence", b"7")
+    await link.call(b"HSET", store._namespace.meta.encode(), *before)
+    with pytest.raises(ValueError, match="not written by this version of Genie"):
+        await store.open(Snapshot)
+    found = await link.call(b"HGETALL", store._namespace.meta.encode())
+    assert sorted(found) == sorted(before)
+    link.close()

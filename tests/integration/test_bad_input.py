@@ -159,6 +159,18 @@ async def test_web_clients_are_closed_at_once(wire: Wire, method: bytes) -> None
     assert (await wire.receive())[0] == "closed"
 
 
+async def test_nothing_of_a_web_client_is_carried_out_however_long_its_lines_are() -> None:
+    with running_server(max_line=4096) as genie:
+        wire = await Wire.connect(genie.address)
+        wire.raw(
+            b'POST / HTTP/1.1\r\n\r\n{"command":"request","payload":{"resources":["exclusive:smuggled"]}}\n'
+            + b"x" * 10_000
+        )
+        assert (await wire.expect("error"))["code"] == "bad-message"
+        assert (await wire.receive())[0] == "closed"
+        await wire.close()
+
+
 async def test_a_client_that_never_reads_is_cut_off() -> None:
     with running_server(max_unread=1 << 16) as genie:
         deaf = socket.socket()

@@ -190,6 +190,19 @@ async def test_a_redis_that_comes_back_empty_is_written_anew(redis: Redis) -> No
         await client.close()
 
 
+async def test_what_waits_is_not_written_anew(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client = await Wire.connect(genie.address)
+        await client.lock("exclusive:A", transactionTimeout=600_000)
+        client.send("request", resources=["exclusive:A"])
+        waiting = (await client.expect("queued"))["id"]
+        redis.call("FLUSHALL")
+        held = await lock_again(client, "exclusive:B")
+        assert held in records(redis)
+        assert waiting not in records(redis)
+        await client.close()
+
+
 async def test_an_idle_server_finds_the_loss_by_itself(redis: Redis) -> None:
     with running_server(redis) as genie:
         client = await Wire.connect(genie.address)

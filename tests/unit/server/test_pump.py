@@ -1,0 +1,125 @@
+"""Whose turn it is, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from genie.config import Settings
+from genie.core import LockManager
+from genie.server import pump as module
+from genie.server.connection import Connection
+from genie.server.pump import Pump
+from genie.storage.base import Batch, Store
+from genie.storage.memory import MemoryStore
+
+PING = b'{"command":"ping"}\n'
+LOOK = b'{"command":"inspect"}\n'
+
+
+class Transport(asyncio.Transport):
+    """Writes down who is told how much, in order."""
+
+    def __init__(self, told: list[tuple[str, int]], name: str) -> None:
+        super().__init__()
+        self.told, self.name = told, name
+
+    def write(self, data: Any) -> None:
+        self.told.append((self.name, bytes(data).count(b"\n")))
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ARG002
+        class Socket:
+            def setsockopt(self, *_: object) -> None: ...
+
+        return Socket()
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class Shelf(MemoryStore):
+    """Stores at once, and remembers the last batch."""
+
+    durable = True
+    last = Batch()
+
+    def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
+        self.last = batch
+        done(None)
+
+
+class Room:
+    def __init__(self, store: Store | None = None) -> None:
+        self.told: list[tuple[str, int]] = []
+        self.failed: list[BaseException] = []
+        self.pump = Pump(LockManager(), store or MemoryStore(), Settings(), lambda: 0.0, self.failed.append)
+        self.registry: set[Connection] = set()
+
+    def enter(self, name: str) -> Connection:
+        connection = Connection(self.pump, Settings(), self.registry)
+        connection.connection_made(Transport(self.told, name))
+        return connection
+
+
+@pytest.mark.parametrize("line", [PING, b"bad\n", LOOK])
+async def test_who_says_much_does_not_keep_others_waiting(line: bytes) -> None:
+    room = Room()
+    loud, quiet = room.enter("loud"), room.enter("quiet")
+    loud.data_received(line * 10_000)
+    quiet.data_received(PING)
+    loud.data_received(line * 10_000)
+    await asyncio.sleep(0)
+    if line is LOOK:  # a batch ends with it
+        await asyncio.sleep(0)
+    assert ("quiet", 1) in room.told
+    assert sum(lines for name, lines in room.told if name == "loud") <= module.MAX_BATCH
+    await room.pump.settled()
+    assert sum(lines for name, lines in room.told if name == "loud") == 20_000
+    assert (loud.ahead, room.pump._pending_bytes, loud.inbox, room.failed) == (0, 0, type(loud.inbox)(), [])
+
+
+async def test_blank_lines_are_nobodys_turn() -> None:
+    room = Room()
+    loud = room.enter("loud")
+    loud.data_received(b"\n" * 10_000 + b"\r\n" * 10_000)
+    assert not room.pump._pending
+    loud.data_received(b"\n" + PING + b"\r\n \n" + PING)
+    await room.pump.settled()
+    assert sum(lines for _, lines in room.told) == 2
+    assert not room.failed
+
+
+async def test_who_talks_alone_is_answered_on_the_spot_and_in_order() -> None:
+    room = Room()
+    only = room.enter("only")
+    only.data_received(PING)
+    await room.pump.settled()
+    room.told.clear()
+    only.data_received(PING)
+    assert room.told == [("only", 1)]
+    only.data_received(LOOK + PING + b"bad\n")
+    only.data_received(PING)
+    assert sum(lines for _, lines in room.told) == 2, "behind a long look it waits for its turn"
+    await room.pump.settled()
+    assert sum(lines for _, lines in room.told) == 5
+
+
+async def test_an_id_is_stored_as_given_out_before_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also that of a request that waits, which is not stored itself. Or another would get it after a crash."""
+    monkeypatch.setattr(module, "RESERVE", 10)
+    shelf = Shelf()
+    room = Room(shelf)
+    client = room.enter("client")
+    for number in range(50):
+        client.data_received(b'{"command":"request","payload":{"resources":["exclusive:A"]}}\n')
+        await room.pump.settled()
+        assert sum(lines for _, lines in room.told) == number + 2, "the first is locked at once"
+        assert room.pump._manager.next_id <= shelf.last.next_id == room.pump.snapshot().next_id
+    assert not room.failed
+    room.pump.stop()
