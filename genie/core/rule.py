@@ -47,17 +47,13 @@ def at_once(table: Table, request: Request) -> bool:
 
     It is where nobody waits and nobody holds anything in a conflicting mode, or where its owner has it all already.
     """
-    return _free(table, request) or (request.transaction is not None and _owns(table, request.transaction, request))
-
-
-def _free(table: Table, request: Request) -> bool:
     sole, resources = table.sole, table.resources
     for name in request.exclusive:
         if (name in sole or name in resources) and not _admits(table, name, request.owner, exclusive=True):
-            return False
+            return _owns(table, request)
     for name in request.shared:
         if (name in sole or name in resources) and not _admits(table, name, request.owner, exclusive=False):
-            return False
+            return _owns(table, request)
     return True
 
 
@@ -72,11 +68,11 @@ def _admits(table: Table, name: str, owner: Owner, exclusive: bool) -> bool:
     return not resource.exclusives or table.grants_of(owner, name) > 0
 
 
-def _owns(table: Table, owner: str, request: Request) -> bool:
-    """Whether an owner already holds all that a newcomer asks for, each in the same or a stronger mode."""
-    if owner not in table.transactions:
+def _owns(table: Table, request: Request) -> bool:
+    """Whether a newcomer's owner already holds all that it asks for, each in the same or a stronger mode."""
+    if request.transaction is None or request.transaction not in table.transactions:
         return False
-    grants, sole, resources = table.transactions[owner].grants, table.sole, table.resources
+    grants, sole, resources = table.transactions[request.transaction].grants, table.sole, table.resources
     for name in request.exclusive:
         if name not in grants or not (name in sole or resources[name].exclusives):
             return False

@@ -83,8 +83,8 @@ class Connection(asyncio.Protocol):
         """The client leaves answers unread."""
         self._greeted = False
         """Its first line has come, and it is no web client's."""
-        self.inbox: deque[tuple[Iterator[Item], int]] = deque()
-        """What it has said that waits for its turn, read by read, each with its size in bytes."""
+        self.inbox: deque[tuple[Iterator[Item], int, int]] = deque()
+        """What it has said that waits for its turn, read by read: what is left of it, how much that is, and its bytes."""
         self.ahead = 0
         """Bytes of its commands that wait for their turn."""
         self.paused = False
@@ -107,22 +107,16 @@ class Connection(asyncio.Protocol):
         """Hand the lines that the bytes complete to the pump. They are decoded when their turn comes."""
         if self.ending:
             return
-        last = None
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
-            lines, limit = too_long.lines, self._settings.max_line
-            last = RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes")
-        if b"" in lines or b"\r" in lines:
-            lines = [line for line in lines if line and line != b"\r"]
-        if not self._greeted and lines:
-            if is_http(lines[0]):  # nothing that it brings is carried out: a web page may have sent it
-                self._hang_up(http_refused())
-                return
-            self._greeted = True
-        if last is not None:
-            self._hang_up(last, lines)
-        elif lines:
+            if self._greeted or self._greets(too_long.lines):
+                limit = self._settings.max_line
+                self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), too_long.lines)
+            return
+        if len(lines) > 1 and b"\n\n" in data:
+            lines = [line for line in lines if line]  # or a flood of them would fill the memory
+        if lines and (self._greeted or self._greets(lines)):
             self._pump.submit(self, lines, len(data))
 
     def eof_received(self) -> bool:
@@ -196,6 +190,14 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    def _greets(self, lines: list[bytes]) -> bool:
+        """Whether these first lines are no web client's. Nothing that one brings is carried out: a page may have sent it."""
+        self._greeted = bool(lines)
+        if lines and is_http(lines[0]):
+            self._hang_up(http_refused())
+            return False
+        return True
 
     def _hang_up(
         self,

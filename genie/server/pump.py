@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING
@@ -106,7 +106,7 @@ class Pump:
             return
         self._pending_bytes += size
         connection.ahead += size
-        self._put(connection, iter(items), size)
+        self._put(connection, items, size)
         if connection.ahead > MAX_AHEAD or self._pending_bytes > self._settings.max_pending:
             connection.pause()
 
@@ -115,13 +115,14 @@ class Pump:
         if connection is self._talker:
             self._talker = None
         if not self._stopped:
-            self._put(connection, iter([HANGUP]), 0)
+            self._put(connection, [HANGUP], 0)
 
-    def _put(self, connection: Connection, items: Iterator[Item], size: int) -> None:
+    def _put(self, connection: Connection, items: Sequence[Item], size: int) -> None:
         if not connection.inbox:
             self._pending.append(connection)
-        connection.inbox.append((items, size))
-        self._kick()
+        connection.inbox.append((iter(items), len(items), size))
+        if not self._in_flight and not self._scheduled:
+            self._kick()
 
     def _kick(self) -> None:
         """Run a batch when everybody was read who has said something by now.
@@ -129,9 +130,8 @@ class Pump:
         One pass over all of it finds the code and the tables in the processor's caches, where a system call between
         any two commands would drive them out.
         """
-        if not self._in_flight and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._run)
+        self._scheduled = True
+        self._loop.call_soon(self._run)
 
     # -- one batch ----------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Pump:
             self._dispatch.now = self._clock()
             todo = iter(items)
             if self._dispatch.take(connection, todo):
-                self._put(connection, todo, 0)
+                self._put(connection, list(todo), 0)
             self._deliver()
         except Exception as error:  # noqa: BLE001 - see `_run`
             self._fail(error)
@@ -165,7 +165,7 @@ class Pump:
         except Exception as error:  # noqa: BLE001 - a defect: better no server than one that has lost its way
             self._fail(error)
             return
-        if self._pending:
+        if self._pending and not self._in_flight and not self._scheduled:
             self._kick()  # others are read in between
 
     def _take_up(self) -> None:
@@ -173,18 +173,19 @@ class Pump:
         take, pending, room = self._dispatch.take, self._pending, MAX_BATCH
         while pending and room > 0:
             connection = pending.popleft()
-            items, size = connection.inbox[0]
-            before = length_hint(items)
-            looked = take(connection, items if before <= MAX_TURN else islice(items, MAX_TURN))
-            left = length_hint(items)
-            if not left:
-                connection.inbox.popleft()
+            inbox = connection.inbox
+            items, count, size = inbox.popleft()
+            looked = take(connection, items if count <= MAX_TURN else islice(items, MAX_TURN))
+            left = length_hint(items) if looked or count > MAX_TURN else 0
+            if left:
+                inbox.appendleft((items, left, size))
+            else:
                 self._done_with(connection, size)
-            if connection.inbox:
+            if inbox:
                 pending.append(connection)
             if looked:
                 return
-            room -= before - left
+            room -= count - left
 
     def _done_with(self, connection: Connection, size: int) -> None:
         self._pending_bytes -= size
@@ -279,7 +280,7 @@ class Pump:
         pending, self._pending = self._pending, deque()
         for connection in pending:
             inbox, connection.inbox = connection.inbox, deque()
-            for items, size in inbox:
+            for items, _, size in inbox:
                 self._refuse(connection, items)
                 self._done_with(connection, size)
 
@@ -288,7 +289,7 @@ class Pump:
         waiting = bool(connection.out)
         for item in items:
             if item is HANGUP:
-                self._put(connection, iter([item]), 0)
+                self._put(connection, [item], 0)
             else:
                 self._dispatch.refuse(connection, item)
         if not waiting and connection.out:
