@@ -34,6 +34,10 @@ KEEPALIVE = [
 locks that end with its connection held)."""
 
 
+SHORTEST = 16
+"""Bytes, more or less, in the shortest line that says anything."""
+
+
 class Hangup:
     """In place of a command: the client will send nothing more, or must not. It gets its answers, then the end."""
 
@@ -114,8 +118,8 @@ class Connection(asyncio.Protocol):
                 limit = self._settings.max_line
                 self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), too_long.lines)
             return
-        if len(lines) > 1 and b"\n\n" in data:
-            lines = [line for line in lines if line]  # or a flood of them would fill the memory
+        if len(data) < SHORTEST * len(lines):
+            lines = [line for line in lines if line]  # blank ones are many, and would fill the memory
         if lines and (self._greeted or self._greets(lines)):
             self._pump.submit(self, lines, len(data))
 
