@@ -51,7 +51,7 @@ class Dispatch:
     def take(self, connection: Connection, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0912 - the hot path
         """Carry out what a connection asks for, in order, up to a long look (`inspect`). Returns whether that ended it."""
         # Every command comes through this loop. The two that nearly all are, with the one event that nearly every one
-        # of them brings, are dealt with on the spot; whatever else there is goes by way of `_tell` and `_seldom`.
+        # of them brings, are dealt with on the spot; whatever else there is has a method of its own.
         session, out, step, now = connection.session, connection.out, self._step, self.now
         room = self._most - len(self._held) - len(self._waiting)
         if not out:
