@@ -126,8 +126,7 @@ class LockManager:
     def _release(self, id: int, now: float, events: list[Event]) -> None:
         request = self.table.held.get(id)
         if request is not None:
-            self.deadlines.discard(request.deadline, id)
-            touched = self.table.unhold(request)
+            touched = self._unhold(request)
             self._end(Released(request, SUCCESS), events)
             if touched:
                 self._settle(touched, now, events)

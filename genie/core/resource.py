@@ -39,9 +39,6 @@ class Line:
         self.mixed = False
         """Whether a reordering put requests of different priorities in another order than theirs."""
 
-    def __bool__(self) -> bool:
-        return bool(self.shared or self.exclusive)
-
     def __len__(self) -> int:
         return len(self.shared) + len(self.exclusive)
 

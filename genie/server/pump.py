@@ -121,8 +121,7 @@ class Pump:
         if not connection.inbox:
             self._pending.append(connection)
         connection.inbox.append((iter(items), len(items), size))
-        if not self._in_flight and not self._scheduled:
-            self._kick()
+        self._kick()
 
     def _kick(self) -> None:
         """Run a batch when everybody was read who has said something by now.
@@ -130,8 +129,9 @@ class Pump:
         One pass over all of it finds the code and the tables in the processor's caches, where a system call between
         any two commands would drive them out.
         """
-        self._scheduled = True
-        self._loop.call_soon(self._run)
+        if not self._in_flight and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
 
     # -- one batch ----------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Pump:
         except Exception as error:  # noqa: BLE001 - a defect: better no server than one that has lost its way
             self._fail(error)
             return
-        if self._pending and not self._in_flight and not self._scheduled:
+        if self._pending:
             self._kick()  # others are read in between
 
     def _take_up(self) -> None:
