@@ -381,7 +381,7 @@ async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
         client.send("request", resources=["exclusive:first"])
         genie.until("Redis is away")  # the first is under way
         for number in range(200_000):
-            client.raw(b'{"command":"request","payload":{"resources":["exclusive:%d"]}}\n' % number)
+            client.raw(b'{"command":"request","payload":{"resources":["exclusive:%d"],"transactionTimeout":1e9}}\n' % number)
         memory = resident(genie)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):  # it must not be read: nothing else tells that nothing happens
