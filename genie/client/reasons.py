@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from genie.errors import (
     Code,
+    ConnectionLost,
     Deadlock,
     Disconnected,
     GenieError,
@@ -33,6 +34,8 @@ def not_granted(told: Released.Payload) -> LockError:
             return Deadlock(id=told.id, cycle=told.cycle, waits=told.waits)
         case "success":
             return LockError(f"request {told.id} was cancelled by a release of its id", id=told.id)
+        case "transaction-timeout":  # it was granted, and it ended, while there was no connection
+            return lost(told)
         case reason:
             return LockError(f"request {told.id} ended before it was granted: {reason}", id=told.id)
 
@@ -59,6 +62,18 @@ def outlived(id: int, hold: float) -> TransactionTimeout:
 def forgotten(id: int) -> LockLost:
     """A lock that the server knows nothing of."""
     return LockLost(f"lock {id} is unknown to the server, which has forgotten what was held", id=id)
+
+
+def not_resumed(id: int) -> LockLost:
+    """A lock of a session that the server doesn't know any more."""
+    return LockLost(
+        f"lock {id} is lost: the session ended, or the server was started again and has forgotten what was held", id=id
+    )
+
+
+def vanished(id: int) -> ConnectionLost:
+    """A request that waited when the connection was lost, and that the server knows nothing of."""
+    return ConnectionLost(f"request {id} ended while the connection was lost, and the server has forgotten how")
 
 
 def refused(told: Error.Payload) -> GenieError:
