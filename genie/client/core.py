@@ -92,14 +92,14 @@ class Core(Session):
             case messages.Inspected():
                 self._answered(Inspect, message.payload, outcomes)
             case messages.Error():
-                self._refused(message.payload, outcomes)
+                self._refused(message.payload, now, outcomes)
 
     def _greeted(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
         match message:
             case messages.Welcome():
                 self._welcomed(message.payload.resumed, now, outcomes)
             case messages.Error():
-                self._refused(message.payload, outcomes)
+                self._refused(message.payload, now, outcomes)
             case None:
                 pass
             case _:
@@ -193,7 +193,7 @@ class Core(Session):
 
     # -- errors -------------------------------------------------------------------------------------------
 
-    def _refused(self, told: messages.Error.Payload, outcomes: list[Outcome]) -> None:
+    def _refused(self, told: messages.Error.Payload, now: float, outcomes: list[Outcome]) -> None:
         error = reasons.refused(told)
         unavailable = isinstance(error, Unavailable)
         if unavailable or not self.up:
@@ -217,22 +217,22 @@ class Core(Session):
         elif (
             isinstance(call, Release | Extend) and isinstance(error, RequestRejected) and error.code == Code.UNKNOWN_ID
         ):
-            self._forgotten(call, error, outcomes)
+            self._forgotten(call, error, now, outcomes)
         else:
             outcomes.append((call, None, error))
 
-    def _forgotten(self, call: Release | Extend, error: RequestRejected, outcomes: list[Outcome]) -> None:
-        """The server doesn't know an id. If it was a lock of ours it is lost, unless it was released before."""
+    def _forgotten(self, call: Release | Extend, error: RequestRejected, now: float, outcomes: list[Outcome]) -> None:
+        """The server doesn't know an id. A lock of ours is lost, unless it was released before; what waits is asked anew."""
         id_ = call.id if isinstance(call, Release) else call.request.id
         request = self._requests.known.get(id_)
         answer: GenieError | None = error if isinstance(call, Release) else reasons.forgotten(id_)
-        if request is not None:
-            state = request.state
-            self._end(request)
-            if state is State.QUEUED:
-                outcomes.append((request, None, reasons.vanished(id_)))
-            elif state is State.LEAVING and isinstance(call, Release) and call.repeated:
+        if request is not None and request.state is State.QUEUED:
+            self._requests.ask_anew(request, now)
+            self._ask(request, now)
+        elif request is not None:
+            if request.state is State.LEAVING and isinstance(call, Release) and call.repeated:
                 answer = None
             elif request.fence:
                 self._lose(request, reasons.forgotten(id_), outcomes)
+            self._end(request)
         outcomes.append((call, None if answer else reasons.SUCCESS, answer))

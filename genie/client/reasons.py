@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from genie.errors import (
     Code,
-    ConnectionLost,
     Deadlock,
     Disconnected,
     GenieError,
@@ -69,11 +68,6 @@ def not_resumed(id: int) -> LockLost:
     return LockLost(
         f"lock {id} is lost: the session ended, or the server was started again and has forgotten what was held", id=id
     )
-
-
-def vanished(id: int) -> ConnectionLost:
-    """A request that waited when the connection was lost, and that the server knows nothing of."""
-    return ConnectionLost(f"request {id} ended while the connection was lost, and the server has forgotten how")
 
 
 def refused(told: Error.Payload) -> GenieError:

@@ -58,6 +58,12 @@ class Requests:
         if not request.abandoned:
             self._be_patient(request, now)
 
+    def ask_anew(self, request: Request, now: float) -> None:
+        """The server knows nothing of one that waited: it is asked for again, for the rest of its wait."""
+        self.forget(request)
+        request.ask_anew(now)
+        self.asked[request.ref] = request
+
     def start(self, request: Request, since: float, left: float | None = None) -> None:
         """A hold begins, or begins anew; `left` (seconds) of it where it began before.
 

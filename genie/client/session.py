@@ -8,7 +8,8 @@ answers nobody. Behind the `pong` both sides know the same, except for what was 
 - A request whose id was never told, and isn't now, has not arrived: its line is sent again, with the same `ref`. One
   that nobody waits for any more is dropped.
 - A request that the server doesn't tell of, though its id is known, has ended, and the word of it was lost. It is
-  released, to be told the reason.
+  released, to be told the reason. If the server doesn't know that either, a lock is lost, and what waited is asked for
+  anew.
 - A release whose answer was lost is sent again. So is one that nobody could send before.
 - What has a watchdog is extended. Other calls have failed with the connection.
 
@@ -192,6 +193,8 @@ class Session:
         self._phase = Phase.RESUMING
         if resumed:
             return
+        for request in self._requests.asked.values():
+            request.ask_anew(now)
         for request in list(self._requests.known.values()):
             if request.state is State.HELD:
                 self._again.append(Release(request.id))
@@ -199,10 +202,7 @@ class Session:
                 self._lose(request, reasons.not_resumed(request.id), outcomes)
             elif request.state is State.QUEUED:
                 self._again.append(Release(request.id))
-                self._requests.forget(request)
-                self._requests.asked[request.ref] = request
-        for request in self._requests.asked.values():
-            request.ask_anew(now)
+                self._requests.ask_anew(request, now)
 
     def _resumed(self, now: float) -> None:
         """The server has told all that it knows of this session: calls may go on."""

@@ -214,15 +214,16 @@ class TestWhatWaits:
         assert call is request
         assert isinstance(why, QueueTimeout)
 
-    def test_and_that_the_server_has_forgotten_raises_connection_lost(self):
+    def test_and_that_the_server_has_forgotten_is_asked_for_anew(self):
         core = connected()
-        request = waiting(core)
-        cut(core)
-        (call, _, why), _ = core.receive(error("unknown-id", id=101), 0.0)
-        assert call is request
-        assert isinstance(why, ConnectionLost)
-        assert "request 101" in str(why)
-        assert request.state is State.ENDED
+        request = waiting(core, queue_timeout=10)
+        cut(core, now=4.0)
+        assert core.outgoing() == release(101)
+        [(call, _, _)] = core.receive(error("unknown-id", id=101), 4.0)
+        assert call is not request
+        payload = orjson.loads(core.outgoing())["payload"]
+        assert (payload["ref"], payload["queueTimeout"]) == ("1", 6000)
+        assert core.receive(queued(201, "1") + locked(201, "1"), 5.0) == [(request, None, None)]
 
     def test_and_that_a_server_could_not_take_up_is_sent_to_the_next(self):
         core = connected()
