@@ -12,8 +12,10 @@ from contextlib import asynccontextmanager, suppress
 import orjson
 import pytest
 
+import genie as genie_module
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
 from servers import WAIT_S, Genie, Redis, running_server
+from wire import Wire
 
 pytestmark = pytest.mark.usefixtures("_bounded")
 
@@ -124,6 +126,33 @@ async def test_a_session_that_ends_while_the_client_is_away_loses_its_locks_but_
         async with other.lock("away/held", queue_timeout=3600):
             await holder.release()
         assert (await waiting).id == second
+
+
+async def test_a_client_goes_on_with_the_session_of_an_earlier_one(genie):
+    secret = "the secret of two lives"  # noqa: S105 - it guards nothing
+    wire = await Wire.connect(genie.address)
+    wire.send("hello", session=secret)
+    await wire.expect("welcome")
+    held = await wire.lock("exclusive:lives", ref="1")
+    await wire.request("exclusive:lives", queueTimeout=3_600_000, ref="2")
+    async with connect(*genie.address, session=secret) as client:
+        assert await wire.receive() == ("closed", {})
+        await until_waiting(client, "lives", 0)
+        assert await client.try_acquire("lives") is None, "it is held for as long as the earlier life said"
+        assert await client.release(held) == "success"
+        lock = await client.acquire("lives")
+    async with client:
+        await lock.release()
+        assert await client.try_acquire("lives") is not None
+    assert not lock.lost.is_set()
+
+
+async def test_a_secret_that_is_none_is_refused_before_anything_is_said():
+    for module in (genie_module, sync):
+        with pytest.raises(ValueError, match="16 to 128 characters"):
+            module.connect(session="too short")
+        with pytest.raises(ValueError, match="session_timeout"):
+            module.connect(session_timeout=0)
 
 
 class TestFailover:
