@@ -119,7 +119,7 @@ class Namespace:
         if before is not None and before == self._attempted and before != self.tenure:
             self.tenure = before  # it was done, and only the answer was lost
             return
-        if before is not None and before.epoch >= self.tenure.epoch:
+        if before is not None and before.epoch >= self.tenure.epoch and before != self.tenure:
             raise Superseded(f"{self.meta} is another server's")
         self._attempted = tenure = _next(self.tenure, self._prefix)
         await self._client.sadd(self._copies, tenure.records)
