@@ -31,7 +31,7 @@ class Peer:
     def __init__(self) -> None:
         self.session = Session(self)  # type: ignore[arg-type]
         self.fresh = True
-        self.parted = False
+        self.parted = self.snubbed = False
         self.out: list[bytes] = []
         self.closed = False
 
