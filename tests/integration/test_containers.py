@@ -14,8 +14,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import sysconfig
+import threading
 import zipfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -378,6 +378,7 @@ def test_it_serves_is_healthy_and_stops(container: Container) -> None:
 def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Container) -> None:
     """The Lua scripts come out of the wheel, and a Redis that stalls makes it unhealthy."""
     with running_redis() as redis:
+        redis.found()
         variables = compose()["services"]["genie"]["environment"]
         assert set(variables.values()) == {"redis"}
         container.environment |= dict.fromkeys(variables, LOOPBACK) | {"GENIE_REDIS_PORT": str(redis.port)}
