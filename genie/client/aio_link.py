@@ -292,6 +292,8 @@ class Link:
     def _tick(self) -> None:
         self._timer = None
         self._settle(self.core.tick(self._loop.time()))
+        if self.core.broken and self._wire is not None:
+            self._leave(self._wire, self.core.broken)
         self._flush()
 
     def _give_up(self, release: Release) -> None:
