@@ -211,11 +211,12 @@ class Link:
                 async with asyncio.timeout(self._servers.attempt_timeout):
                     await self._loop.create_connection(lambda wire=wire: wire, *address)  # type: ignore[misc]
                     await wire.settled.wait()
-            except BaseException as error:
+            except (OSError, UnicodeError) as error:
                 self._leave(wire, "no answer to hello")
-                if not isinstance(error, (OSError, UnicodeError)):
-                    raise
                 self._servers.failed(error)
+            except BaseException:
+                self._leave(wire, "")
+                raise
             if wire is self._wire:
                 return True
         return False
