@@ -39,6 +39,7 @@ def deterministic(
         raise structlog.DropEvent
 
     before = time.time, time.time_ns, time.monotonic, secrets.token_bytes, structlog.get_config()
+    collecting = gc.collect, gc.freeze, gc.set_threshold
     state, collects = random.getstate(), gc.isenabled()
     time.time = wall
     time.time_ns = lambda: round(wall() * 1e9)
@@ -47,11 +48,14 @@ def deterministic(
     random.seed(seed)
     if on_log is not None:
         structlog.configure(processors=[log], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
+    gc.collect = lambda *_generation: 0  # type: ignore[assignment]
+    gc.freeze = gc.set_threshold = lambda *_thresholds: None  # type: ignore[assignment]
     gc.disable()  # it would end what was dropped at times that depend on the machine
     try:
         yield
     finally:
         time.time, time.time_ns, time.monotonic, secrets.token_bytes, config = before
+        gc.collect, gc.freeze, gc.set_threshold = collecting  # type: ignore[assignment]
         structlog.configure(**config)
         random.setstate(state)
         if collects:

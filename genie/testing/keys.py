@@ -95,13 +95,12 @@ class Keys:
 
     # -- losing -------------------------------------------------------------------------------------------
 
-    def end_write(self) -> bool:
-        """A command is over; whether it has written anything."""
-        if not self._group:
-            return False
-        self._groups.append(self._group)
-        self._group = []
-        return True
+    def end_write(self) -> list[Undo]:
+        """A command is over. Returns what it has written, as what was there before."""
+        written, self._group = self._group, []
+        if written:
+            self._groups.append(written)
+        return written
 
     def lose(self, writes: int) -> int:
         """Undo the last so many writes; returns how many there were to undo."""

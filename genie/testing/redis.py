@@ -10,8 +10,8 @@ from collections.abc import Callable
 from hashlib import sha1
 from typing import Any, cast
 
-from genie.testing.keys import Keys, Members, Stream
-from genie.testing.network import Listener
+from genie.testing.keys import Keys, Members, Stream, Undo
+from genie.testing.network import Listener, SimTransport
 from genie.testing.resp import Failure, Reader, Status, encode
 from genie.testing.scripts import scripts
 
@@ -29,8 +29,8 @@ class SimRedis:
     def __init__(self) -> None:
         self.keys = Keys()
         self.fault: Fault = lambda _command: None
-        self.on_write: Callable[[], None] = lambda: None
-        """Called after each command that has written something."""
+        self.on_write: Callable[[list[Undo], str], None] = lambda _group, _who: None
+        """Called after each command that has written something, with what it undid and the node that it came from."""
         self._scripts: dict[bytes, bytes] = {}
         self._clients: dict[_Client, None] = {}
         self._listener: Listener | None = None
@@ -50,7 +50,6 @@ class SimRedis:
     def flush(self) -> None:
         """FLUSHALL."""
         self.keys.clear()
-        self.on_write()
 
     def flush_scripts(self) -> None:
         """SCRIPT FLUSH."""
@@ -63,14 +62,15 @@ class SimRedis:
             raise Failure(f"ERR unknown command '{command[0].decode()}'")
         return method(self, command)
 
-    def carry_out(self, command: list[bytes]) -> object:
+    def carry_out(self, command: list[bytes], who: str = "") -> object:
         """The same as one write, which is lost as a whole or not at all. A failure is returned."""
         try:
             reply = self.execute(command)
         except Failure as failure:
             reply = failure
-        if self.keys.end_write():
-            self.on_write()
+        written = self.keys.end_write()
+        if written:
+            self.on_write(written, who)
             for client in list(self._clients):
                 client.look()
         return reply
@@ -235,14 +235,16 @@ class _Client(asyncio.Protocol):
         self._redis = redis
         self._registry = registry
         self._reader = Reader()
-        self._transport: asyncio.Transport
+        self._transport: SimTransport
+        self._who = ""
         self._version = 2
         self._waiting: list[list[bytes]] = []
         self._read: _Read | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = cast("SimTransport", transport)
+        self._who = self._transport.connection.client.node.name
         self._registry[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -304,7 +306,7 @@ class _Client(asyncio.Protocol):
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(read.block_ms / 1000, self._read_is_over, None)
             return None
-        return self._redis.carry_out(command)
+        return self._redis.carry_out(command, self._who)
 
     def _say(self, reply: object) -> None:
         if isinstance(reply, dict) and self._version < 3 and reply and isinstance(next(iter(reply.values())), list):  # noqa: PLR2004
