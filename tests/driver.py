@@ -46,14 +46,16 @@ class Driver:
 
     def reload(self) -> None:
         """Dump the state and go on from the dump, as after a restart with nobody gone."""
-        from genie.storage.records import decode, encode
+        from genie.storage.records import Reader, encode
 
-        snapshot = self.manager.snapshot(self.now)
-        snapshot.requests = [decode(request.id, encode(request)) for request in snapshot.requests]
-        ended = self.manager._ended
-        self.manager = core.LockManager(snapshot)
-        self.manager._ended = ended
-        self.requests |= {request.id: request for request in snapshot.requests}
+        old, read = self.manager, Reader().read
+        self.manager = core.LockManager(old.next_id, old.next_fence)
+        self.manager._ended = old._ended
+        for request in [*old.table.held.values(), *old.table.waiting.values()]:
+            again = read(request.id, encode(request))
+            assert isinstance(again, core.Request)
+            self.manager.adopt(again)
+            self.requests[again.id] = again
         check(self.manager)
 
 

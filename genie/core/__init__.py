@@ -23,7 +23,6 @@ from genie.core.events import (
 )
 from genie.core.manager import LockManager
 from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Mode, Origin, Reason, Request, State
-from genie.core.snapshot import Snapshot
 from genie.core.view import Inspection, Row, inspect
 
 __all__ = [
@@ -56,7 +55,6 @@ __all__ = [
     "Repeated",
     "Request",
     "Row",
-    "Snapshot",
     "State",
     "TimedOut",
     "Unknown",

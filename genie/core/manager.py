@@ -27,7 +27,6 @@ from genie.core.events import (
 )
 from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Owner, Reason, Request
 from genie.core.rule import at_once, clear
-from genie.core.snapshot import Snapshot
 from genie.core.table import Table, Touched
 
 
@@ -36,19 +35,17 @@ class LockManager:
 
     `unix_offset_ms` turns its clock into wall time, for people. The same commands at the same times give the same
     events.
+
+    A state that was reached elsewhere, before a restart or in another process, is put together by `adopt` and `forget`.
     """
 
-    def __init__(self, snapshot: Snapshot | None = None, *, unix_offset_ms: float = 0.0) -> None:
-        snapshot = snapshot or Snapshot()
+    def __init__(self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0) -> None:
         self.table = Table()
         self.deadlines = Deadlines()
-        self.next_id = snapshot.next_id
-        self.next_fence = snapshot.next_fence
+        self.next_id = next_id
+        self.next_fence = next_fence
         self.unix_offset_ms = unix_offset_ms
         self._ended = Ended()
-        for request in snapshot.requests:
-            self.table.restore(request)
-            self.deadlines.add(request.deadline, request.id)
 
     def step(self, command: Command, now: float) -> list[Event]:
         """Carry out one command at a time (ms, never going back) and tell what it did, in order.
@@ -70,10 +67,21 @@ class LockManager:
             self._recover(now, events)
         return events
 
-    def snapshot(self, now: float) -> Snapshot:
-        """The state, sharing its requests with the manager: to be written before the next step."""
-        requests = [*self.table.held.values(), *self.table.waiting.values()]
-        return Snapshot(requests, self.next_id, self.next_fence, now)
+    def adopt(self, request: Request) -> None:
+        """Take in a request as it is, held or waiting. Nobody is granted anything by it: that was decided elsewhere."""
+        self.table.restore(request)
+        self.deadlines.add(request.deadline, request.id)
+
+    def forget(self, id: int) -> None:
+        """Let go of a request, if there is one with this id. Nobody is granted anything by it."""
+        request = self.table.find(id)
+        if request is None:
+            return
+        self.deadlines.discard(request.deadline, id)
+        if request.state is HELD:
+            self.table.unhold(request)
+        else:
+            self.table.dequeue(request)
 
     def reason(self, id: int) -> Reason | None:
         """Why a request ended, for as long as that is remembered."""

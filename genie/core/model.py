@@ -44,6 +44,11 @@ SUCCESS: Final = Reason.SUCCESS
 class Origin(Protocol):
     """Who made a request. The core carries it and never looks inside."""
 
+    key: str | None
+    """What the session is known by beyond its connection and this process; None where it ends with its connection."""
+    timeout_ms: float
+    """How long it lasts without a connection."""
+
 
 Owner = str | int
 """The transaction's name; without one the request is its own owner and this is its id."""

@@ -23,6 +23,14 @@ class Ping:
 
 
 @dataclass(slots=True)
+class Hello:
+    """Whose requests these are; the first command of a connection, if it comes at all."""
+
+    session: str | None = None
+    session_timeout_ms: float = 10_000
+
+
+@dataclass(slots=True)
 class Inspect:
     """Who holds and who waits; see `core.inspect`."""
 
@@ -32,7 +40,7 @@ class Inspect:
     limit: int = 100
 
 
-WireCommand = Request | Release | Extend | Ping | Inspect
+WireCommand = Request | Release | Extend | Ping | Inspect | Hello
 
 _Timeout = Annotated[float, Meta(ge=1, le=fields.MAX_TIMEOUT_MS)]
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -120,6 +128,7 @@ _COMMANDS: dict[str, Any] = {
     "request": lambda known: _request(_Request(**known)),
     "release": lambda known: Release(known["id"]),
     "extend": lambda known: Extend(known["id"], known["transactionTimeout"]),
+    "hello": lambda known: Hello(known.get("session"), known.get("sessionTimeout", 10_000)),
     "ping": lambda known: Ping(),  # noqa: ARG005
     "inspect": lambda known: Inspect(
         known.get("resource"), known.get("id"), known.get("transactionName"), known.get("limit", 100)

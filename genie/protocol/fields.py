@@ -16,6 +16,8 @@ from genie.protocol.resources import MAX_RESOURCES, check_name, split
 MAX_TIMEOUT_MS: Final = 2_147_483_647
 MAX_PRIORITY: Final = 2**31
 MAX_REF: Final = 128
+MIN_SECRET: Final = 16
+MAX_SECRET: Final = 128
 MAX_ID: Final = 2**53 - 1
 MAX_ROWS: Final = 1_000
 MAX_DEPTH: Final = 16
@@ -61,6 +63,12 @@ def _ref(value: Any) -> str | None:
     )
 
 
+def _secret(value: Any) -> str | None:
+    if type(value) is str and MIN_SECRET <= len(value) <= MAX_SECRET:
+        return None
+    return f"must be a string of {MIN_SECRET} to {MAX_SECRET} characters that nobody can guess"
+
+
 def _on_disconnect(value: Any) -> str | None:
     return None if value in ("keep", "release") else 'must be "keep" or "release"'
 
@@ -91,6 +99,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, Check]]] = {
     },
     "release": {"id": _id},
     "extend": {"id": _id, "transactionTimeout": _timeout},
+    "hello": {"session": _secret, "sessionTimeout": _timeout},
     "ping": {},
     "inspect": {"resource": _name, "id": _id, "transactionName": _name, "limit": _integer(1, MAX_ROWS)},
 }
@@ -100,6 +109,7 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "request": ("resources",),
     "release": ("id",),
     "extend": ("id", "transactionTimeout"),
+    "hello": (),
     "ping": (),
     "inspect": (),
 }

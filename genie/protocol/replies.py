@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from genie import core
 from genie.core import SUCCESS, Blocker, Inspection, Reason, Released, Request, Row
@@ -20,7 +20,14 @@ def _ref(ref: str | None) -> bytes:
     return b"" if ref is None else b',"ref":' + codec.dumps(ref)
 
 
-def queued(request: Request) -> bytes:
+class Named(Protocol):
+    """What has an id and perhaps a `ref`."""
+
+    id: int
+    ref: str | None
+
+
+def queued(request: Named) -> bytes:
     """A request has arrived and has an id."""
     if request.ref is None:
         return b'{"command":"queued","payload":{"id":%d}}\n' % request.id
@@ -43,6 +50,17 @@ def locked(request: Request) -> bytes:
     if request.ref is None:
         return b'{"command":"locked","payload":{"id":%d,"fence":%d}}\n' % (request.id, request.fence)
     return b'{"command":"locked","payload":{"id":%d,"fence":%d%b}}\n' % (request.id, request.fence, _ref(request.ref))
+
+
+def still_locked(request: Request, now: float) -> bytes:
+    """The same, said again: with what is left of the hold."""
+    payload = {"id": request.id, "fence": request.fence, "expiresIn": _ms(max(0.0, request.deadline - now))}
+    return message("locked", payload, request.ref)
+
+
+def welcome(version: str, namespace: str, resumed: bool) -> bytes:
+    """The answer to `hello`."""
+    return message("welcome", {"version": version, "namespace": namespace, "resumed": resumed}, None)
 
 
 def released(event: Released, now: float) -> bytes:
@@ -101,11 +119,13 @@ def inspected(inspection: Inspection, now: float) -> bytes:
     )
 
 
-def error(rejected: RequestRejected) -> bytes:
-    """A command was refused and changed nothing."""
+def error(rejected: RequestRejected, leader: str | None = None) -> bytes:
+    """A command was refused and changed nothing. `leader` is the address of the server that would take it."""
     payload: dict[str, Any] = {"code": rejected.code, "message": rejected.message}
     if rejected.id is not None:
         payload["id"] = rejected.id
+    if leader is not None:
+        payload["leader"] = leader
     return message("error", payload, rejected.ref)
 
 

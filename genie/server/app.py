@@ -79,18 +79,18 @@ class Server:
         """Take up what the store holds, and listen."""
         loop = asyncio.get_running_loop()
         self._guard = _guard(sock.getsockname())
-        snapshot = await self._store.open(lambda: pump.snapshot())  # noqa: PLW0108 - it is made below
-        began = loop.time() * 1000 - snapshot.clock_ms
+        replica = await self._store.open(lambda: pump.whole())  # noqa: PLW0108 - it is made below
+        manager, began = replica.manager, loop.time() * 1000 - replica.clock_ms
         floor = time.time_ns() // 1000  # whatever the store remembers, no id or fence is ever given twice
-        snapshot.next_id = max(snapshot.next_id, floor)
-        snapshot.next_fence = max(snapshot.next_fence, floor)
+        manager.next_id = max(manager.next_id, floor)
+        manager.next_fence = max(manager.next_fence, floor)
 
         def clock() -> float:
             return loop.time() * 1000 - began
 
-        manager = LockManager(snapshot, unix_offset_ms=time.time() * 1000 - clock())
+        manager.unix_offset_ms = time.time() * 1000 - clock()
         self._pump = pump = Pump(manager, self._store, self.settings, clock, self._fail)
-        pump.recover()
+        pump.recover(replica.endings.values())
         await pump.settled()
         if self._failure is not None:
             raise self._failure

@@ -26,12 +26,17 @@ KEEPALIVE = [
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     *(
         (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+        for name, value in (
+            ("TCP_KEEPIDLE", 15),
+            ("TCP_KEEPINTVL", 5),
+            ("TCP_KEEPCNT", 3),
+            ("TCP_USER_TIMEOUT", 30_000),
+        )
         if hasattr(socket, name)
     ),
 ]
 """A client whose machine vanished without a word is missed after half a minute (the usual two hours would leave the
-locks that end with its connection held)."""
+locks that end with its connection held), and so is one that does not acknowledge what it is sent."""
 
 
 SHORTEST = 16
@@ -65,8 +70,10 @@ class Connection(asyncio.Protocol):
         "ahead",
         "closed",
         "ending",
+        "fresh",
         "inbox",
         "out",
+        "parted",
         "paused",
         "session",
     )
@@ -78,6 +85,10 @@ class Connection(asyncio.Protocol):
         self._lines = Lines(settings.max_line)
         self._transport: asyncio.Transport | None = None
         self.session = Session(self)
+        self.fresh = True
+        """Its first command has not been taken up: it may be `hello`."""
+        self.parted = False
+        """A newer connection has its session; nothing of what it said before is taken up."""
         self.out: list[bytes] = []
         """What the batch under way has to tell this client."""
         self.ending = False

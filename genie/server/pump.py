@@ -14,10 +14,11 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING
 
-from genie.core import LockManager, Request, Snapshot
+from genie.core import LockManager
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.dispatch import Dispatch
-from genie.storage.base import Batch, Store
+from genie.server.refusal import refusal
+from genie.storage.base import Batch, Change, Ending, Store
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -62,6 +63,7 @@ class Pump:
         self._manager = manager
         self._deadlines = manager.deadlines
         self._dispatch = Dispatch(manager, settings, store.durable)
+        self._leaving = self._dispatch.sessions.deadlines
         self._store = store
         self._talker: Connection | None = None
         """Who spoke last."""
@@ -193,19 +195,18 @@ class Pump:
         if connection.paused:
             connection.resume()
 
-    def _commit(self, changes: dict[int, Request], now: float) -> None:
+    def _commit(self, changes: dict[int, Change], now: float) -> None:
         """Write a batch. Ids are stored ahead of their use: what is said of one that waits need not be stored itself."""
         manager = self._manager
+        self._dispatch.stored_below = manager.next_id
         if manager.next_id > self._reserved - RESERVE // 2:
             self._reserved = manager.next_id + RESERVE
         self._in_flight, self._sent_at = True, self._loop.time()
         self._store.commit(Batch(changes, self._reserved, manager.next_fence, now), self._committed)
 
-    def snapshot(self) -> Snapshot:
+    def whole(self) -> Batch:
         """The whole state, as a store should have it."""
-        snapshot = self._manager.snapshot(self._clock())
-        snapshot.next_id = max(snapshot.next_id, self._reserved)
-        return snapshot
+        return self._dispatch.whole(max(self._manager.next_id, self._reserved))
 
     def _committed(self, error: BaseException | None) -> None:
         self._in_flight = self._away = False
@@ -235,7 +236,7 @@ class Pump:
             for connection in dispatch.ending:
                 connection.finish()
             dispatch.ending.clear()
-        if self._deadlines.soonest < self._timer_at:
+        if self._deadlines.soonest < self._timer_at or self._leaving.soonest < self._timer_at:
             self._arm()
         if self._idle is not None and not self._pending and not self._idle.done():
             self._idle.set_result(None)
@@ -244,7 +245,7 @@ class Pump:
 
     def _arm(self) -> None:
         """One timer for the next deadline. It may ring too early, when that one was released; then it is set anew."""
-        due = self._deadlines.next
+        due = min(self._deadlines.next, self._leaving.next)
         if due < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -290,8 +291,10 @@ class Pump:
         for item in items:
             if item is HANGUP:
                 self._put(connection, [item], 0)
-            else:
-                self._dispatch.refuse(connection, item)
+                continue
+            line = refusal(item)
+            if line is not None:
+                self._dispatch.say(connection, line)
         if not waiting and connection.out:
             self._dispatch.touched.pop()  # nobody else was told anything since
             connection.flush()
@@ -313,8 +316,8 @@ class Pump:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def recover(self) -> None:
+    def recover(self, endings: Iterable[Ending]) -> None:
         """The step after loading: nobody who asked before is connected now. Must be the first."""
         self._dispatch.now = self._clock()
-        self._dispatch.recover()
+        self._dispatch.recover(endings)
         self._kick()

@@ -1,4 +1,4 @@
-"""Whose requests they are, and what must end with them."""
+"""Whose requests they are, what must end with them, and what is still to be told of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from genie.core import Request
+from genie.storage.base import Ending
 
 if TYPE_CHECKING:
     from genie.server.connection import Connection
@@ -13,17 +14,35 @@ if TYPE_CHECKING:
 ENDED_REFS = 10_000
 """Requests with a `ref` that are remembered beyond their end, for each session."""
 
+ENDINGS = 10_000
+"""Endings that are kept for each session, to be told again."""
+
+TOLD_MS = 60_000
+"""How long a connection must stand after an ending was told on it before that can't have been lost with it. The kernel
+gives a connection up much sooner than that when the other side doesn't acknowledge what it is sent."""
+
 
 class Session:
-    """The requests of one connection: what goes when it goes, and which `ref` is which request."""
+    """The requests of one connection or, where it has a `key`, of one connection after the other."""
 
-    __slots__ = ("_ended", "_refs", "bound", "connection")
+    __slots__ = ("_ended", "_refs", "bound", "connection", "endings", "key", "number", "since", "timeout_ms", "until")
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection: Connection | None = connection
+    def __init__(self, connection: Connection | None, key: str | None = None, timeout_ms: float = 0.0) -> None:
+        self.connection = connection
+        self.key = key
+        self.timeout_ms = timeout_ms
+        """How long it lasts without a connection."""
+        self.number = 0
+        self.since = 0.0
+        """When its connection came."""
+        self.until = 0
+        """When it ends, while it has no connection."""
         self.bound: dict[int, Request] = {}
-        """Those that end with the session: they wait, or are held with `onDisconnect: release`."""
-        self._refs: dict[str, Request] = {}
+        """The living requests to be looked at when the session ends: all, where it has a key; else those that end with
+        it, because they wait or are held with `onDisconnect: release`."""
+        self.endings: dict[int, Ending] = {}
+        """What would have to be said again on another connection, in the order in which it happened."""
+        self._refs: dict[str, Request | Ending] = {}
         self._ended: deque[Request] | None = None  # most sessions never need it, and an empty one is 600 bytes
 
     def queued(self, request: Request) -> None:
@@ -34,14 +53,14 @@ class Session:
 
     def granted(self, request: Request) -> None:
         """A request of this session arrived and is held at once."""
-        if request.release_on_disconnect:
+        if self.key is not None or request.release_on_disconnect:
             self.bound[request.id] = request
         if request.ref is not None:
             self._refs[request.ref] = request
 
     def locked(self, request: Request) -> None:
         """It is held."""
-        if not request.release_on_disconnect:
+        if self.key is None and not request.release_on_disconnect:
             del self.bound[request.id]
 
     def released(self, request: Request) -> None:
@@ -56,13 +75,33 @@ class Session:
                 if oldest.ref is not None and self._refs.get(oldest.ref) is oldest:
                     del self._refs[oldest.ref]
 
+    def keep(self, ending: Ending) -> None:
+        """Remember the last word on a request, which may have to be said again."""
+        self.endings[ending.id] = ending
+        if ending.ref is not None:
+            self._refs.setdefault(ending.ref, ending)
+
+    def told(self, now: float) -> list[int]:
+        """Forget the endings that must have been received, and those that are too many; returns their ids."""
+        gone: list[int] = []
+        surely = self.connection is not None and self.since <= now - TOLD_MS
+        for id_, ending in self.endings.items():
+            if len(self.endings) - len(gone) <= ENDINGS and not (surely and ending.at <= now - TOLD_MS):
+                break
+            gone.append(id_)
+            if ending.ref is not None and self._refs.get(ending.ref) is ending:
+                del self._refs[ending.ref]
+        for id_ in gone:
+            del self.endings[id_]
+        return gone
+
     def close(self) -> None:
         """Nobody is connected any more. What it holds may be held for long: keep nothing else."""
         self.connection = None
         self._refs.clear()
         self._ended = None
 
-    def known(self, ref: str) -> Request | None:
+    def known(self, ref: str) -> Request | Ending | None:
         """The request that came with this `ref` before, if any."""
         return self._refs.get(ref)
 

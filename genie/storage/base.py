@@ -6,21 +6,94 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from genie.core import Request, Snapshot
+from genie.core import ENDED, HELD, LockManager, Origin, Request
+
+
+@dataclass(slots=True, weakref_slot=True)
+class StoredOrigin:
+    """The session that made a request, as it is stored."""
+
+    key: str | None
+    timeout_ms: float
+
+
+@dataclass(slots=True)
+class Ending:
+    """The last word on a request of a session, kept for as long as it may have to be said (again).
+
+    `at` is the manager's time (ms) of the end; `line` the message, with its end.
+    """
+
+    id: int
+    ref: str | None
+    origin: Origin
+    at: float
+    line: bytes
+
+
+Change = Request | Ending | None
+"""What is to be known of an id from now on: a request that is held or waits, an ending, or (None, or a request that has
+ended) nothing."""
 
 
 @dataclass(slots=True)
 class Batch:
     """What one group commit writes, all of it or nothing.
 
-    `changes` maps an id to its request as it is now: held or waiting ones are written, ended ones deleted. The rest
-    are the manager's counters (no id from `next_id` on was given out, nor may one below it be) and clock (ms).
+    `changes` has the ids of which something changed. The rest are the manager's counters (no id from `next_id` on was
+    given out, nor may one below it be) and clock (ms).
     """
 
-    changes: dict[int, Request] = field(default_factory=dict)
+    changes: dict[int, Change] = field(default_factory=dict)
     next_id: int = 1
     next_fence: int = 1
     clock_ms: float = 0.0
+
+
+class Replica:
+    """The state that the batches so far have led to, ready to be led from: all locks, lines and deadlines.
+
+    `endings` are those that the sessions of the namespace may have to be told, by id.
+    """
+
+    def __init__(self) -> None:
+        self.manager = LockManager()
+        self.endings: dict[int, Ending] = {}
+        self.clock_ms = 0.0
+
+    def apply(self, batch: Batch) -> None:
+        """Follow one batch. What it changes leaves its places before anything takes one."""
+        manager, endings = self.manager, self.endings
+        for id_ in batch.changes:
+            manager.forget(id_)
+            endings.pop(id_, None)
+        for id_, change in batch.changes.items():
+            if isinstance(change, Ending):
+                endings[id_] = change
+            elif change is not None and change.state is not ENDED:
+                manager.adopt(change)
+        manager.next_id, manager.next_fence, self.clock_ms = batch.next_id, batch.next_fence, batch.clock_ms
+
+    def whole(self) -> Batch:
+        """All of it as one batch."""
+        return whole(self.manager, self.endings, self.manager.next_id, self.clock_ms)
+
+
+def whole(manager: LockManager, endings: dict[int, Ending], next_id: int, clock_ms: float) -> Batch:
+    """A whole state as one batch: whatever is stored at all."""
+    changes: dict[int, Change] = {
+        request.id: request
+        for requests in (manager.table.held, manager.table.waiting)
+        for request in requests.values()
+        if is_stored(request)
+    }
+    changes.update(endings)
+    return Batch(changes, next_id, manager.next_fence, clock_ms)
+
+
+def is_stored(request: Request) -> bool:
+    """Whether a living request outlives this process. One that waits goes with its connection, unless it has a session."""
+    return request.state is HELD or (request.origin is not None and request.origin.key is not None)
 
 
 class Superseded(Exception):
@@ -28,16 +101,16 @@ class Superseded(Exception):
 
 
 class Store(Protocol):
-    """Keeps the requests that are held or wait. One batch at a time."""
+    """Keeps the requests that are held, and those of sessions that wait. One batch at a time."""
 
     durable: bool
     """Whether anything is written, so that it is worth telling what changed."""
 
-    async def open(self, snapshot: Callable[[], Snapshot]) -> Snapshot:
+    async def open(self, whole: Callable[[], Batch]) -> Replica:
         """Take the namespace over and load what it holds.
 
-        `snapshot` gives the whole present state at any later time: a store that finds its own content lost writes
-        it anew from there.
+        `whole` gives the whole present state at any later time: a store that finds its own content lost writes it anew
+        from there.
         """
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:

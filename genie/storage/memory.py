@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from genie.core import Snapshot
-from genie.storage.base import Batch
+from genie.storage.base import Batch, Replica
 
 
 class MemoryStore:
@@ -13,9 +12,9 @@ class MemoryStore:
 
     durable = False
 
-    async def open(self, snapshot: Callable[[], Snapshot]) -> Snapshot:  # noqa: ARG002 - nothing to lose
+    async def open(self, whole: Callable[[], Batch]) -> Replica:  # noqa: ARG002 - nothing to lose
         """An empty state."""
-        return Snapshot()
+        return Replica()
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
         """Done."""

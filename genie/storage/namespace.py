@@ -18,9 +18,8 @@ from importlib.resources import files
 
 from redis.asyncio import Redis
 
-from genie.core import HELD, Request, Snapshot
-from genie.storage.base import Superseded
-from genie.storage.records import decode, encode
+from genie.storage.base import Batch, Change, Superseded
+from genie.storage.records import Reader, encode
 
 CHUNK = 1000
 """Records read or written in one call: Redis serves nobody else meanwhile."""
@@ -50,7 +49,7 @@ class Namespace:
         self.meta = f"{self._prefix}meta"
         self.tenure = Tenure(0, "", "")
 
-    async def take_over(self) -> Snapshot:
+    async def take_over(self) -> Batch:
         """Own it from here on: whoever owned it before can't commit any more. Returns what it holds."""
         while True:
             before, _ = await self._read()
@@ -59,12 +58,12 @@ class Namespace:
                 tenure = Tenure(tenure.epoch, tenure.nonce, before.records)
             if await self._begin(tenure, before, b""):
                 break
-        _, snapshot = await self._read()  # whoever owned it may have gone on until just now
-        snapshot.requests = await self._load()
+        _, state = await self._read()  # whoever owned it may have gone on until just now
+        state.changes = await self._load()
         await self._unlink_others()
-        return snapshot
+        return state
 
-    async def write_anew(self, snapshot: Snapshot) -> None:
+    async def write_anew(self, state: Batch) -> None:
         """Write a whole state, where the namespace lost what it had acknowledged.
 
         Into new keys, and the pointer to them is turned last: who dies midway leaves nothing half. Superseded where
@@ -78,27 +77,27 @@ class Namespace:
             raise Superseded(f"{self.meta} is another server's")
         self._attempted = tenure = _next(self.tenure, self._prefix)
         await self._client.sadd(self._copies, tenure.records)
-        requests = [request for request in snapshot.requests if request.state is HELD]  # no other is ever stored
-        for start in range(0, len(requests), CHUNK):
-            chunk = {str(request.id): encode(request) for request in requests[start : start + CHUNK]}
+        stored = list(state.changes.items())
+        for start in range(0, len(stored), CHUNK):
+            chunk = {str(id_): encode(what) for id_, what in stored[start : start + CHUNK] if what is not None}
             await self._client.hset(tenure.records, mapping=chunk)  # type: ignore[arg-type]
-        numbers = counters(0, snapshot.clock_ms, snapshot.next_id, snapshot.next_fence)
+        numbers = counters(0, state.clock_ms, state.next_id, state.next_fence)
         if not await self._begin(tenure, before, numbers):
             raise Superseded(f"{self.meta} changed hands while it was written")
         await self._unlink_others()
 
-    async def _read(self) -> tuple[Tenure | None, Snapshot]:
+    async def _read(self) -> tuple[Tenure | None, Batch]:
         stored: dict[bytes, bytes] = await self._client.hgetall(self.meta)  # type: ignore[assignment]
         meta = {field.decode(): value.decode() for field, value in stored.items()}
         if "epoch" not in meta:
-            return None, Snapshot()
+            return None, Batch()
         if "counters" not in meta:
             raise ValueError(
                 f"{self.meta} was not written by this version of Genie; let the one that wrote it serve it"
             )
         _, clock_ms, next_id, next_fence = meta["counters"].split()
-        snapshot = Snapshot((), int(next_id), int(next_fence), float(clock_ms))
-        return Tenure(int(meta["epoch"]), meta["nonce"], meta["records"]), snapshot
+        state = Batch({}, int(next_id), int(next_fence), float(clock_ms))
+        return Tenure(int(meta["epoch"]), meta["nonce"], meta["records"]), state
 
     async def _begin(self, tenure: Tenure, before: Tenure | None, numbers: bytes) -> bool:
         expected = ("", "") if before is None else (before.epoch, before.nonce)
@@ -111,17 +110,18 @@ class Namespace:
         self.tenure = tenure
         return True
 
-    async def _load(self) -> list[Request]:
-        requests: dict[int, Request] = {}  # by id, for a scan may show a record twice
+    async def _load(self) -> dict[int, Change]:
+        loaded: dict[int, Change] = {}  # a scan may show a record twice
+        reader = Reader()
         cursor, first = 0, True
         while cursor or first:
             found: dict[bytes, bytes]
             cursor, found = await self._client.hscan(self.tenure.records, cursor, count=CHUNK)  # type: ignore[assignment]
             for field, record in found.items():
                 id_ = int(field)
-                requests[id_] = decode(id_, record)
+                loaded[id_] = reader.read(id_, record)
             first = False
-        return [requests[id_] for id_ in sorted(requests)]
+        return {id_: loaded[id_] for id_ in sorted(loaded)}
 
     async def _unlink_others(self) -> None:
         """Remove records that nothing points to: from before they were written anew, or of an attempt that died."""

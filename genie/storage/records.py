@@ -1,19 +1,28 @@
-"""A request as a record, and back. The only place that knows what a record looks like."""
+"""What is to be known of an id as a record, and back. The only place that knows what a record looks like."""
 
 from __future__ import annotations
+
+from weakref import WeakValueDictionary
 
 from msgspec import Struct, json
 
 from genie.core import HELD, WAITING, Request
+from genie.storage.base import Ending, StoredOrigin
+
+SESSION_TIMEOUT_MS = 10_000.0
 
 
 class Record(Struct, omit_defaults=True, gc=False):
-    """A held or waiting request as JSON, but for its id. What has its usual value is left out: records are many."""
+    """A held or waiting request, or an ending, as JSON, but for its id.
+
+    What has its usual value is left out: records are many.
+    """
 
     since: float
     since_unix_ms: int
     deadline: int
     state: str = "held"
+    queue_timeout_ms: float = 10_000
     transaction_timeout_ms: float = 10_000
     exclusive: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
@@ -24,57 +33,100 @@ class Record(Struct, omit_defaults=True, gc=False):
     release_on_disconnect: bool = False
     moved: dict[str, tuple[float, int]] | None = None
     """Its places (minus the priority, ticket) in lines where a reordering gave it another."""
+    session: str | None = None
+    session_timeout_ms: float = SESSION_TIMEOUT_MS
+    line: str = ""
+    """Of an ending: the message, without its end."""
 
 
 _encode = json.Encoder().encode
 _decode = json.Decoder(Record).decode
 
 
-def encode(request: Request) -> bytes:
-    """A held or waiting request as its record."""
-    moved = request.moved
+def encode(change: Request | Ending) -> bytes:
+    """A held or waiting request, or an ending, as its record."""
+    if isinstance(change, Ending):
+        return _encode_ending(change)
+    moved, origin = change.moved, change.origin
+    key = None if origin is None else origin.key
     return _encode(
         Record(
-            request.since,
-            int(request.since_unix_ms),
-            request.deadline,
-            "held" if request.state is HELD else "queued",
-            request.transaction_timeout_ms,
-            request.exclusive,
-            request.shared,
-            request.fence,
-            request.transaction,
-            request.priority,
-            request.ref,
-            request.release_on_disconnect,
+            change.since,
+            int(change.since_unix_ms),
+            change.deadline,
+            "held" if change.state is HELD else "queued",
+            change.queue_timeout_ms,
+            change.transaction_timeout_ms,
+            change.exclusive,
+            change.shared,
+            change.fence,
+            change.transaction,
+            change.priority,
+            change.ref,
+            change.release_on_disconnect,
             None if moved is None else {name: entry[:2] for name, entry in moved.items()},
+            key,
+            SESSION_TIMEOUT_MS if origin is None or key is None else origin.timeout_ms,
         )
     )
 
 
-def decode(id: int, record: bytes) -> Request:
-    """The request that was stored under its id. It has no origin: whoever made it is not connected to this process."""
-    stored = _decode(record)
-    request = Request(
-        stored.shared,
-        stored.exclusive,
-        transaction_timeout_ms=stored.transaction_timeout_ms,
-        transaction=stored.transaction,
-        priority=stored.priority,
-        ref=stored.ref,
-        release_on_disconnect=stored.release_on_disconnect,
+def _encode_ending(ending: Ending) -> bytes:
+    return _encode(
+        Record(
+            ending.at,
+            0,
+            0,
+            "ended",
+            ref=ending.ref,
+            session=ending.origin.key,
+            session_timeout_ms=ending.origin.timeout_ms,
+            line=ending.line.decode().rstrip("\n"),
+        )
     )
-    request.id = id
-    request.owner = id if stored.transaction is None else stored.transaction
-    request.fence = stored.fence
-    request.since = stored.since
-    request.since_unix_ms = stored.since_unix_ms
-    request.deadline = stored.deadline
-    if stored.state == "held":
-        request.state = HELD
-    else:
-        request.state = WAITING
-        request.place = (-request.priority, request.id, request)
-        for name, (priority, ticket) in (stored.moved or {}).items():
-            request.move(name, (priority, ticket, request))
-    return request
+
+
+class Reader:
+    """Reads records. What has one session is given one origin."""
+
+    def __init__(self) -> None:
+        self._origins: WeakValueDictionary[str, StoredOrigin] = WeakValueDictionary()
+
+    def read(self, id: int, record: bytes | str) -> Request | Ending:
+        """What was stored under an id. Whoever made it is not connected to this process."""
+        stored = _decode(record)
+        if stored.state == "ended":
+            return Ending(id, stored.ref, self._origin(stored), stored.since, stored.line.encode() + b"\n")
+        request = Request(
+            stored.shared,
+            stored.exclusive,
+            stored.queue_timeout_ms,
+            transaction_timeout_ms=stored.transaction_timeout_ms,
+            transaction=stored.transaction,
+            priority=stored.priority,
+            ref=stored.ref,
+            release_on_disconnect=stored.release_on_disconnect,
+            origin=None if stored.session is None else self._origin(stored),
+        )
+        request.id = id
+        request.owner = id if stored.transaction is None else stored.transaction
+        request.fence = stored.fence
+        request.since = stored.since
+        request.since_unix_ms = stored.since_unix_ms
+        request.deadline = stored.deadline
+        if stored.state == "held":
+            request.state = HELD
+        else:
+            request.state = WAITING
+            request.place = (-request.priority, request.id, request)
+            for name, (priority, ticket) in (stored.moved or {}).items():
+                request.move(name, (priority, ticket, request))
+        return request
+
+    def _origin(self, stored: Record) -> StoredOrigin:
+        key = stored.session or ""
+        origin = self._origins.get(key)
+        if origin is None:
+            origin = self._origins[key] = StoredOrigin(key, 0)
+        origin.timeout_ms = stored.session_timeout_ms  # the last word counts
+        return origin

@@ -19,8 +19,8 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from genie.core import ENDED, Snapshot
-from genie.storage.base import Batch, Superseded
+from genie.core import ENDED, Request
+from genie.storage.base import Batch, Replica, Superseded
 from genie.storage.durability import warn_if_lossy
 from genie.storage.link import Link, LinkError, bulk
 from genie.storage.namespace import Namespace, counters
@@ -56,7 +56,7 @@ class RedisStore:
             socket_connect_timeout=CALL_TIMEOUT_S,
         )
         self._namespace = Namespace(self._client, namespace)
-        self._snapshot: Callable[[], Snapshot] = Snapshot
+        self._whole: Callable[[], Batch] = Batch
         self._head, self._head_length = b"", 0
         self._sequence = 0
         self._link: Link | None = None
@@ -71,14 +71,14 @@ class RedisStore:
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
 
-    async def open(self, snapshot: Callable[[], Snapshot]) -> Snapshot:
+    async def open(self, whole: Callable[[], Batch]) -> Replica:
         """Take the namespace over and load it, however long Redis can't be reached."""
         self._loop = asyncio.get_running_loop()
-        self._snapshot = snapshot
+        self._whole, replica = whole, Replica()
         pauses = _pauses()
         while True:
             try:
-                loaded = await self._namespace.take_over()
+                replica.apply(await self._namespace.take_over())
                 self._link = await self._connect()
                 await warn_if_lossy(self._client)
             except _FAILURES as error:
@@ -88,7 +88,7 @@ class RedisStore:
             else:
                 self._begin_numbers()
                 self._watch_commits()
-                return loaded
+                return replica
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
         """Write a batch, once, however often it must be sent."""
@@ -120,12 +120,12 @@ class RedisStore:
     def _pack(self, batch: Batch) -> bytes:
         deleted: list[bytes] = []
         written: list[bytes] = []
-        for id_, request in batch.changes.items():
+        for id_, change in batch.changes.items():
             key = b"%d" % id_
-            if request.state is ENDED:
+            if change is None or (isinstance(change, Request) and change.state is ENDED):
                 deleted.append(b"$%d\r\n%b\r\n" % (len(key), key))
             else:
-                record = encode(request)
+                record = encode(change)
                 written.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(record), record))
         numbers, gone = counters(self._sequence, batch.clock_ms, batch.next_id, batch.next_fence), b"%d" % len(deleted)
         parts = (
@@ -220,7 +220,7 @@ class RedisStore:
     async def _write_anew(self) -> None:
         """Redis lost what it had acknowledged. We have not, and nothing has changed since: that batch is in it."""
         log.warning("Redis has lost commits that it had acknowledged; writing the whole state anew")
-        await _until_done(lambda: self._namespace.write_anew(self._snapshot()), _pauses())
+        await _until_done(lambda: self._namespace.write_anew(self._whole()), _pauses())
         self._begin_numbers()
         log.info("the state is written anew", epoch=self._namespace.tenure.epoch)
         self._settle(None)

@@ -51,7 +51,7 @@ def test_everything_has_an_example() -> None:
             reasons.add(payload.get("reason"))
             codes.add(payload.get("code"))
     assert set(fields.COMMANDS) <= sent
-    assert told == {"queued", "locked", "released", "extended", "pong", "inspected", "error"}
+    assert told == {"queued", "locked", "released", "extended", "welcome", "pong", "inspected", "error"}
     assert set(Reason) <= reasons
     assert codes >= {"bad-json", "bad-message", "bad-request", "unknown-command", "unknown-id", "ref-conflict"}
 
@@ -65,7 +65,7 @@ def test_commands_reasons_and_codes_are_all_there() -> None:
 
 def test_the_fields_of_other_commands_are_all_there() -> None:
     text = "\n".join(prose(PAGE))
-    for command in ("release", "extend", "ping", "inspect"):
+    for command in ("release", "extend", "hello", "ping", "inspect"):
         (shown,) = re.findall(rf"^## `{command}`\n\n`\{{(.*?)\}}`", text, re.MULTILINE)
         named = {name.strip().strip('"?').rstrip('"'): name.endswith("?") for name in shown.split(",") if name}
         optional = {field: field not in fields.REQUIRED[command] for field in fields.COMMANDS[command]}
@@ -122,7 +122,11 @@ def test_the_limits_are_the_code_s() -> None:
         "Blockers named": blame.NAMED,
         "Blockers counted exactly": blame.COUNTED,
         "Ended ids remembered, at least": ended.REMEMBERED,
-        "Ended `ref`s remembered by a connection": session.ENDED_REFS,
+        "Ended `ref`s remembered by a connection or session": session.ENDED_REFS,
+        "Characters in the secret of a session, at least": fields.MIN_SECRET,
+        "Characters in the secret of a session, at most": fields.MAX_SECRET,
+        "Default of `sessionTimeout`, ms": commands.Hello().session_timeout_ms,
+        "Endings kept for a session": session.ENDINGS,
         "Requests held and waiting": SETTINGS.max_requests,
         "Connections": SETTINGS.max_connections,
         "Greatest id in a command, and least with a minus": fields.MAX_ID,
@@ -146,6 +150,9 @@ def test_the_limits_are_the_code_s() -> None:
         f"exact up to {blame.COUNTED:,} and",
         f"the last {ended.REMEMBERED:,} ids",
         f"the last {session.ENDED_REFS:,} requests that ended",
+        f"while nobody was connected, the last {session.ENDINGS:,} of them",
+        f"a secret of {fields.MIN_SECRET} to {fields.MAX_SECRET} characters",
+        f"1 to {fields.MAX_TIMEOUT_MS}, by default {commands.Hello().session_timeout_ms:,}",
         f"at most {replies.ROW_RESOURCES} of its resources",
         f"1 to {resources.MAX_NAME} characters, any but control characters",
     ],
@@ -156,7 +163,7 @@ def test_the_limits_are_the_same_in_sentences(sentence: str) -> None:
 
 def test_what_is_reserved_is_not_there() -> None:
     text = "\n".join(prose(PAGE))
-    (listed,) = re.findall(r"(`hello`.*) are reserved", text)
+    (listed,) = re.findall(r"(`watch`[^.]*) are reserved", text)
     reserved = set(re.findall(r"`(\w+)`", listed))
     known = set(fields.COMMANDS) | {field for checks in fields.COMMANDS.values() for field in checks}
     assert reserved

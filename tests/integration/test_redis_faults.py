@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genie.core import LockManager, Request, Snapshot
+from genie.core import LockManager, Request
 from genie.storage.base import Batch
 from genie.storage.redis import RedisStore
 from proxy import faulty_proxy
@@ -309,7 +309,7 @@ async def test_a_slow_redis_is_waited_for(redis: Redis, monkeypatch: pytest.Monk
     monkeypatch.setattr("genie.storage.redis.COMMIT_TIMEOUT_S", 0.2)
     async with faulty_proxy(redis.port) as proxy:
         store = RedisStore(proxy.url)
-        await store.open(Snapshot)
+        await store.open(Batch)
         proxy.bytes_a_second = 8 << 20
         manager = LockManager()
         changes = {}
@@ -381,7 +381,9 @@ async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
         client.send("request", resources=["exclusive:first"])
         genie.until("Redis is away")  # the first is under way
         for number in range(200_000):
-            client.raw(b'{"command":"request","payload":{"resources":["exclusive:%d"]}}\n' % number)
+            client.raw(
+                b'{"command":"request","payload":{"resources":["exclusive:%d"],"transactionTimeout":1e9}}\n' % number
+            )
         memory = resident(genie)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):  # it must not be read: nothing else tells that nothing happens

@@ -27,7 +27,7 @@ class Peer:
     def __init__(self) -> None:
         self.session = Session(self)  # type: ignore[arg-type]
         self.out: list[bytes] = []
-        self.closed = False
+        self.closed = self.fresh = self.parted = False
 
 
 class Server:

@@ -121,6 +121,6 @@ async def test_an_id_is_stored_as_given_out_before_it_is_told(monkeypatch: pytes
         client.data_received(b'{"command":"request","payload":{"resources":["exclusive:A"]}}\n')
         await room.pump.settled()
         assert sum(lines for _, lines in room.told) == number + 2, "the first is locked at once"
-        assert room.pump._manager.next_id <= shelf.last.next_id == room.pump.snapshot().next_id
+        assert room.pump._manager.next_id <= shelf.last.next_id == room.pump.whole().next_id
     assert not room.failed
     room.pump.stop()

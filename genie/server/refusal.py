@@ -1,0 +1,28 @@
+"""What a line is answered that is not carried out because this server can't: `unavailable`, unless it is wrong in itself."""
+
+from __future__ import annotations
+
+from genie.core import Extend, Release, Request
+from genie.errors import Code, RequestRejected
+from genie.protocol import replies
+from genie.protocol.commands import read
+from genie.server.connection import Item
+
+AWAY = "the store can't be reached, try again later"
+
+
+def refusal(item: Item, why: str = AWAY, leader: str | None = None) -> bytes | None:
+    """The answer to a line, or to an error that is to be told in its place; None where there is none."""
+    rejected = item
+    if isinstance(item, bytes):
+        try:
+            command = read(item)
+        except RequestRejected as wrong:
+            if not item or item.isspace():
+                return None
+            rejected = wrong
+        else:
+            ref = command.ref if isinstance(command, Request) else None
+            id_ = command.id if isinstance(command, (Release, Extend)) else None
+            return replies.error(RequestRejected(Code.UNAVAILABLE, why, ref=ref, id=id_), leader)
+    return replies.error(rejected) if isinstance(rejected, RequestRejected) else None

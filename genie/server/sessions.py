@@ -1,0 +1,92 @@
+"""The sessions that outlive their connections: by the secret that proves them, and when they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from math import ceil
+
+from genie.core import Request
+from genie.core.deadlines import Deadlines
+from genie.server.session import Session
+from genie.storage.base import Ending
+
+AT_ONCE = 100
+"""Sessions that end in one step: so no step is long."""
+
+
+def key_of(secret: str) -> str:
+    """What a session is known by: no store, no log and no look at the memory tells the secret itself."""
+    return blake2b(secret.encode(), digest_size=16).hexdigest()
+
+
+class Sessions:
+    """Every session with a key, connected or not. One that has nothing left to tell ends with its connection."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Session] = {}
+        self._leaving: dict[int, Session] = {}
+        self._numbers = 0
+        self.deadlines = Deadlines()
+        """When those without a connection end, by their number."""
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_key.values())
+
+    def enter(self, secret: str, timeout_ms: float) -> tuple[Session, bool]:
+        """The session of a secret, which has a connection again, and whether it was there before."""
+        key = key_of(secret)
+        session = self._by_key.get(key)
+        resumed = session is not None
+        if session is None:
+            session = self._add(Session(None, key))
+        self._stay(session)
+        session.timeout_ms = timeout_ms
+        return session, resumed
+
+    def leave(self, session: Session, now: float) -> None:
+        """Its connection is gone: it waits for another."""
+        session.connection = None
+        if not session.bound and not session.endings:
+            del self._by_key[session.key or ""]
+            return
+        session.until = ceil(now + session.timeout_ms)
+        self._leaving[session.number] = session
+        self.deadlines.add(session.until, session.number)
+
+    def restore(self, requests: Iterable[Request], endings: Iterable[Ending], now: float) -> None:
+        """Take up the sessions that what was loaded belongs to. All have lost their connections just now."""
+        found: dict[str, Session] = {}
+        for request in requests:
+            origin = request.origin
+            if origin is not None and origin.key is not None:
+                session = found.get(origin.key) or found.setdefault(
+                    origin.key, self._add(Session(None, origin.key, origin.timeout_ms))
+                )
+                request.origin = session
+                session.queued(request)
+        for ending in sorted(endings, key=lambda ending: ending.at):
+            key, timeout_ms = ending.origin.key or "", ending.origin.timeout_ms
+            session = found.get(key) or found.setdefault(key, self._add(Session(None, key, timeout_ms)))
+            ending.origin = session
+            session.keep(ending)
+        for session in found.values():
+            self.leave(session, now)
+
+    def ended(self, now: float) -> list[Session]:
+        """Those whose time without a connection is over, taken out."""
+        over = [self._leaving[number] for number in self.deadlines.due(now, AT_ONCE)]
+        for session in over:
+            self._stay(session)
+            del self._by_key[session.key or ""]
+        return over
+
+    def _add(self, session: Session) -> Session:
+        self._numbers += 1
+        session.number = self._numbers
+        self._by_key[session.key or ""] = session
+        return session
+
+    def _stay(self, session: Session) -> None:
+        if self._leaving.pop(session.number, None) is not None:
+            self.deadlines.discard(session.until, session.number)

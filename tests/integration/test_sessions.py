@@ -1,0 +1,224 @@
+"""Sessions: what outlives a connection, with the locks in memory and, over restarts, in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from servers import Genie, Redis, running_server
+from wire import Wire
+
+SECRET = "a secret that nobody can guess"  # noqa: S105 - it guards nothing
+
+
+@pytest.fixture(params=["memory", "redis"])
+def genie(request: pytest.FixtureRequest) -> Iterator[Genie]:
+    redis = request.getfixturevalue("redis") if request.param == "redis" else None
+    with running_server(redis) as server:
+        yield server
+
+
+async def hello(genie: Genie, secret: str = SECRET, **payload: Any) -> tuple[Wire, bool]:
+    client = await Wire.connect(genie.address)
+    client.send("hello", session=secret, **payload)
+    told = await client.expect("welcome")
+    assert told["namespace"] == "genie"
+    assert told["version"]
+    return client, told["resumed"]
+
+
+async def told(client: Wire) -> list[tuple[str, dict[str, Any]]]:
+    """All that was said before the answer to a ping."""
+    client.send("ping")
+    messages = []
+    while (message := await client.receive())[0] != "pong":
+        assert message[0] != "closed", messages
+        messages.append(message)
+    return messages
+
+
+async def ids(client: Wire) -> list[tuple[str, int]]:
+    return [(command, payload["id"]) for command, payload in await told(client)]
+
+
+async def test_a_place_in_the_line_outlives_the_connection(genie: Genie) -> None:
+    holder, first, later = await Wire.connect(genie.address), (await hello(genie))[0], await Wire.connect(genie.address)
+    held = await holder.lock("exclusive:a")
+    waiting = await first.request("exclusive:a", ref="w")
+    behind = await later.request("exclusive:a")
+    await first.close()
+    again, resumed = await hello(genie)
+    assert resumed
+    assert await told(again) == [("queued", {"id": waiting, "ref": "w"})]
+    await holder.release(held)
+    locked = await again.expect("locked")
+    assert (locked["id"], locked["ref"]) == (waiting, "w")
+    assert "expiresIn" not in locked
+    await again.release(waiting)
+    assert (await later.expect("locked"))["id"] == behind
+
+
+async def test_what_happened_meanwhile_is_told_as_the_last_word(genie: Genie) -> None:
+    other, client = await Wire.connect(genie.address), (await hello(genie))[0]
+    blocker = await other.lock("exclusive:a", transactionTimeout=600_000)
+    keys = await other.lock("exclusive:b")
+    timed_out = await client.request("exclusive:a", queueTimeout=300, ref="t")
+    granted = await client.request("exclusive:b", ref="g", transactionTimeout=500_000)
+    lost = await client.lock("exclusive:c", ref="c")
+    await client.close()
+    await other.release(keys)
+    await other.release(lost)
+    watcher = await Wire.connect(genie.address)
+    assert (await watcher.request("exclusive:a", queueTimeout=700)) > timed_out
+    await watcher.expect("released")  # so the earlier one has timed out, too
+    again, _ = await hello(genie)
+    (_, first), (_, second), (_, third) = messages = await told(again)
+    assert [word for word, _ in messages] == ["released", "released", "locked"]
+    assert (first["id"], first["reason"]) == (lost, "success")
+    assert (second["id"], second["reason"], second["ref"]) == (timed_out, "queue-timeout", "t")
+    assert second["blockers"][0]["id"] == blocker
+    assert (third["id"], third["ref"]) == (granted, "g")
+    assert 0 < third["expiresIn"] <= 500_000
+    await again.close()
+    again, _ = await hello(genie)
+    assert [id_ for _, id_ in await ids(again)] == [lost, timed_out, granted], "it may have been lost on the way"
+
+
+async def test_a_repeated_ref_gets_the_first_id(genie: Genie) -> None:
+    client, _ = await hello(genie)
+    id_ = await client.lock("exclusive:a", ref="r")
+    await client.close()
+    again, _ = await hello(genie)
+    assert await ids(again) == [("locked", id_)]
+    again.send("request", resources=["exclusive:a"], ref="r")
+    assert (await again.expect("queued"))["id"] == id_
+    assert (await again.expect("locked"))["expiresIn"] > 0
+    again.send("request", resources=["exclusive:b"], ref="r")
+    assert (await again.expect("error"))["code"] == "ref-conflict"
+
+
+async def test_a_newer_connection_takes_the_session(genie: Genie) -> None:
+    older, _ = await hello(genie)
+    id_ = await older.lock("exclusive:a")
+    newer, resumed = await hello(genie)
+    assert resumed
+    assert await ids(newer) == [("locked", id_)]
+    assert await older.receive() == ("closed", {})
+    assert await newer.release(id_) == "success"
+
+
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [
+        ({"session": "short"}, "session"),
+        ({"session": 1}, "session"),
+        ({"session": SECRET, "sessionTimeout": 0}, "sessionTimeout"),
+    ],
+)
+async def test_a_bad_hello_changes_nothing(genie: Genie, payload: dict[str, Any], field: str) -> None:
+    client = await Wire.connect(genie.address)
+    client.send("hello", **payload)
+    error = await client.expect("error")
+    assert error["code"] == "bad-request"
+    assert field in error["message"]
+
+
+async def test_hello_comes_first_and_once(genie: Genie) -> None:
+    client = await Wire.connect(genie.address)
+    client.raw(b"\r\n\n")
+    client.send("hello", session=SECRET)
+    assert not (await client.expect("welcome"))["resumed"]
+    client.send("hello", session=SECRET)
+    assert "first" in (await client.expect("error"))["message"]
+    late = await Wire.connect(genie.address)
+    late.send("ping")
+    late.send("hello", session=SECRET)
+    await late.expect("pong")
+    assert "first" in (await late.expect("error"))["message"]
+    anonymous = await Wire.connect(genie.address)
+    anonymous.send("hello")
+    assert not (await anonymous.expect("welcome"))["resumed"]
+
+
+async def test_when_a_session_ends(genie: Genie) -> None:
+    holder, watcher = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    client, _ = await hello(genie, sessionTimeout=100)
+    await holder.lock("exclusive:a", transactionTimeout=600_000)
+    waiting = await client.request("exclusive:a", queueTimeout=600_000)
+    bound = await client.lock("exclusive:b", onDisconnect="release", transactionTimeout=600_000)
+    kept = await client.lock("exclusive:c", transactionTimeout=600_000)
+    after = await watcher.request("exclusive:b", queueTimeout=600_000)
+    await client.close()
+    assert (await watcher.expect("locked"))["id"] == after
+    again, resumed = await hello(genie)
+    assert not resumed
+    assert await told(again) == []
+    assert await watcher.release(waiting) == "disconnected"
+    assert await watcher.release(bound) == "disconnected"
+    if genie.redis_url:
+        genie.kill()
+        genie.start()
+        again, resumed = await hello(genie)
+        assert not resumed, "what it kept is no session's any more"
+        watcher = await Wire.connect(genie.address)
+    assert await watcher.release(kept) == "success"
+
+
+async def test_a_session_outlives_a_restart(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        holder, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
+        client, _ = await hello(genie, sessionTimeout=60_000)
+        second, _ = await hello(genie, "another secret, as good as that", sessionTimeout=60_000)
+        held = await holder.lock("exclusive:a", transactionTimeout=600_000)
+        ended = await client.request("exclusive:a", queueTimeout=50)
+        assert (await client.expect("released"))["id"] == ended
+        behind = await second.request("exclusive:a", queueTimeout=600_000)
+        await other.request("exclusive:a", queueTimeout=600_000)  # has no session, and will be gone
+        urgent = await client.request("exclusive:a", queueTimeout=600_000, priority=1, ref="u")
+        mine = await client.lock("shared:b", transactionTimeout=600_000)
+        genie.kill()
+        genie.start()
+        again, resumed = await hello(genie)
+        assert resumed
+        messages = await told(again)
+        assert [(word, payload["id"]) for word, payload in messages] == [
+            ("released", ended),
+            ("queued", urgent),
+            ("locked", mine),
+        ] or [(word, payload["id"]) for word, payload in messages] == [
+            ("released", ended),
+            ("locked", mine),
+            ("queued", urgent),
+        ]
+        assert messages[0][1]["blockers"][0]["id"] == held
+        second, resumed = await hello(genie, "another secret, as good as that")
+        assert resumed
+        assert await ids(second) == [("queued", behind)]
+        again.send("request", resources=["exclusive:a"], queueTimeout=600_000, priority=1, ref="u")
+        assert (await again.expect("queued"))["id"] == urgent
+        assert await again.release(held) == "success"
+        assert (await again.expect("locked"))["id"] == urgent, "the order is that of before"
+        assert await again.release(urgent) == "success"
+        assert (await second.expect("locked"))["id"] == behind
+
+
+async def test_nothing_of_a_session_is_left_in_redis(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client, _ = await hello(genie, sessionTimeout=100)
+        other = await Wire.connect(genie.address)
+        held = await other.lock("exclusive:a")
+        assert (await client.request("exclusive:a", queueTimeout=0)) > held
+        await client.expect("released")
+        one = await client.request("exclusive:a")
+        assert await client.release(one) == "success"
+        two = await client.request("exclusive:a")
+        assert await other.release(two) == "success"
+        assert (await client.expect("released"))["id"] == two
+        key = redis.call("HGET", "{genie}:meta", "records")
+        assert {int(field) for field in redis.call("HKEYS", key)} == {held, two}
+        await client.close()
+        await other.request("exclusive:a", queueTimeout=400)
+        await other.expect("released")
+        assert {int(field) for field in redis.call("HKEYS", key)} == {held}
