@@ -1,0 +1,204 @@
+"""A simulated world: servers, a Redis, clients and faults in one thread, decided by a seed from beginning to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine, MutableMapping
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from genie.config import Settings
+from genie.core import invariants
+from genie.server import app
+from genie.testing.determinism import deterministic
+from genie.testing.faults import Faults
+from genie.testing.history import FAULT, LOG, NOTE, History
+from genie.testing.loop import NODE, Node, SimLoop, Stuck
+from genie.testing.network import Network, RandomDelays, SimSocket
+from genie.testing.plan import Plan
+from genie.testing.raw import RawClient
+from genie.testing.redis import SimRedis
+from genie.testing.shipped import ShippedClient
+from genie.testing.witness import Witness
+
+PATIENCE_S = 300.0
+"""How long everything may take to come to its end once the faults have stopped."""
+RESTART_S = 0.05, 2.0
+"""How long it takes until a server that ended is started again."""
+
+
+class Host:
+    """A machine on which a server is started again whenever it ends."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.node: Node
+        self.server: app.Server
+        self._starts = 0
+        self.restarting = False
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, as a new process."""
+        self._starts += 1
+        self.restarting = False
+        world = self.world
+        self.node = world.loop.node(f"{self.name}.{self._starts}", self.name)
+        world.loop.spawn(self.node, self._serve(self.node))
+
+    def kill(self, after_s: float, *, silently: bool) -> None:
+        """SIGKILL, or the end of the machine; it is started again after a while."""
+        if not self.node.dead and not self.restarting:
+            self.world.loop.kill(self.node, silently=silently)
+            self.again(after_s)
+
+    def again(self, after_s: float) -> None:
+        """Start it again after a while."""
+        self.restarting = True
+        self.world.loop.call_later(after_s, self.start)
+
+    async def _serve(self, node: Node) -> None:
+        settings = Settings(host=self.name, redis_url="redis://redis:6379/0")
+        self.server = app.Server(settings)
+        status = await self.server.run()
+        self.world.history.note(NOTE, node.name, f"exit status {status}")
+        if not node.dead:
+            self.world.loop.kill(node)
+            self.again(self.world.random.uniform(*RESTART_S))
+
+
+class World:
+    """One run of a plan. `run` returns what went wrong on the way; the history is judged elsewhere."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.random = Random(f"{plan.seed} world")  # noqa: S311 - no secret
+        self.loop = SimLoop(step_s=1e-6)
+        self.history = History(self.loop.time)
+        self.delays = RandomDelays(Random(f"{plan.seed} network"), slow=plan.slow)  # noqa: S311
+        self.network = Network(self.loop, self.delays, self.history)
+        self.redis = SimRedis()
+        self.witness = Witness(self.redis, self.history)
+        self.redis_node = self.loop.node("redis")
+        self.hosts: list[Host] = []
+        self.clients: dict[Node, asyncio.Task[Any]] = {}
+        self.addresses = [f"s{number}:7077" for number in range(1, plan.servers + 1)]
+        self.ids: list[int] = []
+        """Of requests that some client has heard of."""
+        self.ending = False
+        """The clients shall come to an end."""
+        self.problems: list[str] = []
+
+    def run(self) -> list[str]:
+        """Everything, from the first start to the last release."""
+
+        def log(level: str, line: MutableMapping[str, Any]) -> None:
+            node = NODE.get()
+            text = " ".join(f"{name}={value}" for name, value in line.items() if name != "event")
+            self.history.note(LOG, "" if node is None else node.name, f"{level}: {line.get('event')} {text}")
+
+        def failed(_loop: object, context: dict[str, Any]) -> None:
+            if "exception" in context:
+                self.problems.append(f"at {self.loop.time():.6f}: {context['message']}: {context['exception']!r}")
+
+        self.loop.set_exception_handler(failed)
+        bind: Callable[[str, int], SimSocket] = lambda host, port: SimSocket((host, port))  # noqa: E731
+        with (
+            deterministic(self.loop, self.plan.seed, log),
+            patch.object(app, "_bind", bind),
+            patch.object(app, "_guard", lambda _address: None),
+        ):
+            try:
+                self.loop.run_until_complete(self._live())
+            except Stuck as error:
+                self.problems.append(f"at {self.loop.time():.6f}: {error}")
+            finally:
+                self.loop.finish()
+        return self.problems
+
+    def anybodys_id(self, random: Random) -> int:
+        """The id of a request that some client has made lately, or 0."""
+        return random.choice(self.ids[-10:]) if self.ids else 0
+
+    # -- its life -----------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        plan = self.plan
+        self.history.note(NOTE, "world", str(plan))
+        await self.loop.spawn(self.redis_node, self.redis.serve("redis"))
+        self.hosts = [Host(self, f"s{number}") for number in range(1, plan.servers + 1)]
+        for number in range(1, plan.raw + 1):
+            self._client(f"raw{number}", lambda name: RawClient(self, name, self._chance(name), None).run())
+        for number in range(1, plan.sessions + 1):
+            self._client(
+                f"ses{number}",
+                lambda name: RawClient(self, name, self._chance(name), f"the secret of {name}").run(),
+            )
+        for number in range(1, plan.shipped + 1):
+            self._client(f"aio{number}", lambda name: ShippedClient(self, name, self._chance(name)).run())
+        faults = Faults(self)
+        await faults.go_on_for(plan.active_s)
+        faults.mend()
+        self.history.note(FAULT, "world", "all is well from here on")
+        self.ending = True
+        await self._end()
+
+    async def _end(self) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                for node, task in self.clients.items():
+                    if not node.dead:
+                        await task
+        except TimeoutError:
+            waiting = [node.name for node, task in self.clients.items() if not task.done() and not node.dead]
+            self.problems.append(f"not at an end {PATIENCE_S} s after the last fault: {', '.join(waiting)}")
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+            self.problems.append(f"a client failed: {error!r}")
+            return
+        last = self.loop.node("last")
+        problem = await self.loop.spawn(last, self._probe())
+        if problem:
+            self.problems.append(problem)
+        living = {id_: record for id_, record in self.witness.stored().items() if record.get("state") != "ended"}
+        if living:
+            self.problems.append(f"at the end the store still holds {living}")
+        for host in self.hosts:
+            pump = host.server._pump  # noqa: SLF001 - a look inside, beside what the wire tells
+            if pump is not None and not host.node.dead:
+                try:
+                    invariants.check(pump._manager)  # noqa: SLF001
+                except invariants.Violation as error:
+                    self.problems.append(f"{host.node.name}: {error}")
+
+    async def _probe(self) -> str:
+        """Whether everything can be had by somebody new, and nothing is left then."""
+        import genie  # noqa: PLC0415 - beside the rest of what a user has
+
+        async with genie.connect(",".join(self.addresses)) as client:
+            try:
+                lock = await client.acquire(*self.plan.resources, queue_timeout=120.0)
+            except genie.GenieError as error:
+                return f"not everything can be had at the end: {error!r}"
+            await lock.release()
+            found = await client.inspect()
+            if found["holders"] or found["queue"]:
+                return f"something is left at the end: {found}"
+        return ""
+
+    # -- for the faults -----------------------------------------------------------------------------------
+
+    def _chance(self, name: str) -> Random:
+        return Random(f"{self.plan.seed} {name}")  # noqa: S311
+
+    def _client(self, name: str, run: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+        node = self.loop.node(name)
+        self.clients[node] = self.loop.spawn(node, run(name))
+
+    def terminate(self, host: Host) -> None:
+        """SIGTERM."""
+        if not host.node.dead:
+            self.loop.signal(host.node, signal.SIGTERM)
