@@ -52,6 +52,12 @@ class RawClient:
         self._changed = asyncio.Event()
         self._pongs = 0
         self._pings = 0
+        self._welcome = False
+        """Whether it may ask for something."""
+
+    def __str__(self) -> str:
+        living = [f"{wish.id or ref}" for ref, wish in self.wishes.items() if not wish.ended]
+        return f"{self.name} waits for {' '.join(living) or 'nothing'}"
 
     async def run(self) -> None:
         """Do this and that until the world asks for the end, then see that everything ends."""
@@ -59,22 +65,23 @@ class RawClient:
             await asyncio.sleep(self.random.expovariate(1 / self.world.plan.think_s))
             if self._wire is None:
                 await self._connect()
-            elif not self.world.ending:
+            elif self._welcome and not self.world.ending:
                 self._act()
         while True:
             if self._wire is None and not await self._connect():
                 await asyncio.sleep(self.random.uniform(0.05, 0.3))
                 continue
-            if self._leave_all() and self._pongs == self._pings:
+            self._changed.clear()
+            if self._welcome and self._leave_all() and self._pongs >= self._pings:
                 break
             await asyncio.sleep(0.02)
-            self._changed.clear()
             try:
                 async with asyncio.timeout(1):
                     await self._changed.wait()
             except TimeoutError:
-                self._resend()
-                if self._pings == self._pongs:
+                if self._welcome:
+                    self._resend()
+                if self._pongs >= self._pings:
                     self._ping()
         if self._wire is not None:
             self._wire.transport.close()
@@ -161,6 +168,7 @@ class RawClient:
         command, payload = message["command"], message["payload"]
         wish = self.wishes.get(payload.get("ref", "")) or self._by_id.get(payload.get("id", 0))
         if command == "welcome":
+            self._welcome = True
             self._welcomed(payload["resumed"])
         elif command == "pong":
             self._pongs += 1
@@ -187,8 +195,10 @@ class RawClient:
         code = payload["code"]
         self._hint = payload.get("leader")
         if code == "unavailable":
-            if wish is None:
-                self._pings = self._pongs  # whichever it was
+            if not self._welcome:
+                self._hang_up()  # `hello` was refused
+            elif wish is None:
+                self._pongs += 1
             else:
                 wish.leaving = False
                 if "ref" in payload and not wish.id:
@@ -217,6 +227,7 @@ class RawClient:
         """A connection is made."""
         self._wire = wire
         self._pings = self._pongs = 0
+        self._welcome = self.session is None
         if self.session is not None:
             self._say("hello", session=self.session, sessionTimeout=self.session_timeout_ms)
         else:

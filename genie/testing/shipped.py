@@ -25,6 +25,9 @@ class ShippedClient:
         self._wishes = Wishes(world.plan, random)
         self._since: dict[int, float] = {}
 
+    def __str__(self) -> str:
+        return self.name
+
     async def run(self) -> None:
         """Everything."""
         while True:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, MutableMapping
+from contextvars import Context
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
+from genie.client.aio import connect
 from genie.config import Settings
 from genie.core import invariants
+from genie.errors import GenieError
 from genie.server import app
 from genie.testing.determinism import deterministic
 from genie.testing.faults import Faults
@@ -58,7 +61,7 @@ class Host:
     def again(self, after_s: float) -> None:
         """Start it again after a while."""
         self.restarting = True
-        self.world.loop.call_later(after_s, self.start)
+        self.world.loop.call_later(after_s, self.start, context=Context())
 
     async def _serve(self, node: Node) -> None:
         settings = Settings(host=self.name, redis_url="redis://redis:6379/0")
@@ -85,6 +88,7 @@ class World:
         self.redis_node = self.loop.node("redis")
         self.hosts: list[Host] = []
         self.clients: dict[Node, asyncio.Task[Any]] = {}
+        self.programs: dict[Node, RawClient | ShippedClient] = {}
         self.addresses = [f"s{number}:7077" for number in range(1, plan.servers + 1)]
         self.ids: list[int] = []
         """Of requests that some client has heard of."""
@@ -131,14 +135,12 @@ class World:
         await self.loop.spawn(self.redis_node, self.redis.serve("redis"))
         self.hosts = [Host(self, f"s{number}") for number in range(1, plan.servers + 1)]
         for number in range(1, plan.raw + 1):
-            self._client(f"raw{number}", lambda name: RawClient(self, name, self._chance(name), None).run())
+            self._client(RawClient(self, f"raw{number}", self._chance(f"raw{number}"), None))
         for number in range(1, plan.sessions + 1):
-            self._client(
-                f"ses{number}",
-                lambda name: RawClient(self, name, self._chance(name), f"the secret of {name}").run(),
-            )
+            name = f"ses{number}"
+            self._client(RawClient(self, name, self._chance(name), f"the secret of {name}"))
         for number in range(1, plan.shipped + 1):
-            self._client(f"aio{number}", lambda name: ShippedClient(self, name, self._chance(name)).run())
+            self._client(ShippedClient(self, f"aio{number}", self._chance(f"aio{number}")))
         faults = Faults(self)
         await faults.go_on_for(plan.active_s)
         faults.mend()
@@ -147,17 +149,15 @@ class World:
         await self._end()
 
     async def _end(self) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                for node, task in self.clients.items():
-                    if not node.dead:
-                        await task
-        except TimeoutError:
-            waiting = [node.name for node, task in self.clients.items() if not task.done() and not node.dead]
-            self.problems.append(f"not at an end {PATIENCE_S} s after the last fault: {', '.join(waiting)}")
-            return
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-            self.problems.append(f"a client failed: {error!r}")
+        tasks = {task: node for node, task in self.clients.items() if not node.dead}
+        done, waiting = await asyncio.wait(tasks, timeout=PATIENCE_S) if tasks else (set(), set())
+        failed = [f"{tasks[task].name}: {task.exception()!r}" for task in done if task.exception() is not None]
+        if failed:
+            self.problems.append(f"clients failed: {', '.join(sorted(failed))}")
+        if waiting:
+            names = sorted(str(self.programs[tasks[task]]) for task in waiting)
+            self.problems.append(f"not at an end {PATIENCE_S} s after the last fault: {', '.join(names)}")
+        if failed or waiting:
             return
         last = self.loop.node("last")
         problem = await self.loop.spawn(last, self._probe())
@@ -176,27 +176,24 @@ class World:
 
     async def _probe(self) -> str:
         """Whether everything can be had by somebody new, and nothing is left then."""
-        import genie  # noqa: PLC0415 - beside the rest of what a user has
-
-        async with genie.connect(",".join(self.addresses)) as client:
-            try:
+        try:
+            async with connect(",".join(self.addresses)) as client:
                 lock = await client.acquire(*self.plan.resources, queue_timeout=120.0)
-            except genie.GenieError as error:
-                return f"not everything can be had at the end: {error!r}"
-            await lock.release()
-            found = await client.inspect()
-            if found["holders"] or found["queue"]:
-                return f"something is left at the end: {found}"
-        return ""
+                await lock.release()
+                found = await client.inspect()
+        except GenieError as error:
+            return f"not everything can be had at the end: {error!r}"
+        return f"something is left at the end: {found}" if found["holders"] or found["queue"] else ""
 
     # -- for the faults -----------------------------------------------------------------------------------
 
     def _chance(self, name: str) -> Random:
         return Random(f"{self.plan.seed} {name}")  # noqa: S311
 
-    def _client(self, name: str, run: Callable[[str], Coroutine[Any, Any, None]]) -> None:
-        node = self.loop.node(name)
-        self.clients[node] = self.loop.spawn(node, run(name))
+    def _client(self, program: RawClient | ShippedClient) -> None:
+        node = self.loop.node(program.name)
+        self.programs[node] = program
+        self.clients[node] = self.loop.spawn(node, program.run())
 
     def terminate(self, host: Host) -> None:
         """SIGTERM."""
