@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import heapq
 import signal
+import warnings
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -171,6 +172,11 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def finish(self) -> None:
         """Drop all that still runs or waits, without a word, and close."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some have never begun
+            self._drop_all()
+
+    def _drop_all(self) -> None:
         self.ended = True
         self.set_exception_handler(lambda _loop, _context: None)
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]

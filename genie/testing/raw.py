@@ -32,6 +32,8 @@ class Wish:
         self.sent = False
         """On the connection that there is now."""
         self.leaving = False
+        self.mentioned = True
+        """By the server, on the connection that there is now."""
 
 
 class RawClient:
@@ -52,6 +54,8 @@ class RawClient:
         self._changed = asyncio.Event()
         self._pongs = 0
         self._pings = 0
+        self._synced = False
+        """Whether all that was to be said at the beginning of this connection was said."""
         self._welcome = False
         """Whether it may ask for something."""
 
@@ -152,6 +156,7 @@ class RawClient:
         for wish in self.wishes.values():
             if wish.held and not wish.ended and not wish.leaving and not wish.patient:
                 self._release(wish)
+        self._release_unmentioned()
         return all(wish.ended for wish in self.wishes.values())
 
     def _resend(self) -> None:
@@ -167,11 +172,15 @@ class RawClient:
         self._changed.set()
         command, payload = message["command"], message["payload"]
         wish = self.wishes.get(payload.get("ref", "")) or self._by_id.get(payload.get("id", 0))
+        if wish is not None and command != "error":
+            wish.mentioned = True
         if command == "welcome":
             self._welcome = True
             self._welcomed(payload["resumed"])
         elif command == "pong":
             self._pongs += 1
+            self._synced = self._welcome
+            self._release_unmentioned()
         elif command == "error":
             self._refused(payload, wish)
         elif command == "queued" and wish is not None and not wish.id:
@@ -190,6 +199,13 @@ class RawClient:
             # Those that waited have gone with the session; what was held may be held still.
             self._give_up()
         self._resend()
+
+    def _release_unmentioned(self) -> None:
+        """What was not mentioned at the resume has ended, maybe by a release whose answer was lost; and what waited when a
+        connection without a session was lost has gone, or is held."""
+        for wish in self.wishes.values() if self._synced else ():
+            if wish.id and not wish.ended and not wish.mentioned and not wish.leaving:
+                self._release(wish)
 
     def _refused(self, payload: Payload, wish: Wish | None) -> None:
         code = payload["code"]
@@ -228,13 +244,12 @@ class RawClient:
         self._wire = wire
         self._pings = self._pongs = 0
         self._welcome = self.session is None
+        self._synced = self.session is None
+        for wish in self.wishes.values():
+            wish.mentioned = wish.leaving = False
         if self.session is not None:
             self._say("hello", session=self.session, sessionTimeout=self.session_timeout_ms)
-        else:
-            for wish in self.wishes.values():
-                wish.leaving = False
-                if wish.id and not wish.ended and not wish.held:
-                    self._release(wish)  # as the page says: it may be held by now
+            self._ping()
 
     def lost(self, wire: _Wire) -> None:
         """It has ended."""

@@ -13,7 +13,7 @@ from unittest.mock import patch
 from genie.client.aio import connect
 from genie.config import Settings
 from genie.core import invariants
-from genie.errors import GenieError
+from genie.errors import GenieError, Unavailable
 from genie.server import app
 from genie.testing.determinism import deterministic
 from genie.testing.faults import Faults
@@ -176,13 +176,19 @@ class World:
 
     async def _probe(self) -> str:
         """Whether everything can be had by somebody new, and nothing is left then."""
-        try:
-            async with connect(",".join(self.addresses)) as client:
-                lock = await client.acquire(*self.plan.resources, queue_timeout=120.0)
-                await lock.release()
-                found = await client.inspect()
-        except GenieError as error:
-            return f"not everything can be had at the end: {error!r}"
+        for attempt in range(60):
+            try:
+                async with connect(",".join(self.addresses)) as client:
+                    lock = await client.acquire(*self.plan.resources, queue_timeout=120.0)
+                    await lock.release()
+                    found = await client.inspect()
+                    break
+            except Unavailable as error:
+                if attempt == 59:  # noqa: PLR2004
+                    return f"nobody can be reached at the end: {error!r}"
+                await asyncio.sleep(1)  # the last server may be on its way
+            except GenieError as error:
+                return f"not everything can be had at the end: {error!r}"
         return f"something is left at the end: {found}" if found["holders"] or found["queue"] else ""
 
     # -- for the faults -----------------------------------------------------------------------------------
