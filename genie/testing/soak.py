@@ -10,6 +10,7 @@ import itertools
 import sys
 import time
 
+from genie.testing.judges import judge
 from genie.testing.plan import plan
 from genie.testing.world import World
 
@@ -18,12 +19,7 @@ def run(seed: int) -> tuple[World, list[str]]:
     """The world of a seed, when it is over, and what was wrong with it."""
     world = World(plan(seed))
     problems = world.run()
-    try:
-        from genie.testing.checker import check
-        problems = [*check(world.history), *problems]
-    except ImportError:
-        pass
-    return world, problems
+    return world, [*judge(world.history), *problems]
 
 
 def main() -> int:

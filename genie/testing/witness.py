@@ -19,6 +19,7 @@ class Witness:
         self._pointer = b""
         self._epoch = 0
         self._counters = b""
+        """Of the last batch that was stored."""
         self._writer = ""
         self._lost = False
         self.known: dict[int, Message] = {}
@@ -38,7 +39,7 @@ class Witness:
 
     def _on_write(self, group: list[Undo], who: str) -> None:
         meta = self._keys.hash(self._meta)
-        if not meta:
+        if not meta or all(key != self._meta for key, _, _ in group):
             return
         pointer, epoch, counters = meta.get(b"records", b""), int(meta.get(b"epoch", b"0")), meta[b"counters"]
         anew = pointer != self._pointer or epoch != self._epoch
@@ -47,9 +48,9 @@ class Witness:
             forgotten, self._lost = self._lost and who != self._writer, False
             written, gone = self._compare()
         elif self._lost:
-            return  # nobody has noticed yet
-        elif counters == self._counters:
-            return  # it was no batch
+            # A batch fits to what is there: what was lost had not been answered, and was sent again.
+            self._lost = False
+            written, gone = self._compare()
         else:
             written, gone = self._changed(group, pointer)
         self._pointer, self._epoch, self._counters, self._writer = pointer, epoch, counters, who
