@@ -16,6 +16,10 @@ class Settings:
     namespace: str = "genie"
     redis_url: str | None = None
     """None: the locks are kept in memory."""
+    advertise: str | None = None
+    """HOST:PORT at which clients reach this server. None: where it listens, under the host's name if that is everywhere."""
+    lease: float = 3.0
+    """Seconds for which a server leads its namespace from each commit on. When they are over, another may."""
     log_level: str = "info"
     log_format: str = "auto"
     max_line: int = MAX_LINE

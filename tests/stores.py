@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from genie.storage.base import Batch, Store
+from genie.storage.base import Batch, Replica, Store
+from genie.storage.node import Node
 
 
 async def commit(store: Store, batch: Batch) -> None:
@@ -20,3 +21,12 @@ async def commit(store: Store, batch: Batch) -> None:
     store.commit(batch, done)
     async with asyncio.timeout(30):
         await stored
+
+
+LEASE_MS = 50
+
+
+async def opened(store: Store) -> Replica:
+    """Lead, as soon as whoever led before has not been heard of for its (short) lease."""
+    async with asyncio.timeout(30):
+        return await store.open(Node("here:1", "here:1", LEASE_MS), Batch, lambda _: None)

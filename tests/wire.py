@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -15,9 +15,13 @@ class Wire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
+    made: ClassVar[list[Wire]] = []
+    """All of them, so that none is left open behind a test."""
+
     @classmethod
     async def connect(cls, address: tuple[str, int]) -> Wire:
-        return cls(*await asyncio.open_connection(*address, limit=1 << 24))
+        cls.made.append(cls(*await asyncio.open_connection(*address, limit=1 << 24)))
+        return cls.made[-1]
 
     def send(self, command: str, **payload: Any) -> None:
         self.raw(orjson.dumps({"command": command, "payload": payload}) + b"\n")

@@ -40,6 +40,8 @@ def _option(
 @_option("--redis-url", str, "Redis that keeps the locks: redis://[user:password@]host:port/db, rediss:// for TLS.")
 @_option("--redis-host", str, "Redis that keeps the locks, in place of the URL.")
 @_option("--redis-port", click.IntRange(1, 65535), "Its port. [default: 6379]")
+@_option("--advertise", str, "HOST:PORT at which clients reach this server. [default: where it listens]")
+@_option("--lease", click.FloatRange(0.1, 3600), "Seconds without a commit after which another server takes over.")
 @_option("--log-level", click.Choice(logs.LEVELS), "What is logged.")
 @_option("--log-format", click.Choice(logs.FORMATS), "auto: console on a terminal, else json.")
 @_option("--max-line", click.IntRange(1024), "Bytes in one line from a client.")

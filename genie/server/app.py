@@ -1,25 +1,26 @@
-"""The server as a whole: what it is made of, how it starts, drains and stops."""
+"""The server as a whole: what it is made of, how it starts, changes its role, drains and stops."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import signal
 import socket
-import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 
 import structlog
 
 from genie.config import Settings
-from genie.core import LockManager
+from genie.server.address import bind, guard
 from genie.server.connection import Connection
+from genie.server.desk import Desk, Refusing
 from genie.server.pump import Pump
-from genie.storage.base import Store, Superseded
+from genie.storage.base import Batch, Replica, Store, Superseded
 from genie.storage.memory import MemoryStore
+from genie.storage.node import Node, this_node
 
 log = structlog.get_logger()
 
@@ -33,40 +34,62 @@ BACKLOG = 4096
 
 
 class Server:
-    """One lock server in one event loop."""
+    """One lock server in one event loop. It leads its namespace, or follows the server that does.
 
-    def __init__(self, settings: Settings, store: Store | None = None) -> None:
+    `bind_to` makes the socket on which it listens: not a real one where the network is simulated.
+    """
+
+    def __init__(
+        self, settings: Settings, store: Store | None = None, *, bind_to: Callable[[str, int], socket.socket] = bind
+    ) -> None:
         self.settings = settings
         self._store: Store = store or make_store(settings)
-        self._connections: set[Connection] = set()
+        self._bind_to = bind_to
+        self._connections: dict[Connection, None] = {}
+        self._refusing = Refusing()
         self._pump: Pump | None = None
+        """None while it does not lead."""
+        self._sock: socket.socket | None = None
+        self._guard: socket.socket | None = None
         self._listener: asyncio.Server | None = None
+        self._roles: asyncio.Task[None] | None = None
+        self._deposed = asyncio.Event()
+        self._ready = asyncio.Event()
         self._stopped = asyncio.Event()
         self._failure: BaseException | None = None
-        self._guard: socket.socket | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Load what the store holds and listen; returns the address. OSError where that can't be had.
+        """Listen, when it is known whether this server leads or whom it follows; returns the address.
 
-        The address is taken first, so that a second server by mistake fails before it has touched the store; it
-        answers when everything is loaded.
+        OSError where the address can't be had. It is taken first, so that a second server by mistake fails before it
+        has touched the store.
         """
-        sock = _bind(self.settings.host, self.settings.port)
-        gc.collect()
-        gc.set_threshold(*GC_THRESHOLD)
+        self._sock = self._bind_to(self.settings.host, self.settings.port)
+        host, port = self._sock.getsockname()[:2]
         try:
-            manager = await self._load(sock)
+            if self._bind_to is bind:
+                self._guard = guard((host, port))
+            gc.collect()
+            gc.set_threshold(*GC_THRESHOLD)
+            node = this_node((host, port), self.settings.advertise, round(self.settings.lease * 1000))
+            self._roles = asyncio.create_task(self._take_roles(node))
+            self._roles.add_done_callback(self._ended)
+            await self._ready.wait()
+            self._check()
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: Connection(self._desk, self.settings, self._connections), sock=self._sock, backlog=BACKLOG
+            )
         except BaseException:
-            sock.close()
+            await self._leave_roles()
+            self._sock.close()
             raise
-        gc.freeze()  # what is there now stays: the collector need not look at it again
-        host, port = sock.getsockname()[:2]
         log.info(
             "listening",
             host=host,
             port=port,
+            role="follower" if self._pump is None else "leader",
+            held=0 if self._pump is None else self._pump.held,
             store="redis" if self._store.durable else "memory",
-            held=len(manager.table.held),
             version=version("genie-lock"),
         )
         if not self._store.durable:
@@ -75,11 +98,42 @@ class Server:
             )
         return host, port
 
-    async def _load(self, sock: socket.socket) -> LockManager:
-        """Take up what the store holds, and listen."""
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def _desk(self) -> Desk:
+        return self._refusing if self._pump is None else self._pump
+
+    async def _take_roles(self, node: Node) -> None:
+        """Follow, lead, and follow again, until somebody puts an end to it."""
+        while True:
+            replica = await self._store.open(node, self._whole, self._follow)
+            await self._lead(replica)
+            await self._deposed.wait()
+
+    def _ended(self, roles: asyncio.Task[None]) -> None:
+        if not roles.cancelled():
+            self._failure = self._failure or roles.exception()
+            self._ready.set()
+            self._stopped.set()
+
+    def _whole(self) -> Batch:
+        assert self._pump is not None, "only who leads has something to be written anew"  # noqa: S101
+        return self._pump.whole()
+
+    def _follow(self, leader: str | None) -> None:
+        """Another server leads, as far as is known."""
+        if leader is not None and leader != self._refusing.leader:
+            log.info("following", leader=leader)
+        self._refusing.leader = leader
+        if leader is not None:
+            self._ready.set()
+
+    async def _lead(self, replica: Replica) -> None:
+        """Go on from where the namespace stands."""
         loop = asyncio.get_running_loop()
-        self._guard = _guard(sock.getsockname())
-        replica = await self._store.open(lambda: pump.whole())  # noqa: PLW0108 - it is made below
         manager, began = replica.manager, loop.time() * 1000 - replica.clock_ms
         floor = time.time_ns() // 1000  # whatever the store remembers, no id or fence is ever given twice
         manager.next_id = max(manager.next_id, floor)
@@ -89,32 +143,80 @@ class Server:
             return loop.time() * 1000 - began
 
         manager.unix_offset_ms = time.time() * 1000 - clock()
+        self._deposed.clear()
         self._pump = pump = Pump(manager, self._store, self.settings, clock, self._fail)
         pump.recover(replica.endings.values())
         await pump.settled()
-        if self._failure is not None:
-            raise self._failure
-        self._listener = await loop.create_server(
-            lambda: Connection(pump, self.settings, self._connections), sock=sock, backlog=BACKLOG
-        )
-        return manager
+        if self._deposed.is_set():
+            return
+        gc.freeze()  # what is there now stays: the collector need not look at it again
+        for connection in self._connections:
+            connection.desk = pump
+        if self._ready.is_set():
+            log.info("leading", namespace=self.settings.namespace, held=len(manager.table.held))
+        self._ready.set()
+
+    def _fail(self, error: BaseException) -> None:
+        """Not a word more to anyone: what was not told may not be true."""
+        self._pump = None
+        for connection in list(self._connections):
+            connection.abort()
+        self._deposed.set()
+        if isinstance(error, Superseded):
+            log.error("does not lead any more", namespace=self.settings.namespace, why=str(error))
+            return
+        log.error("a defect in the server; stopped", exc_info=error)
+        self._failure = error
+        self._ready.set()
+        self._stopped.set()
+
+    async def run(self) -> int:
+        """Start, serve until SIGTERM or SIGINT, drain and stop. Returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopped.set)
+        starting = asyncio.create_task(self.start())
+        stopping = asyncio.create_task(self._stopped.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+            await stopping
+        else:
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+        await self.stop()
+        return 0 if self._failure is None else 1
 
     async def stop(self) -> None:
-        """Read no more commands, wait for those that were read, close every connection."""
+        """Read no more commands, wait for those that were read, let another server lead, close every connection."""
         if self._listener is not None:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
-        if self._pump is not None:
+        pump = self._pump
+        if pump is not None:
             for connection in self._connections:
                 connection.stop_reading()
             try:
                 async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
-                    await self._pump.settled()
+                    await pump.settled()
             except TimeoutError:
                 log.warning("the store does not answer; stopped without it", unstored="the last commands")
-            self._pump.stop()
+            else:
+                if self._pump is pump:
+                    pump.stop()
+                    await self._store.resign()
+            pump.stop()
+        await self._leave_roles()
         await self._hang_up()
         await self._store.close()
         log.info("stopped")
+
+    async def _leave_roles(self) -> None:
+        if self._roles is not None:
+            self._roles.cancel()
+            await asyncio.wait({self._roles})
+        if self._guard is not None:
+            self._guard.close()
 
     async def _hang_up(self) -> None:
         """Close every connection when it has been sent what it was told, and those that do not read without."""
@@ -127,40 +229,6 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
 
-    async def run(self) -> int:
-        """Start, serve until SIGTERM or SIGINT, drain and stop. Returns the exit status."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopped.set)
-        starting = asyncio.create_task(self.start())
-        stopping = asyncio.create_task(self._stopped.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            error = starting.exception()
-            if error is not None and self._failure is None:
-                raise error
-            await stopping
-        else:
-            starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await starting
-        if self._failure is None:
-            await self.stop()
-        return 0 if self._failure is None else 1
-
-    def _fail(self, error: BaseException) -> None:
-        """Not a word more to anyone: what was not told may not be true."""
-        self._failure = error
-        for connection in list(self._connections):
-            connection.abort()
-        if self._listener is not None:
-            self._listener.close()
-        if isinstance(error, Superseded):
-            log.error("another server has taken over this namespace; stopped", namespace=self.settings.namespace)
-        else:
-            log.error("a defect in the server; stopped", exc_info=error)
-        self._stopped.set()
-
 
 def make_store(settings: Settings) -> Store:
     """The store that the settings choose."""
@@ -172,36 +240,3 @@ def make_store(settings: Settings) -> Store:
         return RedisStore(settings.redis_url, settings.namespace)
     except TypeError as error:  # what redis-py makes of options in the URL that it doesn't know
         raise ValueError(f"the Redis URL: {error}") from None
-
-
-def _guard(address: tuple[str, int]) -> socket.socket | None:
-    """Make sure that no other server has bound the same address and is loading, too.
-
-    Until one of them listens, which is only after loading, Linux lets both bind (the option that a restart needs,
-    SO_REUSEADDR, allows it), and the second would take the store from the first. A name in the abstract namespace
-    of Unix sockets is free again whenever its process ends, in whatever way.
-    """
-    if sys.platform != "linux":
-        return None
-    guard = socket.socket(socket.AF_UNIX)
-    try:
-        guard.bind(f"\0genie {address[0]} {address[1]}")
-    except OSError:
-        guard.close()
-        raise OSError(errno.EADDRINUSE, "another server is starting on this address") from None
-    return guard
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    sock.setblocking(False)
-    return sock

@@ -17,7 +17,7 @@ from genie.server.session import Session
 
 if TYPE_CHECKING:
     from genie.config import Settings
-    from genie.server.pump import Pump
+    from genie.server.desk import Desk
 
 
 log = structlog.get_logger()
@@ -54,7 +54,7 @@ Item = bytes | RequestRejected | Hangup
 
 
 class Connection(asyncio.Protocol):
-    """Reads lines, hands commands to the pump in the order they came, and writes what the pump tells.
+    """Reads lines, hands commands to a desk in the order they came, and writes what it is told.
 
     `registry` holds every open connection; a full one has no place for this.
     """
@@ -63,12 +63,12 @@ class Connection(asyncio.Protocol):
         "_behind",
         "_greeted",
         "_lines",
-        "_pump",
         "_registry",
         "_settings",
         "_transport",
         "ahead",
         "closed",
+        "desk",
         "ending",
         "fresh",
         "inbox",
@@ -76,10 +76,12 @@ class Connection(asyncio.Protocol):
         "parted",
         "paused",
         "session",
+        "snubbed",
     )
 
-    def __init__(self, pump: Pump, settings: Settings, registry: set[Connection]) -> None:
-        self._pump = pump
+    def __init__(self, desk: Desk, settings: Settings, registry: dict[Connection, None]) -> None:
+        self.desk = desk
+        """Who takes what it brings. Another, when the server changes its role."""
         self._settings = settings
         self._registry = registry
         self._lines = Lines(settings.max_line)
@@ -87,6 +89,8 @@ class Connection(asyncio.Protocol):
         self.session = Session(self)
         self.fresh = True
         """Its first command has not been taken up: it may be `hello`."""
+        self.snubbed = False
+        """Its `hello` was refused: what it says next must be that again, or would be without the session it asked for."""
         self.parted = False
         """A newer connection has its session; nothing of what it said before is taken up."""
         self.out: list[bytes] = []
@@ -113,13 +117,13 @@ class Connection(asyncio.Protocol):
         if len(self._registry) >= self._settings.max_connections:
             limit = self._settings.max_connections
             self._hang_up(RequestRejected(Code.TOO_MANY, f"this server takes {limit} connections, and has them"))
-        self._registry.add(self)
+        self._registry[self] = None
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
         log.info("connection", peer=transport.get_extra_info("peername"), open=len(self._registry))
 
     def data_received(self, data: bytes) -> None:
-        """Hand the lines that the bytes complete to the pump. They are decoded when their turn comes."""
+        """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""
         if self.ending:
             return
         try:
@@ -132,7 +136,7 @@ class Connection(asyncio.Protocol):
         if len(data) < SHORTEST * len(lines):
             lines = [line for line in lines if line]  # blank ones are many, and would fill the memory
         if lines and (self._greeted or self._greets(lines)):
-            self._pump.submit(self, lines, len(data))
+            self.desk.submit(self, lines, len(data))
 
     def eof_received(self) -> bool:
         """The client has said all (as `printf … | nc` does) and still listens."""
@@ -153,8 +157,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended changes nothing
         """Nobody is there any more."""
         self.closed = True
-        self._registry.discard(self)
-        self._pump.gone(self)
+        self._registry.pop(self, None)
+        self.desk.gone(self)
 
     # -- from the pump ------------------------------------------------------------------------------------
 
@@ -225,4 +229,4 @@ class Connection(asyncio.Protocol):
         else:
             self.stop_reading()
         tail = [] if last is None else [last]
-        self._pump.submit(self, [*lines, *tail, HANGUP], 0)
+        self.desk.submit(self, [*lines, *tail, HANGUP], 0)

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from genie.core import LockManager
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.dispatch import Dispatch
-from genie.server.refusal import refusal
-from genie.storage.base import Batch, Change, Ending, Store
+from genie.server.refusal import is_hello, refusal
+from genie.storage.base import Batch, Change, Ending, Store, Superseded
 
 if TYPE_CHECKING:
     from genie.config import Settings
 
 HEARTBEAT_S = 1.0
-"""How often an idle server commits its clock: what a crash may add to the life of a lock."""
+"""How often an idle server commits its clock: what a crash may add to the life of a lock. Three times a lease at least."""
 
 MIN_TICK_S = 0.025
 """How exactly the patience with the store is kept, at best."""
@@ -48,8 +48,8 @@ MAX_UNTOLD = 10_000
 class Pump:
     """Feeds commands to the lock manager, batch by batch, and tells what came of them.
 
-    `clock` gives the manager's time in ms. `on_failure` is called once, when the store is another server's now: this
-    one must close every connection without another word.
+    `clock` gives the manager's time in ms. `on_failure` is called once, when the store is another server's now, or may
+    be: this one must close every connection without another word.
     """
 
     def __init__(
@@ -85,7 +85,9 @@ class Pump:
         """The timer has rung: something may have expired."""
         self._reserved = 0
         """Ids below this are stored as given out."""
-        self._tick_s = max(MIN_TICK_S, min(HEARTBEAT_S, settings.store_timeout_ms / 4000))
+        self._lease_s = settings.lease if store.durable else float("inf")
+        self._heartbeat_s = min(HEARTBEAT_S, self._lease_s / 3)
+        self._tick_s = max(MIN_TICK_S, min(self._heartbeat_s, settings.store_timeout_ms / 4000))
         self._ticker = self._loop.call_later(self._tick_s, self._tick) if store.durable else None
         self._stopped = False
         self._idle: asyncio.Future[None] | None = None
@@ -159,10 +161,11 @@ class Pump:
                 self._due = False
                 dispatch.expire()
             self._take_up()
-            if dispatch.changes or (self._manager.next_id > self._reserved and self._store.durable):
+            overdue = self._loop.time() - self._sent_at > self._lease_s
+            if dispatch.changes or overdue or (self._manager.next_id > self._reserved and self._store.durable):
                 changes, dispatch.changes = dispatch.changes, {}
                 self._commit(changes, now)
-            else:  # a ping, an error, a look, a request that has to wait; or no store to speak of
+            else:  # while this server surely leads: a ping, an error, a look, a request that has to wait; or no store to speak of
                 self._deliver()
         except Exception as error:  # noqa: BLE001 - a defect: better no server than one that has lost its way
             self._fail(error)
@@ -204,6 +207,11 @@ class Pump:
         self._in_flight, self._sent_at = True, self._loop.time()
         self._store.commit(Batch(changes, self._reserved, manager.next_fence, now), self._committed)
 
+    @property
+    def held(self) -> int:
+        """How many requests are held."""
+        return len(self._manager.table.held)
+
     def whole(self) -> Batch:
         """The whole state, as a store should have it."""
         return self._dispatch.whole(max(self._manager.next_id, self._reserved))
@@ -212,6 +220,8 @@ class Pump:
         self._in_flight = self._away = False
         if self._stopped:
             return
+        if error is None and self._loop.time() - self._sent_at > self._lease_s:
+            error = Superseded("it took longer than the lease until a commit was answered; another may lead by now")
         if error is not None:
             self._fail(error)
             return
@@ -266,9 +276,11 @@ class Pump:
         quiet_s = self._loop.time() - self._sent_at
         try:
             if self._in_flight:
-                if quiet_s >= self._settings.store_timeout_ms / 1000 and not self._away:
+                if quiet_s > self._lease_s:
+                    self._fail(Superseded("nothing could be committed for longer than the lease"))
+                elif quiet_s >= self._settings.store_timeout_ms / 1000 and not self._away:
                     self._lose_patience()
-            elif quiet_s >= HEARTBEAT_S - self._tick_s:
+            elif quiet_s >= self._heartbeat_s - self._tick_s:
                 self._commit({}, self._clock())
         except Exception as error:  # noqa: BLE001 - see `_run`
             self._fail(error)
@@ -292,6 +304,7 @@ class Pump:
             if item is HANGUP:
                 self._put(connection, [item], 0)
                 continue
+            connection.snubbed = connection.snubbed or (connection.fresh and is_hello(item))
             line = refusal(item)
             if line is not None:
                 self._dispatch.say(connection, line)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from genie.core import ENDED, HELD, LockManager, Origin, Request
+from genie.storage.node import Node
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -106,11 +107,11 @@ class Store(Protocol):
     durable: bool
     """Whether anything is written, so that it is worth telling what changed."""
 
-    async def open(self, whole: Callable[[], Batch]) -> Replica:
-        """Take the namespace over and load what it holds.
+    async def open(self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]) -> Replica:
+        """Wait until this node leads the namespace; returns what it holds. May be called again after that has ended.
 
-        `whole` gives the whole present state at any later time: a store that finds its own content lost writes it anew
-        from there.
+        `following` is told meanwhile who leads (the address for clients), or that this is not known. `whole` gives the
+        whole present state at any later time: a store that finds its own content lost writes it anew from there.
         """
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
@@ -119,6 +120,9 @@ class Store(Protocol):
         The store retries, with the same batch, for as long as it takes; `done` is given an error only where there is
         no use in that, as with `Superseded`. The next batch must wait until then.
         """
+
+    async def resign(self) -> None:
+        """Let another node lead at once. Nothing is committed afterwards."""
 
     async def close(self) -> None:
         """Let go of everything. Nothing is committed afterwards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from genie.storage.base import Batch, Replica
+from genie.storage.node import Node
 
 
 class MemoryStore:
@@ -12,13 +13,21 @@ class MemoryStore:
 
     durable = False
 
-    async def open(self, whole: Callable[[], Batch]) -> Replica:  # noqa: ARG002 - nothing to lose
+    async def open(
+        self,
+        node: Node,  # noqa: ARG002 - nobody else is there
+        whole: Callable[[], Batch],  # noqa: ARG002 - nothing to lose
+        following: Callable[[str | None], None],  # noqa: ARG002
+    ) -> Replica:
         """An empty state."""
         return Replica()
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
         """Done."""
         done(None)
+
+    async def resign(self) -> None:
+        """There is nobody else."""
 
     async def close(self) -> None:
         """Nothing to let go of."""

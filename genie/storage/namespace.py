@@ -1,10 +1,12 @@
-"""A namespace in Redis: who owns it, what is in it, and how it is written anew.
+"""A namespace in Redis: who leads it, what is in it, and how it is taken over and written anew.
 
 Keys, all in one hash slot by the tag `{namespace}`:
 
-- `{namespace}:meta`, a hash: `epoch` and `nonce` of the server that owns the namespace, its `counters` (the number of
-  its last batch, its clock in ms, its next id and next fence), and `records`, the key of
+- `{namespace}:meta`, a hash: `epoch` and `nonce` of the server that leads it, or led it last; the `node` that this is
+  (empty: it has resigned); its `counters` (the number of its last batch, its clock in ms, its next id and next fence); the
+  `base` from which it went on; and `records`, the key of
 - `{namespace}:records:…`, a hash from id to record (`records.py`);
+- `{namespace}:journal`, a stream of the last batches (`journal.py`);
 - `{namespace}:copies`, a set of every records key that was ever begun, so that one left over is found and unlinked.
 """
 
@@ -13,31 +15,52 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.resources import files
 
 from redis.asyncio import Redis
 
-from genie.storage.base import Batch, Change, Superseded
-from genie.storage.records import Reader, encode
+from genie.storage.base import Batch, Superseded
+from genie.storage.node import Node, pack, unpack
+from genie.storage.records import encode
 
 CHUNK = 1000
 """Records read or written in one call: Redis serves nobody else meanwhile."""
 
 _BEGIN = files("genie.storage").joinpath("lua/begin.lua").read_text()
+_RESIGN = files("genie.storage").joinpath("lua/resign.lua").read_text()
+
+Position = tuple[int, int]
+"""How far the batches have come: the epoch, and the number of the batch within it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """Who owns the namespace: an epoch that only grows, a nonce in case two reach for the same, and its records."""
+    """Who leads the namespace: an epoch that only grows, a nonce in case two reach for the same, and its records."""
 
     epoch: int
     nonce: str
     records: str
 
 
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What a namespace says of itself. `state` has its counters, and no changes."""
+
+    tenure: Tenure
+    node: Node | None
+    number: int
+    state: Batch
+
+    @property
+    def position(self) -> Position:
+        """How far it has come."""
+        return self.tenure.epoch, self.number
+
+
 class Namespace:
-    """One server's hold on a namespace. `tenure` is its own, once it has taken the namespace over."""
+    """One server's view of a namespace, and its hold on it: `tenure` is its own, once it has taken it over."""
 
     def __init__(self, client: Redis, name: str) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,128}", name):
@@ -47,30 +70,53 @@ class Namespace:
         self._copies = f"{self._prefix}copies"
         self._attempted: Tenure | None = None
         self.meta = f"{self._prefix}meta"
+        self.journal = f"{self._prefix}journal"
         self.tenure = Tenure(0, "", "")
 
-    async def take_over(self) -> Batch:
-        """Own it from here on: whoever owned it before can't commit any more. Returns what it holds."""
-        while True:
-            before, _ = await self._read()
-            tenure = _next(before, self._prefix)
-            if before is not None:
-                tenure = Tenure(tenure.epoch, tenure.nonce, before.records)
-            if await self._begin(tenure, before, b""):
-                break
-        _, state = await self._read()  # whoever owned it may have gone on until just now
-        state.changes = await self._load()
-        await self._unlink_others()
-        return state
+    async def read(self) -> Meta | None:
+        """What it says of itself; None where it says nothing: it is new, or all is lost."""
+        stored: dict[bytes, bytes] = await self._client.hgetall(self.meta)  # type: ignore[assignment]
+        meta = {field.decode(): value for field, value in stored.items()}
+        if "epoch" not in meta:
+            return None
+        if "counters" not in meta or "node" not in meta:
+            raise ValueError(
+                f"{self.meta} was not written by this version of Genie; let the one that wrote it serve it"
+            )
+        tenure = Tenure(int(meta["epoch"]), meta["nonce"].decode(), meta["records"].decode())
+        number, state = read_counters(meta["counters"])
+        return Meta(tenure, unpack(meta["node"]), number, state)
 
-    async def write_anew(self, state: Batch) -> None:
+    async def take_over(self, node: Node, before: Meta | None, *, unmoved: bool) -> Position | None:
+        """Lead it from here on: whoever led it before can't commit any more.
+
+        Returns how far it had come. None where it is not as it was `before`: somebody else has taken it over, or (where
+        it must be `unmoved`) its leader has committed since.
+        """
+        tenure = _next(None if before is None else before.tenure, self._prefix)
+        if before is not None:
+            tenure = Tenure(tenure.epoch, tenure.nonce, before.tenure.records)
+        return await self._begin(node, tenure, before, before.number if unmoved and before is not None else "", b"")
+
+    async def load(self) -> AsyncIterator[dict[bytes, bytes]]:
+        """The records, some at a time. Some may be shown twice, and each as it was at some time meanwhile."""
+        meta = await self.read()
+        cursor, first = 0, True
+        while meta is not None and (cursor or first):
+            found: dict[bytes, bytes]
+            cursor, found = await self._client.hscan(meta.tenure.records, cursor, count=CHUNK)  # type: ignore[assignment]
+            yield found
+            first = False
+
+    async def write_anew(self, node: Node, state: Batch) -> None:
         """Write a whole state, where the namespace lost what it had acknowledged.
 
         Into new keys, and the pointer to them is turned last: who dies midway leaves nothing half. Superseded where
         the namespace is another server's; any other error leaves it to be tried again.
         """
-        before, _ = await self._read()
-        if before is not None and before == self._attempted:
+        meta = await self.read()
+        before = None if meta is None else meta.tenure
+        if before is not None and before == self._attempted and before != self.tenure:
             self.tenure = before  # it was done, and only the answer was lost
             return
         if before is not None and before.epoch >= self.tenure.epoch and before != self.tenure:
@@ -82,62 +128,55 @@ class Namespace:
             chunk = {str(id_): encode(what) for id_, what in stored[start : start + CHUNK] if what is not None}
             await self._client.hset(tenure.records, mapping=chunk)  # type: ignore[arg-type]
         numbers = counters(0, state.clock_ms, state.next_id, state.next_fence)
-        if not await self._begin(tenure, before, numbers):
+        if await self._begin(node, tenure, meta, "", numbers) is None:
             raise Superseded(f"{self.meta} changed hands while it was written")
-        await self._unlink_others()
+        await self.unlink_others()
 
-    async def _read(self) -> tuple[Tenure | None, Batch]:
-        stored: dict[bytes, bytes] = await self._client.hgetall(self.meta)  # type: ignore[assignment]
-        meta = {field.decode(): value.decode() for field, value in stored.items()}
-        if "epoch" not in meta:
-            return None, Batch()
-        if "counters" not in meta:
-            raise ValueError(
-                f"{self.meta} was not written by this version of Genie; let the one that wrote it serve it"
-            )
-        _, clock_ms, next_id, next_fence = meta["counters"].split()
-        state = Batch({}, int(next_id), int(next_fence), float(clock_ms))
-        return Tenure(int(meta["epoch"]), meta["nonce"], meta["records"]), state
+    async def resign(self) -> None:
+        """Let somebody else lead it at once."""
+        await self._client.eval(_RESIGN, 2, self.meta, self.journal, self.tenure.epoch, self.tenure.nonce)
 
-    async def _begin(self, tenure: Tenure, before: Tenure | None, numbers: bytes) -> bool:
-        expected = ("", "") if before is None else (before.epoch, before.nonce)
-        await self._client.sadd(self._copies, tenure.records)
-        answer = await self._client.eval(
-            _BEGIN, 2, self.meta, tenure.records, tenure.epoch, tenure.nonce, *expected, numbers
-        )
-        if answer != b"ok":
-            return False
-        self.tenure = tenure
-        return True
-
-    async def _load(self) -> dict[int, Change]:
-        loaded: dict[int, Change] = {}  # a scan may show a record twice
-        reader = Reader()
-        cursor, first = 0, True
-        while cursor or first:
-            found: dict[bytes, bytes]
-            cursor, found = await self._client.hscan(self.tenure.records, cursor, count=CHUNK)  # type: ignore[assignment]
-            for field, record in found.items():
-                id_ = int(field)
-                loaded[id_] = reader.read(id_, record)
-            first = False
-        return {id_: loaded[id_] for id_ in sorted(loaded)}
-
-    async def _unlink_others(self) -> None:
+    async def unlink_others(self) -> None:
         """Remove records that nothing points to: from before they were written anew, or of an attempt that died."""
         for key in await self._client.smembers(self._copies):
             if key != self.tenure.records.encode():
                 await self._client.unlink(key)
                 await self._client.srem(self._copies, key)
 
+    async def _begin(
+        self, node: Node, tenure: Tenure, before: Meta | None, number: int | str, numbers: bytes
+    ) -> Position | None:
+        expected = ("", "") if before is None else (before.tenure.epoch, before.tenure.nonce)
+        await self._client.sadd(self._copies, tenure.records)
+        answer, base = await self._client.eval(
+            *(_BEGIN, 3, self.meta, tenure.records, self.journal),
+            *(tenure.epoch, tenure.nonce, *expected, number, pack(node), numbers),
+        )
+        if answer != b"ok":
+            return None
+        self.tenure = tenure
+        return read_position(base)
 
-def counters(sequence: int, clock_ms: float, next_id: int, next_fence: int) -> bytes:
+
+def read_position(stored: bytes) -> Position:
+    """A position as it is stored; of what was written anew it is nothing."""
+    epoch, _, number = stored.partition(b"-")
+    return int(epoch or 0), int(number or 0)
+
+
+def counters(number: int, clock_ms: float, next_id: int, next_fence: int) -> bytes:
     """The field of that name: the number of a batch, and what the lock manager counts, as it is stored with it."""
-    return b"%d %.3f %d %d" % (sequence, clock_ms, next_id, next_fence)
+    return b"%d %.3f %d %d" % (number, clock_ms, next_id, next_fence)
+
+
+def read_counters(stored: bytes) -> tuple[int, Batch]:
+    """The number of a batch, and a batch with what was counted, and no changes."""
+    number, clock_ms, next_id, next_fence = stored.split()
+    return int(number), Batch({}, int(next_id), int(next_fence), float(clock_ms))
 
 
 def _next(before: Tenure | None, prefix: str) -> Tenure:
-    """The next owner. Its epoch is new even where Redis lost the last one."""
+    """The next leader. Its epoch is new even where Redis lost the last one."""
     epoch = max((0 if before is None else before.epoch) + 1, int(time.time()))
     nonce = secrets.token_hex(8)
     return Tenure(epoch, nonce, f"{prefix}records:{epoch}-{nonce}")

@@ -22,8 +22,11 @@ from redis.backoff import NoBackoff
 from genie.core import ENDED, Request
 from genie.storage.base import Batch, Replica, Superseded
 from genie.storage.durability import warn_if_lossy
+from genie.storage.follower import Follower
+from genie.storage.journal import Journal, Kept
 from genie.storage.link import Link, LinkError, bulk
 from genie.storage.namespace import Namespace, counters
+from genie.storage.node import Node
 from genie.storage.records import encode
 
 log = structlog.get_logger()
@@ -56,6 +59,8 @@ class RedisStore:
             socket_connect_timeout=CALL_TIMEOUT_S,
         )
         self._namespace = Namespace(self._client, namespace)
+        self._node = Node()
+        self._kept = Kept()
         self._whole: Callable[[], Batch] = Batch
         self._head, self._head_length = b"", 0
         self._sequence = 0
@@ -71,19 +76,23 @@ class RedisStore:
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
 
-    async def open(self, whole: Callable[[], Batch]) -> Replica:
-        """Take the namespace over and load it, however long Redis can't be reached."""
+    async def open(self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]) -> Replica:
+        """Follow whoever leads the namespace until this node does, however long Redis can't be reached."""
         self._loop = asyncio.get_running_loop()
-        self._whole, replica = whole, Replica()
+        await self._stand_down()
+        self._node, self._whole = node, whole
+        follower = Follower(self._namespace, Journal(self._client, self._namespace.journal), node, following)
         pauses = _pauses()
+        replica = None
         while True:
             try:
-                replica.apply(await self._namespace.take_over())
+                replica = replica or await follower.lead()
                 self._link = await self._connect()
                 await warn_if_lossy(self._client)
             except _FAILURES as error:
                 pause = next(pauses)
                 log.warning("Redis can't be reached; nothing is served before it is", error=str(error), retry_s=pause)
+                follower.interrupted()
                 await asyncio.sleep(pause)
             else:
                 self._begin_numbers()
@@ -97,24 +106,37 @@ class RedisStore:
         self._done = done
         self._send()
 
+    async def resign(self) -> None:
+        """Let another node lead at once. A Redis that can't be told leaves them to wait for the lease."""
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                await self._namespace.resign()
+        except _FAILURES as error:
+            log.warning("Redis can't be reached; another server must wait for the lease to end", error=str(error))
+
     async def close(self) -> None:
         """Leave. The namespace stays as it is."""
-        self._done = None
+        await self._stand_down()
+        await self._client.aclose()
+
+    async def _stand_down(self) -> None:
+        """Commit nothing more. What is in flight may or may not be stored."""
+        self._done, self._pauses = None, None
         if self._watch is not None:
             self._watch.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self._link is not None:
-            self._link.close()
-        await self._client.aclose()
+        self._drop_link()
 
     # -- a commit, sent and answered ----------------------------------------------------------------------
 
     def _begin_numbers(self) -> None:
         """What every batch of this tenure begins with; its first has number one."""
         tenure, self._sequence = self._namespace.tenure, 0
-        head = ("EVALSHA", _COMMIT_SHA, 2, self._namespace.meta, tenure.records, tenure.epoch, tenure.nonce)
+        keys = (self._namespace.meta, tenure.records, self._namespace.journal)
+        head = ("EVALSHA", _COMMIT_SHA, len(keys), *keys, tenure.epoch, tenure.nonce)
+        self._kept = Kept()
         self._head, self._head_length = b"".join(map(bulk, head)), len(head)
 
     def _pack(self, batch: Batch) -> bytes:
@@ -123,20 +145,24 @@ class RedisStore:
         for id_, change in batch.changes.items():
             key = b"%d" % id_
             if change is None or (isinstance(change, Request) and change.state is ENDED):
-                deleted.append(b"$%d\r\n%b\r\n" % (len(key), key))
+                deleted.append(b"$%d\r\n%b\r\n$0\r\n\r\n" % (len(key), key))
             else:
                 record = encode(change)
                 written.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(record), record))
+        changes = b"".join(deleted) + b"".join(written)
         numbers, gone = counters(self._sequence, batch.clock_ms, batch.next_id, batch.next_fence), b"%d" % len(deleted)
-        parts = (
-            self._head_length + 2 + len(deleted) + 2 * len(written),
+        kept = b"%d" % self._kept.add(len(changes) + len(numbers))
+        return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
+            self._head_length + 3 + 2 * len(batch.changes),
             self._head,
             len(numbers),
             numbers,
+            len(kept),
+            kept,
             len(gone),
             gone,
+            changes,
         )
-        return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % parts + b"".join(deleted) + b"".join(written)
 
     def _send(self) -> None:
         if self._link is None:
@@ -220,7 +246,7 @@ class RedisStore:
     async def _write_anew(self) -> None:
         """Redis lost what it had acknowledged. We have not, and nothing has changed since: that batch is in it."""
         log.warning("Redis has lost commits that it had acknowledged; writing the whole state anew")
-        await _until_done(lambda: self._namespace.write_anew(self._whole()), _pauses())
+        await _until_done(lambda: self._namespace.write_anew(self._node, self._whole()), _pauses())
         self._begin_numbers()
         log.info("the state is written anew", epoch=self._namespace.tenure.epoch)
         self._settle(None)

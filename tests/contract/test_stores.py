@@ -15,7 +15,7 @@ from genie.storage.link import Link
 from genie.storage.memory import MemoryStore
 from genie.storage.redis import RedisStore
 from servers import running_redis
-from stores import commit
+from stores import commit, opened
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +62,13 @@ def batch(manager: core.LockManager, now: float, *events: core.Event) -> Batch:
 
 
 async def test_an_unknown_namespace_is_empty(make: Make) -> None:
-    replica = await make().open(Batch)
+    replica = await opened(make())
     assert replica.whole() == Batch()
 
 
 async def test_a_commit_is_done_when_it_says_so(make: Make) -> None:
     store = make()
-    await store.open(Batch)
+    await opened(store)
     manager = core.LockManager()
     for name in "ABC":
         await commit(store, batch(manager, 1, *manager.step(core.Request(exclusive=(name,)), 1)))
@@ -77,9 +77,9 @@ async def test_a_commit_is_done_when_it_says_so(make: Make) -> None:
 async def test_what_was_committed_is_loaded(make: Make) -> None:
     store = make()
     if not store.durable:
-        assert (await store.open(Batch)).whole() == Batch()
+        assert (await opened(store)).whole() == Batch()
         return
-    await store.open(Batch)
+    await opened(store)
     manager = core.LockManager(1_000, 2_000)
     held = core.Request(
         shared=("a", "ü/€"), exclusive=("b:c",), transaction="T1", ref="r", transaction_timeout_ms=77.5, priority=2.5
@@ -90,7 +90,7 @@ async def test_what_was_committed_is_loaded(make: Make) -> None:
         await commit(store, batch(manager, 3.5, *manager.step(request, 3.5)))
     await commit(store, batch(manager, 4.25, *manager.step(core.Release(short.id), 4.25)))
 
-    loaded = await make().open(Batch)
+    loaded = await opened(make())
 
     assert (loaded.manager.next_id, loaded.manager.next_fence, loaded.clock_ms) == (1_003, 2_002, 4.25)
     one, other = loaded.manager.table.held[held.id], loaded.manager.table.waiting[waiting.id]
@@ -121,7 +121,7 @@ async def test_the_order_of_the_queue_is_loaded(make: Make) -> None:
     store = make()
     if not store.durable:
         return
-    await store.open(Batch)
+    await opened(store)
     manager = core.LockManager()
     steps: list[core.Command] = [
         core.Request(exclusive=("A", "B"), transaction="T1"),
@@ -138,7 +138,7 @@ async def test_the_order_of_the_queue_is_loaded(make: Make) -> None:
         if resource.line is not None
     }
     assert lines["C"] != sorted(lines["C"]) or manager.table.held
-    again = (await make().open(Batch)).manager
+    again = (await opened(make())).manager
     assert {
         name: [entry[2].id for entry in resource.line.entries()]
         for name, resource in ((n, again.table.look(n)) for n in again.table.names())
@@ -148,7 +148,7 @@ async def test_the_order_of_the_queue_is_loaded(make: Make) -> None:
 
 async def test_a_batch_of_twenty_thousand_is_one(make: Make) -> None:
     store = make()
-    await store.open(Batch)
+    await opened(store)
     manager = core.LockManager()
     changes = {}
     for number in range(20_000):
@@ -160,7 +160,7 @@ async def test_a_batch_of_twenty_thousand_is_one(make: Make) -> None:
         manager.step(core.Release(id_), 1)
     await commit(store, Batch(changes, manager.next_id, manager.next_fence, 1))
     if store.durable:
-        loaded = await make().open(Batch)
+        loaded = await opened(make())
         assert list(loaded.manager.table.held) == list(range(19_990, 20_001))
 
 
@@ -168,13 +168,13 @@ async def test_who_comes_later_owns_the_namespace(make: Make) -> None:
     older, newer = make(), make()
     if not older.durable:
         return
-    await older.open(Batch)
+    await opened(older)
     manager = core.LockManager()
     await commit(older, batch(manager, 0, *manager.step(core.Request(exclusive=("A",)), 0)))
-    await newer.open(Batch)
+    await opened(newer)
     with pytest.raises(Superseded):
         await commit(older, batch(manager, 0, *manager.step(core.Request(exclusive=("B",)), 0)))
-    loaded = await make().open(Batch)
+    loaded = await opened(make())
     assert [request.exclusive for request in loaded.manager.table.held.values()] == [("A",)]
 
 
@@ -189,7 +189,7 @@ async def test_a_batch_is_applied_once_and_never_late(make: Make) -> None:
     store = make()
     if not isinstance(store, RedisStore):
         return
-    await store.open(Batch)
+    await opened(store)
     manager = core.LockManager()
     request = core.Request(exclusive=("A",))
     await commit(store, batch(manager, 0, *manager.step(request, 0)))
@@ -215,7 +215,7 @@ async def test_a_namespace_of_another_version_is_left_alone(make: Make) -> None:
     before = (b"epoch", b"1", b"nonce", b"n", b"records", b"r", b"sequence", b"7")
     await link.call(b"HSET", store._namespace.meta.encode(), *before)
     with pytest.raises(ValueError, match="not written by this version of Genie"):
-        await store.open(Batch)
+        await opened(store)
     found = await link.call(b"HGETALL", store._namespace.meta.encode())
     assert sorted(found) == sorted(before)
     link.close()

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from servers import Genie, Redis, running_redis, running_server
+from wire import Wire
 
 
 @pytest.fixture(scope="module")
@@ -18,3 +19,10 @@ def genie() -> Iterator[Genie]:
 def redis() -> Iterator[Redis]:
     with running_redis() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+async def _close_wires() -> AsyncIterator[None]:
+    yield
+    while Wire.made:
+        await Wire.made.pop().close()

@@ -27,7 +27,7 @@ class Peer:
     def __init__(self) -> None:
         self.session = Session(self)  # type: ignore[arg-type]
         self.out: list[bytes] = []
-        self.closed = self.fresh = self.parted = False
+        self.closed = self.fresh = self.parted = self.snubbed = False
 
 
 class Server:

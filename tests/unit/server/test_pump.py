@@ -59,7 +59,7 @@ class Room:
         self.told: list[tuple[str, int]] = []
         self.failed: list[BaseException] = []
         self.pump = Pump(LockManager(), store or MemoryStore(), Settings(), lambda: 0.0, self.failed.append)
-        self.registry: set[Connection] = set()
+        self.registry: dict[Connection, None] = {}
 
     def enter(self, name: str) -> Connection:
         connection = Connection(self.pump, Settings(), self.registry)

@@ -1,0 +1,43 @@
+"""Who takes what connections bring: the pump of a server that leads, or the desk of one that doesn't."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from genie.server.refusal import is_hello, refusal
+
+if TYPE_CHECKING:
+    from genie.server.connection import Connection, Item
+
+
+class Desk(Protocol):
+    """What a connection hands its lines to."""
+
+    def submit(self, connection: Connection, items: Sequence[Item], size: int) -> None:
+        """Lines of one connection, in order, that came in `size` bytes."""
+
+    def gone(self, connection: Connection) -> None:
+        """A connection has ended."""
+
+
+class Refusing:
+    """Answers every command with `unavailable` and, where that is known, the address of the server that leads."""
+
+    leader: str | None = None
+
+    def submit(self, connection: Connection, items: Sequence[Item], size: int) -> None:  # noqa: ARG002 - none waits
+        """Refuse what was said. Nothing changes by it, so that there is nothing to wait for."""
+        leads = "" if self.leader is None else f"; {self.leader} does"
+        why = f"this server does not lead its namespace{leads}"
+        for item in items:
+            connection.snubbed = connection.snubbed or (connection.fresh and is_hello(item))
+            line = refusal(item, why, self.leader)
+            if line is not None:
+                connection.out.append(line)
+        connection.flush()
+        if connection.ending:
+            connection.finish()
+
+    def gone(self, connection: Connection) -> None:
+        """It had nothing here."""

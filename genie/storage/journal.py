@@ -1,0 +1,129 @@
+"""The journal: the last batches in the order in which they were committed, for those who follow the leader.
+
+A stream beside the records. The id of an entry is the epoch, and a thousand times the number of the batch, plus the place
+of the entry within a batch that has several. The entries:
+
+- `base`, `node`: a leader begins, with number 0, and goes on from there (nowhere: it has written everything anew);
+- ids with their records, or with nothing where there is nothing to be known any more; in the last entry of a batch also
+  its `counters`, and `resigned` where it is the leader's last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis
+
+from genie.storage.base import Batch
+from genie.storage.namespace import Position, read_counters, read_position
+from genie.storage.node import Node, unpack
+from genie.storage.records import Reader
+
+KEPT_BYTES = 32 << 20
+"""So much of the journal is kept, more or less: what a follower that was held up can catch up with."""
+
+KEPT = 100_000
+"""Batches that are kept at most."""
+
+AT_ONCE = 200
+"""Entries that are read in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """Another server leads from here on. It went on from `base`; from (0, 0) where it wrote everything anew."""
+
+    position: Position
+    base: Position
+    node: Node | None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A batch. Behind the last one of a leader that has `resigned`, anybody may lead."""
+
+    position: Position
+    batch: Batch
+    resigned: bool
+
+
+class Gap(Exception):
+    """The journal does not go back to where we are: read the records."""
+
+
+class Journal:
+    """Reads the journal on from a position."""
+
+    def __init__(self, client: Redis, key: str) -> None:
+        self._client = client
+        self._key = key
+        self._reader = Reader()
+        self._parts: Batch = Batch()
+        self._pieces = 0
+        self.position: Position = (0, 0)
+        """How far it has been read."""
+        self._cursor = "0-0"
+
+    def start(self, position: Position) -> None:
+        """Read on behind this batch."""
+        epoch, number = self.position = position
+        self._cursor = f"{epoch}-{1000 * number + 999}"
+        self._parts, self._pieces = Batch(), 0
+
+    async def read(self, wait_ms: int | None) -> list[Began | Committed]:
+        """What comes next, or nothing where nothing comes within a time (None: that is there by now). Gap, where it begins
+        further on.
+        """
+        found = await self._client.xread({self._key: self._cursor}, count=AT_ONCE, block=wait_ms)
+        streams = cast("Any", list(found.values()) if isinstance(found, dict) else [entries for _, entries in found])
+        # RESP 3 has one more list around the entries
+        entries = [
+            entry for stream in streams for entry in (stream[0] if stream and isinstance(stream[0], list) else stream)
+        ]
+        return list(self._follow(entries))
+
+    def _follow(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Began | Committed]:
+        for id_, fields in entries:
+            epoch, _, place = id_.partition(b"-")
+            number, piece = divmod(int(place), 1000)
+            at = int(epoch), number
+            if b"base" in fields:
+                base = read_position(fields[b"base"])
+                if base != self.position:
+                    raise Gap
+                self.start(at)
+                yield Began(at, base, unpack(fields[b"node"]))
+                continue
+            if at != (self.position[0], self.position[1] + 1) or piece != self._pieces:
+                raise Gap
+            self._cursor = id_.decode()
+            self._pieces += 1
+            counters, resigned = fields.pop(b"counters", None), fields.pop(b"resigned", None)
+            for field, record in fields.items():
+                id_number = int(field)
+                self._parts.changes[id_number] = self._reader.read(id_number, record) if record else None
+            if counters is not None:
+                _, batch = read_counters(counters)
+                batch.changes = self._parts.changes
+                self.position, self._parts, self._pieces = at, Batch(), 0
+                yield Committed(at, batch, resigned is not None)
+
+
+class Kept:
+    """How many entries the journal may have, by their bytes. For the leader, who writes them."""
+
+    def __init__(self) -> None:
+        self._sizes: deque[int] = deque()
+        self._bytes = 0
+
+    def add(self, size: int) -> int:
+        """One more batch of so many bytes; returns how many entries are to be kept."""
+        sizes = self._sizes
+        sizes.append(size)
+        self._bytes += size
+        while (self._bytes > KEPT_BYTES or len(sizes) > KEPT) and len(sizes) > 1:
+            self._bytes -= sizes.popleft()
+        return len(sizes)
