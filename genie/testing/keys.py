@@ -144,3 +144,9 @@ class Stream:
     def __init__(self) -> None:
         self.entries: list[tuple[tuple[int, int], list[bytes]]] = []
         self.last = (0, 0)
+
+    def undo(self, last: tuple[int, int], gone: list[tuple[tuple[int, int], list[bytes]]]) -> None:
+        """Take the last entry back, and put back what was cut off with it."""
+        self.entries.pop()
+        self.entries[:0] = gone
+        self.last = last

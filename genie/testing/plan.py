@@ -59,6 +59,7 @@ def plan(seed: int) -> Plan:
     clients = random.choice([(3, 0, 0), (0, 3, 0), (0, 0, 3), (2, 2, 1), (1, 2, 2), (2, 2, 2), (1, 3, 0)])
     return Plan(
         seed=seed,
+        servers=random.choice([1, 1, 2, 3]),
         raw=clients[0],
         sessions=clients[1],
         shipped=clients[2],

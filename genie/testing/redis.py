@@ -168,12 +168,12 @@ class SimRedis:
         id_ = _stream_id(command[place], 0)
         if id_ <= stream.last:
             raise Failure("ERR The ID specified in XADD is equal or smaller than the target stream top item")
-        before = stream.entries, stream.last
-        self.keys.note(key, lambda: _restore(stream, before))
-        stream.entries = [*stream.entries, (id_, command[place + 1 :])]
+        before, cut = stream.last, 0 if most is None else max(0, len(stream.entries) + 1 - most)
+        gone = stream.entries[:cut]
+        self.keys.note(key, lambda: stream.undo(before, gone))
+        stream.entries.append((id_, command[place + 1 :]))
         stream.last = id_
-        if most is not None and len(stream.entries) > most:
-            stream.entries = stream.entries[-most:]
+        del stream.entries[:cut]
         return b"%d-%d" % id_
 
     def _xrange(self, command: list[bytes]) -> object:
@@ -326,10 +326,6 @@ def _stream_id(text: bytes, rest: int) -> tuple[int, int]:
 
 def _entry(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
     return [b"%d-%d" % entry[0], entry[1]]
-
-
-def _restore(stream: Stream, before: tuple[Any, tuple[int, int]]) -> None:
-    stream.entries, stream.last = before
 
 
 _COMMANDS: dict[bytes, Callable[[SimRedis, list[bytes]], object]] = {

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, MutableMapping
+import socket
+from collections.abc import MutableMapping
 from contextvars import Context
 from random import Random
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 from genie.client.aio import connect
 from genie.config import Settings
 from genie.core import invariants
 from genie.errors import GenieError, Unavailable
-from genie.server import app
+from genie.server.app import Server
+from genie.storage import node
 from genie.testing.determinism import deterministic
 from genie.testing.faults import Faults
 from genie.testing.history import FAULT, LOG, NOTE, History
@@ -39,7 +41,7 @@ class Host:
         self.world = world
         self.name = name
         self.node: Node
-        self.server: app.Server
+        self.server: Server
         self._starts = 0
         self.restarting = False
         self.start()
@@ -56,6 +58,8 @@ class Host:
         """SIGKILL, or the end of the machine; it is started again after a while."""
         if not self.node.dead and not self.restarting:
             self.world.loop.kill(self.node, silently=silently)
+            if silently:
+                self.world.boots[self.name] = self.world.boots.get(self.name, 1) + 1
             self.again(after_s)
 
     def again(self, after_s: float) -> None:
@@ -63,13 +67,13 @@ class Host:
         self.restarting = True
         self.world.loop.call_later(after_s, self.start, context=Context())
 
-    async def _serve(self, node: Node) -> None:
+    async def _serve(self, process: Node) -> None:
         settings = Settings(host=self.name, redis_url="redis://redis:6379/0")
-        self.server = app.Server(settings)
+        self.server = Server(settings, bind_to=lambda host, port: cast("socket.socket", SimSocket((host, port))))
         status = await self.server.run()
-        self.world.history.note(NOTE, node.name, f"exit status {status}")
-        if not node.dead:
-            self.world.loop.kill(node)
+        self.world.history.note(NOTE, process.name, f"exit status {status}")
+        if not process.dead:
+            self.world.loop.kill(process)
             self.again(self.world.random.uniform(*RESTART_S))
 
 
@@ -87,6 +91,8 @@ class World:
         self.witness = Witness(self.redis, self.history)
         self.redis_node = self.loop.node("redis")
         self.hosts: list[Host] = []
+        self.boots: dict[str, int] = {}
+        """How often a machine was started, where that is more than once."""
         self.clients: dict[Node, asyncio.Task[Any]] = {}
         self.programs: dict[Node, RawClient | ShippedClient] = {}
         self.addresses = [f"s{number}:7077" for number in range(1, plan.servers + 1)]
@@ -100,21 +106,16 @@ class World:
         """Everything, from the first start to the last release."""
 
         def log(level: str, line: MutableMapping[str, Any]) -> None:
-            node = NODE.get()
+            running = NODE.get()
             text = " ".join(f"{name}={value}" for name, value in line.items() if name != "event")
-            self.history.note(LOG, "" if node is None else node.name, f"{level}: {line.get('event')} {text}")
+            self.history.note(LOG, "" if running is None else running.name, f"{level}: {line.get('event')} {text}")
 
         def failed(_loop: object, context: dict[str, Any]) -> None:
             if "exception" in context:
                 self.problems.append(f"at {self.loop.time():.6f}: {context['message']}: {context['exception']!r}")
 
         self.loop.set_exception_handler(failed)
-        bind: Callable[[str, int], SimSocket] = lambda host, port: SimSocket((host, port))  # noqa: E731
-        with (
-            deterministic(self.loop, self.plan.seed, log),
-            patch.object(app, "_bind", bind),
-            patch.object(app, "_guard", lambda _address: None),
-        ):
+        with deterministic(self.loop, self.plan.seed, log), patch.object(node, "_boot", self._boot):
             try:
                 self.loop.run_until_complete(self._live())
             except Stuck as error:
@@ -122,6 +123,11 @@ class World:
             finally:
                 self.loop.finish()
         return self.problems
+
+    def _boot(self) -> str:
+        """Which start of its machine the running node is on."""
+        running = NODE.get()
+        return "" if running is None else f"{running.host} {self.boots.get(running.host, 1)}"
 
     def anybodys_id(self, random: Random) -> int:
         """The id of a request that some client has made lately, or 0."""
@@ -149,7 +155,7 @@ class World:
         await self._end()
 
     async def _end(self) -> None:
-        tasks = {task: node for node, task in self.clients.items() if not node.dead}
+        tasks = {task: client for client, task in self.clients.items() if not client.dead}
         done, waiting = await asyncio.wait(tasks, timeout=PATIENCE_S) if tasks else (set(), set())
         failed = [f"{tasks[task].name}: {task.exception()!r}" for task in done if task.exception() is not None]
         if failed:
@@ -178,7 +184,7 @@ class World:
         """Whether everything can be had by somebody new, and nothing is left then."""
         for attempt in range(60):
             try:
-                async with connect(",".join(self.addresses)) as client:
+                async with connect(self.addresses[attempt % len(self.addresses)]) as client:
                     lock = await client.acquire(*self.plan.resources, queue_timeout=120.0)
                     await lock.release()
                     found = await client.inspect()
@@ -197,9 +203,9 @@ class World:
         return Random(f"{self.plan.seed} {name}")  # noqa: S311
 
     def _client(self, program: RawClient | ShippedClient) -> None:
-        node = self.loop.node(program.name)
-        self.programs[node] = program
-        self.clients[node] = self.loop.spawn(node, program.run())
+        client = self.loop.node(program.name)
+        self.programs[client] = program
+        self.clients[client] = self.loop.spawn(client, program.run())
 
     def terminate(self, host: Host) -> None:
         """SIGTERM."""
