@@ -76,7 +76,7 @@ class Words(Judge):
             self.facts.blame(at, f"{id_} is told as queued twice")
         if ("locked" in told or "released" in told) and not self._again(entry.connection, case):
             self.facts.blame(at, f"{id_} is told as queued behind {told[-1]}")
-        if case.ended_at is not None and not self._again(entry.connection, case):
+        if case.ended_at is not None and case.ended_at < at and not self._again(entry.connection, case):
             self.facts.blame(at, f"{id_} is told as queued after its end")
         if id_ >= self.facts.next_id:
             self.facts.blame(at, f"{id_} is told, and the store may give it again")
@@ -89,7 +89,7 @@ class Words(Judge):
         if case is None:
             self.facts.blame(at, f"{id_} is told as locked where nobody asked for it")
             return
-        if case.ended_at is not None:
+        if "released" in told or (case.ended_at is not None and case.ended_at < at):
             self.facts.blame(at, f"{id_} is told as locked after its end")
         if told.count("locked") > self._again(entry.connection, case):
             self.facts.blame(at, f"{id_} is told as locked twice")
