@@ -10,7 +10,6 @@ more), stopped (what is due waits, as after SIGSTOP) and continued.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import signal
 import warnings
@@ -183,9 +182,12 @@ class SimLoop(asyncio.BaseEventLoop):
         for task in [*tasks, *[task for grave in self._graveyard for task in grave if not task.done()]]:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
-            if coroutine is not None:
-                with contextlib.suppress(BaseException):
-                    coroutine.close()
+            for _ in range(10 if coroutine is not None else 0):
+                try:
+                    coroutine.close()  # type: ignore[union-attr]
+                    break
+                except BaseException:  # noqa: BLE001, S112 - it awaits something as it goes, and is asked again
+                    continue
         self._ready.clear()
         self._scheduled.clear()
         self._graveyard.clear()

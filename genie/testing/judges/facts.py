@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from genie.testing import history
 from genie.testing.determinism import EPOCH_S
-from genie.testing.history import HEAR, LEFT, OPEN, SAY, STORE, TELL, Change, Entry, Message
+from genie.testing.history import Change, Entry, Message
 
 LATE_S = 0.0021
 """Times in the store are whole milliseconds of wall time, and deadlines are rounded up to one."""
@@ -87,7 +87,8 @@ class Facts:
         self.conversations: dict[int, Conversation] = {}
         self.asked: dict[tuple[str, str], tuple[Message, float, Conversation]] = {}
         """By client and `ref`: the payload, when it was said first, and where."""
-        self.repeats: dict[tuple[str, str], int] = {}
+        self._said_here: dict[tuple[int, str], tuple[Message, float]] = {}
+        """By conversation and `ref`, what was said there last, and when."""
         self.cases: dict[int, Case] = {}
         self.by_ref: dict[tuple[str, str], int] = {}
         self.releases: dict[int, float] = {}
@@ -113,17 +114,17 @@ class Facts:
     def see(self, entry: Entry) -> None:
         """Take in what happened."""
         match entry.kind:
-            case "open":
+            case history.OPEN:
                 self.conversations[entry.connection] = Conversation(entry.connection, entry.who, entry.what, entry.at)
-            case "left":
+            case history.LEFT:
                 self._left(entry)
-            case "say":
+            case history.SAY:
                 self._said(entry)
-            case "tell":
+            case history.TELL:
                 self._told(entry)
-            case "hear":
+            case history.HEAR:
                 self._heard(entry)
-            case "store":
+            case history.STORE:
                 self._stored(entry, entry.what)
 
     # -- one kind each ------------------------------------------------------------------------------------
@@ -139,11 +140,8 @@ class Facts:
         command, payload = entry.what["command"], entry.what["payload"]
         conversation = self.conversations[entry.connection]
         if command == "request":
-            key = conversation.client, payload["ref"]
-            if key in self.asked:
-                self.repeats[key] = self.repeats.get(key, 0) + 1
-            else:
-                self.asked[key] = payload, entry.at, conversation
+            self.asked.setdefault((conversation.client, payload["ref"]), (payload, entry.at, conversation))
+            self._said_here[conversation.number, payload["ref"]] = payload, entry.at
         elif command == "release":
             self.releases.setdefault(payload["id"], entry.at)
         elif command == "extend":
@@ -180,12 +178,26 @@ class Facts:
         if case is not None:
             return case if case.client == conversation.client else None
         key = conversation.client, ref
-        if key not in self.asked or (key in self.by_ref and self.by_ref[key] != id_):
+        if key not in self.asked:
             return None
         asked, said_at, where = self.asked[key]
+        if key in self.by_ref:
+            here = conversation.number, str(ref)
+            if here not in self._said_here or not self._new_again(self.by_ref[key], conversation):
+                return None
+            (asked, said_at), where = self._said_here[here], conversation
         self.by_ref[key] = id_
         case = self.cases[id_] = Case(id_, conversation.client, asked, said_at, where)
         return case
+
+    def _new_again(self, before: int, conversation: Conversation) -> bool:
+        """Whether a request that is said again is a new one: its session is gone, or all was forgotten; or it ended as it
+        came, so that it was never stored, and the server is another.
+        """
+        case = self.cases[before]
+        if case.queued_at is not None and case.queued_at == case.ended_at:
+            return case.conversation.server != conversation.server
+        return self.exempt(before) or conversation.number not in self.at_resume
 
     def _heard(self, entry: Entry) -> None:
         case = self.case(entry)
@@ -265,5 +277,3 @@ class Judge:
         """That was all."""
 
 
-MESSAGE = re.compile(r"^\d+$")
-__all__ = ["HEAR", "LATE_S", "LEFT", "OPEN", "SAY", "STORE", "TELL", "Case", "Facts", "Hold", "Judge", "modes"]
