@@ -20,23 +20,23 @@ EPOCH_S = 1_790_000_000
 
 @contextmanager
 def deterministic(
-    loop: SimLoop, seed: int, on_log: Callable[[str, MutableMapping[str, Any]], None] | None = None
+    loop: SimLoop, seed: int, on_log: Callable[[str, MutableMapping[str, Any]], bool] | None = None
 ) -> Iterator[None]:
     """While this lasts the clocks of `time`, `random` and `secrets` follow the loop and the seed.
 
-    `on_log` gets each line that is logged, with its level, and nothing is printed; without it logs go where they go.
+    `on_log` gets each line that is logged through structlog, with its level, and says whether that is the end of it.
     """
 
     def wall() -> float:
         node = NODE.get()
         return EPOCH_S + loop.time() + (0.0 if node is None else node.wall_s)
 
-    chance = random.Random(seed)  # noqa: S311 - the point is that it can be guessed
+    chance = random.Random(seed)
 
-    def log(_logger: object, level: str, line: MutableMapping[str, Any]) -> Any:
-        if on_log is not None:
-            on_log(level, line)
-        raise structlog.DropEvent
+    def log(_logger: object, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if on_log is not None and on_log(level, line):
+            raise structlog.DropEvent
+        return line
 
     before = time.time, time.time_ns, time.monotonic, secrets.token_bytes, structlog.get_config()
     collecting = gc.collect, gc.freeze, gc.set_threshold
@@ -47,15 +47,15 @@ def deterministic(
     secrets.token_bytes = lambda nbytes=None: chance.randbytes(32 if nbytes is None else nbytes)
     random.seed(seed)
     if on_log is not None:
-        structlog.configure(processors=[log], wrapper_class=structlog.BoundLogger, cache_logger_on_first_use=False)
-    gc.collect = lambda *_generation: 0  # type: ignore[assignment]
+        structlog.configure(processors=[log, *structlog.get_config()["processors"]], cache_logger_on_first_use=False)
+    gc.collect = lambda *_generation: 0
     gc.freeze = gc.set_threshold = lambda *_thresholds: None  # type: ignore[assignment]
     gc.disable()  # it would end what was dropped at times that depend on the machine
     try:
         yield
     finally:
         time.time, time.time_ns, time.monotonic, secrets.token_bytes, config = before
-        gc.collect, gc.freeze, gc.set_threshold = collecting  # type: ignore[assignment]
+        gc.collect, gc.freeze, gc.set_threshold = collecting
         structlog.configure(**config)
         random.setstate(state)
         if collects:

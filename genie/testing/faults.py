@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from genie.testing.history import FAULT
+from genie.testing.loop import Node
 from genie.testing.network import Connection
 from genie.testing.redis import CUT_AFTER, CUT_BEFORE, REFUSE
 
@@ -23,7 +24,7 @@ class Faults:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.random = Random(f"{world.plan.seed} faults")  # noqa: S311 - no secret
+        self.random = Random(f"{world.plan.seed} faults")
         self._bad_until = 0.0
         world.redis.fault = self._of_a_command
 
@@ -59,10 +60,10 @@ class Faults:
     # -- of the network -----------------------------------------------------------------------------------
 
     def _cut_a_client(self) -> str:
-        return self._cut(lambda connection: connection.address[1] != 6379)  # noqa: PLR2004 - Redis's
+        return self._cut(lambda connection: connection.address[1] != 6379)
 
     def _cut_the_store(self) -> str:
-        return self._cut(lambda connection: connection.address[1] == 6379)  # noqa: PLR2004
+        return self._cut(lambda connection: connection.address[1] == 6379)
 
     def _cut(self, which: Callable[[Connection], bool]) -> str:
         found = [connection for connection in self.world.network.connections if which(connection)]
@@ -87,7 +88,7 @@ class Faults:
     # -- of the store -------------------------------------------------------------------------------------
 
     def _of_a_command(self, command: list[bytes]) -> str | None:
-        if self.world.loop.time() >= self._bad_until or self.random.random() > 0.2:  # noqa: PLR2004
+        if self.world.loop.time() >= self._bad_until or self.random.random() > 0.2:
             return None
         fault = self.random.choice([CUT_BEFORE, CUT_AFTER, CUT_AFTER, REFUSE])
         self.world.history.note(FAULT, "redis", f"{fault} {command[0].decode()}")
@@ -121,12 +122,12 @@ class Faults:
 
     # -- of processes -------------------------------------------------------------------------------------
 
-    def _stop(self, node: object) -> str:
+    def _stop(self, node: Node) -> str:
         pause = self.random.choice(PAUSES_S)
         loop = self.world.loop
-        if node.dead or node.stopped:  # type: ignore[attr-defined]
+        if node.dead or node.stopped:
             return ""
-        loop.stop_node(node)  # type: ignore[arg-type]
+        loop.stop_node(node)
         loop.call_later(pause, loop.continue_node, node)
         return f"{node} for {pause} s"
 
@@ -143,7 +144,7 @@ class Faults:
         host = self._host()
         if host.node.dead:
             return ""
-        silently, pause = self.random.random() < 0.3, self.random.choice([0.0, 0.05, 1.0, 5.0])  # noqa: PLR2004
+        silently, pause = self.random.random() < 0.3, self.random.choice([0.0, 0.05, 1.0, 5.0])
         told = f"{host.node}{', silently' if silently else ''}, back after {pause} s"
         host.kill(pause, silently=silently)
         return told
@@ -155,26 +156,26 @@ class Faults:
 
     def _kill_a_client(self) -> str:
         living = [node for node in self.world.clients if not node.dead]
-        if len(living) < 2:  # noqa: PLR2004 - somebody must see how it ends
+        if len(living) < 2:
             return ""
         node = self.random.choice(living)
-        self.world.loop.kill(node, silently=self.random.random() < 0.3)  # noqa: PLR2004
+        self.world.loop.kill(node, silently=self.random.random() < 0.3)
         return str(node)
 
 
 _KINDS: dict[str, Callable[[Faults], str]] = {
-    "cut a client": Faults._cut_a_client,  # noqa: SLF001
-    "cut the store": Faults._cut_the_store,  # noqa: SLF001
-    "stall the store": Faults._stall_the_store,  # noqa: SLF001
-    "restart the store": Faults._restart_the_store,  # noqa: SLF001
-    "forget scripts": Faults._forget_scripts,  # noqa: SLF001
-    "bad commands": Faults._bad_commands,  # noqa: SLF001
-    "kill a server": Faults._kill_a_server,  # noqa: SLF001
-    "restart a server": Faults._restart_a_server,  # noqa: SLF001
-    "stop a server": Faults._stop_a_server,  # noqa: SLF001
-    "stop a client": Faults._stop_a_client,  # noqa: SLF001
-    "kill a client": Faults._kill_a_client,  # noqa: SLF001
-    "separate": Faults._separate,  # noqa: SLF001
-    "lose writes": Faults._lose_writes,  # noqa: SLF001
-    "flush the store": Faults._flush_the_store,  # noqa: SLF001
+    "cut a client": Faults._cut_a_client,
+    "cut the store": Faults._cut_the_store,
+    "stall the store": Faults._stall_the_store,
+    "restart the store": Faults._restart_the_store,
+    "forget scripts": Faults._forget_scripts,
+    "bad commands": Faults._bad_commands,
+    "kill a server": Faults._kill_a_server,
+    "restart a server": Faults._restart_a_server,
+    "stop a server": Faults._stop_a_server,
+    "stop a client": Faults._stop_a_client,
+    "kill a client": Faults._kill_a_client,
+    "separate": Faults._separate,
+    "lose writes": Faults._lose_writes,
+    "flush the store": Faults._flush_the_store,
 }

@@ -184,7 +184,7 @@ class SimLoop(asyncio.BaseEventLoop):
             coroutine = task.get_coro()
             for _ in range(10 if coroutine is not None else 0):
                 try:
-                    coroutine.close()  # type: ignore[union-attr]
+                    coroutine.close()
                     break
                 except BaseException:  # noqa: BLE001, S112 - it awaits something as it goes, and is asked again
                     continue
@@ -208,7 +208,7 @@ class SimLoop(asyncio.BaseEventLoop):
             future.set_exception(error)
         return future
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         """For `signal`; the process itself gets none."""
         node = NODE.get()
         if node is not None:

@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 from genie.testing.loop import NODE, Node, SimLoop
 
@@ -75,11 +75,11 @@ class RandomDelays(Delays):
 
     def cut_at(self, size: int) -> int:
         """Anywhere, once in eight times."""
-        return self.random.randint(1, size) if self.random.random() < 0.125 else size  # noqa: PLR2004
+        return self.random.randint(1, size) if self.random.random() < 0.125 else size
 
     def loses_unread(self) -> bool:
         """Every other time."""
-        return self.random.random() < 0.5  # noqa: PLR2004
+        return self.random.random() < 0.5
 
 
 class SimSocket:
@@ -276,7 +276,7 @@ class SimTransport(asyncio.Transport):
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """Who is told."""
-        return self._protocol
+        return cast("asyncio.BaseProtocol", self._protocol)
 
     def close(self) -> None:
         """Send what is buffered, then end."""
@@ -427,7 +427,7 @@ class Listener:
     async def wait_closed(self) -> None:
         """At once."""
 
-    async def __aenter__(self) -> Listener:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -486,6 +486,7 @@ class Network:
     ) -> tuple[SimTransport, asyncio.Protocol]:
         """Connect to an address; OSError where nobody takes it. Waits while the two hosts are separated."""
         node = NODE.get() or self.nowhere
+        host = "127.0.0.1" if host == "localhost" else host
         there = frozenset((node.host, host))
         await asyncio.sleep(self.delays.one_way())
         while self.separated(there):

@@ -52,9 +52,9 @@ class Plan:
 
 def plan(seed: int) -> Plan:
     """The world of a seed. A few kinds of faults in each, so that each kind is met with few others."""
-    random = Random(f"{seed} plan")  # noqa: S311 - no secret
+    random = Random(f"{seed} plan")
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
-    if random.random() < 0.25:  # noqa: PLR2004
+    if random.random() < 0.25:
         faults.append(random.choice(LOSSES))
     clients = random.choice([(3, 0, 0), (0, 3, 0), (0, 0, 3), (2, 2, 1), (1, 2, 2), (2, 2, 2), (1, 3, 0)])
     return Plan(
@@ -65,8 +65,8 @@ def plan(seed: int) -> Plan:
         shipped=clients[2],
         resources=[chr(97 + i) for i in range(random.choice([1, 2, 3, 3, 4, 6]))],
         shared=random.choice([0.0, 0.3, 0.6]),
-        transactions=random.random() < 0.6,  # noqa: PLR2004
-        priorities=random.random() < 0.5,  # noqa: PLR2004
+        transactions=random.random() < 0.6,
+        priorities=random.random() < 0.5,
         at_once=random.choice([3, 6, 10]),
         think_s=random.choice([0.1, 0.25, 0.5]),
         active_s=random.choice([8.0, 15.0, 25.0]),

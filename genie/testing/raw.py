@@ -93,36 +93,36 @@ class RawClient:
 
     # -- what it does -------------------------------------------------------------------------------------
 
-    def _act(self) -> None:  # noqa: PLR0911 - a list of things to do
+    def _act(self) -> None:
         random = self.random
         dice = random.random()
         living = [wish for wish in self.wishes.values() if wish.id and not wish.ended and not wish.patient]
-        if dice < 0.5 or not living:  # noqa: PLR2004
+        if dice < 0.5 or not living:
             for _ in range(random.choice([1, 1, 1, 2, 4])):
                 self._request()
-        elif dice < 0.8:  # noqa: PLR2004
+        elif dice < 0.8:
             held = [wish for wish in living if wish.held]
             self._release(random.choice(held or living))
-        elif dice < 0.85:  # noqa: PLR2004
+        elif dice < 0.85:
             wish = random.choice(living)
             self._say("extend", id=wish.id, transactionTimeout=random.choice([50, 1_000, 5_000]))
-        elif dice < 0.88:  # noqa: PLR2004
+        elif dice < 0.88:
             self._ping()
-        elif dice < 0.9:  # noqa: PLR2004
+        elif dice < 0.9:
             self._say("inspect", limit=random.choice([1, 100]))
-        elif dice < 0.93:  # noqa: PLR2004
+        elif dice < 0.93:
             other = self.world.anybodys_id(random)
             if other:
                 self._say("release", id=other)
-        elif dice < 0.95:  # noqa: PLR2004
+        elif dice < 0.95:
             ref = random.choice(list(self.wishes))
             if self.wishes[ref].sent:
                 self._say("request", **self.wishes[ref].payload)
-        elif dice < 0.97:  # noqa: PLR2004
+        elif dice < 0.97:
             self._hang_up()
         else:
             self._request()
-            if self._wire is not None and random.random() < 0.5 and self.session is None:  # noqa: PLR2004
+            if self._wire is not None and random.random() < 0.5 and self.session is None:
                 self._wire.said_all = True
                 self._wire.transport.write_eof()
 
@@ -132,7 +132,7 @@ class RawClient:
         self._refs += 1
         ref = f"{self.name}.{self._refs}"
         payload = self._ask.payload(self.name) | {"ref": ref}
-        self.wishes[ref] = wish = Wish(payload, self.random.random() < 0.2)  # noqa: PLR2004
+        self.wishes[ref] = wish = Wish(payload, self.random.random() < 0.2)
         wish.sent = True
         self._say("request", **payload)
 
@@ -146,7 +146,7 @@ class RawClient:
 
     def _hang_up(self) -> None:
         if self._wire is not None:
-            if self.random.random() < 0.5:  # noqa: PLR2004
+            if self.random.random() < 0.5:
                 self._wire.transport.abort()
             else:
                 self._wire.transport.close()
@@ -202,7 +202,8 @@ class RawClient:
 
     def _release_unmentioned(self) -> None:
         """What was not mentioned at the resume has ended, maybe by a release whose answer was lost; and what waited when a
-        connection without a session was lost has gone, or is held."""
+        connection without a session was lost has gone, or is held.
+        """
         for wish in self.wishes.values() if self._synced else ():
             if wish.id and not wish.ended and not wish.mentioned and not wish.leaving:
                 self._release(wish)
@@ -221,9 +222,7 @@ class RawClient:
                     wish.sent = False
             if self._hint is not None and self._wire is not None and self._wire.address != self._hint:
                 self._wire.transport.close()
-        elif code == "unknown-id" and wish is not None:
-            wish.ended = True
-        elif wish is not None and "ref" in payload and not wish.id:
+        elif (code == "unknown-id" and wish is not None) or (wish is not None and "ref" in payload and not wish.id):
             wish.ended = True
 
     # -- its connection -----------------------------------------------------------------------------------
@@ -264,9 +263,7 @@ class RawClient:
 
     def _give_up(self) -> None:
         for wish in self.wishes.values():
-            if not wish.id:
-                wish.ended = True
-            elif not wish.ended and self.session is not None and not wish.held:
+            if not wish.id or (not wish.ended and self.session is not None and not wish.held):
                 wish.ended = True
             wish.patient = False  # nobody will tell
 

@@ -180,14 +180,14 @@ class SimRedis:
         stream = self.keys.stream(command[1])
         first, last = _stream_id(command[2], 0), _stream_id(command[3], 1 << 63)
         found = [] if stream is None else [_entry(entry) for entry in stream.entries if first <= entry[0] <= last]
-        return found[: int(command[5])] if len(command) > 4 else found  # noqa: PLR2004
+        return found[: int(command[5])] if len(command) > 4 else found
 
     def _xrevrange(self, command: list[bytes]) -> object:
         stream = self.keys.stream(command[1])
         last, first = _stream_id(command[2], 1 << 63), _stream_id(command[3], 0)
         found = [] if stream is None else [_entry(entry) for entry in stream.entries if first <= entry[0] <= last]
         found.reverse()
-        return found[: int(command[5])] if len(command) > 4 else found  # noqa: PLR2004
+        return found[: int(command[5])] if len(command) > 4 else found
 
     def _xlen(self, command: list[bytes]) -> object:
         stream = self.keys.stream(command[1])
@@ -300,7 +300,7 @@ class _Client(asyncio.Protocol):
             read = _Read(self._redis, command)
             found = self._redis.read_streams(read)
             if found is not None or read.block_ms is None:
-                return found if self._version > 2 or found is None else list(found.items())  # type: ignore[attr-defined] # noqa: PLR2004
+                return found if self._version > 2 or found is None else list(found.items())  # type: ignore[attr-defined]
             self._read = read
             if read.block_ms:
                 loop = asyncio.get_running_loop()
@@ -309,7 +309,7 @@ class _Client(asyncio.Protocol):
         return self._redis.carry_out(command, self._who)
 
     def _say(self, reply: object) -> None:
-        if isinstance(reply, dict) and self._version < 3 and reply and isinstance(next(iter(reply.values())), list):  # noqa: PLR2004
+        if isinstance(reply, dict) and self._version < 3 and reply and isinstance(next(iter(reply.values())), list):
             reply = [list(item) for item in reply.items()]
         self._transport.write(encode(reply, self._version))
 
@@ -329,29 +329,29 @@ def _entry(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
 
 
 _COMMANDS: dict[bytes, Callable[[SimRedis, list[bytes]], object]] = {
-    b"AUTH": SimRedis._ok,  # noqa: SLF001
-    b"CLIENT": SimRedis._ok,  # noqa: SLF001
-    b"CONFIG": SimRedis._config,  # noqa: SLF001
-    b"DEL": SimRedis._del,  # noqa: SLF001
-    b"EVAL": SimRedis._eval,  # noqa: SLF001
-    b"EVALSHA": SimRedis._evalsha,  # noqa: SLF001
-    b"EXISTS": SimRedis._exists,  # noqa: SLF001
-    b"HDEL": SimRedis._hdel,  # noqa: SLF001
-    b"HGET": SimRedis._hget,  # noqa: SLF001
-    b"HGETALL": SimRedis._hgetall,  # noqa: SLF001
-    b"HLEN": SimRedis._hlen,  # noqa: SLF001
-    b"HMGET": SimRedis._hmget,  # noqa: SLF001
-    b"HSCAN": SimRedis._hscan,  # noqa: SLF001
-    b"HSET": SimRedis._hset,  # noqa: SLF001
-    b"PING": SimRedis._ping,  # noqa: SLF001
-    b"SADD": SimRedis._sadd,  # noqa: SLF001
-    b"SCRIPT": SimRedis._script,  # noqa: SLF001
-    b"SELECT": SimRedis._ok,  # noqa: SLF001
-    b"SMEMBERS": SimRedis._smembers,  # noqa: SLF001
-    b"SREM": SimRedis._srem,  # noqa: SLF001
-    b"UNLINK": SimRedis._del,  # noqa: SLF001
-    b"XADD": SimRedis._xadd,  # noqa: SLF001
-    b"XLEN": SimRedis._xlen,  # noqa: SLF001
-    b"XRANGE": SimRedis._xrange,  # noqa: SLF001
-    b"XREVRANGE": SimRedis._xrevrange,  # noqa: SLF001
+    b"AUTH": SimRedis._ok,
+    b"CLIENT": SimRedis._ok,
+    b"CONFIG": SimRedis._config,
+    b"DEL": SimRedis._del,
+    b"EVAL": SimRedis._eval,
+    b"EVALSHA": SimRedis._evalsha,
+    b"EXISTS": SimRedis._exists,
+    b"HDEL": SimRedis._hdel,
+    b"HGET": SimRedis._hget,
+    b"HGETALL": SimRedis._hgetall,
+    b"HLEN": SimRedis._hlen,
+    b"HMGET": SimRedis._hmget,
+    b"HSCAN": SimRedis._hscan,
+    b"HSET": SimRedis._hset,
+    b"PING": SimRedis._ping,
+    b"SADD": SimRedis._sadd,
+    b"SCRIPT": SimRedis._script,
+    b"SELECT": SimRedis._ok,
+    b"SMEMBERS": SimRedis._smembers,
+    b"SREM": SimRedis._srem,
+    b"UNLINK": SimRedis._del,
+    b"XADD": SimRedis._xadd,
+    b"XLEN": SimRedis._xlen,
+    b"XRANGE": SimRedis._xrange,
+    b"XREVRANGE": SimRedis._xrevrange,
 }

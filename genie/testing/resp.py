@@ -53,7 +53,7 @@ class Reader:
 def encode(reply: object, version: int = 2) -> bytes:
     """A reply: bytes, an integer, None, a list, a dict, a set, a `Status` or a `Failure`."""
     if reply is None:
-        return b"_\r\n" if version > 2 else b"$-1\r\n"  # noqa: PLR2004
+        return b"_\r\n" if version > 2 else b"$-1\r\n"
     if isinstance(reply, Status):
         return b"+%b\r\n" % reply
     if isinstance(reply, bytes):
@@ -64,10 +64,10 @@ def encode(reply: object, version: int = 2) -> bytes:
         return b"-%b\r\n" % str(reply).encode()
     if isinstance(reply, dict):
         flat = [part for item in reply.items() for part in item]
-        head = b"%%%d\r\n" % len(reply) if version > 2 else b"*%d\r\n" % len(flat)  # noqa: PLR2004
+        head = b"%%%d\r\n" % len(reply) if version > 2 else b"*%d\r\n" % len(flat)
     elif isinstance(reply, set):
         flat = sorted(reply)
-        head = b"~%d\r\n" % len(flat) if version > 2 else b"*%d\r\n" % len(flat)  # noqa: PLR2004
+        head = b"~%d\r\n" % len(flat) if version > 2 else b"*%d\r\n" % len(flat)
     else:
         flat = list(reply)  # type: ignore[call-overload]
         head = b"*%d\r\n" % len(flat)

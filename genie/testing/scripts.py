@@ -17,21 +17,20 @@ class Scripts:
 
     def __init__(self) -> None:
         try:
-            from lupa.lua51 import LuaRuntime  # type: ignore[import-not-found] # noqa: PLC0415 - few need it
+            from lupa.lua51 import LuaRuntime  # noqa: PLC0415 - few need it
         except ImportError:
             raise RuntimeError("a simulated Redis runs the scripts of Genie with lupa: pip install lupa") from None
         self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=True)
         self._table = self._lua.table_from
         self._call: Call
-        self._lua.globals()[b"redis"] = self._table(
-            {
-                b"call": self._redis_call,
-                b"pcall": self._redis_pcall,
-                b"status_reply": lambda text: self._table({b"ok": text}),
-                b"error_reply": lambda text: self._table({b"err": text}),
-                b"sha1hex": _sha1hex,
-            }
-        )
+        redis: dict[bytes, Callable[..., object]] = {
+            b"call": self._redis_call,
+            b"pcall": self._redis_pcall,
+            b"status_reply": lambda text: self._table({b"ok": text}),
+            b"error_reply": lambda text: self._table({b"err": text}),
+            b"sha1hex": _sha1hex,
+        }
+        self._lua.globals()[b"redis"] = self._table(redis)
         self._compiled: dict[bytes, Callable[[Any, Any], object]] = {}
 
     def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes], call: Call) -> object:
@@ -82,10 +81,7 @@ class Scripts:
             return Status(value[b"ok"])
         if value[b"err"] is not None:
             raise Failure(value[b"err"].decode())
-        parts = []
-        for place in range(1, len(value) + 1):
-            parts.append(self._reply(value[place]))
-        return parts
+        return [self._reply(value[place]) for place in range(1, len(value) + 1)]
 
 
 @cache

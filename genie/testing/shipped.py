@@ -76,9 +76,9 @@ class ShippedClient:
         lock = await client.acquire(*self._names(), **self._options())
         self._note("holds", lock.id, lock.fence)
         await self._work()
-        if self.random.random() < 0.5:  # noqa: PLR2004
+        if self.random.random() < 0.5:
             await lock.extend(self.random.choice([0.5, 2.0]))
-        if self.random.random() < 0.2:  # noqa: PLR2004
+        if self.random.random() < 0.2:
             self._note("lets go", lock.id)
             await client.release(lock.id)
         else:

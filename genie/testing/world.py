@@ -82,10 +82,10 @@ class World:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.random = Random(f"{plan.seed} world")  # noqa: S311 - no secret
+        self.random = Random(f"{plan.seed} world")
         self.loop = SimLoop(step_s=1e-6)
         self.history = History(self.loop.time)
-        self.delays = RandomDelays(Random(f"{plan.seed} network"), slow=plan.slow)  # noqa: S311
+        self.delays = RandomDelays(Random(f"{plan.seed} network"), slow=plan.slow)
         self.network = Network(self.loop, self.delays, self.history)
         self.redis = SimRedis()
         self.witness = Witness(self.redis, self.history)
@@ -105,10 +105,11 @@ class World:
     def run(self) -> list[str]:
         """Everything, from the first start to the last release."""
 
-        def log(level: str, line: MutableMapping[str, Any]) -> None:
+        def log(level: str, line: MutableMapping[str, Any]) -> bool:
             running = NODE.get()
             text = " ".join(f"{name}={value}" for name, value in line.items() if name != "event")
             self.history.note(LOG, "" if running is None else running.name, f"{level}: {line.get('event')} {text}")
+            return True
 
         def failed(_loop: object, context: dict[str, Any]) -> None:
             if "exception" in context:
@@ -173,10 +174,10 @@ class World:
         if living:
             self.problems.append(f"at the end the store still holds {living}")
         for host in self.hosts:
-            pump = host.server._pump  # noqa: SLF001 - a look inside, beside what the wire tells
+            pump = host.server._pump
             if pump is not None and not host.node.dead:
                 try:
-                    invariants.check(pump._manager)  # noqa: SLF001
+                    invariants.check(pump._manager)
                 except invariants.Violation as error:
                     self.problems.append(f"{host.node.name}: {error}")
 
@@ -190,7 +191,7 @@ class World:
                     found = await client.inspect()
                     break
             except Unavailable as error:
-                if attempt == 59:  # noqa: PLR2004
+                if attempt == 59:
                     return f"nobody can be reached at the end: {error!r}"
                 await asyncio.sleep(1)  # the last server may be on its way
             except GenieError as error:
@@ -200,7 +201,7 @@ class World:
     # -- for the faults -----------------------------------------------------------------------------------
 
     def _chance(self, name: str) -> Random:
-        return Random(f"{self.plan.seed} {name}")  # noqa: S311
+        return Random(f"{self.plan.seed} {name}")
 
     def _client(self, program: RawClient | ShippedClient) -> None:
         client = self.loop.node(program.name)

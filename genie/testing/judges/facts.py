@@ -239,7 +239,9 @@ class Facts:
 
     def _extended(self, hold: Hold, record: Message, change: Change) -> None:
         left_ms = record["deadline"] - change.counters[1]
-        fitting = [said_at + ms / 1000 for said_at, ms in self.extends.get(hold.id, ()) if -1e-3 <= left_ms - ms <= 1.002]
+        fitting = [
+            said_at + ms / 1000 for said_at, ms in self.extends.get(hold.id, ()) if -1e-3 <= left_ms - ms <= 1.002
+        ]
         if fitting:
             hold.not_before = min(fitting)
         elif not self.exempt(hold.id):
@@ -275,5 +277,3 @@ class Judge:
 
     def finish(self) -> None:
         """That was all."""
-
-
