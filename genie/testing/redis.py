@@ -193,7 +193,12 @@ class SimRedis:
         stream = self.keys.stream(command[1])
         return 0 if stream is None else len(stream.entries)
 
-    def read_streams(self, read: _Read) -> object:
+    def read(self, command: list[bytes]) -> object:
+        """An XREAD that doesn't wait."""
+        found = self.read_streams(_Read(self, command))
+        return found if found is None else [list(item) for item in found.items()]
+
+    def read_streams(self, read: _Read) -> dict[bytes, list[Any]] | None:
         """What is behind the ids that an XREAD names, or None."""
         found: dict[bytes, list[Any]] = {}
         for key, after in read.after.items():
