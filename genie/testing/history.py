@@ -90,7 +90,7 @@ class History:
             if (until is None or entry.at <= until)
             and (about is None or entry.kind == FAULT or str(about) in str(entry))
         ]
-        return "\n".join(map(str, found[-count:]))
+        return "\n".join(map(str, found[len(found) - min(count, len(found)) :]))
 
     # -- what the network shows ---------------------------------------------------------------------------
 

@@ -17,10 +17,12 @@ class Witness:
         self._history = history
         self._meta = f"{{{namespace}}}:meta".encode()
         self._pointer = b""
-        self._epoch = 0
+        self._nonce = b""
         self._counters = b""
         """Of the last batch that was stored."""
         self._writer = ""
+        self._served = False
+        """Whether the writer has committed a batch."""
         self._lost = False
         self.known: dict[int, Message] = {}
         """What was stored last, for as long as whoever stored it goes on."""
@@ -41,20 +43,18 @@ class Witness:
         meta = self._keys.hash(self._meta)
         if not meta or all(key != self._meta for key, _, _ in group):
             return
-        pointer, epoch, counters = meta.get(b"records", b""), int(meta.get(b"epoch", b"0")), meta[b"counters"]
-        anew = pointer != self._pointer or epoch != self._epoch
-        forgotten = False
-        if anew:
-            forgotten, self._lost = self._lost and who != self._writer, False
-            written, gone = self._compare()
-        elif self._lost:
-            # A batch fits to what is there: what was lost had not been answered, and was sent again.
-            self._lost = False
-            written, gone = self._compare()
-        else:
-            written, gone = self._changed(group, pointer)
-        self._pointer, self._epoch, self._counters, self._writer = pointer, epoch, counters, who
+        pointer, nonce, counters = meta.get(b"records", b""), meta.get(b"nonce", b""), meta[b"counters"]
         number, clock, next_id, next_fence = counters.split()[:4]
+        if self._lost and int(number) == 0 and meta.get(b"base", b""):
+            return  # somebody leads from what is left, and may yet see that it is too little
+        # Who has served must not forget, even if it has stood down meanwhile. Others can't know.
+        forgotten = self._lost and (who != self._writer or not self._served)
+        anew = self._lost or pointer != self._pointer or nonce != self._nonce
+        written, gone = self._compare() if anew else self._changed(group, pointer)
+        self._lost = False
+        self._pointer, self._nonce, self._counters, self._writer = pointer, nonce, counters, who
+        self._served = int(number) > 0 or (self._served and not forgotten)
+        epoch = int(meta.get(b"epoch", b"0"))
         self._history.note(
             STORE,
             who,

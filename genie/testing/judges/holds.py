@@ -23,6 +23,11 @@ class Holds(Judge):
             return
         change: Change = entry.what
         ends = [*change.gone, *[id_ for id_, record in change.written.items() if record.get("state") == "ended"]]
+        for id_, record in change.written.items():
+            if "fence" in self.facts.known.get(id_, {}) and record.get("state") == "queued":
+                self._drop(id_, record)
+                if not change.forgotten and not self.facts.exempt(id_):
+                    self.facts.blame(entry.at, f"{id_} was held, and waits again")
         for id_ in ends:
             record = self.facts.known.get(id_)
             if record is None or record.get("state") == "ended":
