@@ -171,9 +171,14 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def finish(self) -> None:
         """Drop all that still runs or waits, without a word, and close."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some have never begun
-            self._drop_all()
+        events._set_running_loop(self)  # what ends now may ask for it
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # some have never begun
+                self._drop_all()
+        finally:
+            events._set_running_loop(None)
+        self.close()
 
     def _drop_all(self) -> None:
         self.ended = True
@@ -191,7 +196,6 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.clear()
         self._scheduled.clear()
         self._graveyard.clear()
-        self.close()
 
     def _check_closed(self) -> None:
         if not self.ended:
