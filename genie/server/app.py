@@ -116,10 +116,14 @@ class Server:
             await self._deposed.wait()
 
     def _ended(self, roles: asyncio.Task[None]) -> None:
-        if not roles.cancelled():
-            self._failure = self._failure or roles.exception()
-            self._ready.set()
-            self._stopped.set()
+        if roles.cancelled():
+            return
+        error = roles.exception()
+        if self._listener is not None:
+            log.error("a defect in the server; stopped", exc_info=error)
+        self._failure = self._failure or error
+        self._ready.set()
+        self._stopped.set()
 
     def _whole(self) -> Batch:
         assert self._pump is not None, "only who leads, or has just led, has something to be written anew"  # noqa: S101
@@ -161,7 +165,7 @@ class Server:
 
     def _fail(self, error: BaseException) -> None:
         """Not a word more to anyone: what was not told may not be true."""
-        self._leads = False
+        self._leads, self._refusing.leader = False, None
         for connection in list(self._connections):
             connection.abort()
         self._deposed.set()
