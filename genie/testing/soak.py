@@ -1,14 +1,11 @@
-"""`python -m genie.testing.soak`: one simulated world after another, each from its seed, until one goes wrong.
-
-`--seed N` runs one again and shows how it came to that.
-"""
+"""`python -m genie.testing.soak`: one simulated world after another, each from its seed, and what goes wrong in them."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import sys
 import time
+
+import click
 
 from genie.testing.judges import judge
 from genie.testing.plan import plan
@@ -22,34 +19,34 @@ def run(seed: int) -> tuple[World, list[str]]:
     return world, [*judge(world.history), *problems]
 
 
-def main() -> int:
-    """Run worlds as the arguments say. The exit status is 1 where one went wrong."""
-    parser = argparse.ArgumentParser(prog="python -m genie.testing.soak", description=__doc__)
-    parser.add_argument("--seed", type=int, help="run this one, and show the end of its history")
-    parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--seeds", type=int, help="how many; for ever, if left out")
-    parser.add_argument("--tail", type=int, default=60, help="how many lines of a failed history are shown")
-    parser.add_argument("--about", type=int, help="only lines about this id")
-    arguments = parser.parse_args()
-    first = arguments.first if arguments.seed is None else arguments.seed
-    count = 1 if arguments.seed is not None else arguments.seeds
-    seeds = itertools.count(first) if count is None else range(first, first + count)
+@click.command()
+@click.option("--seed", type=int, help="Run this world, and show its history.")
+@click.option("--first", type=int, default=1, show_default=True, help="The first seed.")
+@click.option("--seeds", type=int, help="How many worlds; for ever, if left out.")
+@click.option("--stop", is_flag=True, help="Stop at the first world that goes wrong.")
+@click.option("--tail", type=int, default=60, show_default=True, help="Lines of a history that are shown.")
+@click.option("--about", type=int, help="Show only what is about this id, and the faults.")
+def main(seed: int | None, first: int, seeds: int | None, stop: bool, tail: int, about: int | None) -> None:
+    """Simulate worlds of servers, clients and a Redis in which things break. Exits with 1 where something went wrong."""
+    if seed is not None:
+        first, seeds = seed, 1
     began, failed = time.perf_counter(), 0
-    for number, seed in enumerate(seeds, 1):
-        world, problems = run(seed)
+    for number in itertools.count(1) if seeds is None else range(1, seeds + 1):
+        world, problems = run(first + number - 1)
+        if problems or seed is not None:
+            click.echo(world.history.tail(tail, about=about))
+        for problem in problems[:10]:
+            click.echo(f"*** {problem}")
         if problems:
             failed += 1
-            print(world.history.tail(arguments.tail, about=arguments.about))
-            for problem in problems[:5]:
-                print("***", problem)
-            print(f"again: python -m genie.testing.soak --seed {seed}", flush=True)
-        elif arguments.seed is not None:
-            print(world.history.tail(arguments.tail, about=arguments.about))
-            print(world.history.digest())
+            click.echo(f"again: python -m genie.testing.soak --seed {first + number - 1}")
+            if stop:
+                break
         if number % 50 == 0:
-            print(f"{number} worlds, {failed} failed, {(time.perf_counter() - began) / number:.3f} s each", flush=True)
-    return 1 if failed else 0
+            each_s = (time.perf_counter() - began) / number
+            click.echo(f"{number} worlds, {failed} of them went wrong, {each_s:.2f} s each")
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

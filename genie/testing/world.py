@@ -30,6 +30,8 @@ from genie.testing.witness import Witness
 
 PATIENCE_S = 300.0
 """How long everything may take to come to its end once the faults have stopped."""
+LOOK_S = 0.5
+"""How often the lock managers are looked at from inside."""
 RESTART_S = 0.05, 2.0
 """How long it takes until a server that ended is started again."""
 
@@ -41,7 +43,7 @@ class Host:
         self.world = world
         self.name = name
         self.node: Node
-        self.server: Server
+        self.server: Server | None = None
         self._starts = 0
         self.restarting = False
         self.start()
@@ -148,12 +150,14 @@ class World:
             self._client(RawClient(self, name, self._chance(name), f"the secret of {name}"))
         for number in range(1, plan.shipped + 1):
             self._client(ShippedClient(self, f"aio{number}", self._chance(f"aio{number}")))
+        looking = self.loop.create_task(self._inspect())
         faults = Faults(self)
         await faults.go_on_for(plan.active_s)
         faults.mend()
         self.history.note(FAULT, "world", "all is well from here on")
         self.ending = True
         await self._end()
+        looking.cancel()
 
     async def _end(self) -> None:
         tasks = {task: client for client, task in self.clients.items() if not client.dead}
@@ -173,13 +177,23 @@ class World:
         living = {id_: record for id_, record in self.witness.stored().items() if record.get("state") != "ended"}
         if living:
             self.problems.append(f"at the end the store still holds {living}")
+        self._look_inside()
+
+    async def _inspect(self) -> None:
+        """Look now and then whether what must always hold in a lock manager does."""
+        while not self.problems:
+            await asyncio.sleep(LOOK_S)
+            self._look_inside()
+
+    def _look_inside(self) -> None:
         for host in self.hosts:
-            pump = host.server._pump
-            if pump is not None and not host.node.dead:
-                try:
-                    invariants.check(pump._manager)
-                except invariants.Violation as error:
-                    self.problems.append(f"{host.node.name}: {error}")
+            server = host.server
+            if server is None or server._pump is None or host.node.dead:
+                continue
+            try:
+                invariants.check(server._pump._manager)
+            except invariants.Violation as error:
+                self.problems.append(f"at {self.loop.time():.6f}: in {host.node.name}: {error}")
 
     async def _probe(self) -> str:
         """Whether everything can be had by somebody new, and nothing is left then."""
