@@ -129,7 +129,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # -- the round ----------------------------------------------------------------------------------------
 
-    def _run_once(self) -> None:
+    def _run_once(self) -> None:  # noqa: C901 - everything comes through here
         ready, timers = self._ready, self._scheduled
         self._now_s += self._step_s
         if not ready:

@@ -63,7 +63,7 @@ class RawClient:
         living = [f"{wish.id or ref}" for ref, wish in self.wishes.items() if not wish.ended]
         return f"{self.name} waits for {' '.join(living) or 'nothing'}"
 
-    async def run(self) -> None:
+    async def run(self) -> None:  # noqa: C901 - a life, from beginning to end
         """Do this and that until the world asks for the end, then see that everything ends."""
         while not self.world.ending:
             await asyncio.sleep(self.random.expovariate(1 / self.world.plan.think_s))
@@ -93,7 +93,7 @@ class RawClient:
 
     # -- what it does -------------------------------------------------------------------------------------
 
-    def _act(self) -> None:
+    def _act(self) -> None:  # noqa: C901, PLR0912 - a list of things to do
         random = self.random
         dice = random.random()
         living = [wish for wish in self.wishes.values() if wish.id and not wish.ended and not wish.patient]

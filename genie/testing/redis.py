@@ -305,7 +305,7 @@ class _Client(asyncio.Protocol):
             read = _Read(self._redis, command)
             found = self._redis.read_streams(read)
             if found is not None or read.block_ms is None:
-                return found if self._version > 2 or found is None else list(found.items())  # type: ignore[attr-defined]
+                return found if self._version > 2 or found is None else list(found.items())
             self._read = read
             if read.block_ms:
                 loop = asyncio.get_running_loop()

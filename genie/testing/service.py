@@ -48,9 +48,9 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
 
 @asynccontextmanager
 async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
-    """A Genie server in the running event loop, on a free port of 127.0.0.1: `async with server() as (host, port)`.
+    """A Genie server in the running event loop, on a free port of 127.0.0.1.
 
-    `settings` are those of `genie serve`, with underscores. Locks are kept in memory where they don't say otherwise.
+    Entered with `async with`, it gives its host and its port. `settings` are those of `genie serve`, with underscores. Locks are kept in memory where they don't say otherwise.
     """
     threshold = gc.get_threshold()
     running = Server(Settings(**{"port": 0} | settings))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-SEEDS = 400
+SEEDS = 200
 PROCESSES = 2
 
 
@@ -56,8 +56,8 @@ MUTANTS = [
     Mutant(
         "ids are told that may be given again",
         "server/pump.py",
-        "(self._manager.next_id > self._reserved and self._store.durable)",
-        "False",
+        "self._store.commit(Batch(changes, self._reserved,",
+        "self._store.commit(Batch(changes, 1,",
     ),
     # -- the store
     Mutant(
@@ -238,8 +238,10 @@ def try_out(mutant: Mutant) -> tuple[Mutant, str]:
             return mutant, f"DOES NOT APPLY: its text is {source.count(mutant.text)} times in {mutant.file}"
         file.write_text(source.replace(mutant.text, mutant.other))
         done = subprocess.run(
-            [sys.executable, "-m", "genie.testing.soak", "--stop", "--tail=0"]
-            + [f"--first={mutant.first}", f"--seeds={SEEDS}"],
+            [
+                *(sys.executable, "-m", "genie.testing.soak", "--stop", "--tail=0"),
+                *(f"--first={mutant.first}", f"--seeds={SEEDS}"),
+            ],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": folder},
             capture_output=True,

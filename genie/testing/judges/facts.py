@@ -98,6 +98,10 @@ class Facts:
         """The records of the store."""
         self.holds: dict[int, Hold] = {}
         self.next_id = 0
+        self.led_since = 0.0
+        """When the server that stores now began to."""
+        self.leader = ""
+        """Which that is."""
         self.forgotten_below = 0
         """The store has lost what it knew of ids below this, and nobody was left who knew."""
         self.at_resume: dict[int, float] = {}
@@ -206,6 +210,8 @@ class Facts:
 
     def _stored(self, entry: Entry, change: Change) -> None:
         self.next_id = change.counters[2]
+        if entry.who != self.leader:
+            self.leader, self.led_since = entry.who, entry.at
         if change.forgotten:
             self.forgotten_below = max([self.forgotten_below, *self.cases, *self.known, *self.holds]) + 1
         for id_ in change.gone:

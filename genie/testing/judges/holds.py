@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genie.testing.history import STORE, Change, Entry, Message
-from genie.testing.judges.facts import LATE_S, Conversation, Facts, Hold, Judge, stored_modes
+from genie.testing.judges.facts import LATE_S, Conversation, Facts, Judge, stored_modes
 
 
 class Holds(Judge):
@@ -29,12 +29,12 @@ class Holds(Judge):
                 if not change.forgotten and not self.facts.exempt(id_):
                     self.facts.blame(entry.at, f"{id_} was held, and waits again")
         for id_ in ends:
-            record = self.facts.known.get(id_)
-            if record is None or record.get("state") == "ended":
+            before = self.facts.known.get(id_)
+            if before is None or before.get("state") == "ended":
                 continue
-            self._drop(id_, record)
+            self._drop(id_, before)
             if not change.forgotten and not self.facts.exempt(id_):
-                self._reasoned(id_, record, entry)
+                self._reasoned(id_, before, entry)
 
     def after(self, entry: Entry) -> None:
         """The change is made: is what is held now right?"""
@@ -73,13 +73,13 @@ class Holds(Judge):
             return
         hold = facts.holds.get(id)
         if record.get("state") == "queued":
-            if self._waited_long(id, record, entry.at) or self._alone(id, record, entry.at):
+            if self._waited_long(id, record, entry.at) or self._alone(id, record, entry):
                 return
             facts.blame(entry.at, f"{id} waits no more, and nobody knows why: {record}")
         elif hold is not None:
             if hold.not_before <= entry.at + LATE_S:
                 return
-            if record.get("release_on_disconnect") and self._alone(id, record, entry.at):
+            if record.get("release_on_disconnect") and self._alone(id, record, entry):
                 return
             facts.blame(entry.at, f"{id} is held no more, {hold.not_before - entry.at:.3f} s too early: {record}")
 
@@ -92,23 +92,20 @@ class Holds(Judge):
         found = [said_at for (_, ref), (_, said_at, _) in self.facts.asked.items() if ref == record.get("ref")]
         return min(found) if found else None
 
-    def _alone(self, id: int, record: Message, at: float) -> bool:
+    def _alone(self, id: int, record: Message, entry: Entry) -> bool:
         """Whether its connection has ended or, with a session, all that session's connections did long enough ago."""
         case = self.facts.cases.get(id)
         if case is None:
             return True  # nobody was told of it, so its connection ended
         if case.conversation.session is None or record.get("session") is None:
-            return case.conversation.left is not None
+            return case.conversation.left is not None or case.conversation.server != entry.who
         return all(
-            self._over(conversation, at)
+            self._over(conversation, entry)
             for conversation in self.facts.conversations.values()
             if conversation.session == case.conversation.session and conversation.welcomed
         )
 
-    @staticmethod
-    def _over(conversation: Conversation, at: float) -> bool:
-        left = conversation.left
-        return left is not None and left + conversation.timeout_ms / 1000 <= at + LATE_S
-
-
-__all__ = ["Hold", "Holds"]
+    def _over(self, conversation: Conversation, entry: Entry) -> bool:
+        """Another server's connections ended for this one when it began."""
+        left = conversation.left if conversation.server == entry.who else self.facts.led_since
+        return left is not None and left + conversation.timeout_ms / 1000 <= entry.at + LATE_S

@@ -64,9 +64,10 @@ class Turns(Judge):
         if its_hold is not None:
             if its_hold.record["fence"] > other_hold.record["fence"]:
                 self._blame(ahead, behind, granted)
-        elif ahead.ended_at is not None and ahead.reason == "queue-timeout" and ahead.payload.get("queueTimeout") != 0:
+        elif ahead.ended_at is not None and ahead.reason == "queue-timeout":
             # Its end was told some time after it ended: only its timeout says when that was at the earliest.
-            if granted + LATE_S < ahead.said_at + ahead.payload.get("queueTimeout", 10_000) / 1000:
+            due = ahead.said_at + ahead.payload.get("queueTimeout", 10_000) / 1000
+            if ahead.payload.get("queueTimeout") != 0 and granted + LATE_S < due:
                 self._blame(ahead, behind, granted)
 
     def _blame(self, ahead: Case, behind: Case, at: float) -> None:
@@ -85,7 +86,7 @@ class Turns(Judge):
             if wrong:
                 self.facts.blame(entry.at, f"the deadlock of {case.id} is none: {wrong}")
 
-    def _step(self, step: Message, waiter: str, holder: str, victim: Case, at: float) -> str:
+    def _step(self, step: Message, waiter: str, holder: str, victim: Case, at: float) -> str:  # noqa: PLR0911 - one each
         facts, name = self.facts, step["resource"]
         waiting, hold = facts.cases.get(step["waiter"]), facts.holds.get(step["holder"])
         wanted = None if waiting is None else modes(waiting.payload["resources"]).get(name)

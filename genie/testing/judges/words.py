@@ -125,7 +125,7 @@ class Words(Judge):
         if case.ended_at is None:
             self._first_end(case, reason, at)
 
-    def _first_end(self, case: Case, reason: str, at: float) -> None:
+    def _first_end(self, case: Case, reason: str, at: float) -> None:  # noqa: C901 - one branch for each reason
         facts = self.facts
         if reason == "queue-timeout":
             due = case.said_at + case.payload.get("queueTimeout", 10_000) / 1000
@@ -141,7 +141,8 @@ class Words(Judge):
             if facts.releases.get(case.id, at + 1) > at:
                 facts.blame(at, f"{case.id} was released, and nobody asked for that")
         elif reason == "disconnected":
-            if case.conversation.left is None and case.conversation.session is None:
+            where = case.conversation
+            if where.left is None and where.session is None and where.server == facts.leader:
                 facts.blame(at, f"{case.id} ended with its connection, which goes on")
         elif reason != "deadlock":
             facts.blame(at, f"{case.id} ended for the unknown reason {reason}")
