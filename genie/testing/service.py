@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import socket
 from collections.abc import AsyncIterator, Coroutine, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
+from unittest.mock import patch
 
 from genie.config import Settings
 from genie.server.app import Server
@@ -25,7 +27,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
 
     The clock is virtual: `asyncio.sleep(3600)` returns at once, `time.time` and `time.monotonic` say that an hour has
     passed, and locks and queues time out accordingly. `random` and `secrets` follow the seed, so that a run repeats
-    itself exactly. The network is in memory: connections go to servers that were started in the coroutine, and to Genie.
+    itself exactly. `genie.connect()` goes to that server, whatever the environment says. The network is in memory: connections go to servers that were started in the coroutine, and to Genie.
     A coroutine that waits for what can't come raises `Stuck`. Locks are kept in memory and end with the run.
     """
     loop = SimLoop()
@@ -35,7 +37,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
     def log(_level: str, _line: MutableMapping[str, Any]) -> bool:
         return NODE.get() is genie
 
-    with deterministic(loop, seed, log):
+    here = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1])}
+    with deterministic(loop, seed, log), patch.dict(os.environ, here):
         server = Server(Settings(), bind_to=lambda *address: cast("socket.socket", SimSocket(address)))
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.get_loop().run_until_complete(loop.spawn(genie, server.start()))
