@@ -1,0 +1,39 @@
+"""Asks those who do not lead, again and again, until one of them does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from faults.cluster import LEAD_S
+from faults.link import Address, Link
+from faults.watch import Watch
+
+EVERY_S = 0.002
+
+
+async def answers(addresses: Sequence[Address], watch: Watch) -> float:
+    """When the first of these answers a ping by a pong, on a connection that was there before."""
+    asking = [asyncio.create_task(_asked(address, watch)) for address in addresses]
+    try:
+        async with asyncio.timeout(LEAD_S):
+            done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            return min(task.result() for task in done)
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+async def _asked(address: Address, watch: Watch) -> float:
+    link = await Link.open(watch, address, set())
+    try:
+        while True:
+            link.send("ping")
+            command, _ = await link.next(LEAD_S)
+            if command == "pong":
+                return time.monotonic()
+            await asyncio.sleep(EVERY_S)
+    finally:
+        link.abort()
