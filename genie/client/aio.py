@@ -15,29 +15,48 @@ from genie.errors import QueueTimeout
 
 
 def connect(
-    host: str | Sequence[str] | None = None, port: int | None = None, *, connect_timeout: float = 10.0
+    host: str | Sequence[str] | None = None,
+    port: int | None = None,
+    *,
+    connect_timeout: float = 10.0,
+    session: str | None = None,
+    session_timeout: float = 10.0,
 ) -> Client:
     """A client, which connects when its `async with` block is entered and closes when it is left.
 
     `host` is one address, several with commas between them, or a list of them: `HOST`, `HOST:PORT`, `[IPv6]:PORT`;
     `port` is for those that name none. GENIE_HOST and GENIE_PORT say what is left out, else 127.0.0.1 and 7077.
 
-    Entering the block tries each address once and raises Unavailable if none answers. A connection that is lost later
-    is made again in the background; a call that needs it waits up to `connect_timeout` seconds, then raises
-    Unavailable.
+    Of several servers the one that leads is found by itself. Entering the block raises Unavailable if no server
+    answers at all, or if none leads within `connect_timeout` seconds. A connection that is lost later is made again in
+    the background; a call that needs it waits up to `connect_timeout`, then raises Unavailable.
+
+    The server keeps what this client holds and waits for while the connection is away, for `session_timeout` seconds.
+    `session` is the secret (16 to 128 characters) that it knows the client by: a random one, if none is given. Two
+    clients with the same one take each other's place.
     """
-    return Client(addresses(host, port), connect_timeout=connect_timeout)
+    return Client(
+        addresses(host, port), connect_timeout=connect_timeout, session=session, session_timeout=session_timeout
+    )
 
 
 class Client:
     """Locks from one server, over one connection, for any number of tasks. Made by `connect`.
 
-    Every call can be cancelled: what it asked for is given back. A call whose connection ends while it waits raises
-    ConnectionLost: its place in the line is gone. Locks that are held stay held.
+    Every call can be cancelled: what it asked for is given back. Locks that are held stay held when the connection
+    ends, and who waits for one goes on waiting, in the same place. An `extend`, `inspect` or `ping` whose connection
+    ends before its answer came raises ConnectionLost.
     """
 
-    def __init__(self, to: Sequence[tuple[str, int]], *, connect_timeout: float = 10.0) -> None:
-        self._link = Link(to, connect_timeout)
+    def __init__(
+        self,
+        to: Sequence[tuple[str, int]],
+        *,
+        connect_timeout: float = 10.0,
+        session: str | None = None,
+        session_timeout: float = 10.0,
+    ) -> None:
+        self._link = Link(to, connect_timeout, session, session_timeout)
 
     async def __aenter__(self) -> Self:
         await self._link.open()
@@ -49,7 +68,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End the connection. Calls that wait raise ConnectionLost; locks that are held end by their timeouts."""
+        """End the connection. Calls that wait raise ConnectionLost; locks that are held end by their timeouts.
+
+        What waits for locks leaves the queue, at once if there is a connection, else when the session ends.
+        """
         await self._link.close()
 
     def lock(
@@ -95,7 +117,8 @@ class Client:
 
         Raises QueueTimeout after `queue_timeout` seconds in the line, Deadlock at once where waiting could not end,
         LockError where somebody released the waiting request, RequestRejected where the server refuses it, Unavailable
-        and ConnectionLost. The lock is lost `transaction_timeout` seconds after it was granted.
+        where no server has said anything for `queue_timeout` and `connect_timeout` together, and ConnectionLost where
+        the client was closed. The lock is lost `transaction_timeout` seconds after it was granted.
         """
         return await acquire(
             self._link,

@@ -8,31 +8,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+from genie.client.aio_wire import Wire
 from genie.client.calls import Call, Ping, Release, Request
-from genie.client.core import Core, Outcome
+from genie.client.core import Core
 from genie.client.reach import Address, watch_over
 from genie.client.servers import Servers
+from genie.client.session import Outcome
 from genie.errors import GenieError, Unavailable
-
-
-class _Wire(asyncio.Protocol):
-    """One TCP connection."""
-
-    def __init__(self, link: Link, address: Address) -> None:
-        self.link = link
-        self.address = address
-        self.transport: asyncio.Transport | None = None
-        self.gone = asyncio.Event()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        self.link.received(self, data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.gone.set()
-        self.link.lost(self, "the server closed it" if exc is None else str(exc) or type(exc).__name__)
 
 
 class Link:
@@ -42,12 +24,15 @@ class Link:
     waits for its answer.
     """
 
-    def __init__(self, addresses: Sequence[Address], connect_timeout: float) -> None:
-        self.core = Core()
+    def __init__(
+        self, addresses: Sequence[Address], connect_timeout: float, session: str | None, session_timeout: float
+    ) -> None:
         self.connect_timeout = connect_timeout
         self._servers = Servers(addresses, connect_timeout)
+        self.core = Core(session, session_timeout, connect_timeout)
+        self.core.trouble = lambda: str(self._servers.unavailable())
         self._loop: asyncio.AbstractEventLoop
-        self._wire: _Wire | None = None
+        self._wire: Wire | None = None
         self._up = asyncio.Event()
         """Set when there is a connection, and when there never will be one again."""
         self._closed = True
@@ -58,25 +43,35 @@ class Link:
     # -- for the client -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect to the first address that answers. Unavailable, if in one round none does."""
+        """Connect to the first server that leads.
+
+        Unavailable, if in one round none answers at all, or if none leads within `connect_timeout`.
+        """
         if not self._closed:
             raise RuntimeError("the client is open already")
         self._loop = asyncio.get_running_loop()
+        self._servers.answered = False
         try:
             async with asyncio.timeout(self.connect_timeout):
-                reached = await self._round()
+                while not await self._round():
+                    if not self._servers.answered:
+                        raise self._servers.unavailable()
+                    await asyncio.sleep(self._servers.delay)
         except TimeoutError as error:
-            reached = False
-            self._servers.failed(error)
-        if not reached:
-            raise self._servers.unavailable()
+            if not self._servers.answered:
+                self._servers.failed(error)
+            raise self._servers.unavailable() from None
         self._closed = False
+        self._set_timer()
 
     async def close(self) -> None:
-        """End the connection; calls that wait fail."""
+        """End the connection; calls that wait fail, and what they asked for is given back."""
         if self._closed:
             return
+        self._closed = True
         try:
+            self._settle(self.core.closing(self._loop.time()))
+            self.flush_soon()
             # Every `queued` that is due comes before the answer to a ping, and with each the release of what was
             # abandoned; the next answer shows that it has been released.
             async with asyncio.timeout(self.connect_timeout):
@@ -88,8 +83,13 @@ class Link:
             await self._shut()
 
     async def call(self, call: Call) -> Any:
-        """Send a call, when there is a connection, and wait for its answer. What is cancelled is given back."""
-        if not self.core.up:
+        """Send a call, when there is a connection, and wait for its answer. What is cancelled is given back.
+
+        A request for locks bears to wait for a connection itself; for other calls Unavailable is raised, if there is
+        none within `connect_timeout`.
+        """
+        self.check_open()
+        if not self.core.up and not isinstance(call, Request):
             await self.ready()
         return await self._answer(call)
 
@@ -138,26 +138,48 @@ class Link:
 
     # -- from the event loop ------------------------------------------------------------------------------
 
-    def received(self, wire: _Wire, data: bytes) -> None:
+    def reached(self, wire: Wire) -> None:
+        """There is a connection."""
+        transport = cast("asyncio.Transport", wire.transport)
+        if wire.left:
+            transport.abort()
+            return
+        watch_over(transport.get_extra_info("socket"))
+        self._wire = wire
+        self.core.connected()
+        self._flush()
+
+    def received(self, wire: Wire, data: bytes) -> None:
         """Bytes have come."""
         if wire is not self._wire:
             return
+        was_up = self.core.up
         self._settle(self.core.receive(data, self._loop.time()))
         if self.core.broken:
-            cast("asyncio.Transport", wire.transport).abort()
-        else:
+            self._leave(wire, self.core.broken)
+        elif was_up:
             self._servers.worked()
+        elif self.core.up:
+            self._up.set()
+            wire.settled.set()
         self._flush()
-        self._set_timer()
 
-    def lost(self, wire: _Wire, why: str) -> None:
+    def lost(self, wire: Wire, why: str) -> None:
         """A connection has ended."""
         if wire is not self._wire:
             return
         self._wire = None
-        self._up.clear()
-        self._settle(self.core.disconnected(self._servers.lost(wire.address, self.core.broken or why)))
-        self._connecting = self._loop.create_task(self._reconnect())
+        if self.core.elsewhere is not None:
+            self._servers.elsewhere(self.core.elsewhere)
+        if self.core.up:
+            self._up.clear()
+            why = self._servers.lost(wire.address, why)
+            if not self._closed and (self._connecting is None or self._connecting.done()):
+                self._connecting = self._loop.create_task(self._reconnect())
+        else:
+            self._servers.failed(why)
+        self._settle(self.core.disconnected(why))
+        wire.settled.set()
 
     def flush_soon(self) -> None:
         """Send, together, what is to be sent by the end of this turn of the loop."""
@@ -180,35 +202,28 @@ class Link:
             raise
 
     async def _round(self) -> bool:
-        """Try every address once."""
-        for address in self._servers.trying():
-            wire = _Wire(self, address)
+        """Try every address once, and those that are named as leaders."""
+        for address in self._servers.round():
+            wire = Wire(self, address)
             try:
                 async with asyncio.timeout(self._servers.attempt_timeout):
                     await self._loop.create_connection(lambda wire=wire: wire, *address)  # type: ignore[misc]
+                    await wire.settled.wait()
             except BaseException as error:
-                if wire.transport is not None:
-                    wire.transport.abort()
+                self._leave(wire, "no answer to hello")
                 if not isinstance(error, (OSError, UnicodeError)):
                     raise
                 self._servers.failed(error)
-                continue
-            if self._take(wire):
+            if wire is self._wire:
                 return True
-            self._servers.failed("it closed the connection at once")
         return False
 
-    def _take(self, wire: _Wire) -> bool:
-        """Use a connection, if it hasn't ended already."""
-        if wire.transport is None or wire.gone.is_set():
-            return False
-        watch_over(wire.transport.get_extra_info("socket"))
-        self._wire = wire
-        self.core.connected(self._loop.time())
-        self._flush()
-        self._set_timer()
-        self._up.set()
-        return True
+    def _leave(self, wire: Wire, why: str) -> None:
+        """Use a connection no more."""
+        wire.left = True
+        self.lost(wire, why)
+        if wire.transport is not None:
+            wire.transport.abort()
 
     async def _reconnect(self) -> None:
         while True:
@@ -217,7 +232,6 @@ class Link:
                 return
 
     async def _shut(self) -> None:
-        self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
         if self._timer is not None:
@@ -244,6 +258,7 @@ class Link:
             data = self.core.outgoing()
             if data:
                 self._wire.transport.write(data)
+        self._set_timer()
 
     def _settle(self, outcomes: list[Outcome]) -> None:
         for call, value, error in outcomes:
@@ -264,6 +279,8 @@ class Link:
             request.on_lost()
 
     def _set_timer(self) -> None:
+        if self._closed:
+            return
         if self._timer is not None:
             if self._timer.when() <= self.core.wake:
                 return
@@ -274,7 +291,6 @@ class Link:
         self._timer = None
         self._settle(self.core.tick(self._loop.time()))
         self._flush()
-        self._set_timer()
 
     def _give_up(self, release: Release) -> None:
         if release.waiter is not None and not release.waiter.done():

@@ -11,13 +11,15 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from genie.errors import Code, LockLost, RequestRejected
-from genie.protocol import messages
+from genie.protocol import codec, messages
 from genie.protocol.fields import MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS
 from genie.protocol.framing import MAX_LINE
 from genie.protocol.resources import MAX_RESOURCES, check_name, from_people
 
 MAX_ID: Final = 1 << 53
 """Ids are below this, so that every JSON library reads them right."""
+SECRET_LENGTHS: Final = range(16, 129)
+"""Characters of a session's secret."""
 
 
 class State(Enum):
@@ -49,12 +51,16 @@ class Call:
 class Request(Call):
     """`request`, and the lock that comes of it.
 
-    `hold` (seconds) is what its hold lasts from the grant or the last extension, `deadline` when that ends on this
-    client's clock. `error` says why it is not held any more where that is not our doing.
+    `wait` (seconds) is what it may wait in the queue, `asked_at` when its line first went out (None: not yet),
+    `patience_ends` when its caller stops waiting for a server that says nothing. `hold` (seconds) is what its hold
+    lasts from the grant or the last extension, `deadline` when that ends on this client's clock. `connection` is the
+    number of the last one on which the server told that the request lives. `error` says why it is not held any more
+    where that is not our doing.
     """
 
     __slots__ = (
         "abandoned",
+        "asked_at",
         "connection",
         "deadline",
         "error",
@@ -63,21 +69,28 @@ class Request(Call):
         "id",
         "lost",
         "on_lost",
+        "patience_ends",
         "ref",
         "renew_at",
         "resources",
         "state",
+        "wait",
         "watchdog",
     )
 
-    def __init__(self, line: bytes, ref: str, resources: tuple[str, ...], hold: float, watchdog: bool) -> None:
+    def __init__(
+        self, line: bytes, ref: str, resources: tuple[str, ...], wait: float, hold: float, watchdog: bool
+    ) -> None:
         super().__init__(line)
         self.ref = ref
         self.resources = resources
+        self.wait = wait
         self.hold = hold
         self.watchdog = watchdog
         self.state = State.ASKED
         self.abandoned = False
+        self.asked_at: float | None = None
+        self.patience_ends = math.inf
         self.id = 0
         self.fence = 0
         self.connection = 0
@@ -89,15 +102,27 @@ class Request(Call):
         self.lost: Any = None
         """The shell's event, set when the lock is lost; None until somebody asks for it."""
 
+    def ask_anew(self, now: float) -> None:
+        """It waits for its turn as if it had just been made, but only for what is left of its wait."""
+        self.state = State.ASKED
+        self.id = 0
+        if self.asked_at is None:
+            return
+        self.wait = max(0.0, self.asked_at + self.wait - now)
+        self.asked_at = now
+        payload = codec.loads(self.line)["payload"]
+        self.line = _line("request", **payload | {"queueTimeout": milliseconds(self.wait, "the rest of a wait")})
+
 
 class Release(Call):
-    """`release` of any id."""
+    """`release` of any id. `repeated`: it may have been carried out already, on a connection that is lost."""
 
-    __slots__ = ("id",)
+    __slots__ = ("id", "repeated")
 
     def __init__(self, id: int) -> None:
         super().__init__(messages.command("release", id=_check_id(id)))
         self.id = id
+        self.repeated = False
 
 
 class Extend(Call):
@@ -180,7 +205,15 @@ def request(
     if len(line) > MAX_LINE:
         # The server would close the connection, and everybody else's waiting requests with it.
         raise RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {MAX_LINE} bytes, this request {len(line)}")
-    return Request(line, ref, names, transaction_timeout, watchdog)
+    return Request(line, ref, names, queue_timeout, transaction_timeout, watchdog)
+
+
+def hello(secret: str, session_timeout: float) -> bytes:
+    """The line that every connection begins with; `session_timeout` in seconds."""
+    if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
+        raise ValueError(f"session must be a secret of {SECRET_LENGTHS[0]} to {SECRET_LENGTHS[-1]} characters")
+    timeout = milliseconds(session_timeout, "session_timeout", least_ms=1)
+    return _line("hello", session=secret, sessionTimeout=timeout)
 
 
 def milliseconds(seconds: float, what: str, *, least_ms: int = 0) -> float:

@@ -41,7 +41,7 @@ class Lock(Held):
         """Give the lock back. A second time does nothing, and neither does it for a lock that is lost.
 
         Without a connection it waits for one, for `connect_timeout` at most; then it raises Unavailable, and goes on
-        trying in the background. If the server refuses with Unavailable the lock is still held.
+        trying in the background.
         """
         if self._request.state is not State.HELD:
             return

@@ -12,7 +12,8 @@ from typing import Protocol
 HOST = "127.0.0.1"
 PORT = 7077
 
-FIRST_DELAY = 0.05
+FIRST_DELAY = 0.025
+"""Seconds; soon, since a standby takes over within a few tenths of a second."""
 LONGEST_DELAY = 2.0
 
 KEEPALIVE_IDLE = 5
@@ -34,13 +35,14 @@ def addresses(host: str | Sequence[str] | None = None, port: int | None = None) 
     if port is None:
         port = _port(os.environ.get("GENIE_PORT") or PORT, "GENIE_PORT")
     texts = host.split(",") if isinstance(host, str) else host
-    found = [_address(text.strip(), _port(port, "port")) for text in texts if text.strip()]
+    found = [address(text.strip(), _port(port, "port")) for text in texts if text.strip()]
     if not found:
         raise ValueError("no address of a server is given")
     return found
 
 
-def _address(text: str, port: int) -> Address:
+def address(text: str, port: int = PORT) -> Address:
+    """One address; ValueError, if its port is none."""
     if text.startswith("["):
         name, _, rest = text[1:].partition("]")
         own = rest.removeprefix(":")

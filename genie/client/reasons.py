@@ -33,6 +33,8 @@ def not_granted(told: Released.Payload) -> LockError:
             return Deadlock(id=told.id, cycle=told.cycle, waits=told.waits)
         case "success":
             return LockError(f"request {told.id} was cancelled by a release of its id", id=told.id)
+        case "transaction-timeout":  # it was granted, and it ended, while there was no connection
+            return lost(told)
         case reason:
             return LockError(f"request {told.id} ended before it was granted: {reason}", id=told.id)
 
@@ -59,6 +61,13 @@ def outlived(id: int, hold: float) -> TransactionTimeout:
 def forgotten(id: int) -> LockLost:
     """A lock that the server knows nothing of."""
     return LockLost(f"lock {id} is unknown to the server, which has forgotten what was held", id=id)
+
+
+def not_resumed(id: int) -> LockLost:
+    """A lock of a session that the server doesn't know any more."""
+    return LockLost(
+        f"lock {id} is lost: the session ended, or the server was started again and has forgotten what was held", id=id
+    )
 
 
 def refused(told: Error.Payload) -> GenieError:

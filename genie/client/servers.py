@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from genie.client import reach
 from genie.client.reach import Address, delays, spell
 from genie.errors import Unavailable
+
+REDIRECTIONS = 3
+"""To how many leaders a round follows the nodes that name one, before it pauses."""
 
 
 class Servers:
     """Addresses in the order in which they are tried.
 
     `connect_timeout` (seconds) is for a round over all of them. `delay` is what to wait before the next round: nothing
-    after a connection that worked, then longer and longer.
+    after a connection that worked, then longer and longer. `answered` says whether a node has answered, be it only
+    that it doesn't lead.
     """
 
     def __init__(self, addresses: Sequence[Address], connect_timeout: float) -> None:
@@ -22,13 +27,32 @@ class Servers:
         self.order = list(addresses)
         self.attempt_timeout = connect_timeout / len(self.order)
         self.delay = 0.0
+        self.answered = False
         self._delays = delays()
+        self._leader: Address | None = None
         self._why = "no answer"
 
-    def trying(self) -> list[Address]:
-        """A round begins, and the next will have to wait."""
+    def round(self) -> Iterator[Address]:
+        """Each address once, and first of what is left whichever was named as the leader; the next round has to wait.
+
+        A node is tried once in a round, so two that name each other are left alone until the next.
+        """
         self.delay = next(self._delays)
-        return list(self.order)
+        left = list(self.order)
+        tried: set[Address] = set()
+        redirections = 0
+        while True:
+            leader, self._leader = self._leader, None
+            if leader is not None and leader not in tried and redirections < REDIRECTIONS:
+                redirections += 1
+                left = [address for address in left if address != leader]
+                address = leader
+            elif left:
+                address = left.pop(0)
+            else:
+                return
+            tried.add(address)
+            yield address
 
     def failed(self, why: str | BaseException) -> None:
         """An attempt failed, or a connection ended."""
@@ -36,8 +60,16 @@ class Servers:
             why = "no answer" if isinstance(why, TimeoutError) else str(why) or type(why).__name__
         self._why = why
 
+    def elsewhere(self, leader: str) -> None:
+        """A node has answered that it doesn't lead, and who does where it knows that."""
+        self.answered = True
+        try:
+            self._leader = reach.address(leader) if leader else None
+        except ValueError:
+            self._leader = None
+
     def worked(self) -> None:
-        """A server has answered."""
+        """A server has answered a call."""
         if self.delay:
             self.delay, self._delays = 0.0, delays()
 

@@ -18,18 +18,29 @@ from genie.errors import Code, GenieError, LockLost, QueueTimeout, RequestReject
 
 
 def connect(
-    host: str | Sequence[str] | None = None, port: int | None = None, *, connect_timeout: float = 10.0
+    host: str | Sequence[str] | None = None,
+    port: int | None = None,
+    *,
+    connect_timeout: float = 10.0,
+    session: str | None = None,
+    session_timeout: float = 10.0,
 ) -> Client:
     """A client, which connects when its `with` block is entered and closes when it is left.
 
     `host` is one address, several with commas between them, or a list of them: `HOST`, `HOST:PORT`, `[IPv6]:PORT`;
     `port` is for those that name none. GENIE_HOST and GENIE_PORT say what is left out, else 127.0.0.1 and 7077.
 
-    Entering the block tries each address once and raises Unavailable if none answers. A connection that is lost later
-    is made again in the background; a call that needs it waits up to `connect_timeout` seconds, then raises
-    Unavailable.
+    Of several servers the one that leads is found by itself. Entering the block raises Unavailable if no server
+    answers at all, or if none leads within `connect_timeout` seconds. A connection that is lost later is made again in
+    the background; a call that needs it waits up to `connect_timeout`, then raises Unavailable.
+
+    The server keeps what this client holds and waits for while the connection is away, for `session_timeout` seconds.
+    `session` is the secret (16 to 128 characters) that it knows the client by: a random one, if none is given. Two
+    clients with the same one take each other's place.
     """
-    return Client(addresses(host, port), connect_timeout=connect_timeout)
+    return Client(
+        addresses(host, port), connect_timeout=connect_timeout, session=session, session_timeout=session_timeout
+    )
 
 
 class Lock(Held):
@@ -54,7 +65,7 @@ class Lock(Held):
         """Give the lock back. A second time does nothing, and neither does it for a lock that is lost.
 
         Without a connection it waits for one, for `connect_timeout` at most; then it raises Unavailable, and goes on
-        trying in the background. If the server refuses with Unavailable the lock is still held.
+        trying in the background.
         """
         if self._request.state is not State.HELD:
             return
@@ -130,12 +141,20 @@ class Hold:
 class Client:
     """Locks from one server, over one connection, for any number of threads. Made by `connect`.
 
-    A call whose connection ends while it waits raises ConnectionLost: its place in the line is gone. Locks that are
-    held stay held. Ctrl-C in a call that waits gives back what it asked for.
+    Locks that are held stay held when the connection ends, and who waits for one goes on waiting, in the same place. An
+    `extend`, `inspect` or `ping` whose connection ends before its answer came raises ConnectionLost. Ctrl-C in a call
+    that waits gives back what it asked for.
     """
 
-    def __init__(self, to: Sequence[tuple[str, int]], *, connect_timeout: float = 10.0) -> None:
-        self._link = Link(to, connect_timeout)
+    def __init__(
+        self,
+        to: Sequence[tuple[str, int]],
+        *,
+        connect_timeout: float = 10.0,
+        session: str | None = None,
+        session_timeout: float = 10.0,
+    ) -> None:
+        self._link = Link(to, connect_timeout, session, session_timeout)
 
     def __enter__(self) -> Self:
         self._link.open()
@@ -147,7 +166,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connection. Calls that wait raise ConnectionLost; locks that are held end by their timeouts."""
+        """End the connection. Calls that wait raise ConnectionLost; locks that are held end by their timeouts.
+
+        What waits for locks leaves the queue, at once if there is a connection, else when the session ends.
+        """
         self._link.close()
 
     def lock(

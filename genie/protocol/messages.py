@@ -30,6 +30,17 @@ class BlockerRow(Struct, gc=False):
         return Blocker(self.id, self.resource, self.mode, self.state, self.since, self.transactionName)
 
 
+class Welcome(Struct, tag="welcome", tag_field="command"):
+    """`welcome`"""
+
+    class Payload(Struct):
+        """Its payload."""
+
+        resumed: bool = False
+
+    payload: Payload
+
+
 class Queued(Struct, tag="queued", tag_field="command", gc=False):
     """`queued`"""
 
@@ -43,7 +54,7 @@ class Queued(Struct, tag="queued", tag_field="command", gc=False):
 
 
 class Locked(Struct, tag="locked", tag_field="command", gc=False):
-    """`locked`"""
+    """`locked`; where it is told again, with the ms that are left of the hold."""
 
     class Payload(Struct, gc=False):
         """Its payload."""
@@ -51,6 +62,7 @@ class Locked(Struct, tag="locked", tag_field="command", gc=False):
         id: int
         fence: int
         ref: str | None = None
+        expiresIn: float | None = None  # noqa: N815
 
     payload: Payload
 
@@ -111,7 +123,7 @@ class Error(Struct, tag="error", tag_field="command"):
     payload: Payload
 
 
-Message = Queued | Locked | Released | Extended | Pong | Inspected | Error
+Message = Welcome | Queued | Locked | Released | Extended | Pong | Inspected | Error
 
 _decode = msgspec.json.Decoder(Message).decode
 

@@ -76,6 +76,7 @@ class Connection(asyncio.Protocol):
         "parted",
         "paused",
         "session",
+        "snubbed",
     )
 
     def __init__(self, desk: Desk, settings: Settings, registry: dict[Connection, None]) -> None:
@@ -88,6 +89,8 @@ class Connection(asyncio.Protocol):
         self.session = Session(self)
         self.fresh = True
         """Its first command has not been taken up: it may be `hello`."""
+        self.snubbed = False
+        """Its `hello` was refused: what it says next must be that again, or would be without the session it asked for."""
         self.parted = False
         """A newer connection has its session; nothing of what it said before is taken up."""
         self.out: list[bytes] = []

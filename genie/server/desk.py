@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from genie.server.refusal import refusal
+from genie.server.refusal import is_hello, refusal
 
 if TYPE_CHECKING:
     from genie.server.connection import Connection, Item
@@ -31,6 +31,7 @@ class Refusing:
         leads = "" if self.leader is None else f"; {self.leader} does"
         why = f"this server does not lead its namespace{leads}"
         for item in items:
+            connection.snubbed = connection.snubbed or (connection.fresh and is_hello(item))
             line = refusal(item, why, self.leader)
             if line is not None:
                 connection.out.append(line)

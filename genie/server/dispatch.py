@@ -17,6 +17,7 @@ from genie.protocol import replies
 from genie.protocol.commands import Hello, Inspect, Ping, read
 from genie.protocol.replies import granted, released
 from genie.server.connection import HANGUP, Connection, Item
+from genie.server.refusal import refusal
 from genie.server.session import Session, same
 from genie.server.sessions import Sessions
 from genie.storage.base import Batch, Change, Ending, is_stored, whole
@@ -140,11 +141,16 @@ class Dispatch:
         for item in items:
             if item is HANGUP:
                 return chain([item], items)
-            if not isinstance(item, bytes) or (item and not item.isspace()):
+            if isinstance(item, bytes) and (not item or item.isspace()):
+                continue
+            if isinstance(item, bytes) and self._hello(connection, item):
                 connection.fresh = False
-                if not isinstance(item, bytes) or not self._hello(connection, item):
-                    return chain([item], items)
                 break
+            if not connection.snubbed:
+                connection.fresh = False
+                return chain([item], items)
+            line = refusal(item, "hello was refused; it must be said again first")
+            self.say(connection, line or b"")
         return items
 
     def _hello(self, connection: Connection, line: bytes) -> bool:
@@ -306,7 +312,7 @@ class Dispatch:
     def _not_held(self, event: core.NotHeld, asker: Connection | None) -> None:
         request = event.request
         why = f"extend: {request.id} still waits; only a held lock can be extended"
-        self.say(asker, replies.error(RequestRejected(Code.BAD_REQUEST, why, ref=request.ref, id=request.id)))
+        self.say(asker, replies.error(RequestRejected(Code.BAD_REQUEST, why, id=request.id)))
 
     def _close(self, request: Request) -> None:
         """A request ended: its session and the store forget it."""

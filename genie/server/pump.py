@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from genie.core import LockManager
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.dispatch import Dispatch
-from genie.server.refusal import refusal
+from genie.server.refusal import is_hello, refusal
 from genie.storage.base import Batch, Change, Ending, Store, Superseded
 
 if TYPE_CHECKING:
@@ -304,6 +304,7 @@ class Pump:
             if item is HANGUP:
                 self._put(connection, [item], 0)
                 continue
+            connection.snubbed = connection.snubbed or (connection.fresh and is_hello(item))
             line = refusal(item)
             if line is not None:
                 self._dispatch.say(connection, line)

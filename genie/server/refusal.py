@@ -5,7 +5,7 @@ from __future__ import annotations
 from genie.core import Extend, Release, Request
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.protocol.commands import read
+from genie.protocol.commands import Hello, read
 from genie.server.connection import Item
 
 AWAY = "the store can't be reached, try again later"
@@ -26,3 +26,11 @@ def refusal(item: Item, why: str = AWAY, leader: str | None = None) -> bytes | N
             id_ = command.id if isinstance(command, (Release, Extend)) else None
             return replies.error(RequestRejected(Code.UNAVAILABLE, why, ref=ref, id=id_), leader)
     return replies.error(rejected) if isinstance(rejected, RequestRejected) else None
+
+
+def is_hello(item: Item) -> bool:
+    """Whether a line asks for a session."""
+    try:
+        return isinstance(item, bytes) and type(read(item)) is Hello
+    except RequestRejected:
+        return False

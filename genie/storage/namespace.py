@@ -116,7 +116,7 @@ class Namespace:
         """
         meta = await self.read()
         before = None if meta is None else meta.tenure
-        if before is not None and before == self._attempted:
+        if before is not None and before == self._attempted and before != self.tenure:
             self.tenure = before  # it was done, and only the answer was lost
             return
         if before is not None and before.epoch >= self.tenure.epoch and before != self.tenure:

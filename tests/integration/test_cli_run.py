@@ -327,6 +327,18 @@ def test_the_server_dies_under_it() -> None:
         assert process.wait(WAIT_S) == 124
 
 
+def test_it_goes_on_waiting_when_the_server_is_started_again() -> None:
+    with running_server() as genie, sync.connect(*genie.address) as client:
+        lock = client.acquire("again", transaction_timeout=3600)
+        with running(genie, "again", "--", *PYTHON, HOLD) as process:
+            until(waits(genie, "again"))
+            genie.kill()
+            genie.start()
+            assert lock.lost.wait(WAIT_S)
+            assert line(process.stdout) == "held"
+            assert let_end(process) == 0
+
+
 def test_without_a_server_it_says_so(genie: Genie) -> None:
     port = free_port()
     result = run(genie, "--port", str(port), "a", "--", "echo", "ran")

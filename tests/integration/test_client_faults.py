@@ -4,76 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from typing import Any
 
-import orjson
 import pytest
 
+from fake import PONG, error, fake_server, locked, queued
 from genie import Client, ConnectionLost, LockLost, TransactionTimeout, Unavailable, connect, sync
 from servers import WAIT_S, Genie, free_port
 
-
-class Line:
-    """One connection as the fake server has it."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def expect(self, command: str) -> dict[str, Any]:
-        async with asyncio.timeout(WAIT_S):
-            message = orjson.loads(await self.reader.readline())
-        assert message["command"] == command
-        return message["payload"]
-
-    def say(self, *lines: str) -> None:
-        self.writer.write("".join(line + "\n" for line in lines).encode())
-
-    async def grant(self, id: int = 101) -> None:
-        ref = (await self.expect("request"))["ref"]
-        self.say(
-            f'{{"command":"queued","payload":{{"id":{id},"ref":"{ref}"}}}}',
-            f'{{"command":"locked","payload":{{"id":{id},"fence":{id},"ref":"{ref}"}}}}',
-        )
-
-    async def release(self, id: int = 101, reason: str = "success") -> None:
-        assert await self.expect("release") == {"id": id}
-        self.say(f'{{"command":"released","payload":{{"id":{id},"reason":"{reason}"}}}}')
-
-    def cut(self) -> None:
-        self.writer.transport.abort()
-
-
-class Fake:
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.lines: asyncio.Queue[Line] = asyncio.Queue()
-        self.open: list[Line] = []
-
-    async def accept(self) -> Line:
-        async with asyncio.timeout(WAIT_S):
-            return await self.lines.get()
-
-    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = Line(reader, writer)
-        self.open.append(line)
-        self.lines.put_nowait(line)
-
-
-@asynccontextmanager
-async def fake_server(port: int = 0) -> AsyncIterator[Fake]:
-    fake = Fake(port)
-    server = await asyncio.start_server(fake.take, "127.0.0.1", port, limit=1 << 21)
-    fake.port = server.sockets[0].getsockname()[1]
-    try:
-        yield fake
-    finally:
-        server.close()
-        for line in fake.open:
-            line.writer.transport.abort()
-            with suppress(OSError):
-                await line.writer.wait_closed()
+QUEUED = queued("1")
+HELD = locked("1", expires_in=10_000)
 
 
 @pytest.fixture
@@ -95,28 +34,62 @@ async def gone(client: Client) -> None:
         await wire.gone.wait()
 
 
-QUEUED = '{"command":"queued","payload":{"id":101,"ref":"1"}}'
+@pytest.mark.parametrize("told", ["", QUEUED[:20]])
+async def test_a_request_that_was_not_answered_is_sent_again(client, fake, told):
+    line = await fake.accept()
+    call = asyncio.create_task(client.acquire("a"))
+    asked = await line.expect("request")
+    line.writer.write(told.encode())
+    line.writer.close()
+    line = await fake.accept()
+    assert await line.expect("request") == asked
+    line.say(QUEUED, locked("1"))
+    assert (await call).id == 101
 
 
-@pytest.mark.parametrize("told", ["", QUEUED + "\n", QUEUED[:20]])
-async def test_a_waiting_acquire_whose_connection_is_cut_raises_connection_lost(client, fake, told):
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("told", [[QUEUED], [HELD]])
+async def test_a_waiting_acquire_goes_on_waiting_on_the_next_connection(client, fake, told, heard):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     await line.expect("request")
-    line.writer.write(told.encode())
+    if heard:
+        line.say(QUEUED)
+    fake.last_words = told
     line.writer.close()
-    with pytest.raises(ConnectionLost, match=rf"127\.0\.0\.1:{fake.port} was lost: the server closed it"):
-        await call
+    line = await fake.accept()
+    if told == [QUEUED]:
+        line.say(locked("1"))
+    lock = await call
+    assert (lock.id, lock.lost.is_set()) == (101, False)
 
 
-async def test_what_waited_when_the_connection_was_cut_is_released_on_the_next(client, fake):
+async def test_a_waiting_acquire_is_asked_for_anew_where_the_session_is_unknown(client, fake):
+    line = await fake.accept()
+    call = asyncio.create_task(client.acquire("a"))
+    asked = await line.expect("request")
+    line.say(QUEUED)
+    fake.sessions.clear()
+    line.cut()
+    line = await fake.accept()
+    await line.release(101, "disconnected")
+    again = await line.expect("request")
+    assert again.pop("queueTimeout") < asked.pop("queueTimeout")
+    assert again == asked
+    line.say(queued("1", 201), locked("1", 201))
+    assert (await call).id == 201
+
+
+async def test_what_is_cancelled_while_there_is_no_connection_is_released_on_the_next(client, fake):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     await line.expect("request")
     line.say(QUEUED)
-    line.writer.close()
-    with pytest.raises(ConnectionLost):
-        await call
+    fake.last_words = [QUEUED]
+    line.cut()
+    await gone(client)
+    call.cancel()
+    await asyncio.wait([call])
     await (await fake.accept()).release(101)
 
 
@@ -126,7 +99,7 @@ async def test_what_was_cancelled_before_its_id_came_is_released_when_it_comes(c
     await line.expect("request")
     call.cancel()
     await asyncio.wait([call])
-    line.say(QUEUED, '{"command":"locked","payload":{"id":101,"fence":1,"ref":"1"}}')
+    line.say(QUEUED, locked("1"))
     await line.release(101)
 
 
@@ -140,6 +113,7 @@ async def test_calls_whose_connection_is_cut_raise_connection_lost(client, fake,
         {"ping": client.ping, "inspect": client.inspect, "extend": lambda: lock.extend(5)}[name]()
     )
     await line.expect(name)
+    fake.last_words = [HELD]
     line.cut()
     with pytest.raises(ConnectionLost):
         await call
@@ -165,6 +139,7 @@ async def test_a_held_lock_is_released_on_the_next_connection(client, fake):
 
     async def work() -> None:
         async with client.lock("a"):
+            fake.last_words = [HELD]
             line.cut()
             await gone(client)
 
@@ -174,18 +149,20 @@ async def test_a_held_lock_is_released_on_the_next_connection(client, fake):
     await task
 
 
-async def test_the_server_that_forgot_a_lock_means_that_it_was_lost(client, fake):
+async def test_a_lock_of_a_session_that_the_server_does_not_know_is_lost(client, fake):
     line = await fake.accept()
-    waiting = asyncio.create_task(client.acquire("a"))
+
+    async def work() -> None:
+        async with client.lock("a"):
+            fake.sessions.clear()
+            line.cut()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
     await line.grant()
-    lock = await waiting
-    line.cut()
-    line = await fake.accept()
-    release = asyncio.create_task(lock.release())
-    await line.expect("release")
-    line.say('{"command":"error","payload":{"code":"unknown-id","message":"no","id":101}}')
-    await release
-    assert lock.lost.is_set()
+    await (await fake.accept()).release(101)
+    with pytest.raises(LockLost, match="the session ended"):
+        await task
 
 
 async def test_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
@@ -235,8 +212,9 @@ async def test_leaving_a_block_without_a_server_is_bounded_and_hides_nothing(rai
             ):
                 await block.__aexit__(None, None, None)
         assert not lock.lost.is_set()
-        async with fake_server(fake.port) as fake:
-            await (await fake.accept()).release(101)
+        async with fake_server(fake.port) as again:
+            again.sessions, again.last_words = fake.sessions, [HELD]
+            await (await again.accept()).release(101)
             await client.close()
 
 
@@ -250,21 +228,23 @@ async def test_a_release_that_the_server_does_not_answer_is_bounded(fake):
             await lock.release()
 
 
-async def test_a_refused_release_does_not_hide_the_error_of_the_block(client, fake):
+async def test_a_request_and_a_release_that_a_server_can_not_take_up_go_to_the_next(client, fake):
     line = await fake.accept()
 
     async def work() -> None:
         async with client.lock("a"):
-            raise KeyError
+            pass
 
     task = asyncio.create_task(work())
+    await line.expect("request")
+    line.say(error("unavailable", "no store", ref="1"))
+    line = await fake.accept()
     await line.grant()
     await line.expect("release")
-    line.say('{"command":"error","payload":{"code":"unavailable","message":"no store","id":101}}')
-    with pytest.raises(KeyError) as caught:
-        await task
-    assert "could not be released: no store" in caught.value.__notes__[0]
-    await line.release()
+    fake.last_words = [HELD]
+    line.say(error("unavailable", "no store", id=101))
+    await (await fake.accept()).release(101)
+    await task
 
 
 async def test_a_call_waits_for_the_server_to_come_back():
@@ -283,7 +263,7 @@ async def test_a_call_does_not_wait_for_ever_for_the_server_to_come_back():
         await client.__aenter__()
         await fake.accept()
     await gone(client)
-    for call in (client.acquire("a"), client.ping(), client.inspect(), client.release(5)):
+    for call in (client.try_acquire("a"), client.acquire("a", queue_timeout=0.05), client.ping(), client.release(5)):
         with pytest.raises(Unavailable, match=rf"no server at 127\.0\.0\.1:{fake.port}: .*"):
             await call
     await client.close()
@@ -303,23 +283,30 @@ async def test_a_call_that_is_cancelled_while_it_waits_for_a_server_asks_for_not
         ping = asyncio.create_task(client.ping())
         line = await fake.accept()
         await line.expect("ping")
-        line.say('{"command":"pong","payload":{}}')
+        line.say(PONG)
         await ping
         await client.close()
 
 
-async def test_closing_ends_what_waits():
-    async with fake_server() as fake:
-        client = connect("127.0.0.1", fake.port)
-        await client.__aenter__()
-        line = await fake.accept()
-        waiting = [asyncio.create_task(client.acquire("a")), asyncio.create_task(client.ping())]
-        await line.expect("request")
-        await client.close()
-        for task in waiting:
-            with pytest.raises(ConnectionLost, match="the client was closed"):
-                await task
-        await client.close()
+async def test_closing_ends_what_waits_and_gives_it_back(client, fake):
+    line = await fake.accept()
+    acquiring, first = asyncio.create_task(client.acquire("a")), asyncio.create_task(client.ping())
+    await line.expect("request")
+    await line.expect("ping")
+    line.say(QUEUED, PONG)
+    await first
+    second = asyncio.create_task(client.ping())
+    await line.expect("ping")
+    closing = asyncio.create_task(client.close())
+    with pytest.raises(ConnectionLost, match="the client was closed"):
+        await acquiring
+    await line.release(101)
+    line.cut()
+    await closing
+    with pytest.raises(ConnectionLost):
+        await second
+    with pytest.raises(Unavailable, match="not open"):
+        await client.ping()
 
 
 async def test_another_server_takes_over():
@@ -345,9 +332,11 @@ async def test_a_server_that_talks_nonsense_is_left(client, fake):
 
 
 async def test_a_server_that_refuses_the_connection_is_not_pestered(client, fake):
+    fake.silent = True
+    (await fake.accept()).cut()
     for _ in range(3):
         line = await fake.accept()
-        line.say('{"command":"error","payload":{"code":"too-many","message":"full"}}')
+        line.say(error("too-many", "full"))
         line.writer.close()
     await fake.accept()
     assert client._link._servers.delay >= 0.1, "each attempt waits longer than the one before"
@@ -357,7 +346,7 @@ async def test_after_a_connection_that_worked_the_next_is_made_at_once(client, f
     line = await fake.accept()
     call = asyncio.create_task(client.ping())
     await line.expect("ping")
-    line.say('{"command":"pong","payload":{}}')
+    line.say(PONG)
     await call
     assert client._link._servers.delay == 0
 
@@ -376,7 +365,7 @@ async def test_a_lock_that_is_lost_before_its_block_begins_is_not_entered(client
     await line.expect("request")
     line.say(
         QUEUED,
-        '{"command":"locked","payload":{"id":101,"fence":1,"ref":"1"}}',
+        locked("1"),
         '{"command":"released","payload":{"id":101,"reason":"transaction-timeout","held":5,"ref":"1"}}',
     )
     with pytest.raises(TransactionTimeout, match=r"was held for 0\.005 s"):
@@ -405,6 +394,7 @@ async def test_a_watchdog_extends_on_the_new_connection(client, fake):
     entering = asyncio.create_task(block.__aenter__())
     await line.grant()
     await entering
+    fake.last_words = [HELD]
     line.cut()
     line = await fake.accept()
     assert await line.expect("extend") == {"id": 101, "transactionTimeout": 20000}
@@ -429,23 +419,19 @@ async def test_a_lock_survives_a_cut_between_it_and_a_real_server(genie: Genie):
 # -- threads --------------------------------------------------------------------------------------------------
 
 
-async def test_threads_a_waiting_acquire_whose_connection_is_cut_raises_connection_lost(fake):
-    def work() -> None:
+async def test_threads_a_waiting_acquire_goes_on_waiting_on_the_next_connection(fake):
+    def work() -> int:
         with sync.connect("127.0.0.1", fake.port) as client:
-            with pytest.raises(ConnectionLost, match="was waiting"):
-                client.acquire("a")
-            client.ping()
+            return client.acquire("a").id
 
     task = asyncio.create_task(asyncio.to_thread(work))
     line = await fake.accept()
     await line.expect("request")
     line.say(QUEUED)
+    fake.last_words = [QUEUED]
     line.writer.close()
-    line = await fake.accept()
-    await line.release(101)
-    await line.expect("ping")
-    line.say('{"command":"pong","payload":{}}')
-    await task
+    (await fake.accept()).say(locked("1"))
+    assert await task == 101
 
 
 async def test_threads_a_held_lock_is_released_on_the_next_connection(fake):
@@ -465,9 +451,28 @@ async def test_threads_a_held_lock_is_released_on_the_next_connection(fake):
     await line.grant()
     await cut.wait()
     await line.expect("ping")
+    fake.last_words = [HELD]
     line.cut()
     await (await fake.accept()).release(101)
     assert await task is False
+
+
+async def test_threads_a_lock_of_a_session_that_the_server_does_not_know_is_lost(fake):
+    def work() -> None:
+        with (
+            sync.connect("127.0.0.1", fake.port) as client,
+            pytest.raises(LockLost, match="the session ended"),
+            client.lock("a") as lock,
+        ):
+            assert lock.lost.wait(WAIT_S)
+
+    task = asyncio.create_task(asyncio.to_thread(work))
+    line = await fake.accept()
+    await line.grant()
+    fake.sessions.clear()
+    line.cut()
+    await (await fake.accept()).release(101)
+    await task
 
 
 async def test_threads_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
@@ -495,6 +500,8 @@ async def test_threads_calls_do_not_wait_for_ever_for_a_server():
                 client.ping()
             with pytest.raises(Unavailable, match="5 could not be released"):
                 client.release(5)
+            with pytest.raises(Unavailable, match=r"within 0.05 s .* no server at"):
+                client.try_acquire("a")
 
     async with fake_server() as fake:
         task = asyncio.create_task(asyncio.to_thread(work, fake.port))
@@ -527,7 +534,7 @@ async def test_threads_more_than_a_socket_takes_at_once_gets_through():
         await full.wait()
         line.writer.transport.resume_reading()
         ref = (await line.expect("request"))["ref"]
-        line.say(QUEUED.replace('"1"', f'"{ref}"'), '{"command":"locked","payload":{"id":101,"fence":1}}')
+        line.say(queued(ref), locked(ref))
         await task
 
 

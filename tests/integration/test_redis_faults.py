@@ -190,6 +190,20 @@ async def test_a_redis_that_comes_back_empty_is_written_anew(redis: Redis) -> No
         await client.close()
 
 
+async def test_what_is_lost_twice_is_written_anew_twice(redis: Redis) -> None:
+    with running_server(redis) as genie:
+        client = await Wire.connect(genie.address)
+        one = await client.lock("exclusive:one", transactionTimeout=600_000)
+        redis.call("FLUSHALL")
+        other = await lock_again(client, "exclusive:other", transactionTimeout=600_000)
+        two = await lock_again(client, "exclusive:two", transactionTimeout=600_000)
+        key = redis.call("HGET", "{genie}:meta", "records")
+        redis.call("HSET", "{genie}:meta", "counters", "0 0 1 1")  # back to where it was written anew
+        redis.call("HDEL", key, str(two))
+        three = await lock_again(client, "exclusive:three", transactionTimeout=600_000)
+        assert set(records(redis)) == {one, other, two, three}
+
+
 async def test_what_waits_is_not_written_anew(redis: Redis) -> None:
     with running_server(redis) as genie:
         client = await Wire.connect(genie.address)

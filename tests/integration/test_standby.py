@@ -61,6 +61,21 @@ async def test_the_address_for_clients_can_be_told(redis: Redis) -> None:
         await client.close()
 
 
+async def test_who_asked_for_a_session_in_vain_is_not_served_without(redis: Redis) -> None:
+    with pair(redis) as (leader, follower):
+        client = await Wire.connect(follower.address)
+        client.send("hello", session=SECRET)
+        assert (await client.expect("error"))["code"] == "unavailable"
+        leader.send(signal.SIGTERM)
+        follower.until("leading")
+        client.send("request", resources=["exclusive:a"], ref="r")
+        told = await client.expect("error")
+        assert (told["code"], told["ref"]) == ("unavailable", "r")
+        client.send("hello", session=SECRET)
+        await client.expect("welcome")
+        await client.lock("exclusive:a")
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_follower_takes_over(redis: Redis, end: signal.Signals) -> None:
     with pair(redis) as (leader, follower):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future
 
 import pytest
 
-from genie.client import calls
-from genie.client.calls import Extend, Inspect, Ping, Release, Request, State
-from genie.client.core import Core
+from genie.client.calls import Extend, Inspect, Ping, Release, State
 from genie.errors import (
     Blocker,
-    ConnectionLost,
     CycleStep,
     Deadlock,
     Disconnected,
@@ -23,35 +19,7 @@ from genie.errors import (
     TransactionTimeout,
     Unavailable,
 )
-
-
-def connected() -> Core:
-    core = Core()
-    core.connected(0.0)
-    return core
-
-
-def ask(core: Core, *resources: str, now: float = 0.0, **options: object) -> Request:
-    request = calls.request(core.ref(), resources or ("a",), **options)  # type: ignore[arg-type]
-    core.send(request, now)
-    return request
-
-
-def held(core: Core, id: int = 101, now: float = 0.0, **options: object) -> Request:
-    request = ask(core, now=now, **options)
-    assert core.outgoing()
-    outcomes = core.receive(
-        b'{"command":"queued","payload":{"id":%d,"ref":"%s"}}\n'
-        b'{"command":"locked","payload":{"id":%d,"fence":7,"ref":"%s"}}\n'
-        % (id, request.ref.encode(), id, request.ref.encode()),
-        now,
-    )
-    assert outcomes == [(request, None, None)]
-    return request
-
-
-def released(id: int, reason: str) -> bytes:
-    return b'{"command":"released","payload":{"id":%d,"reason":"%s"}}\n' % (id, reason.encode())
+from talk import ask, connected, held, released
 
 
 def test_a_request_goes_out_in_milliseconds_and_is_granted():
@@ -195,33 +163,6 @@ class TestRelease:
         assert call is release
         assert isinstance(error, RequestRejected)
         assert (error.code, error.message, error.id) == ("unknown-id", "no", 5)
-
-    def test_that_is_refused_may_be_tried_again(self):
-        core = connected()
-        request = held(core)
-        release = core.leave(request, 0.0)
-        assert release is not None
-        release.waiter = Future()
-        [(_, _, error)] = core.receive(
-            b'{"command":"error","payload":{"code":"unavailable","message":"no store","id":101,"leader":"b:1"}}\n', 0.0
-        )
-        assert isinstance(error, Unavailable)
-        assert "b:1" in str(error)
-        assert core.wake == request.deadline
-        again = core.leave(request, 0.0)
-        assert again is not None
-        assert core.receive(released(101, "success"), 0.0) == [(again, "success", None)]
-
-    def test_that_is_refused_and_nobody_waits_for_is_sent_on_the_next_connection(self):
-        core = connected()
-        core.abandon(held(core), 0.0)
-        core.outgoing()
-        unavailable = b'{"command":"error","payload":{"code":"unavailable","message":"no store","id":101}}\n'
-        assert core.receive(unavailable, 0.0) == []
-        assert core.outgoing() == b""
-        core.disconnected("gone")
-        core.connected(1.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
 
     def test_of_a_lock_that_the_server_has_forgotten_finds_it_lost(self):
         core = connected()
@@ -393,107 +334,7 @@ def test_an_inspection_is_answered_with_plain_data():
     assert core.receive(answer, 0.0) == [(inspect, {"holders": []}, None)]
 
 
-class TestLostConnection:
-    def test_fails_what_waits_and_keeps_what_is_held(self):
-        core = connected()
-        lock = held(core)
-        asked, queued, extend, ping = ask(core), ask(core), Extend(lock, 5), Ping()
-        core.send(extend, 0.0)
-        core.send(ping, 0.0)
-        core.receive(b'{"command":"queued","payload":{"id":102,"ref":"3"}}\n', 0.0)
-        outcomes = core.disconnected("the cable was cut")
-        assert {outcome[0] for outcome in outcomes} == {asked, queued, extend, ping}
-        assert all(isinstance(outcome[2], ConnectionLost) for outcome in outcomes)
-        assert all("the cable was cut" in str(outcome[2]) for outcome in outcomes)
-        assert lock.state is State.HELD
-
-    def test_releases_what_waited_since_it_may_have_been_granted(self):
-        core = connected()
-        ask(core)
-        core.receive(b'{"command":"queued","payload":{"id":101,"ref":"1"}}\n', 0.0)
-        core.disconnected("gone")
-        core.connected(1.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
-
-    def test_a_release_is_sent_again_and_an_older_reason_is_its_answer(self):
-        core = connected()
-        lock = held(core)
-        release = core.leave(lock, 0.0)
-        core.outgoing()
-        assert core.disconnected("gone") == []
-        core.connected(1.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
-        outcomes = core.receive(released(101, "transaction-timeout"), 1.0)
-        assert outcomes[-1] == (release, "transaction-timeout", None)
-        assert isinstance(lock.error, TransactionTimeout)
-
-    def test_a_release_that_was_done_before_the_cut_is_no_loss(self):
-        core = connected()
-        lock = held(core)
-        release = core.leave(lock, 0.0)
-        core.disconnected("gone")
-        core.connected(1.0)
-        assert core.receive(released(101, "success"), 1.0) == [(release, "success", None)]
-        assert lock.error is None
-
-    def test_a_release_waits_for_a_connection(self):
-        core = connected()
-        lock = held(core)
-        core.disconnected("gone")
-        release = core.leave(lock, 0.0)
-        assert core.outgoing() == b""
-        core.connected(1.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
-        assert core.receive(released(101, "success"), 1.0) == [(release, "success", None)]
-
-    def test_an_extension_on_the_next_connection_is_answered_by_the_first_released(self):
-        core = connected()
-        lock = held(core)
-        core.disconnected("gone")
-        core.connected(1.0)
-        extend = Extend(lock, 5)
-        core.send(extend, 1.0)
-        outcomes = core.receive(released(101, "transaction-timeout"), 1.0)
-        assert [outcome[0] for outcome in outcomes] == [lock, extend]
-
-    def test_half_a_line_of_the_old_connection_is_forgotten(self):
-        core = connected()
-        core.receive(b'{"command":"po', 0.0)
-        core.disconnected("gone")
-        core.connected(1.0)
-        ping = Ping()
-        core.send(ping, 1.0)
-        assert core.receive(b'{"command":"pong","payload":{}}\n', 1.0) == [(ping, None, None)]
-
-    def test_what_was_not_sent_yet_is_not_sent_to_the_next_server(self):
-        core = connected()
-        ask(core)
-        core.disconnected("gone")
-        core.connected(1.0)
-        assert core.outgoing() == b""
-
-    def test_closing_ends_releases_too(self):
-        core = connected()
-        release = core.leave(held(core), 0.0)
-        [(call, _, error)] = core.closed()
-        assert call is release
-        assert isinstance(error, ConnectionLost)
-
-
 class TestTime:
-    def test_a_hold_ends_by_the_clients_own_clock_and_the_server_is_told(self):
-        core = connected()
-        lock = held(core, now=2.0, transaction_timeout=10)
-        core.disconnected("gone")
-        assert core.wake == 12.0
-        assert core.tick(11.9) == []
-        assert core.wake == 12.0
-        [(call, _, error)] = core.tick(12.0)
-        assert call is lock
-        assert isinstance(error, TransactionTimeout)
-        core.connected(13.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
-
     def test_the_servers_word_behind_it_changes_nothing(self):
         core = connected()
         held(core, transaction_timeout=10)
@@ -511,6 +352,15 @@ class TestTime:
         answer = b'{"command":"extended","payload":{"id":101,"transactionTimeout":10000}}\n'
         assert core.receive(answer, 10.1) == [(extend, None, None)]
         assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
+
+    def test_a_hold_ends_by_the_clients_own_clock(self):
+        core = connected()
+        lock = held(core, now=2.0, transaction_timeout=10)
+        assert core.tick(11.9) == []
+        assert core.wake == 12.0
+        [(call, _, error)] = core.tick(12.0)
+        assert call is lock
+        assert isinstance(error, TransactionTimeout)
 
     def test_a_lock_that_is_being_released_is_not_timed(self):
         core = connected()
@@ -530,17 +380,6 @@ class TestTime:
         assert lock.deadline == 12.0
         core.tick(6.0)
         assert core.outgoing() == extension
-
-    def test_the_watchdog_extends_at_once_on_a_new_connection(self):
-        core = connected()
-        held(core, transaction_timeout=9, watchdog=True)
-        core.disconnected("gone")
-        core.tick(3.0)
-        assert core.outgoing() == b""
-        core.connected(4.0)
-        assert core.wake == 4.0
-        core.tick(4.0)
-        assert core.outgoing() == b'{"command":"extend","payload":{"id":101,"transactionTimeout":9000}}\n'
 
     def test_a_lock_without_watchdog_is_not_extended(self):
         core = connected()

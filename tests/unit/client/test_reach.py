@@ -53,7 +53,7 @@ def test_an_address_is_spelled_as_it_is_read():
 
 def test_delays_double_up_to_a_bound_with_jitter():
     for number, delay in enumerate(islice(delays(), 20)):
-        whole = min(0.05 * 2**number, 2.0)
+        whole = min(0.025 * 2**number, 2.0)
         assert whole / 2 <= delay <= whole
     assert len({next(delays()) for _ in range(20)}) > 1
 
@@ -61,22 +61,54 @@ def test_delays_double_up_to_a_bound_with_jitter():
 def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():
     servers = Servers([("a", 1)], 10)
     assert servers.delay == 0
-    servers.trying()
+    list(servers.round())
+    assert 0.0125 <= servers.delay <= 0.025
+    list(servers.round())
     assert 0.025 <= servers.delay <= 0.05
-    servers.trying()
-    assert 0.05 <= servers.delay <= 0.1
     servers.worked()
     assert servers.delay == 0
-    servers.trying()
-    assert 0.025 <= servers.delay <= 0.05
+    list(servers.round())
+    assert 0.0125 <= servers.delay <= 0.025
 
 
 def test_the_server_that_was_lost_is_tried_last():
     servers = Servers([("a", 1), ("b", 2), ("c", 3)], 9)
     assert "a:1 was lost: cut" in servers.lost(("a", 1), "cut")
-    assert servers.order == [("b", 2), ("c", 3), ("a", 1)]
+    assert list(servers.round()) == [("b", 2), ("c", 3), ("a", 1)]
     assert str(servers.unavailable()) == "no server at b:2, c:3, a:1: cut"
     assert servers.attempt_timeout == 3
+
+
+class TestLeaders:
+    """`leaders` says whom each node names."""
+
+    @pytest.mark.parametrize(
+        ("leaders", "tried"),
+        [
+            ({}, "a b c"),
+            ({"a": "c:1"}, "a c b"),
+            ({"a": "x:1"}, "a x b c"),
+            ({"a": "b:1", "b": "a:1"}, "a b c"),
+            ({"a": "a:1"}, "a b c"),
+            ({"a": "x:1", "x": "y:1", "y": "z:1", "z": "u:1"}, "a x y z b c"),
+            ({"a": "no:port"}, "a b c"),
+        ],
+    )
+    def test_are_tried_next(self, leaders, tried):
+        servers = Servers([("a", 1), ("b", 1), ("c", 1)], 10)
+        order = []
+        for name, _ in servers.round():
+            order.append(name)
+            servers.elsewhere(leaders.get(name, ""))
+        assert order == tried.split()
+        assert servers.answered
+
+    def test_that_a_node_named_as_it_stepped_down_are_tried_first(self):
+        servers = Servers([("a", 1), ("b", 1), ("c", 1)], 10)
+        servers.lost(("a", 1), "unavailable")
+        servers.elsewhere("c:1")
+        assert list(servers.round()) == [("c", 1), ("b", 1), ("a", 1)]
+        assert list(servers.round()) == [("b", 1), ("c", 1), ("a", 1)]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])

@@ -1,0 +1,115 @@
+"""A server that says what the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import orjson
+
+from servers import WAIT_S
+
+PONG = '{"command":"pong","payload":{}}'
+
+
+def queued(ref: str, id: int = 101) -> str:
+    return f'{{"command":"queued","payload":{{"id":{id},"ref":"{ref}"}}}}'
+
+
+def locked(ref: str, id: int = 101, expires_in: int | None = None) -> str:
+    left = "" if expires_in is None else f',"expiresIn":{expires_in}'
+    return f'{{"command":"locked","payload":{{"id":{id},"fence":{id},"ref":"{ref}"{left}}}}}'
+
+
+def released(reason: str, id: int = 101) -> str:
+    return f'{{"command":"released","payload":{{"id":{id},"reason":"{reason}"}}}}'
+
+
+def error(code: str, message: str = "no", **more: object) -> str:
+    return orjson.dumps({"command": "error", "payload": {"code": code, "message": message, **more}}).decode()
+
+
+class Line:
+    """One connection as the server has it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def expect(self, command: str) -> dict[str, Any]:
+        async with asyncio.timeout(WAIT_S):
+            line = await self.reader.readline()
+        assert line, f"the client left, and did not send {command}"
+        message = orjson.loads(line)
+        assert message["command"] == command
+        return message["payload"]
+
+    def say(self, *lines: str) -> None:
+        self.writer.write("".join(line + "\n" for line in lines).encode())
+
+    async def grant(self, id: int = 101) -> None:
+        ref = (await self.expect("request"))["ref"]
+        self.say(queued(ref, id), locked(ref, id))
+
+    async def release(self, id: int = 101, reason: str = "success") -> None:
+        assert await self.expect("release") == {"id": id}
+        self.say(released(reason, id))
+
+    def cut(self) -> None:
+        self.writer.transport.abort()
+
+
+class Fake:
+    """Knows a session from its second connection on, and then tells what is in `last_words`.
+
+    With `refusal` it answers `hello` with that; with `silent` it says nothing of its own.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.lines: asyncio.Queue[Line] = asyncio.Queue()
+        self.open: list[Line] = []
+        self.sessions: set[str] = set()
+        self.last_words: list[str] = []
+        self.refusal: str | None = None
+        self.silent = False
+
+    async def accept(self) -> Line:
+        """The next connection, when it has been welcomed or refused."""
+        async with asyncio.timeout(WAIT_S):
+            return await self.lines.get()
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = Line(reader, writer)
+        self.open.append(line)
+        if not self.silent:
+            with suppress(AssertionError, OSError):  # it may leave again at once
+                await self.greet(line)
+        self.lines.put_nowait(line)
+
+    async def greet(self, line: Line) -> None:
+        session = (await line.expect("hello"))["session"]
+        await line.expect("ping")
+        if self.refusal is not None:
+            line.say(self.refusal, self.refusal)
+            return
+        resumed = "true" if session in self.sessions else "false"
+        welcome = f'{{"command":"welcome","payload":{{"version":"1","namespace":"n","resumed":{resumed}}}}}'
+        line.say(welcome, *(self.last_words if session in self.sessions else ()), PONG)
+        self.sessions.add(session)
+
+
+@asynccontextmanager
+async def fake_server(port: int = 0) -> AsyncIterator[Fake]:
+    fake = Fake(port)
+    server = await asyncio.start_server(fake.take, "127.0.0.1", port, limit=1 << 21)
+    fake.port = server.sockets[0].getsockname()[1]
+    try:
+        yield fake
+    finally:
+        server.close()
+        for line in fake.open:
+            line.writer.transport.abort()
+            with suppress(OSError):
+                await line.writer.wait_closed()

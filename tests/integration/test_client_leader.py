@@ -1,0 +1,173 @@
+"""The clients look for the leader: nodes that don't lead, and may know who does."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from fake import PONG, Fake, error, fake_server, locked, queued
+from genie import ConnectionLost, Unavailable, connect, sync
+from servers import WAIT_S, Genie, free_port
+
+
+@pytest.fixture
+async def nodes():
+    """Three servers, of which none leads."""
+    async with asyncio.timeout(2 * WAIT_S), AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(fake_server()) for _ in range(3)]
+        for node in nodes:
+            node.refusal = follower()
+            node.sessions = nodes[0].sessions
+        yield nodes
+
+
+def follower(leader: Fake | Genie | None = None) -> str:
+    named = {} if leader is None else {"leader": f"127.0.0.1:{leader.port}"}
+    return error("unavailable", "this node does not lead", **named)
+
+
+def addresses(*nodes: Fake | Genie) -> list[str]:
+    return [f"127.0.0.1:{node.port}" for node in nodes]
+
+
+async def test_a_leader_that_is_named_is_found_though_nobody_listed_it(nodes, genie):
+    nodes[0].refusal = follower(nodes[1])
+    nodes[1].refusal = follower(genie)
+    async with connect(addresses(nodes[0])) as client, client.lock("named"):
+        await client.ping()
+    assert nodes[1].lines.qsize() == 1
+
+
+async def test_threads_a_leader_that_is_named_is_found_though_nobody_listed_it(nodes, genie):
+    def work() -> None:
+        with sync.connect(addresses(nodes[0])) as client, client.lock("named"):
+            client.ping()
+
+    nodes[0].refusal = follower(nodes[1])
+    nodes[1].refusal = follower(genie)
+    await asyncio.to_thread(work)
+    assert nodes[1].lines.qsize() == 1
+
+
+async def test_without_a_name_the_next_address_is_tried(nodes, genie):
+    async with connect(addresses(*nodes, genie)) as client:
+        await client.ping()
+    assert [node.lines.qsize() for node in nodes] == [1, 1, 1]
+
+
+async def test_entering_waits_for_a_failover_to_end(nodes):
+    entering = asyncio.create_task(connect([*addresses(*nodes), f"127.0.0.1:{free_port()}"]).__aenter__())
+    for _ in range(2):
+        await nodes[2].accept()
+    nodes[1].refusal = None
+    client = await entering
+    await client.close()
+
+
+async def test_threads_entering_waits_for_a_failover_to_end(nodes):
+    def work() -> None:
+        with sync.connect([*addresses(*nodes), f"127.0.0.1:{free_port()}"]):
+            pass
+
+    entering = asyncio.create_task(asyncio.to_thread(work))
+    for _ in range(2):
+        await nodes[2].accept()
+    nodes[1].refusal = None
+    await entering
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_entering_does_not_wait_for_ever_and_two_that_name_each_other_are_not_pestered(nodes, threads):
+    first, second, third = nodes
+    first.refusal, second.refusal = follower(second), follower(first)
+
+    def work() -> None:
+        with sync.connect(addresses(*nodes), connect_timeout=0.5):
+            pass
+
+    with pytest.raises(Unavailable, match=r"no server at .*this node does not lead"):
+        await (asyncio.to_thread(work) if threads else connect(addresses(*nodes), connect_timeout=0.5).__aenter__())
+    tried = [node.lines.qsize() for node in (first, second, third)]
+    assert max(tried) - min(tried) <= 1, "each once a round"
+    assert max(tried) > 1
+
+
+async def test_entering_ends_at_once_where_nobody_answers():
+    ports = [free_port(), free_port()]
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(Unavailable, match="no server at"):
+            await connect([f"127.0.0.1:{port}" for port in ports], connect_timeout=3600).__aenter__()
+
+
+async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
+    nodes[0].silent = True
+    async with connect(addresses(nodes[0], genie), connect_timeout=0.5) as client:
+        await client.ping()
+
+
+async def test_threads_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
+    def work() -> None:
+        with sync.connect(addresses(nodes[0], genie), connect_timeout=0.5) as client:
+            client.ping()
+
+    nodes[0].silent = True
+    await asyncio.to_thread(work)
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_the_next_leader_goes_on_with_the_session(nodes, named):
+    first, second, _ = nodes
+    first.refusal = None
+    async with connect(addresses(*nodes)) as client:
+        line = await first.accept()
+        waiting = asyncio.create_task(client.acquire("a"))
+        await line.expect("request")
+        line.say(queued("1"))
+        second.refusal, second.last_words = None, [queued("1")]
+        first.refusal = follower(second if named else None)
+        if named:
+            line.say(first.refusal)
+        line.cut()
+        line = await second.accept()
+        line.say(locked("1"))
+        assert (await waiting).id == 101
+
+
+@pytest.mark.parametrize("name", ["ping", "inspect"])
+async def test_a_call_that_a_node_refuses_as_it_steps_down_raises_unavailable_and_the_next_goes_elsewhere(nodes, name):
+    first, second, _ = nodes
+    first.refusal = second.refusal = None
+    async with connect(addresses(first, second)) as client:
+        line = await first.accept()
+        call = asyncio.create_task(getattr(client, name)())
+        await line.expect(name)
+        line.say(follower(second))
+        with pytest.raises(Unavailable, match="does not lead"):
+            await call
+        call = asyncio.create_task(client.ping())
+        line = await second.accept()
+        await line.expect("ping")
+        line.say(PONG)
+        await call
+
+
+async def test_threads_the_next_leader_goes_on_with_the_session(nodes):
+    first, second, _ = nodes
+    first.refusal = None
+
+    def work() -> int:
+        with sync.connect(addresses(*nodes)) as client:
+            with pytest.raises(ConnectionLost):
+                client.ping()
+            return client.acquire("a").id
+
+    task = asyncio.create_task(asyncio.to_thread(work))
+    line = await first.accept()
+    await line.expect("ping")
+    first.refusal, second.refusal = follower(second), None
+    line.cut()
+    line = await second.accept()
+    await line.grant()
+    assert await task == 101

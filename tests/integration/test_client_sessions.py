@@ -1,0 +1,301 @@
+"""The clients and real servers that die: who waits sees nothing but time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import orjson
+import pytest
+
+from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
+from servers import WAIT_S, Genie, Redis, running_server
+
+pytestmark = pytest.mark.usefixtures("_bounded")
+
+
+@pytest.fixture
+async def _bounded() -> AsyncIterator[None]:
+    async with asyncio.timeout(3 * WAIT_S):
+        yield
+
+
+async def until_waiting(client: Client, name: str, count: int = 1) -> list[int]:
+    while True:
+        found = await client.inspect(resource=name)
+        if found["queueTotal"] == count:
+            return [row["id"] for row in found["queue"]]
+
+
+async def restart(genie: Genie) -> None:
+    genie.kill()
+    await asyncio.to_thread(genie.start)
+
+
+@pytest.fixture
+def durable(redis: Redis):
+    with running_server(redis) as genie:
+        yield genie
+
+
+@pytest.fixture
+def forgetful():
+    with running_server() as genie:
+        yield genie
+
+
+async def test_a_server_with_a_store_is_killed_and_started_again(durable):
+    async with connect(*durable.address) as client, connect(*durable.address) as other:
+        async with client.lock("kill", transaction_timeout=3600) as lock:
+            waiting = asyncio.create_task(other.acquire("kill", queue_timeout=3600))
+            gone = asyncio.create_task(other.acquire("kill", queue_timeout=3600))
+            ids = await until_waiting(client, "kill", 2)
+            gone.cancel()
+            await restart(durable)
+            assert await until_waiting(client, "kill") == ids[:1]
+            assert await client.try_acquire("kill") is None
+            await lock.extend(3600)
+        next_lock = await waiting
+        assert (next_lock.id, lock.lost.is_set()) == (ids[0], False)
+        assert next_lock.fence > lock.fence
+        await restart(durable)
+        await next_lock.release()
+        assert not next_lock.lost.is_set()
+        async with client.lock("kill", queue_timeout=0):
+            pass
+
+
+async def test_what_times_out_after_a_restart_is_told(durable):
+    async with connect(*durable.address) as client, client.lock("short", transaction_timeout=3600) as lock:
+        waiting = asyncio.create_task(client.acquire("short", queue_timeout=0.5))
+        await client.ping()
+        await restart(durable)
+        with pytest.raises(QueueTimeout) as caught:
+            await waiting
+        assert caught.value.blockers[0].id == lock.id
+
+
+async def test_a_server_without_a_store_is_started_again(forgetful):
+    async with connect(*forgetful.address) as client, connect(*forgetful.address) as other:
+
+        async def hold() -> None:
+            async with client.lock("forget", transaction_timeout=3600, watchdog=True):
+                await asyncio.Event().wait()
+
+        holding = asyncio.create_task(hold())
+        while not (await other.inspect(resource="forget"))["holdersTotal"]:
+            pass
+        waiting = asyncio.create_task(other.acquire("forget", queue_timeout=3600))
+        await until_waiting(client, "forget")
+        await restart(forgetful)
+        with pytest.raises(LockLost, match="the session ended"):
+            await holding
+        await (await waiting).release()
+        async with client.lock("forget", queue_timeout=0):
+            pass
+
+
+async def test_a_session_that_ends_while_the_client_is_away_loses_its_locks_but_not_its_hopes(forgetful):
+    async with (
+        cutting_proxy(forgetful.port, lambda *_: False) as proxy,
+        connect(*forgetful.address) as other,
+        connect("127.0.0.1", proxy.port, session_timeout=0.001) as client,
+    ):
+        holder = await other.acquire("away", transaction_timeout=3600)
+        lock = await client.acquire("away/held", transaction_timeout=3600)
+        waiting = asyncio.create_task(client.acquire("away", queue_timeout=3600))
+        [first] = await until_waiting(other, "away")
+        proxy.closed = True
+        proxy.cut()
+        await until_waiting(other, "away", 0)
+        proxy.closed = False
+        await lock.lost.wait()
+        [second] = await until_waiting(other, "away")
+        assert second > first
+        async with other.lock("away/held", queue_timeout=3600):
+            await holder.release()
+        assert (await waiting).id == second
+
+
+class TestThreads:
+    async def test_a_server_with_a_store_is_killed_and_started_again(self, durable):
+        def wait() -> tuple[int, bool]:
+            with sync.connect(*durable.address) as client, client.lock("threads", queue_timeout=3600) as lock:
+                return lock.id, lock.lost.is_set()
+
+        async with connect(*durable.address) as client:
+            async with client.lock("threads", transaction_timeout=3600):
+                waiting = asyncio.create_task(asyncio.to_thread(wait))
+                [id_] = await until_waiting(client, "threads")
+                await restart(durable)
+                assert await until_waiting(client, "threads") == [id_]
+            assert await waiting == (id_, False)
+
+    async def test_a_server_without_a_store_is_started_again(self, forgetful):
+        def hold() -> None:
+            with sync.connect(*forgetful.address) as client, client.lock("threads", transaction_timeout=3600) as lock:
+                assert lock.lost.wait(WAIT_S)
+
+        def wait() -> int:
+            with sync.connect(*forgetful.address) as client, client.lock("threads", queue_timeout=3600) as lock:
+                return lock.id
+
+        holding = asyncio.create_task(asyncio.to_thread(hold))
+        async with connect(*forgetful.address) as client:
+            while not (await client.inspect(resource="threads"))["holdersTotal"]:
+                pass
+            waiting = asyncio.create_task(asyncio.to_thread(wait))
+            [id_] = await until_waiting(client, "threads")
+            await restart(forgetful)
+            with pytest.raises(LockLost, match="the session ended"):
+                await holding
+            assert await waiting > id_
+
+
+# -- connections that are cut ---------------------------------------------------------------------------------
+
+
+Decide = Callable[[str, bool], bool]
+"""Whether to cut in place of passing on a message: its command, and whether it comes from the server."""
+
+
+class CuttingProxy:
+    """Passes on line by line; cuts both ways where `decide` says so, and takes nobody in while `closed`."""
+
+    def __init__(self, target: int, decide: Decide) -> None:
+        self.target = target
+        self.decide = decide
+        self.port = 0
+        self.closed = False
+        self.cuts: Counter[str] = Counter()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.writers: set[asyncio.StreamWriter] = set()
+
+    def cut(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        ends = {writer}
+        try:
+            if self.closed:
+                return
+            back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            ends.add(back_writer)
+            self.writers |= ends
+            ways = [
+                asyncio.create_task(self.forward(reader, back_writer, False)),
+                asyncio.create_task(self.forward(back_reader, writer, True)),
+            ]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in ways:
+                way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            self.tasks.discard(task)
+            self.writers -= ends
+            for end in ends:
+                end.transport.abort()
+                with suppress(OSError):
+                    await end.wait_closed()
+
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, from_server: bool) -> None:
+        with suppress(OSError):
+            while line := await reader.readline():
+                command = orjson.loads(line)["command"]
+                if self.decide(command, from_server):
+                    self.cuts[command] += 1
+                    return
+                writer.write(line)
+                await writer.drain()
+
+
+@asynccontextmanager
+async def cutting_proxy(target: int, decide: Decide) -> AsyncIterator[CuttingProxy]:
+    proxy = CuttingProxy(target, decide)
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        for task in proxy.tasks:
+            task.cancel()
+        await asyncio.gather(*proxy.tasks, return_exceptions=True)
+
+
+def once(command: str, number: int) -> Decide:
+    """Cut the first time that this command comes, after so many of it."""
+    seen = 0
+
+    def decide(passing: str, from_server: bool) -> bool:  # noqa: ARG001 - the names of both ways differ
+        nonlocal seen
+        seen += passing == command
+        return passing == command and seen == number + 1
+
+    return decide
+
+
+WORKERS = 4
+
+
+async def work(client: Client, name: str, rounds: int) -> None:
+    """Many take turns, and nobody is inside with another. Whoever is cancelled gives back what they asked for."""
+    inside = 0
+
+    async def take_turns(number: int) -> None:
+        nonlocal inside
+        for turn in range(rounds):
+            if (number + turn) % WORKERS == 0:
+                given_up = asyncio.create_task(client.acquire(name, queue_timeout=3600))
+                await asyncio.sleep(0)
+                given_up.cancel()
+            async with client.lock(name, queue_timeout=3600, transaction_timeout=3600) as lock:
+                inside += 1
+                assert inside == 1
+                with suppress(ConnectionLost):
+                    await lock.extend(3600)
+                with suppress(ConnectionLost):
+                    await client.ping()
+                inside -= 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(WORKERS):
+            tasks.create_task(take_turns(number))
+
+
+async def is_free(genie: Genie, name: str) -> bool:
+    async with connect(*genie.address) as client:
+        found = await client.inspect(resource=name)
+        return found["holdersTotal"] == found["queueTotal"] == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+@pytest.mark.parametrize(
+    "command", ["hello", "ping", "request", "release", "extend", "queued", "locked", "released", "extended", "pong"]
+)
+async def test_nobody_notices_a_cut_in_place_of_a_message(genie, command, number):
+    name = f"cut/{command}/{number}"
+    async with cutting_proxy(genie.port, once(command, number)) as proxy:
+        async with connect(f"127.0.0.1:{proxy.port},127.0.0.1:{proxy.port}") as client:
+            await work(client, name, 3)
+        assert proxy.cuts == ({} if command == "hello" and number else {command: 1})
+    assert await is_free(genie, name)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_nobody_notices_many_cuts(genie, seed):
+    dice = random.Random(seed)  # noqa: S311 - no secret
+    name = f"cuts/{seed}"
+    async with cutting_proxy(genie.port, lambda *_: dice.random() < 0.03) as proxy:
+        servers = [f"127.0.0.1:{proxy.port}"] * 10
+        async with connect(servers) as client:
+            await work(client, name, 10)
+        assert sum(proxy.cuts.values()) >= 5
+    assert await is_free(genie, name)

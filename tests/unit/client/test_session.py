@@ -1,0 +1,609 @@
+"""The core over one connection after the other: what is said again, what is lost, and who hears of it."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+
+import orjson
+import pytest
+
+from genie.client.calls import Extend, Ping, Release, State
+from genie.client.core import Core
+from genie.errors import (
+    ConnectionLost,
+    Deadlock,
+    Disconnected,
+    LockError,
+    LockLost,
+    QueueTimeout,
+    RequestRejected,
+    TransactionTimeout,
+    Unavailable,
+)
+from talk import (
+    HELLO,
+    PING,
+    PONG,
+    SECRET,
+    ask,
+    connected,
+    cut,
+    error,
+    greet,
+    held,
+    locked,
+    queued,
+    release,
+    released,
+    say,
+    waiting,
+    welcome,
+)
+
+
+class TestGreeting:
+    def test_is_all_that_is_said_until_the_server_has_told_what_it_knows(self):
+        core = Core(SECRET)
+        request = ask(core)
+        core.connected()
+        assert core.outgoing() == HELLO + PING
+        assert core.receive(welcome(False), 0.0) == []
+        assert core.outgoing() == b""
+        assert core.receive(PONG, 0.0) == []
+        assert core.outgoing() == request.line
+
+    def test_has_a_secret_of_its_own_where_none_is_given(self):
+        secrets = set()
+        for _ in range(2):
+            core = Core(session_timeout=0.25)
+            core.connected()
+            payload = orjson.loads(core.outgoing().splitlines()[0])["payload"]
+            assert payload["sessionTimeout"] == 250
+            secrets.add(payload["session"])
+        assert len(secrets) == 2
+        assert min(map(len, secrets)) >= 32
+
+    @pytest.mark.parametrize("session", ["x" * 15, "x" * 129, 16 * ("x",), "\ud800" * 16])
+    def test_with_what_is_no_secret(self, session):
+        with pytest.raises(ValueError, match=r"session|hello") as caught:
+            Core(session)
+        assert "xxx" not in str(caught.value), "a secret is not for logs"
+
+    @pytest.mark.parametrize("timeout", [0, -1, math.inf, 2_147_484])
+    def test_with_a_session_timeout_that_is_none(self, timeout):
+        with pytest.raises(ValueError, match="session_timeout"):
+            Core(session_timeout=timeout)
+
+    def test_of_a_second_client_with_the_same_secret_has_other_refs(self):
+        assert Core(SECRET).ref() != Core(SECRET).ref()
+
+    @pytest.mark.parametrize("leader", ["b:1", None])
+    def test_that_is_refused_by_a_node_that_does_not_lead(self, leader):
+        core = Core()
+        core.connected()
+        told = error("unavailable", "not the leader", **({} if leader is None else {"leader": leader}))
+        assert core.receive(told * 2, 0.0) == []
+        assert "not the leader" in core.broken
+        assert core.elsewhere == (leader or "")
+        assert not core.up
+        core.connected()
+        assert (core.broken, core.elsewhere) == ("", None)
+
+    def test_that_is_refused_for_another_reason_names_nobody(self):
+        core = Core()
+        core.connected()
+        core.receive(error("bad-request", "what is hello?"), 0.0)
+        assert "what is hello?" in core.broken
+        assert core.elsewhere is None
+
+    def test_whose_end_is_refused_is_none(self):
+        core = Core(SECRET)
+        request = ask(core)
+        core.connected()
+        core.outgoing()
+        assert core.receive(welcome(False) + error("unavailable"), 0.0) == []
+        assert core.broken
+        assert not core.up
+        assert core.outgoing() == b""
+        core.disconnected("gone")
+        greet(core)
+        assert core.outgoing() == request.line
+
+    @pytest.mark.parametrize("line", [PONG, queued(1, "1"), released(1, "success")])
+    def test_that_is_answered_by_something_else_ends_the_connection(self, line):
+        core = Core()
+        core.connected()
+        core.receive(line, 0.0)
+        assert core.broken
+
+    def test_lets_what_a_newer_server_says_pass(self):
+        core = Core()
+        core.connected()
+        core.receive(say("tomorrow") + welcome(False) + say("tomorrow") + PONG, 0.0)
+        assert core.up
+
+    def test_that_is_cut_short_changes_nothing(self):
+        core = connected()
+        lock, request = held(core), waiting(core, 102)
+        core.disconnected("gone")
+        core.connected()
+        core.outgoing()
+        assert core.receive(welcome(True) + locked(101, "1", expiresIn=5000), 0.0) == []
+        assert core.disconnected("gone again") == []
+        assert greet(core, locked(101, "1", expiresIn=5000), queued(102, "2")) == []
+        assert core.outgoing() == b""
+        assert (lock.state, request.state) == (State.HELD, State.QUEUED)
+
+
+class TestWhatWaits:
+    def test_goes_on_waiting_where_the_server_knows_it(self):
+        core = connected()
+        request = waiting(core)
+        assert cut(core, queued(101, "1")) == []
+        assert core.outgoing() == b""
+        assert core.receive(locked(101, "1"), 3.0) == [(request, None, None)]
+        assert request.deadline == 13.0
+
+    def test_was_granted_meanwhile(self):
+        core = connected()
+        request = waiting(core)
+        assert cut(core, locked(101, "1", expiresIn=2500), now=4.0) == [(request, None, None)]
+        assert (request.state, request.fence, request.deadline) == (State.HELD, 7, 6.5)
+        assert core.outgoing() == b""
+
+    @pytest.mark.parametrize(
+        ("told", "kind"),
+        [
+            (released(101, "queue-timeout", ref="1", waited=5), QueueTimeout),
+            (released(101, "deadlock", ref="1", cycle=["a", "b"]), Deadlock),
+            (released(101, "success", ref="1"), LockError),
+            (released(101, "transaction-timeout", ref="1", held=5), TransactionTimeout),
+        ],
+    )
+    @pytest.mark.parametrize("known", [True, False])
+    def test_ended_meanwhile(self, told, kind, known):
+        core = connected()
+        request = waiting(core) if known else ask(core)
+        core.outgoing()
+        [(call, _, why)] = cut(core, told)
+        assert call is request
+        assert type(why) is kind
+        assert core.outgoing() == b""
+        assert cut(core, told) == [], "it may be told once more"
+
+    @pytest.mark.parametrize("sent", [True, False])
+    def test_is_sent_again_if_it_did_not_arrive(self, sent):
+        core = connected()
+        request = ask(core)
+        if sent:
+            core.outgoing()
+        assert cut(core) == []
+        assert core.outgoing() == request.line
+        assert cut(core) == []
+        assert core.outgoing() == request.line
+        answer = queued(101, "1") + locked(101, "1", expiresIn=2500)
+        assert core.receive(answer, 1.0) == [(request, None, None)]
+        assert request.deadline == 3.5
+
+    @pytest.mark.parametrize("told", [queued(101, "1"), locked(101, "1", expiresIn=9000)])
+    def test_is_not_sent_again_if_it_did_arrive(self, told):
+        core = connected()
+        request = ask(core)
+        core.outgoing()
+        outcomes = cut(core, told)
+        assert core.outgoing() == b""
+        assert request.id == 101
+        outcomes += [] if outcomes else core.receive(locked(101, "1"), 0.0)
+        assert outcomes == [(request, None, None)]
+
+    def test_is_asked_for_without_a_connection_too(self):
+        core = connected()
+        core.disconnected("gone")
+        request = ask(core)
+        assert core.outgoing() == b""
+        greet(core)
+        assert core.outgoing() == request.line
+
+    def test_and_that_the_server_does_not_tell_of_has_ended_and_the_reason_is_asked_for(self):
+        core = connected()
+        request = waiting(core)
+        assert cut(core) == []
+        assert core.outgoing() == release(101)
+        [(call, _, why), _] = core.receive(released(101, "queue-timeout", waited=5), 0.0)
+        assert call is request
+        assert isinstance(why, QueueTimeout)
+
+    def test_and_that_the_server_has_forgotten_is_asked_for_anew(self):
+        core = connected()
+        request = waiting(core, queue_timeout=10)
+        cut(core, now=4.0)
+        assert core.outgoing() == release(101)
+        [(call, _, _)] = core.receive(error("unknown-id", id=101), 4.0)
+        assert call is not request
+        payload = orjson.loads(core.outgoing())["payload"]
+        assert (payload["ref"], payload["queueTimeout"]) == ("1", 6000)
+        assert core.receive(queued(201, "1") + locked(201, "1"), 5.0) == [(request, None, None)]
+
+    def test_and_that_a_server_could_not_take_up_is_sent_to_the_next(self):
+        core = connected()
+        request = ask(core)
+        core.outgoing()
+        assert core.receive(error("unavailable", ref="1", leader="b:1"), 0.0) == []
+        assert core.elsewhere == "b:1"
+        assert core.broken
+        cut(core)
+        assert core.outgoing() == request.line
+
+
+class TestASessionThatEnded:
+    def test_loses_what_was_held_and_gives_it_back(self):
+        core = connected()
+        lock = held(core)
+        [(call, _, why)] = cut(core, resumed=False)
+        assert call is lock
+        assert type(why) is LockLost
+        assert "the session ended" in str(why)
+        assert lock.error is why
+        assert core.outgoing() == release(101)
+        [(_, reason, _)] = core.receive(released(101, "success"), 0.0)
+        assert reason == "success"
+        assert core.leave(lock, 0.0) is None
+
+    def test_asks_anew_for_the_rest_of_the_wait(self):
+        core = connected()
+        request = waiting(core, now=1.0, queue_timeout=10, transaction="t")
+        assert cut(core, resumed=False, now=4.5) == []
+        first, again = core.outgoing().splitlines(keepends=True)
+        assert first == release(101), "in case that it was granted and is held there"
+        assert orjson.loads(again)["payload"] == orjson.loads(request.line)["payload"]
+        assert orjson.loads(again)["payload"] == {
+            "resources": ["exclusive:a"],
+            "queueTimeout": 6500,
+            "transactionTimeout": 10000,
+            "transactionName": "t",
+            "ref": "1",
+        }
+        core.receive(error("unknown-id", id=101) + queued(201, "1"), 4.5)
+        cut(core, resumed=False, now=20.0)
+        first, again = core.outgoing().splitlines(keepends=True)
+        assert first == release(201)
+        assert orjson.loads(again)["payload"]["queueTimeout"] == 0
+        core.receive(released(201, "disconnected") + queued(301, "1"), 20.0)
+        assert core.receive(locked(301, "1"), 20.0) == [(request, None, None)]
+
+    def test_asks_anew_for_what_never_had_an_id(self):
+        core = connected()
+        ask(core, queue_timeout=10)
+        core.outgoing()
+        core.disconnected("gone")
+        ask(core, queue_timeout=10, now=1.0)
+        greet(core, resumed=False, now=4.0)
+        lines = [orjson.loads(line)["payload"] for line in core.outgoing().splitlines()]
+        assert [(line["ref"], line["queueTimeout"]) for line in lines] == [("1", 6000), ("2", 10000)]
+
+    def test_still_owes_what_was_to_be_released(self):
+        core = connected()
+        lock = held(core)
+        left = core.leave(lock, 0.0)
+        cut(core, resumed=False)
+        assert core.outgoing() == release(101)
+        assert core.receive(error("unknown-id", id=101), 0.0) == [(left, "success", None)]
+        assert lock.error is None
+
+    def test_lost_a_lock_that_was_to_be_released_but_could_not(self):
+        core = connected()
+        lock = held(core)
+        core.disconnected("gone")
+        left = core.leave(lock, 0.0)
+        greet(core, resumed=False)
+        (lost, _, why), (answered, _, refused) = core.receive(error("unknown-id", id=101), 0.0)
+        assert (lost, answered) == (lock, left)
+        assert isinstance(why, LockLost)
+        assert isinstance(refused, RequestRejected)
+
+
+class TestWhatIsHeld:
+    def test_stays_so_and_ends_when_the_server_says(self):
+        core = connected()
+        lock = held(core, transaction_timeout=10)
+        assert cut(core, locked(101, "1", expiresIn=20_000), now=5.0) == []
+        assert (lock.state, lock.deadline, core.wake) == (State.HELD, 25.0, 10.0)
+        assert core.tick(10.0) == []
+        assert core.wake == 25.0
+
+    def test_may_end_sooner_than_was_thought(self):
+        core = connected()
+        held(core, transaction_timeout=10)
+        cut(core, locked(101, "1", expiresIn=1000), now=5.0)
+        assert core.wake == 6.0
+        [(_, _, why)] = core.tick(6.0)
+        assert isinstance(why, TransactionTimeout)
+
+    @pytest.mark.parametrize(
+        ("reason", "kind"),
+        [("transaction-timeout", TransactionTimeout), ("success", LockLost), ("disconnected", Disconnected)],
+    )
+    @pytest.mark.parametrize("told", [True, False])
+    def test_was_lost_meanwhile(self, reason, kind, told):
+        core = connected()
+        lock = held(core)
+        if told:
+            outcomes = cut(core, released(101, reason, ref="1"))
+        else:
+            assert cut(core) == []
+            assert core.outgoing() == release(101)
+            outcomes = core.receive(released(101, reason), 0.0)[:1]
+        assert core.outgoing() == b""
+        [(call, _, why)] = outcomes
+        assert call is lock
+        assert type(why) is kind
+
+    def test_and_that_the_server_has_forgotten_is_lost(self):
+        core = connected()
+        lock = held(core)
+        cut(core)
+        (call, _, why), _ = core.receive(error("unknown-id", id=101), 0.0)
+        assert call is lock
+        assert isinstance(why, LockLost)
+
+    def test_but_waits_by_the_servers_word_is_lost(self):
+        core = connected()
+        lock = held(core)
+        assert cut(core, queued(101, "1")) == []
+        assert core.outgoing() == release(101)
+        [(call, _, why), _] = core.receive(released(101, "success"), 0.0)
+        assert call is lock
+        assert isinstance(why, LockLost)
+
+    def test_and_lost_by_the_clients_clock_while_there_was_no_connection_is_given_back(self):
+        core = connected()
+        lock = held(core, transaction_timeout=10)
+        core.disconnected("gone")
+        [(call, _, why)] = core.tick(10.0)
+        assert call is lock
+        assert isinstance(why, TransactionTimeout)
+        assert greet(core, locked(101, "1", expiresIn=3000), now=11.0) == []
+        assert core.outgoing() == release(101)
+        [(answered, _, _)] = core.receive(released(101, "success"), 11.0)
+        assert answered is not lock
+
+    def test_and_has_a_watchdog_is_extended_at_once(self):
+        core = connected()
+        held(core, transaction_timeout=9, watchdog=True)
+        core.disconnected("gone")
+        core.tick(3.0)
+        greet(core, locked(101, "1", expiresIn=5000), now=4.0)
+        assert core.wake == 4.0
+        core.tick(4.0)
+        assert core.outgoing() == say("extend", id=101, transactionTimeout=9000)
+
+    def test_fails_an_extension_on_its_way_and_no_more(self):
+        core = connected()
+        lock = held(core)
+        extend, ping = Extend(lock, 5), Ping()
+        core.send(extend, 0.0)
+        core.send(ping, 0.0)
+        outcomes = core.disconnected("the cable was cut")
+        assert {outcome[0] for outcome in outcomes} == {extend, ping}
+        assert all(isinstance(outcome[2], ConnectionLost) for outcome in outcomes)
+        assert all("the cable was cut" in str(outcome[2]) for outcome in outcomes)
+        assert lock.state is State.HELD
+
+
+class TestARelease:
+    @pytest.mark.parametrize("sent", [True, False])
+    def test_is_sent_again(self, sent):
+        core = connected()
+        lock = held(core)
+        if not sent:
+            core.disconnected("gone")
+        left = core.leave(lock, 0.0)
+        if sent:
+            core.outgoing()
+            core.disconnected("gone")
+        assert greet(core, locked(101, "1", expiresIn=5000)) == []
+        assert core.outgoing() == release(101)
+        assert core.receive(released(101, "success"), 0.0) == [(left, "success", None)]
+        assert lock.error is None
+
+    @pytest.mark.parametrize("answer", [released(101, "success"), error("unknown-id", id=101)])
+    def test_that_was_carried_out_before_the_cut_is_no_loss(self, answer):
+        core = connected()
+        lock = held(core)
+        left = core.leave(lock, 0.0)
+        core.outgoing()
+        cut(core)
+        assert core.outgoing() == release(101)
+        assert core.receive(answer, 0.0) == [(left, "success", None)]
+        assert lock.error is None
+
+    @pytest.mark.parametrize("told", [True, False])
+    def test_that_came_too_late_does_not_undo_the_loss(self, told):
+        core = connected()
+        lock = held(core)
+        left = core.leave(lock, 0.0)
+        late = released(101, "transaction-timeout")
+        outcomes = cut(core, *([late] if told else []))
+        outcomes += core.receive(late, 0.0)
+        assert [outcome[0] for outcome in outcomes] == [lock, left]
+        assert isinstance(lock.error, TransactionTimeout)
+
+    def test_of_a_strangers_id_that_is_unknown_is_rejected_also_when_it_is_repeated(self):
+        core = connected()
+        call = Release(5)
+        core.send(call, 0.0)
+        cut(core)
+        [(answered, _, why)] = core.receive(error("unknown-id", id=5), 0.0)
+        assert answered is call
+        assert isinstance(why, RequestRejected)
+
+    def test_that_a_server_could_not_take_up_is_sent_to_the_next(self):
+        core = connected()
+        left = core.leave(held(core), 0.0)
+        core.outgoing()
+        assert core.receive(error("unavailable", id=101, leader="b:1"), 0.0) == []
+        assert core.broken
+        assert core.elsewhere == "b:1"
+        cut(core, locked(101, "1", expiresIn=5000))
+        assert core.outgoing() == release(101)
+        assert core.receive(released(101, "success"), 0.0) == [(left, "success", None)]
+
+
+class TestWhatNobodyWaitsForAnyMore:
+    def test_and_never_was_sent_is_forgotten(self):
+        core = connected()
+        core.disconnected("gone")
+        request = ask(core)
+        core.abandon(request, 0.0)
+        greet(core)
+        assert core.outgoing() == b""
+        assert request.state is State.ENDED
+
+    def test_and_did_not_arrive_is_forgotten(self):
+        core = connected()
+        request = ask(core)
+        core.outgoing()
+        core.disconnected("gone")
+        core.abandon(request, 0.0)
+        greet(core)
+        assert core.outgoing() == b""
+        assert not core.owes
+        assert request.state is State.ENDED
+
+    @pytest.mark.parametrize("told", [queued(101, "1"), locked(101, "1", expiresIn=9000)])
+    def test_and_did_arrive_is_released(self, told):
+        core = connected()
+        request = ask(core)
+        core.outgoing()
+        core.abandon(request, 0.0)
+        assert cut(core, told) == []
+        assert core.outgoing() == release(101)
+        assert core.owes
+        core.receive(released(101, "success"), 0.0)
+        assert not core.owes
+
+    def test_and_has_ended_is_not(self):
+        core = connected()
+        request = ask(core)
+        core.outgoing()
+        core.abandon(request, 0.0)
+        cut(core, released(101, "queue-timeout", ref="1"))
+        assert core.outgoing() == b""
+        assert not core.owes
+
+    def test_and_was_queued_is_released_on_the_next_connection(self):
+        core = connected()
+        request = waiting(core)
+        core.disconnected("gone")
+        core.abandon(request, 0.0)
+        assert greet(core, queued(101, "1")) == []
+        assert core.outgoing() == release(101)
+
+    def test_and_is_of_an_earlier_client_with_this_secret_gives_up_its_place_but_not_its_lock(self):
+        core = Core(SECRET)
+        assert greet(core, queued(55, "1"), locked(56, "2", expiresIn=100), released(57, "success", ref="3")) == []
+        assert core.outgoing() == release(55)
+        assert core.receive(released(55, "success"), 0.0)[0][1] == "success"
+
+
+class TestPatience:
+    @pytest.mark.parametrize(("queue_timeout", "end"), [(0, 5.0), (20, 25.0)])
+    def test_ends_when_no_server_comes_back(self, queue_timeout, end):
+        core = Core(SECRET, patience=5.0)
+        core.trouble = lambda: "no server at b:1"
+        request = ask(core, queue_timeout=queue_timeout)
+        assert core.wake == end
+        assert core.tick(end - 0.001) == []
+        assert core.wake == end
+        request.waiter = Future()
+        [(call, _, why)] = core.tick(end)
+        assert call is request
+        assert call.waiter is not None, "who waits is told"
+        assert isinstance(why, Unavailable)
+        assert f"within {end:g} s" in str(why)
+        assert "no server at b:1" in str(why)
+        core.tick(end + 1)
+        assert core.wake == math.inf
+        greet(core)
+        assert core.outgoing() == b""
+
+    def test_ends_with_a_server_that_does_not_answer(self):
+        core = connected()
+        request = ask(core, queue_timeout=1)
+        core.outgoing()
+        [(call, _, why)] = core.tick(11.0)
+        assert call is request
+        assert "the server does not answer" in str(why)
+        core.receive(queued(101, request.ref), 12.0)
+        assert core.outgoing() == release(101)
+
+    def test_of_what_is_queued_counts_from_the_servers_last_word(self):
+        core = connected()
+        request = waiting(core, queue_timeout=1, now=0.0)
+        cut(core, queued(101, "1"), now=8.0)
+        assert core.tick(11.0) == []
+        assert core.wake == 19.0
+        [(call, _, why)] = core.tick(19.0)
+        assert call is request
+        assert isinstance(why, Unavailable)
+        assert core.outgoing() == release(101)
+
+    def test_is_not_for_locks_that_are_held(self):
+        core = connected()
+        held(core, queue_timeout=0, transaction_timeout=100)
+        assert core.tick(50.0) == []
+        assert core.wake == 100.0
+
+
+class TestClosing:
+    def test_gives_back_what_waits_and_keeps_what_is_held(self):
+        core = connected()
+        lock, request, asked = held(core), waiting(core, 102), ask(core)
+        core.outgoing()
+        outcomes = core.closing(0.0)
+        assert {outcome[0] for outcome in outcomes} == {request, asked}
+        assert all(isinstance(outcome[2], ConnectionLost) for outcome in outcomes)
+        assert core.outgoing() == release(102)
+        assert core.owes
+        core.receive(queued(103, asked.ref), 0.0)
+        assert core.outgoing() == release(103)
+        core.receive(released(102, "success") + released(103, "success"), 0.0)
+        assert not core.owes
+        assert core.closed() == []
+        assert lock.state is State.HELD
+
+    def test_ends_releases_too(self):
+        core = connected()
+        left = core.leave(held(core), 0.0)
+        [(call, _, why)] = core.closed()
+        assert call is left
+        assert isinstance(why, ConnectionLost)
+
+
+def test_half_a_line_of_the_old_connection_is_forgotten():
+    core = connected()
+    core.receive(b'{"command":"po', 0.0)
+    cut(core)
+    ping = Ping()
+    core.send(ping, 1.0)
+    assert core.receive(PONG, 1.0) == [(ping, None, None)]
+
+
+def test_what_was_said_to_a_server_that_is_gone_is_not_said_to_the_next():
+    core = connected()
+    lock = held(core)
+    core.send(Extend(lock, 5), 0.0)
+    core.disconnected("gone")
+    greet(core, locked(101, "1", expiresIn=5000))
+    assert core.outgoing() == b""
+
+
+def test_a_last_word_on_what_has_ended_long_ago_is_harmless():
+    core = connected()
+    lock = held(core)
+    core.leave(lock, 0.0)
+    core.receive(released(101, "success"), 0.0)
+    core.outgoing()
+    assert cut(core, released(101, "success", ref="1"), locked(101, "1", expiresIn=1)) == []
+    assert core.outgoing() == b""
