@@ -87,8 +87,8 @@ class Cutter:
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # asyncio's streams would complain of a task that was cancelled
         finally:
             self.tasks.discard(task)
             for end in ends:

@@ -65,13 +65,14 @@ def shown(found: Sequence[float]) -> str:
 def table(all_: Iterable[Figures]) -> str:
     """A row for each scenario."""
     rows = [
-        ["Fault", "times", "until the next lock", "from the return on", "increments", "late writes refused"],
-        ["---", "--:", "--:", "--:", "--:", "--:"],
+        ["Fault", "times", "a server answers", "a lock is granted", "since Redis is back", "increments", "late writes"],
+        ["---", "--:", "--:", "--:", "--:", "--:", "--:"],
     ]
     rows += [
         [
             found.title,
             f"{found.faults:,}",
+            shown(found.answer_s),
             shown(found.away_s),
             shown(found.back_s),
             f"{found.increments:,}",

@@ -87,6 +87,10 @@ class LibraryClient:
 
     async def leave(self) -> None:
         """Close it. Its session is ended by the world."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Close it."""
         await self._stack.aclose()
 
     async def _connected(self) -> genie.Client:

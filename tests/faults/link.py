@@ -25,6 +25,8 @@ class Link(asyncio.Protocol):
     def __init__(self, watch: Watch, address: Address, open_links: set[Link]) -> None:
         self.address = address
         self.connected_at = time.monotonic()
+        self.heard_at: float | None = None
+        """When the first line came: since then the server knows it."""
         self.closed = False
         self._watch = watch
         self._open = open_links
@@ -51,7 +53,8 @@ class Link(asyncio.Protocol):
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             message = orjson.loads(line)
-            self._watch.heard(self.address, self.connected_at, message["command"], message["payload"])
+            self.heard_at = self.heard_at or time.monotonic()
+            self._watch.heard(self.address, self.heard_at, message["command"], message["payload"])
             self._messages.append((message["command"], message["payload"]))
         self._wake()
 

@@ -144,10 +144,10 @@ class Watch:
 
     # -- lines --------------------------------------------------------------------------------------------
 
-    def heard(self, address: tuple[str, int], connected_at: float, command: str, payload: dict[str, Any]) -> None:
-        """A line came, whoever reads it."""
+    def heard(self, address: tuple[str, int], since: float, command: str, payload: dict[str, Any]) -> None:
+        """A line came, whoever reads it, on a connection of which the server has known since then."""
         stopped_at = self.silenced.get(address)
         if stopped_at is None:
             return
-        if connected_at < stopped_at or (command, payload.get("code")) != ("error", "unavailable"):
+        if since < stopped_at or (command, payload.get("code")) != ("error", "unavailable"):
             self.violate(f"{address[1]} does not lead any more and says {command} {payload}")

@@ -116,6 +116,10 @@ class WireClient:
         self._link.send("ping")
         self.drop()
 
+    async def close(self) -> None:
+        """Be gone."""
+        self.drop()
+
     def drop(self) -> None:
         """Lose the connection, on purpose."""
         if self._link is not None:

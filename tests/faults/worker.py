@@ -36,6 +36,9 @@ class Client(Protocol):
         """Lose the connection on purpose."""
 
     async def leave(self) -> None:
+        """Be gone, with nothing left behind."""
+
+    async def close(self) -> None:
         """Be gone."""
 
 

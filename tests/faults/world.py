@@ -95,10 +95,10 @@ class World:
 
     async def _end_sessions(self) -> None:
         """Those of our own client can't be told to end: say hello in their place, for a millisecond."""
+        address = self.cluster.address(await self.cluster.leader())
         for client in self._clients:
             if isinstance(client, LibraryClient):
-                stand_in = WireClient(client.name, self.cluster.addresses, self.watch, self.links, self.seed)
-                await stand_in.leave()
+                await ask(self.watch, address, "hello", session=client.secret, sessionTimeout=1)
 
     async def _nothing_left(self) -> None:
         """Sleepers' locks time out, and sessions end; then neither the server nor Redis has anything."""
@@ -125,6 +125,7 @@ class World:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in self._clients), return_exceptions=True)
         for link in list(self.links):
             link.abort()
         self.cluster.stop()
