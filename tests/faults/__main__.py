@@ -47,6 +47,8 @@ class Run:
         self.seed = wanted.seed or secrets.token_hex(4)
         self.chosen = [scenario for scenario in SCENARIOS if not wanted.scenarios or scenario.name in wanted.scenarios]
         self.found: dict[str, Figures] = {}
+        self.failed: list[str] = []
+        """How to repeat what broke a promise."""
 
     async def all(self) -> None:
         """All that is wanted."""
@@ -71,10 +73,11 @@ class Run:
             figures = await scenario.play(
                 seed, times, clients=wanted.clients, library=wanted.library, lease_s=wanted.lease
             )
-        except BaseException as error:
-            if isinstance(error, Exception):
-                error.add_note(f'make soak-faults FAULTS="{again}"')
-            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is shown with the history, and the others go on
+            error.add_note(f'make soak-faults FAULTS="{again}"')
+            traceback.print_exc(file=sys.stdout)
+            self.failed.append(again)
+            return
         print(figures.summary(), flush=True)
         if scenario.name in self.found:
             self.found[scenario.name].add(figures)
@@ -92,23 +95,22 @@ async def stoppable(run: Run) -> None:
 
 def main() -> int:
     """1 where a promise was not kept."""
-    run, failed = Run(options()), False
+    run = Run(options())
     try:
         asyncio.run(stoppable(run))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped")
-    except Exception:  # noqa: BLE001 - whatever it is, it is shown with the history
-        traceback.print_exc(file=sys.stdout)
-        failed = True
     all_ = list(run.found.values())
     print(f"\n{table(all_)}")
     for figures in all_:
         print(figures.summary())
     if run.wanted.json:
         write(all_, run.wanted.json)
-    if run.wanted.page and not failed:
+    if run.wanted.page and not run.failed:
         put(table(all_), run.wanted.page)
-    return 1 if failed else 0
+    for again in run.failed:
+        print(f'FAILED: make soak-faults FAULTS="{again}"')
+    return 1 if run.failed else 0
 
 
 if __name__ == "__main__":

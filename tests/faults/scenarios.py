@@ -20,6 +20,8 @@ from faults.world import World, world
 from servers import Genie
 
 LONG_STOP_S = 30.0
+CATCH_UP_S = 50e-6
+"""So long for each lock a follower may take that was started anew, until it has read everything. (Nothing tells.)"""
 READ_S = 0.02
 """So long after a fault of Redis what was told before has surely been read."""
 
@@ -131,6 +133,7 @@ async def kill_with_many(w: World, found: Figures, times: int, many: int = 100_0
     ids = await hold_many(w, many)
     for _ in range(times):
         await w.calm()
+        await asyncio.sleep(many * CATCH_UP_S)
         leader = await w.cluster.leader()
         answer = await asking(w, leader)
         fault = w.cluster.kill(leader)
