@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint format bench peers compiled clean
+.PHONY: serve test lint format bench peers soak-faults compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -27,6 +27,10 @@ bench: $(VENV)/.installed redis
 # PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched
 	$(BIN)/python -m benchmarks.peers $(PEERS)
+
+# Real faults on real processes (docs/reliability.md). FAULTS is passed on: make soak-faults FAULTS="--seconds 600"
+soak-faults: $(VENV)/.tested redis
+	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
 
 # A wheel in which the hot modules are compiled to C, in dist/. Built from a copy: what it leaves beside the sources would
 # be taken instead of them.

@@ -88,7 +88,7 @@ class Run:
 async def stoppable(run: Run) -> None:
     """Run it; SIGTERM ends it as Ctrl-C does, with all that it has started."""
     task = asyncio.current_task()
-    assert task is not None  # noqa: S101
+    assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await run.all()
 

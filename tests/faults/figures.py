@@ -54,7 +54,7 @@ class Figures:
 
 def duration(seconds: float) -> str:
     """Three digits or so, with a unit."""
-    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"  # noqa: PLR2004
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
 
 def shown(found: Sequence[float]) -> str:

@@ -36,7 +36,9 @@ class LibraryClient:
             asked_at = time.monotonic()
             try:
                 client = await self._connected()
-                self._lock = lock = await client.acquire(*keys, queue_timeout=WAIT_S, transaction_timeout=hold_ms / 1000)
+                self._lock = lock = await client.acquire(
+                    *keys, queue_timeout=WAIT_S, transaction_timeout=hold_ms / 1000
+                )
             except genie.TransactionTimeout:
                 return None
             except (genie.Unavailable, genie.ConnectionLost) as error:

@@ -97,7 +97,7 @@ async def kill_leader(w: World, found: Figures, times: int) -> None:
         answer = await asking(w, leader)
         fault = w.cluster.kill(leader)
         await taken_over(w, found, fault, answer)
-        if w.random.random() < 0.5:  # noqa: PLR2004 - the other half comes back while all is well again
+        if w.random.random() < 0.5:  # else it comes back while the clients are still on their way
             await w.calm()
         await w.cluster.restart(leader)
 
@@ -224,7 +224,10 @@ async def stop_redis(w: World, found: Figures, times: int, stop_s: float = LONG_
 
 # -- connections -----------------------------------------------------------------------------------------------
 
-SAID = (("hello", "request", "release", "extend", "ping"), ("welcome", "queued", "locked", "released", "extended", "pong"))
+SAID = (
+    ("hello", "request", "release", "extend", "ping"),
+    ("welcome", "queued", "locked", "released", "extended", "pong"),
+)
 CLIENT_CUTS = [Cut(not side, kind, place) for side in (0, 1) for kind in SAID[side] for place in PLACES]
 REDIS_CUTS = [
     *[Cut(to_server=True, kind=kind, place=place) for kind in ("EVALSHA", "XREAD") for place in PLACES],
@@ -261,7 +264,7 @@ async def cut(w: World, found: Figures, times: int, cutters: list[Cutter], kinds
         w.watch.note("fault", f"cut {what}")
         found.faults += 1
         found.away_s.append(await w.waited(w.watch.grant_after(fault, fresh=False)) - fault)
-        if w.random.random() < 0.7:  # noqa: PLR2004 - the others come upon those who are not yet back
+        if w.random.random() < 0.7:  # else the next one comes upon those who are not yet back
             await w.everybody_served()
 
 
@@ -271,7 +274,9 @@ SCENARIOS = (
     Scenario("kill-leader-of-3", "`kill -9` of the leader, two followers", 40, kill_leader, {"servers": 3}),
     Scenario("kill-and-restart", "`kill -9` of the leader, started again soon", 60, kill_and_restart, {"servers": 2}),
     Scenario("resign", "SIGTERM of the leader", 50, resign, {"servers": 2}),
-    Scenario("stop-leader", "the leader stopped (SIGSTOP), later continued", 50, stop_leader, {"servers": 2, "library": 0}),
+    Scenario(
+        "stop-leader", "the leader stopped (SIGSTOP), later continued", 50, stop_leader, {"servers": 2, "library": 0}
+    ),
     Scenario("kill-redis", "`kill -9` of Redis, started again after 0 to 2.5 s", 100, kill_redis, {"servers": 2}),
     Scenario("stop-redis", "Redis stopped for 30 s", 4, stop_redis, {"servers": 2}),
     Scenario(
@@ -282,7 +287,5 @@ SCENARIOS = (
         {"servers": 2, "front": True, "drops": 0.05},
     ),
     Scenario("cut-redis", "a connection to Redis cut", 450, cut_redis, {"servers": 2, "back": True}),
-    Scenario(
-        "kill-with-many", "`kill -9` of the leader, 100,000 locks held", 10, kill_with_many, {"servers": 2}
-    ),
+    Scenario("kill-with-many", "`kill -9` of the leader, 100,000 locks held", 10, kill_with_many, {"servers": 2}),
 )
