@@ -237,8 +237,8 @@ class WireClient:
             mine = request is not None and (payload.get("ref") == request.ref or payload["id"] == request.id)
             if mine and request is not None:
                 self._told(request, link, command, payload)
-            elif payload["id"] not in self._own:
-                self._watch.violate(f"{self} is told of a stranger's: {command} {payload}")
+            elif payload["id"] not in self._own or command != "released":
+                self._watch.violate(f"{self} is told of a stranger's, or of what has ended: {command} {payload}")
         elif command == "extended":
             if request is not None and payload["id"] == request.id:
                 request.extension_ms = 0
