@@ -54,7 +54,10 @@ class RequestRejected(GenieError):
 
 
 class Unavailable(GenieError):
-    """No server answers, or it can't reach its store. What was asked for has not happened; ask again later."""
+    """No server answers, or none leads, or it can't reach its store. Ask again later.
+
+    What was asked for has not happened, or is given back as soon as a server can be told.
+    """
 
 
 class ConnectionLost(GenieError):

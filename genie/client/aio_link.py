@@ -33,6 +33,7 @@ class Link:
         self.core.trouble = lambda: str(self._servers.unavailable())
         self._loop: asyncio.AbstractEventLoop
         self._wire: Wire | None = None
+        self._up_since = 0.0
         self._up = asyncio.Event()
         """Set when there is a connection, and when there never will be one again."""
         self._closed = True
@@ -160,6 +161,7 @@ class Link:
         elif was_up:
             self._servers.worked()
         elif self.core.up:
+            self._up_since = self._loop.time()
             self._up.set()
             wire.settled.set()
         self._flush()
@@ -173,7 +175,7 @@ class Link:
             self._servers.elsewhere(self.core.elsewhere)
         if self.core.up:
             self._up.clear()
-            why = self._servers.lost(wire.address, why)
+            why = self._servers.lost(wire.address, why, self._loop.time() - self._up_since)
             if not self._closed and (self._connecting is None or self._connecting.done()):
                 self._connecting = self._loop.create_task(self._reconnect())
         else:

@@ -1,8 +1,8 @@
 """One client's conversation with a server, without a socket and without a clock.
 
 Calls go in and bytes come out; bytes go in and outcomes of calls come out. The shells (`aio`, `sync`) move the bytes,
-keep the time, and hand each outcome to whoever waits for it. What goes out, and how it goes on over a new connection, is in
-`session`; what comes in is here.
+keep the time, and hand each outcome to whoever waits for it. What goes out, and how it goes on over a new connection,
+is in `session`; what comes in is here.
 
 Who an answer belongs to:
 - `queued`, and an `error` with a `ref`: to the request with that `ref`, which no other request of this client has. From

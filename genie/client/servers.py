@@ -9,6 +9,9 @@ from genie.client import reach
 from genie.client.reach import Address, delays, spell
 from genie.errors import Unavailable
 
+STEADY_S = 2.0
+"""A connection that stood for so long worked, even if nothing was asked on it."""
+
 REDIRECTIONS = 3
 """To how many leaders a round follows the nodes that name one, before it pauses."""
 
@@ -73,9 +76,14 @@ class Servers:
         if self.delay:
             self.delay, self._delays = 0.0, delays()
 
-    def lost(self, address: Address, why: str) -> str:
-        """The connection to this one ended: the others are tried first. Returns what to tell those who waited."""
+    def lost(self, address: Address, why: str, stood: float) -> str:
+        """The connection to this one ended, which `stood` for so many seconds: the others are tried first.
+
+        Returns what to tell those who waited.
+        """
         self.failed(why)
+        if stood >= STEADY_S:
+            self.worked()
         if address in self.order:
             place = self.order.index(address) + 1
             self.order = self.order[place:] + self.order[:place]

@@ -182,7 +182,7 @@ class Session:
             self.send(Extend(request, request.hold), now)
         for request in due.impatient:
             why = "the server does not answer" if self.up else self.trouble()
-            error = Unavailable(f"nobody said within {request.wait + self._patience:g} s what became of it: {why}")
+            error = Unavailable(f"no word of the request within {request.wait + self._patience:g} s: {why}")
             self._give_up(request, now)
             outcomes.append((request, None, error))
         return outcomes

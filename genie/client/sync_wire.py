@@ -41,6 +41,7 @@ class Wire:
         self._core = Core(session, session_timeout, connect_timeout)
         self._core.trouble = lambda: str(self._servers.unavailable())
         self._address = addresses[0]
+        self._up_since = 0.0
         self._socket: socket.socket | None = None
         self._dropped: list[socket.socket] = []
         """Sockets that the thread is to close."""
@@ -144,6 +145,7 @@ class Wire:
             if was_up and not broken:
                 self._servers.worked()
             elif self._core.up:
+                self._up_since = time.monotonic()
                 self._changed.notify_all()
             self._write()
         settle(outcomes)
@@ -161,7 +163,7 @@ class Wire:
             if self._core.elsewhere is not None:
                 self._servers.elsewhere(self._core.elsewhere)
             if self._core.up:
-                why = self._servers.lost(self._address, why)
+                why = self._servers.lost(self._address, why, time.monotonic() - self._up_since)
             else:
                 self._servers.failed(why)
             outcomes = self._core.disconnected(why)

@@ -21,6 +21,7 @@ from genie.server.pump import Pump
 from genie.storage.base import Batch, Replica, Store, Superseded
 from genie.storage.memory import MemoryStore
 from genie.storage.node import Node, this_node
+from genie.tasks import end
 
 log = structlog.get_logger()
 
@@ -48,7 +49,8 @@ class Server:
         self._connections: dict[Connection, None] = {}
         self._refusing = Refusing()
         self._pump: Pump | None = None
-        """None while it does not lead."""
+        """That of the present time as leader, or of the last."""
+        self._leads = False
         self._sock: socket.socket | None = None
         self._guard: socket.socket | None = None
         self._listener: asyncio.Server | None = None
@@ -87,8 +89,8 @@ class Server:
             "listening",
             host=host,
             port=port,
-            role="follower" if self._pump is None else "leader",
-            held=0 if self._pump is None else self._pump.held,
+            role="leader" if self._leads else "follower",
+            held=self._pump.held if self._pump is not None and self._leads else 0,
             store="redis" if self._store.durable else "memory",
             version=version("genie-lock"),
         )
@@ -104,7 +106,7 @@ class Server:
 
     @property
     def _desk(self) -> Desk:
-        return self._refusing if self._pump is None else self._pump
+        return self._pump if self._pump is not None and self._leads else self._refusing
 
     async def _take_roles(self, node: Node) -> None:
         """Follow, lead, and follow again, until somebody puts an end to it."""
@@ -114,13 +116,17 @@ class Server:
             await self._deposed.wait()
 
     def _ended(self, roles: asyncio.Task[None]) -> None:
-        if not roles.cancelled():
-            self._failure = self._failure or roles.exception()
-            self._ready.set()
-            self._stopped.set()
+        if roles.cancelled():
+            return
+        error = roles.exception()
+        if self._listener is not None:
+            log.error("a defect in the server; stopped", exc_info=error)
+        self._failure = self._failure or error
+        self._ready.set()
+        self._stopped.set()
 
     def _whole(self) -> Batch:
-        assert self._pump is not None, "only who leads has something to be written anew"  # noqa: S101
+        assert self._pump is not None, "only who leads, or has just led, has something to be written anew"  # noqa: S101
         return self._pump.whole()
 
     def _follow(self, leader: str | None) -> None:
@@ -149,6 +155,7 @@ class Server:
         await pump.settled()
         if self._deposed.is_set():
             return
+        self._leads = True
         gc.freeze()  # what is there now stays: the collector need not look at it again
         for connection in self._connections:
             connection.desk = pump
@@ -158,7 +165,7 @@ class Server:
 
     def _fail(self, error: BaseException) -> None:
         """Not a word more to anyone: what was not told may not be true."""
-        self._pump = None
+        self._leads, self._refusing.leader = False, None
         for connection in list(self._connections):
             connection.abort()
         self._deposed.set()
@@ -193,7 +200,7 @@ class Server:
         if self._listener is not None:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
         pump = self._pump
-        if pump is not None:
+        if pump is not None and self._leads:
             for connection in self._connections:
                 connection.stop_reading()
             try:
@@ -202,7 +209,7 @@ class Server:
             except TimeoutError:
                 log.warning("the store does not answer; stopped without it", unstored="the last commands")
             else:
-                if self._pump is pump:
+                if self._leads:
                     pump.stop()
                     await self._store.resign()
             pump.stop()
@@ -212,9 +219,7 @@ class Server:
         log.info("stopped")
 
     async def _leave_roles(self) -> None:
-        if self._roles is not None:
-            self._roles.cancel()
-            await asyncio.wait({self._roles})
+        await end(self._roles)
         if self._guard is not None:
             self._guard.close()
 

@@ -31,16 +31,26 @@ POLL_S = 0.1
 
 
 class Follower:
-    """What one node knows of a namespace that it does not lead. `following` is told who leads, whenever that changes."""
+    """What one node knows of a namespace that it does not lead.
+
+    `following` is told who leads, whenever that changes. `known` is what it knows from the time when it led.
+    """
 
     def __init__(
-        self, namespace: Namespace, journal: Journal, node: Node, following: Callable[[str | None], None]
+        self,
+        namespace: Namespace,
+        journal: Journal,
+        node: Node,
+        following: Callable[[str | None], None],
+        known: tuple[Position, Batch] | None = None,
     ) -> None:
         self._namespace = namespace
         self._journal = journal
         self._node = node
         self._following = following
         self._loop = asyncio.get_running_loop()
+        self._known = known
+        """How far this node has led the namespace itself before, and everything that there was then."""
         self._replica: Replica | None = None
         """None where nothing was loaded yet, or it fell behind the journal."""
         self._heard_at = self._loop.time()
@@ -77,8 +87,8 @@ class Follower:
         if left_s > 0:
             await asyncio.sleep(min(left_s, POLL_S))
             return None
-        if self._replica is not None:
-            return await self._write_anew(self._replica)
+        if self._furthest() > (0, 0):
+            return await self._write_anew()
         return await self._take_over(None, unmoved=False)
 
     async def _follow(self, meta: Meta) -> Replica | None:
@@ -157,6 +167,8 @@ class Follower:
                     break
             except Gap:
                 log.warning("the journal does not go back to where loading began; loading again")
+        if self._known is not None and self._known[0] <= self._journal.position:
+            self._known = None
         self._replica = Replica()
         state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
         self._replica.apply(state)
@@ -180,8 +192,8 @@ class Follower:
         base = await self._namespace.take_over(self._node, meta, unmoved=unmoved)
         if base is None:
             return None
-        if self._replica is not None and self._journal.position > base:
-            return await self._write_anew(self._replica)
+        if self._furthest() > base:
+            return await self._write_anew()
         if self._replica is None or not await self._reached(base):
             await self._load()
         return self._replica or Replica()
@@ -193,8 +205,19 @@ class Follower:
                 return False
         return True
 
-    async def _write_anew(self, replica: Replica) -> Replica:
+    def _furthest(self) -> Position:
+        """How far this node has seen the namespace come, of what it could still write."""
+        return max(
+            (0, 0) if self._known is None else self._known[0],
+            (0, 0) if self._replica is None else self._journal.position,
+        )
+
+    async def _write_anew(self) -> Replica:
         """Redis has lost what a leader had told already; but we have seen it."""
         log.warning("Redis has lost commits that this node has seen; writing the whole state anew")
+        replica = self._replica
+        if replica is None or (self._known is not None and self._known[0] > self._journal.position):
+            replica = Replica()
+            replica.apply(self._known[1] if self._known is not None else Batch())
         await self._namespace.write_anew(self._node, replica.whole())
         return replica

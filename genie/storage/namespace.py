@@ -22,6 +22,7 @@ from importlib.resources import files
 from redis.asyncio import Redis
 
 from genie.storage.base import Batch, Superseded
+from genie.storage.link import LinkError
 from genie.storage.node import Node, pack, unpack
 from genie.storage.records import encode
 
@@ -123,12 +124,12 @@ class Namespace:
             raise Superseded(f"{self.meta} is another server's")
         self._attempted = tenure = _next(self.tenure, self._prefix)
         await self._client.sadd(self._copies, tenure.records)
-        stored = list(state.changes.items())
+        stored = [(id_, what) for id_, what in state.changes.items() if what is not None]
         for start in range(0, len(stored), CHUNK):
-            chunk = {str(id_): encode(what) for id_, what in stored[start : start + CHUNK] if what is not None}
+            chunk = {str(id_): encode(what) for id_, what in stored[start : start + CHUNK]}
             await self._client.hset(tenure.records, mapping=chunk)  # type: ignore[arg-type]
         numbers = counters(0, state.clock_ms, state.next_id, state.next_fence)
-        if await self._begin(node, tenure, meta, "", numbers) is None:
+        if await self._begin(node, tenure, meta, "", numbers, len(stored)) is None:
             raise Superseded(f"{self.meta} changed hands while it was written")
         await self.unlink_others()
 
@@ -144,14 +145,16 @@ class Namespace:
                 await self._client.srem(self._copies, key)
 
     async def _begin(
-        self, node: Node, tenure: Tenure, before: Meta | None, number: int | str, numbers: bytes
+        self, node: Node, tenure: Tenure, before: Meta | None, number: int | str, numbers: bytes, records: int = 0
     ) -> Position | None:
         expected = ("", "") if before is None else (before.tenure.epoch, before.tenure.nonce)
         await self._client.sadd(self._copies, tenure.records)
         answer, base = await self._client.eval(
             *(_BEGIN, 3, self.meta, tenure.records, self.journal),
-            *(tenure.epoch, tenure.nonce, *expected, number, pack(node), numbers),
+            *(tenure.epoch, tenure.nonce, *expected, number, pack(node), numbers, records),
         )
+        if answer == b"lost":
+            raise LinkError("Redis has lost what was being written")
         if answer != b"ok":
             return None
         self.tenure = tenure

@@ -25,9 +25,10 @@ from genie.storage.durability import warn_if_lossy
 from genie.storage.follower import Follower
 from genie.storage.journal import Journal, Kept
 from genie.storage.link import Link, LinkError, bulk
-from genie.storage.namespace import Namespace, counters
+from genie.storage.namespace import Namespace, Position, counters
 from genie.storage.node import Node
 from genie.storage.records import encode
+from genie.tasks import end
 
 log = structlog.get_logger()
 
@@ -79,11 +80,13 @@ class RedisStore:
     async def open(self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]) -> Replica:
         """Follow whoever leads the namespace until this node does, however long Redis can't be reached."""
         self._loop = asyncio.get_running_loop()
+        known = self._known() if self._namespace.tenure.epoch else None
         await self._stand_down()
         self._node, self._whole = node, whole
-        follower = Follower(self._namespace, Journal(self._client, self._namespace.journal), node, following)
+        journal = Journal(self._client, self._namespace.journal)
+        follower = Follower(self._namespace, journal, node, following, known)
         pauses = _pauses()
-        replica = None
+        replica, failed = None, False
         while True:
             try:
                 replica = replica or await follower.lead()
@@ -93,8 +96,11 @@ class RedisStore:
                 pause = next(pauses)
                 log.warning("Redis can't be reached; nothing is served before it is", error=str(error), retry_s=pause)
                 follower.interrupted()
+                failed = True
                 await asyncio.sleep(pause)
             else:
+                if failed:
+                    log.info("Redis is back")
                 self._begin_numbers()
                 self._watch_commits()
                 return replica
@@ -119,14 +125,20 @@ class RedisStore:
         await self._stand_down()
         await self._client.aclose()
 
+    def _known(self) -> tuple[Position, Batch]:
+        """What this node has told, or might have, as the leader that it was: it must not be lost if Redis has lost it.
+
+        A batch in flight was told to nobody; whether it is in there makes no difference.
+        """
+        answered = self._sequence - (self._done is not None)
+        return (self._namespace.tenure.epoch, answered), self._whole()
+
     async def _stand_down(self) -> None:
         """Commit nothing more. What is in flight may or may not be stored."""
         self._done, self._pauses = None, None
         if self._watch is not None:
             self._watch.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
         self._drop_link()
 
     # -- a commit, sent and answered ----------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from genie.core import State
 from genie.storage.base import Batch, Store, Superseded
 from genie.storage.link import Link
 from genie.storage.memory import MemoryStore
-from genie.storage.redis import RedisStore
+from genie.storage.redis import RedisStore, _pauses, _until_done
 from servers import running_redis
 from stores import commit, opened
 
@@ -219,3 +220,28 @@ async def test_a_namespace_of_another_version_is_left_alone(make: Make) -> None:
     found = await link.call(b"HGETALL", store._namespace.meta.encode())
     assert sorted(found) == sorted(before)
     link.close()
+
+
+async def test_what_is_lost_while_it_is_written_anew_is_written_once_more(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make()
+    if not isinstance(store, RedisStore):
+        return
+    await opened(store)
+    manager, namespace = core.LockManager(), store._namespace
+    request = core.Request(exclusive=("A",))
+    everything = batch(manager, 0, *manager.step(request, 0))
+    begin, failures = namespace._begin, 1
+
+    async def forgetful(*args: Any) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            await store._client.delete(args[1].records)
+        return await begin(*args)
+
+    monkeypatch.setattr(namespace, "_begin", forgetful)
+    await _until_done(lambda: namespace.write_anew(store._node, everything), _pauses())
+    assert not failures
+    assert list((await opened(make())).manager.table.held) == [request.id]

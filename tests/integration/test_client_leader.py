@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 
 import pytest
@@ -105,15 +106,45 @@ async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
     nodes[0].silent = True
     async with connect(addresses(nodes[0], genie), connect_timeout=0.5) as client:
         await client.ping()
+        await (await nodes[0].accept()).reader.read()  # to the end
 
 
 async def test_threads_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
     def work() -> None:
         with sync.connect(addresses(nodes[0], genie), connect_timeout=0.5) as client:
             client.ping()
+            assert left.wait(WAIT_S)
 
+    left = threading.Event()
     nodes[0].silent = True
-    await asyncio.to_thread(work)
+    task = asyncio.create_task(asyncio.to_thread(work))
+    await (await nodes[0].accept()).reader.read()  # to the end
+    left.set()
+    await task
+
+
+async def test_threads_one_thread_dials_however_often_it_is_refused(nodes):
+    def work() -> None:
+        with sync.connect(addresses(*nodes)):
+            loop.call_soon_threadsafe(entered.set)
+            assert done.wait(WAIT_S)
+
+    def dialing() -> int:
+        return sum(thread.name == "genie-client-dial" for thread in threading.enumerate())
+
+    loop, entered, done = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    nodes[0].refusal = None
+    task = asyncio.create_task(asyncio.to_thread(work))
+    line = await nodes[0].accept()
+    await entered.wait()
+    nodes[0].refusal = follower()
+    line.cut()
+    for _ in range(3):
+        for node in nodes:
+            await node.accept()
+            assert dialing() <= 1
+    done.set()
+    await task
 
 
 @pytest.mark.parametrize("named", [True, False])

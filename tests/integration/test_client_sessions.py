@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -11,8 +12,10 @@ from contextlib import asynccontextmanager, suppress
 import orjson
 import pytest
 
+import genie as genie_module
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
 from servers import WAIT_S, Genie, Redis, running_server
+from wire import Wire
 
 pytestmark = pytest.mark.usefixtures("_bounded")
 
@@ -25,9 +28,14 @@ async def _bounded() -> AsyncIterator[None]:
 
 async def until_waiting(client: Client, name: str, count: int = 1) -> list[int]:
     while True:
-        found = await client.inspect(resource=name)
-        if found["queueTotal"] == count:
-            return [row["id"] for row in found["queue"]]
+        with suppress(ConnectionLost):
+            found = await client.inspect(resource=name)
+            if found["queueTotal"] == count:
+                return [row["id"] for row in found["queue"]]
+
+
+def addresses(*servers: Genie) -> list[str]:
+    return [f"127.0.0.1:{server.port}" for server in servers]
 
 
 async def restart(genie: Genie) -> None:
@@ -118,6 +126,75 @@ async def test_a_session_that_ends_while_the_client_is_away_loses_its_locks_but_
         async with other.lock("away/held", queue_timeout=3600):
             await holder.release()
         assert (await waiting).id == second
+
+
+async def test_a_client_goes_on_with_the_session_of_an_earlier_one(genie):
+    secret = "the secret of two lives"  # noqa: S105 - it guards nothing
+    wire = await Wire.connect(genie.address)
+    wire.send("hello", session=secret)
+    await wire.expect("welcome")
+    held = await wire.lock("exclusive:lives", ref="1")
+    await wire.request("exclusive:lives", queueTimeout=3_600_000, ref="2")
+    async with connect(*genie.address, session=secret) as client:
+        assert await wire.receive() == ("closed", {})
+        await until_waiting(client, "lives", 0)
+        assert await client.try_acquire("lives") is None, "it is held for as long as the earlier life said"
+        assert await client.release(held) == "success"
+        lock = await client.acquire("lives")
+    async with client:
+        await lock.release()
+        assert await client.try_acquire("lives") is not None
+    assert not lock.lost.is_set()
+
+
+async def test_a_secret_that_is_none_is_refused_before_anything_is_said():
+    for module in (genie_module, sync):
+        with pytest.raises(ValueError, match="16 to 128 characters"):
+            module.connect(session="too short")
+        with pytest.raises(ValueError, match="session_timeout"):
+            module.connect(session_timeout=0)
+
+
+class TestFailover:
+    @pytest.fixture
+    def pair(self, redis: Redis):
+        with running_server(redis) as leader, running_server(redis) as follower:
+            yield leader, follower
+
+    @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+    async def test_locks_and_places_are_kept(self, pair, end):
+        leader, follower = pair
+        async with connect(*leader.address) as only, connect(addresses(follower, leader)) as client:
+            named = await only.acquire("named", transaction_timeout=3600)  # it has not heard of the follower
+            async with client.lock("failover", transaction_timeout=3600, watchdog=True) as lock:
+                waiting = asyncio.create_task(client.acquire("failover", queue_timeout=3600))
+                [id_] = await until_waiting(client, "failover")
+                leader.send(end)
+                leader.wait()
+                assert await until_waiting(client, "failover") == [id_]
+            next_lock = await waiting
+            assert (next_lock.id, lock.lost.is_set()) == (id_, False)
+            assert next_lock.fence > lock.fence
+            await next_lock.release()
+            await asyncio.to_thread(leader.start)
+            await named.release()  # the old leader tells where the new one is
+            assert not named.lost.is_set()
+            assert await client.try_acquire("named") is not None
+
+    async def test_nobody_notices_many(self, pair):
+        async def fail_over() -> None:
+            for leader in (*pair, *pair):
+                leader.send(signal.SIGTERM)
+                await asyncio.to_thread(leader.wait)
+                await asyncio.to_thread(leader.start)
+
+        async with connect(addresses(*pair)) as client:
+            failing = asyncio.create_task(fail_over())
+            while not failing.done():
+                await work(client, "failovers", 10)
+            await failing
+            found = await client.inspect()
+            assert found["holdersTotal"] == found["queueTotal"] == 0
 
 
 class TestThreads:

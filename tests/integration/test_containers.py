@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import zipfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -377,11 +378,14 @@ def test_it_serves_is_healthy_and_stops(container: Container) -> None:
 def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Container) -> None:
     """The Lua scripts come out of the wheel, and a Redis that stalls makes it unhealthy."""
     with running_redis() as redis:
+        redis.found()
         variables = compose()["services"]["genie"]["environment"]
         assert set(variables.values()) == {"redis"}
         container.environment |= dict.fromkeys(variables, LOOPBACK) | {"GENIE_REDIS_PORT": str(redis.port)}
-        container.environment["GENIE_STORE_TIMEOUT_MS"] = "100"
+        container.environment |= {"GENIE_STORE_TIMEOUT_MS": "100", "GENIE_LEASE": "600"}
         with container.start([*exec_form(only("ENTRYPOINT")), *exec_form(only("CMD"))]) as server:
+            bound = threading.Timer(WAIT_S, server.kill)
+            bound.start()
             try:
                 assert server.stdout is not None
                 assert json.loads(server.stdout.readline())["store"] == "redis"
@@ -393,4 +397,5 @@ def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Containe
                 assert any("Redis is back" in line for line in server.stdout)
                 assert container.healthy()
             finally:
+                bound.cancel()
                 server.kill()

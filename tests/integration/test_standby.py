@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -167,6 +168,25 @@ async def test_a_leader_that_can_t_commit_steps_down_and_comes_back(redis: Redis
         assert (await check.expect("error"))["leader"] == f"127.0.0.1:{leader.port}"
         for wire in (client, refused, again, check):
             await wire.close()
+
+
+async def test_who_had_to_step_down_still_knows_what_it_told(redis: Redis) -> None:
+    with running_server(redis, lease=0.5) as genie:
+        client, _ = await hello(genie)
+        old = await client.lock("exclusive:old", transactionTimeout=600_000)
+        shutil.copytree(redis.folder / "appendonlydir", redis.folder / "kept")
+        new = await client.lock("exclusive:new", transactionTimeout=600_000)
+        assert await client.release(old) == "success"
+        redis.kill()
+        genie.until("does not lead any more")
+        shutil.rmtree(redis.folder / "appendonlydir")
+        shutil.move(redis.folder / "kept", redis.folder / "appendonlydir")
+        redis.start()
+        assert genie.until("leading")["held"] == 1
+        again, resumed = await hello(genie)
+        assert resumed
+        assert (await again.expect("locked"))["id"] == new
+        assert set(map(int, redis.call("HKEYS", redis.call("HGET", "{genie}:meta", "records")))) == {new}
 
 
 async def test_a_new_namespace_is_waited_for(redis: Redis) -> None:

@@ -1,9 +1,10 @@
 -- Take a namespace over, or write it anew: set a new (epoch, nonce), the node that leads, and the key of the records.
 -- KEYS: meta, records, journal   ARGV: epoch, nonce, the epoch and nonce that are expected ('' where there is none), the
 --       number of the last batch that is expected ('' for any), the node, counters ('' to go on from those that are there,
---       with the first batch)
+--       with the first batch), how many records were written for it (only with counters)
 -- Answers 'ok' (also where this very call was carried out before) and where it goes on from, as epoch-number ('' where it
--- is written anew); or 'other' where somebody else was faster, or the leader is alive.
+-- is written anew); 'other' where somebody else was faster, or the leader is alive; 'lost' where not all of the records are
+-- there any more.
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce', 'counters', 'base')
 if meta[1] == ARGV[1] and meta[2] == ARGV[2] then
   return {'ok', meta[4]}
@@ -16,6 +17,9 @@ if ARGV[5] ~= '' and ARGV[5] ~= number then
   return {'other', ''}
 end
 local counters, base = ARGV[7], ''
+if counters ~= '' and redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[8]) then
+  return {'lost', ''}
+end
 if counters == '' then
   counters = '0' .. string.match(meta[3] or '0 0 1 1', ' .*')
   base = (meta[1] or '0') .. '-' .. number

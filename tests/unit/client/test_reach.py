@@ -71,9 +71,17 @@ def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():
     assert 0.0125 <= servers.delay <= 0.025
 
 
+@pytest.mark.parametrize(("stood", "at_once"), [(0.1, False), (2.0, True)])
+def test_a_connection_that_stood_for_long_worked_though_nothing_was_asked(stood, at_once):
+    servers = Servers([("a", 1)], 10)
+    list(servers.round())
+    servers.lost(("a", 1), "cut", stood)
+    assert (servers.delay == 0) == at_once
+
+
 def test_the_server_that_was_lost_is_tried_last():
     servers = Servers([("a", 1), ("b", 2), ("c", 3)], 9)
-    assert "a:1 was lost: cut" in servers.lost(("a", 1), "cut")
+    assert "a:1 was lost: cut" in servers.lost(("a", 1), "cut", 0.1)
     assert list(servers.round()) == [("b", 2), ("c", 3), ("a", 1)]
     assert str(servers.unavailable()) == "no server at b:2, c:3, a:1: cut"
     assert servers.attempt_timeout == 3
@@ -105,7 +113,7 @@ class TestLeaders:
 
     def test_that_a_node_named_as_it_stepped_down_are_tried_first(self):
         servers = Servers([("a", 1), ("b", 1), ("c", 1)], 10)
-        servers.lost(("a", 1), "unavailable")
+        servers.lost(("a", 1), "unavailable", 0.1)
         servers.elsewhere("c:1")
         assert list(servers.round()) == [("c", 1), ("b", 1), ("a", 1)]
         assert list(servers.round()) == [("b", 1), ("c", 1), ("a", 1)]
