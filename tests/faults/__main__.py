@@ -94,12 +94,13 @@ async def stoppable(run: Run) -> None:
 
 
 def main() -> int:
-    """1 where a promise was not kept."""
-    run = Run(options())
+    """1 where a promise was not kept, or it was stopped."""
+    run, stopped = Run(options()), False
     try:
         asyncio.run(stoppable(run))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped")
+        stopped = True
     all_ = list(run.found.values())
     print(f"\n{table(all_)}")
     for figures in all_:
@@ -110,7 +111,7 @@ def main() -> int:
         put(table(all_), run.wanted.page)
     for again in run.failed:
         print(f'FAILED: make soak-faults FAULTS="{again}"')
-    return 1 if run.failed else 0
+    return 1 if run.failed or stopped else 0
 
 
 if __name__ == "__main__":

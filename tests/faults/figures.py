@@ -6,7 +6,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 BEGIN = "<!-- begin: written by `make soak-faults` -->"
@@ -95,4 +95,4 @@ def put(text: str, page: Path) -> None:
 
 def write(all_: Iterable[Figures], file: Path) -> None:
     """Every number."""
-    file.write_text(json.dumps([asdict(found) for found in all_], indent=1), encoding="utf-8")
+    file.write_text(json.dumps([vars(found) | {"counts": dict(found.counts)} for found in all_]), encoding="utf-8")

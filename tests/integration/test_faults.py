@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from functools import partial
@@ -71,7 +72,21 @@ def test_turns_are_taken_with_other_seeds_and_added_up(
     monkeypatch.setattr(
         sys,
         "argv",
-        ["faults", "--seed", "7", "--seconds", "2.5", "--clients", "2", "--library", "0", "--page", str(page)],
+        [
+            "faults",
+            "--seed",
+            "7",
+            "--seconds",
+            "2.5",
+            "--clients",
+            "2",
+            "--library",
+            "0",
+            "--page",
+            str(page),
+            "--json",
+            str(page.with_name("all")),
+        ],
     )
     assert soak.main() == 0
     said = capsys.readouterr().out
@@ -79,3 +94,4 @@ def test_turns_are_taken_with_other_seeds_and_added_up(
     assert "made-up --times 2 --seed 7-1 " in said
     rounds = said.count("made-up --times 2 ")
     assert f"| a title | {2 * rounds} |" in page.read_text()
+    assert json.loads(page.with_name("all").read_text())[0]["faults"] == 2 * rounds
