@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from faults.cluster import LEAD_S
+from faults.cluster import LEAD_S, Cluster
 from faults.link import Address, Link
 from faults.watch import Watch
+from servers import Genie
 
 EVERY_S = 0.002
 
@@ -37,3 +38,11 @@ async def _asked(address: Address, watch: Watch) -> float:
             await asyncio.sleep(EVERY_S)
     finally:
         link.abort()
+
+
+async def asking(cluster: Cluster, leader: Genie, watch: Watch) -> asyncio.Task[float]:
+    """Begin to ask the followers, until one of them leads; returns when that was."""
+    followers = await cluster.followers(leader)
+    answer = asyncio.create_task(answers([cluster.address(server) for server in followers], watch))
+    await asyncio.sleep(0.05)
+    return answer

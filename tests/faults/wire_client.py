@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
+from faults.asked import Request, State
 from faults.link import Address, Link, Lost
 from faults.watch import Grant, Watch
 
@@ -22,38 +21,10 @@ QUIET_S = 0.25
 """After so long without a word it sends a ping,"""
 PATIENCE_S = 0.8
 """and after so long it takes the connection for lost."""
+REPEATS = 0.3
+"""How often it says its request again though it was told of it: a `ref` may be repeated at any time."""
 PAUSE_S = 0.02
 """Between attempts to find a server that leads."""
-
-
-class State(Enum):
-    """How far its request has come, as far as it has heard."""
-
-    ASKED = auto()
-    QUEUED = auto()
-    HELD = auto()
-    LEAVING = auto()
-    ENDED = auto()
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """The one request of the moment."""
-
-    ref: str
-    keys: tuple[str, ...]
-    hold_ms: int
-    asked_at: float
-    state: State = State.ASKED
-    id: int = 0
-    reason: str = ""
-    grant: Grant | None = None
-    extension_ms: int = 0
-    """What is asked for by an `extend` that was not answered yet."""
-    sent_on: Link | None = None
-    """The connection on which what is asked for was sent last."""
-    told_on: Link | None = None
-    """The connection on which the server last said that it lives."""
 
 
 class WireClient:
@@ -153,18 +124,21 @@ class WireClient:
         if request is None or request.sent_on is link:
             return
         if request.state is State.ASKED:
-            link.send(
-                "request",
-                resources=[f"exclusive:{key}" for key in request.keys],
-                ref=request.ref,
-                queueTimeout=QUEUE_MS,
-                transactionTimeout=request.hold_ms,
-            )
+            self._ask(link, request)
         elif request.state is State.LEAVING:
             link.send("release", id=request.id)
         elif request.state is State.HELD and request.extension_ms:
             link.send("extend", id=request.id, transactionTimeout=request.extension_ms)
         request.sent_on = link
+
+    def _ask(self, link: Link, request: Request) -> None:
+        link.send(
+            "request",
+            resources=[f"exclusive:{key}" for key in request.keys],
+            ref=request.ref,
+            queueTimeout=QUEUE_MS,
+            transactionTimeout=request.hold_ms,
+        )
 
     def _lost(self, why: str, *, leave_open: bool = False) -> None:
         """Go elsewhere. A server that says nothing may be stopped: what it says later is still to be heard."""
@@ -226,6 +200,8 @@ class WireClient:
         self._watch.note(self.name, f"resumes on {link.address[1]}")
         if request is not None and request.told_on is not link and request.state in (State.QUEUED, State.HELD):
             self._watch.violate(f"{self} is forgotten by {link.address[1]}")
+        if request is not None and request.state in (State.QUEUED, State.HELD) and self._random.random() < REPEATS:
+            self._ask(link, request)
 
     # -- what is said -------------------------------------------------------------------------------------
 

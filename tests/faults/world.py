@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from faults.cluster import Cluster
 from faults.cutter import Cutter, chunks, cutting, lines
+from faults.figures import Figures
 from faults.library_client import LibraryClient
 from faults.link import Link, Lost, ask
 from faults.watch import Broken, Watch
@@ -172,3 +173,11 @@ async def world(
             yield made
         finally:
             await made.stop()
+
+
+async def taken_over(w: World, found: Figures, fault: float, answer: asyncio.Task[float]) -> None:
+    """Wait until a follower leads, and has granted a lock."""
+    grant = w.watch.grant_after(fault, fresh=True)
+    found.answer_s.append(await answer - fault)
+    found.away_s.append(await w.waited(grant) - fault)
+    found.faults += 1

@@ -11,7 +11,9 @@ import pytest
 
 from faults import __main__ as soak
 from faults.figures import BEGIN, END, Figures
-from faults.scenarios import SCENARIOS, Scenario, kill_with_many, stop_redis
+from faults.redis_fails import stop_redis
+from faults.scenarios import SCENARIOS, Scenario
+from faults.servers_end import kill_with_many
 from faults.world import World
 
 TIMES = {
@@ -25,6 +27,7 @@ TIMES = {
     "stop-redis": 1,
     "cut-clients": 33,
     "cut-redis": 18,
+    "cut-and-kill": 2,
     "kill-with-many": 1,
 }
 SHORTER = {"stop-redis": partial(stop_redis, stop_s=0.8), "kill-with-many": partial(kill_with_many, many=4_000)}
