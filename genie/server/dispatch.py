@@ -187,6 +187,7 @@ class Dispatch:
         session = connection.session
         if session.key is not None:
             if session.connection is connection:
+                self._forget_told(session)
                 self.sessions.leave(session, self.now)
             return
         if session.bound:
@@ -289,10 +290,13 @@ class Dispatch:
     def _keep(self, session: Session, ending: Ending) -> None:
         """A session may have to be told once more how a request ended, also by the next server."""
         session.keep(ending)
-        for id_ in session.told(self.now):
-            self._unset(id_)
+        self._forget_told(session)
         if self._durable and ending.id in self.changes:
             self.changes[ending.id] = ending
+
+    def _forget_told(self, session: Session) -> None:
+        for id_ in session.told(self.now):
+            self._unset(id_)
 
     def _extended(self, event: core.Extended, asker: Connection | None) -> None:
         self._change(event.request)

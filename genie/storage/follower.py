@@ -55,6 +55,7 @@ class Follower:
         """None where nothing was loaded yet, or it fell behind the journal."""
         self._heard_at = self._loop.time()
         """When there was news of a leader, or of Redis, last."""
+        self._leads = False
         self._nobody_since: float | None = None
         """Since when the namespace says nothing of itself."""
 
@@ -172,6 +173,8 @@ class Follower:
         self._replica = Replica()
         state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
         self._replica.apply(state)
+        if not self._leads:
+            log.info("caught up, and following", held=len(self._replica.manager.table.held))
 
     async def _catch_up(self, state: Batch) -> bool:
         """Bring loaded records to one point in time. False where somebody has written them anew meanwhile."""
@@ -192,6 +195,7 @@ class Follower:
         base = await self._namespace.take_over(self._node, meta, unmoved=unmoved)
         if base is None:
             return None
+        self._leads = True
         if self._furthest() > base:
             return await self._write_anew()
         if self._replica is None or not await self._reached(base):
