@@ -11,6 +11,7 @@ from faults.link import Address, Lost, ask
 from faults.watch import Broken, Watch
 from servers import Genie, Redis
 
+CAUGHT_UP = "caught up"
 LEAD_S = 30.0
 """A bound: so long may it take until somebody leads."""
 
@@ -34,10 +35,13 @@ class Cluster:
         """Where clients reach it."""
         return self.addresses[self.servers.index(server)]
 
-    async def restart(self, server: Genie) -> None:
-        """Start one that is down, and wait until it listens."""
+    async def restart(self, server: Genie, *, caught_up: bool = False) -> None:
+        """Start one that is down, and wait until it listens; `caught_up`: and, as a follower, has read all there is."""
+        before = len(server.log)
         await asyncio.to_thread(server.start)
         self._watch.note("fault", f"{server.port} listens as {server.log[-1]['role']}")
+        if caught_up and not any(line["event"].startswith(CAUGHT_UP) for line in server.log[before:]):
+            await asyncio.to_thread(server.until, CAUGHT_UP)
 
     def kill(self, server: Genie) -> float:
         """SIGKILL; returns when."""
