@@ -16,7 +16,7 @@ from servers import Genie
 
 
 async def stop_leader(w: World, found: Figures, times: int) -> None:
-    """The leader is stopped until a follower leads, and goes on: not a word more, every connection closed, it follows."""
+    """The leader is stopped until a follower leads, and goes on: nothing new is said, every connection closed, it follows."""
     for _ in range(times):
         await w.calm()
         leader = await w.cluster.leader()

@@ -102,6 +102,30 @@ async def test_a_word_of_who_has_no_say(watch: Watch, since: float, command: str
     assert bool(watch.wrong) is bad
 
 
+@pytest.mark.parametrize(
+    ("command", "payload", "bad"),
+    [
+        ("locked", {"id": 1, "fence": 10}, False),
+        ("locked", {"id": 1, "fence": 11}, True),
+        ("locked", {"id": 2, "fence": 11}, True),
+        ("queued", {"id": 1}, False),
+        ("queued", {"id": 2}, True),
+        ("released", {"id": 1}, True),  # the next leader says that it is held
+        ("pong", {}, True),
+    ],
+)
+async def test_what_is_said_late_must_be_true(watch: Watch, command: str, payload: dict[str, int], bad: bool) -> None:
+    watch.known_as("a", "r", 1)
+    held = grant(watch, "a", 1, 10)
+    watch.silenced["", 1] = 10.0
+    watch.heard(("", 1), 5.0, command, payload)
+    assert bool(watch.wrong) is bad
+    watch.left(held)
+    watch.wrong.clear()
+    watch.heard(("", 1), 5.0, "released", {"id": 1})
+    assert not watch.wrong
+
+
 async def test_the_next_grant(watch: Watch) -> None:
     now = time.monotonic()
     any_, fresh = watch.grant_after(now, fresh=False), watch.grant_after(now, fresh=True)
