@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from faults.link import Address, Lost, ask
 from faults.watch import Broken, Watch
@@ -14,6 +14,16 @@ from servers import Genie, Redis
 CAUGHT_UP = "caught up"
 LEAD_S = 30.0
 """A bound: so long may it take until somebody leads."""
+
+
+async def to_its_end(start: Callable[[], None]) -> None:
+    """Start a process in a thread, and not leave before that is done: nobody else would know of it to end it."""
+    starting = asyncio.create_task(asyncio.to_thread(start))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
 
 
 class Cluster:
@@ -38,7 +48,7 @@ class Cluster:
     async def restart(self, server: Genie, *, caught_up: bool = False) -> None:
         """Start one that is down, and wait until it listens; `caught_up`: and, as a follower, has read all there is."""
         before = len(server.log)
-        await asyncio.to_thread(server.start)
+        await to_its_end(server.start)
         self._watch.note("fault", f"{server.port} listens as {server.log[-1]['role']}")
         if caught_up and not any(line["event"].startswith(CAUGHT_UP) for line in server.log[before:]):
             await asyncio.to_thread(server.until, CAUGHT_UP)

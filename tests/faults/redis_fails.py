@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 
+from faults.cluster import to_its_end
 from faults.figures import Figures
 from faults.watch import Broken
 from faults.world import World
@@ -24,7 +25,7 @@ async def kill_redis(w: World, found: Figures, times: int) -> None:
         w.cluster.redis.kill()
         grant = w.watch.grant_after(fault + READ_S, fresh=False)
         await asyncio.sleep(w.random.choice([0, w.random.uniform(0, 0.6), w.random.uniform(1.2, 2.5)]))
-        await asyncio.to_thread(w.cluster.redis.start)
+        await to_its_end(w.cluster.redis.start)
         w.watch.note("fault", "Redis is back")
         back = time.monotonic()
         granted = await w.waited(grant)

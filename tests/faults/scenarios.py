@@ -52,7 +52,9 @@ SCENARIOS = (
     Scenario("kill-alone", "`kill -9` of the only server, started again at once", 100, kill_alone, {"servers": 1}),
     Scenario("kill-leader", "`kill -9` of the leader, one follower", 60, kill_leader, {"servers": 2}),
     Scenario("kill-leader-of-3", "`kill -9` of the leader, two followers", 40, kill_leader, {"servers": 3}),
-    Scenario("kill-and-restart", "`kill -9` of the leader, started again soon", 60, kill_and_restart, {"servers": 2}),
+    Scenario(
+        "kill-and-restart", "`kill -9` of the leader, started again within 1.2 s", 60, kill_and_restart, {"servers": 2}
+    ),
     Scenario("resign", "SIGTERM of the leader", 50, resign, {"servers": 2}),
     Scenario(
         "stop-leader", "the leader stopped (SIGSTOP), later continued", 50, stop_leader, {"servers": 2, "library": 0}
