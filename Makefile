@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint format bench peers compiled clean
+.PHONY: serve test lint format soak soak-worlds soak-faults mutants bench peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -20,6 +20,20 @@ lint: $(VENV)/.tested
 format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The long form of what the tests do in short: simulated worlds, then real faults on real processes
+# (docs/reliability.md). WORLDS and FAULTS are passed on: make soak WORLDS="--seeds 5000" FAULTS="--seconds 600"
+soak: soak-worlds soak-faults
+
+soak-worlds: $(VENV)/.tested
+	$(BIN)/python -m genie.testing.soak $(WORLDS)
+
+soak-faults: $(VENV)/.tested redis
+	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
+
+# Known defects, put into the code one by one: which seed catches each?
+mutants: $(VENV)/.tested
+	$(BIN)/python tests/simulation/mutants.py
 
 bench: $(VENV)/.installed redis
 	$(BIN)/python benchmarks/scale.py

@@ -4,7 +4,9 @@ import pytest
 
 from genie.core import Request
 from genie.server import session as module
-from genie.server.session import Session, same
+from genie.server.session import ENDINGS, TOLD_MS, Session, same
+from genie.server.sessions import Sessions, key_of
+from genie.storage.base import Ending, StoredOrigin
 
 
 def ask(ref: str | None = "r", **options: object) -> Request:
@@ -64,3 +66,74 @@ def test_only_what_ends_with_the_session_is_bound() -> None:
 def test_a_repetition_must_ask_for_the_same(other: dict[str, object]) -> None:
     assert same(ask(), ask())
     assert not same(ask(), ask(**other))
+
+
+SECRET = "a secret of sixteen"  # noqa: S105 - it guards nothing
+
+
+def ending(id_: int, at: float, ref: str | None = None) -> Ending:
+    return Ending(id_, ref, StoredOrigin(key_of(SECRET), 1000.0), at, b"{}\n")
+
+
+def test_an_ending_is_kept_until_it_must_have_been_received() -> None:
+    session = Session(object(), "key")  # type: ignore[arg-type]
+    session.since = 500.0
+    session.keep(ending(1, 0.0, "r"))
+    session.keep(ending(2, 2000.0))
+    assert session.told(400 + TOLD_MS) == [], "its connection has not stood for long"
+    session.connection = None
+    assert session.told(600 + TOLD_MS) == [], "it has no connection"
+    session.connection = object()  # type: ignore[assignment]
+    assert session.told(600 + TOLD_MS) == [1]
+    assert session.known("r") is None
+    assert list(session.endings) == [2]
+    assert session.told(2000 + TOLD_MS) == [2]
+
+
+def test_only_the_last_endings_are_kept() -> None:
+    session = Session(None, "key")
+    for id_ in range(ENDINGS + 3):
+        session.keep(ending(id_, id_))
+    assert session.told(0) == [0, 1, 2]
+    assert len(session.endings) == ENDINGS
+
+
+def test_a_session_waits_for_its_next_connection_only_if_there_is_something_to_say() -> None:
+    sessions = Sessions()
+    session, resumed = sessions.enter(SECRET, 1000)
+    assert not resumed
+    sessions.leave(session, 0)
+    session, resumed = sessions.enter(SECRET, 1000)
+    assert not resumed, "it had nothing"
+    session.keep(ending(1, 0))
+    sessions.leave(session, 10.5)
+    again, resumed = sessions.enter(SECRET, 500)
+    assert resumed
+    assert again is session
+    assert sessions.ended(1e9) == [], "it is connected"
+    sessions.leave(session, 10.5)
+    assert sessions.ended(510) == []
+    assert sessions.ended(511) == [session]
+    assert list(sessions) == []
+
+
+def test_what_was_loaded_belongs_to_its_sessions_again() -> None:
+    sessions = Sessions()
+    origin = StoredOrigin(key_of(SECRET), 1000.0)
+    mine, nobody_s = ask(origin=origin), ask(origin=Session(None))
+    sessions.restore([mine, nobody_s], [ending(7, 0, "e")], 100)
+    session, resumed = sessions.enter(SECRET, 1000)
+    assert resumed
+    assert mine.origin is session
+    assert nobody_s.origin is None
+    assert list(session.bound.values()) == [mine]
+    assert session.known("r") is mine
+    assert session.known("e") is session.endings[7]
+
+
+def test_who_has_a_new_ending_gives_up_its_oldest_where_all_have_too_many() -> None:
+    session = Session(None, "key")
+    for id_ in range(10):
+        session.keep(ending(id_, id_))
+    assert session.told(0, too_many=3) == [0, 1, 2]
+    assert session.told(0, too_many=-5) == []
