@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from genie.client.aio import Client
-from genie.client.reach import HOST, PORT, addresses, spell
+from genie.client.reach import HOST, PORT, Address, addresses, spell
 from genie.errors import GenieError, Unavailable
 from genie.protocol.fields import MAX_TIMEOUT_MS
 from genie.protocol.resources import EXCLUSIVE, SHARED
@@ -97,7 +97,12 @@ def whereabouts(host: str, port: int) -> str:
 
 
 class Asker(Client):
-    """A client that says why it waits."""
+    """A client that says why it waits, and where it is."""
+
+    @property
+    def address(self) -> Address | None:
+        """The server that answers: the one that leads."""
+        return self._link.address
 
     @property
     def trouble(self) -> str:
@@ -105,7 +110,7 @@ class Asker(Client):
         return "" if self._link.core.up else self._link.core.trouble()
 
 
-def ask(host: str, port: int, patience: float, question: Callable[[Client], Awaitable[T]]) -> T:
+def ask(host: str, port: int, patience: float, question: Callable[[Asker], Awaitable[T]]) -> T:
     """Connect, ask one thing and leave, within `patience` seconds in all; GenieError or ValueError otherwise.
 
     The client bounds the first connection itself, for it knows what the servers have said.

@@ -41,6 +41,11 @@ class Link:
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def address(self) -> Address | None:
+        """The server to which there is a connection."""
+        return None if self._wire is None else self._wire.address
+
     # -- for the client -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
