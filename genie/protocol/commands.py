@@ -128,7 +128,7 @@ _COMMANDS: dict[str, Any] = {
     "request": lambda known: _request(_Request(**known)),
     "release": lambda known: Release(known["id"]),
     "extend": lambda known: Extend(known["id"], known["transactionTimeout"]),
-    "hello": lambda known: Hello(known.get("session"), known.get("sessionTimeout", 10_000)),
+    "hello": lambda known: Hello(known.get("session"), float(known.get("sessionTimeout", 10_000))),
     "ping": lambda known: Ping(),  # noqa: ARG005
     "inspect": lambda known: Inspect(
         known.get("resource"), known.get("id"), known.get("transactionName"), known.get("limit", 100)

@@ -1,0 +1,156 @@
+"""Who follows batch by batch has what the leader has, and goes on from there as the leader would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import orjson
+import pytest
+
+from genie.config import Settings
+from genie.core import LockManager, Request
+from genie.core.invariants import check
+from genie.server.connection import HANGUP, Item
+from genie.server.dispatch import Dispatch
+from genie.server.session import Session
+from genie.storage.base import Batch, Ending, Replica, is_stored
+from genie.storage.records import Reader, encode
+
+STEPS = 120
+
+
+class Peer:
+    """A connection, as far as the server's inner part sees it."""
+
+    def __init__(self) -> None:
+        self.session = Session(self)  # type: ignore[arg-type]
+        self.fresh, self.parted, self.snubbed, self.closed = True, False, False, False
+        self.out: list[bytes] = []
+
+    def stop_reading(self) -> None: ...
+
+
+def line(command: str, **payload: object) -> bytes:
+    return orjson.dumps({"command": command, "payload": payload})
+
+
+def stored(batch: Batch) -> dict[int, bytes]:
+    """The living requests as they are stored."""
+    return {
+        id_: encode(change)
+        for id_, change in batch.changes.items()
+        if isinstance(change, Request) and is_stored(change)
+    }
+
+
+def lines(manager: LockManager) -> dict[str, list[int]]:
+    """Who of those that are stored waits for what, in order."""
+    found = {}
+    for name, resource in manager.table.resources.items():
+        if resource.line is not None:
+            order = [entry[2].id for entry in resource.line.entries() if is_stored(entry[2])]
+            if order:
+                found[name] = order
+    return found
+
+
+class Pair:
+    def __init__(self, chance: Random, manager: LockManager, endings: list[Ending], now: float) -> None:
+        self.chance, self.manager, self.now = chance, manager, now
+        self.dispatch = Dispatch(manager, Settings())
+        self.peers: list[Peer] = []
+        self.reader = Reader()
+        self.dispatch.now = now
+        self.dispatch.recover(endings)
+
+    def step(self, replica: Replica) -> None:
+        """What comes within one batch, and the batch."""
+        self.now += self.chance.choice([0, 1, 20, 300])
+        self.dispatch.now = self.now
+        self.dispatch.expire()
+        for _ in range(self.chance.choice([1, 1, 3, 8])):
+            self.act()
+        changes, self.dispatch.changes = self.dispatch.changes, {}
+        self.dispatch.stored_below = self.manager.next_id
+        for peer in self.dispatch.touched:
+            peer.out.clear()
+        self.dispatch.touched.clear()
+        batch = Batch({}, self.manager.next_id, self.manager.next_fence, self.now)
+        for id_, change in changes.items():
+            gone = change is None or (
+                isinstance(change, Request) and id_ not in (self.manager.table.held | self.manager.table.waiting)
+            )
+            batch.changes[id_] = None if gone else self.reader.read(id_, encode(change))  # type: ignore[arg-type]
+        replica.apply(batch)
+
+    def act(self) -> None:
+        chance = self.chance
+        if not self.peers or chance.random() < 0.15:
+            peer = Peer()
+            self.peers.append(peer)
+            if chance.random() < 0.8:
+                number = chance.randrange(4)
+                timeout = 50 if number else 2000
+                self.say(peer, line("hello", session=f"a secret of number {number}", sessionTimeout=timeout))
+            return
+        peer = chance.choice(self.peers)
+        match chance.randrange(8):
+            case 0:
+                peer.closed = True
+                self.peers.remove(peer)
+                self.say(peer, HANGUP)
+            case 1 | 2:
+                known = [*self.manager.table.held, *self.manager.table.waiting]
+                if known:
+                    self.say(peer, line("release", id=chance.choice(known)))
+            case 3:
+                if self.manager.table.held:
+                    self.say(peer, line("extend", id=chance.choice([*self.manager.table.held]), transactionTimeout=500))
+            case _:
+                names = chance.sample("abcd", chance.choice([1, 1, 2, 3]))
+                self.say(
+                    peer,
+                    line(
+                        "request",
+                        resources=[f"{chance.choice(['shared', 'exclusive'])}:{name}" for name in names],
+                        transactionName=chance.choice([None, "T1", "T2", "T3", "T4"]),
+                        priority=chance.choice([0, 0, 1, -1]),
+                        queueTimeout=chance.choice([0, 100, 5000]),
+                        transactionTimeout=chance.choice([100, 5000]),
+                        onDisconnect=chance.choice(["keep", "release"]),
+                        ref=chance.choice([None, str(chance.randrange(10))]),
+                    ),
+                )
+
+    def say(self, peer: Peer, item: Item) -> None:
+        items: Iterator[Item] = iter([item])
+        self.dispatch.take(peer, items)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_replica_is_what_the_leader_is(seed: int) -> None:
+    chance = Random(seed)  # noqa: S311 - it is repeated by its seed
+    replica = Replica()
+    pair = Pair(chance, LockManager(), [], 0.0)
+    for number in range(STEPS):
+        pair.step(replica)
+        leader = pair.dispatch.whole(pair.manager.next_id)
+        assert stored(replica.whole()) == stored(leader)
+        assert lines(replica.manager) == lines(pair.manager)
+        kept = {id_: change.line for id_, change in leader.changes.items() if isinstance(change, Ending)}
+        assert {id_: ending.line for id_, ending in replica.endings.items()}.items() <= kept.items()
+        check(pair.manager)
+        if number % 40 == 39:  # it takes over, and another follows
+            manager, endings = replica.manager, list(replica.endings.values())
+            following = Replica()
+            following.apply(_again(replica.whole()))
+            pair = Pair(chance, manager, endings, pair.now)
+            replica = following
+
+
+def _again(batch: Batch) -> Batch:
+    """What another process would have read."""
+    read = Reader().read
+    changes = {id_: read(id_, encode(change)) for id_, change in batch.changes.items()}  # type: ignore[arg-type]
+    return Batch(dict(changes), batch.next_id, batch.next_fence, batch.clock_ms)
