@@ -28,7 +28,8 @@ def configure(level: str, form: str) -> None:
         logger = lambda *_: _Surviving(structlog.PrintLogger(sys.stdout))  # noqa: E731
     else:
         processors += [
-            structlog.processors.dict_tracebacks,
+            # without the values of variables, which may be anything: the password of Redis, too
+            structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(serializer=_dumps),
         ]
         logger = lambda *_: _Surviving(structlog.BytesLogger(sys.stdout.buffer))  # noqa: E731

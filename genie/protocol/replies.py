@@ -54,8 +54,13 @@ def locked(request: Request) -> bytes:
 
 def still_locked(request: Request, now: float) -> bytes:
     """The same, said again: with what is left of the hold."""
-    payload = {"id": request.id, "fence": request.fence, "expiresIn": _ms(max(0.0, request.deadline - now))}
-    return message("locked", payload, request.ref)
+    left = max(0, int(request.deadline - now))
+    return b'{"command":"locked","payload":{"id":%d,"fence":%d,"expiresIn":%d%b}}\n' % (
+        request.id,
+        request.fence,
+        left,
+        _ref(request.ref),
+    )
 
 
 def welcome(version: str, namespace: str, resumed: bool) -> bytes:

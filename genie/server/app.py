@@ -199,7 +199,7 @@ class Server:
         """Read no more commands, wait for those that were read, let another server lead, close every connection."""
         if self._listener is not None:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
-        pump = self._pump
+        pump, drained = self._pump, True
         if pump is not None and self._leads:
             for connection in self._connections:
                 connection.stop_reading()
@@ -208,12 +208,11 @@ class Server:
                     await pump.settled()
             except TimeoutError:
                 log.warning("the store does not answer; stopped without it", unstored="the last commands")
-            else:
-                if self._leads:
-                    pump.stop()
-                    await self._store.resign()
+                drained = False
             pump.stop()
         await self._leave_roles()
+        if drained:
+            await self._store.resign()
         await self._hang_up()
         await self._store.close()
         log.info("stopped")

@@ -25,6 +25,12 @@ from genie.storage.base import Batch, Change, Ending, is_stored, whole
 if TYPE_CHECKING:
     from genie.config import Settings
 
+MOST_OF_SESSION = 100_000
+"""Requests of one session that are held or wait: when it is resumed it is told of all of them in one step."""
+
+MOST_CHANGES = 10_000
+"""Sessions end one after the other, and wait for the next batch when this one changes so much already."""
+
 _EXPIRE = Expire()
 _VERSION = version("genie-lock")
 
@@ -53,7 +59,7 @@ class Dispatch:
     def expire(self) -> None:
         """End what is due, and the sessions that waited in vain for another connection."""
         self._tell(self.manager.step(_EXPIRE, self.now), None)
-        for session in self.sessions.ended(self.now):
+        while len(self.changes) < MOST_CHANGES and (session := self.sessions.ended(self.now)) is not None:
             self._end(session)
 
     def recover(self, endings: Iterable[Ending]) -> None:
@@ -67,7 +73,7 @@ class Dispatch:
         endings = {id_: ending for session in self.sessions for id_, ending in session.endings.items()}
         return whole(self.manager, endings, next_id, self.now)
 
-    def take(self, connection: Connection, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0912 - the hot path
+    def take(self, connection: Connection, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0912, PLR0915 - the hot path
         """Carry out what a connection asks for, in order, up to a long look (`inspect`). Returns whether that ended it."""
         # Every command comes through this loop. The two that nearly all are, with the one event that nearly every one
         # of them brings, are dealt with on the spot; whatever else there is has a method of its own.
@@ -75,6 +81,8 @@ class Dispatch:
             items = self._greeted(connection, items)
         session, out, step, now = connection.session, connection.out, self._step, self.now
         room = self._most - len(self._held) - len(self._waiting)
+        if session.key is not None:
+            room = min(room, MOST_OF_SESSION - len(session.bound))
         if not out:
             self.touched.append(connection)
         for item in items:
@@ -136,14 +144,14 @@ class Dispatch:
 
     def _greeted(self, connection: Connection, items: Iterator[Item]) -> Iterator[Item]:
         """See whether the first line is `hello`, and do as it says. Returns what is left."""
-        if connection.parted:
-            return iter([item for item in items if item is HANGUP])
         for item in items:
             if item is HANGUP:
                 return chain([item], items)
-            if isinstance(item, bytes) and (not item or item.isspace()):
+            if connection.parted or (isinstance(item, bytes) and (not item or item.isspace())):
                 continue
             if isinstance(item, bytes) and self._hello(connection, item):
+                if connection.parted:
+                    continue
                 connection.fresh = False
                 break
             if not connection.snubbed:
@@ -162,6 +170,9 @@ class Dispatch:
             return False
         if command.session is None:
             self.say(connection, replies.welcome(_VERSION, self._namespace, resumed=False))
+            return True
+        if connection.closed:  # it will be said again by the next one, and that may have come already
+            connection.parted = True
             return True
         session, resumed = self.sessions.enter(command.session, command.session_timeout_ms)
         if session.connection is not None:
@@ -223,11 +234,14 @@ class Dispatch:
             known = connection.session.known(request.ref)
             if known is not None and self._repeat(connection, request, known):
                 return False
-        if len(self._held) + len(self._waiting) < self._most:
-            return True
-        told = RequestRejected(Code.TOO_MANY, f"{self._most} requests are held or wait, no more fit", ref=request.ref)
-        self.say(connection, replies.error(told))
-        return False
+        why = ""
+        if len(self._held) + len(self._waiting) >= self._most:
+            why = f"{self._most} requests are held or wait, no more fit"
+        elif connection.session.key is not None and len(connection.session.bound) >= MOST_OF_SESSION:
+            why = f"{MOST_OF_SESSION} requests of this session are held or wait, it can't have more"
+        if why:
+            self.say(connection, replies.error(RequestRejected(Code.TOO_MANY, why, ref=request.ref)))
+        return not why
 
     def _repeat(self, connection: Connection, request: Request, known: Request | Ending) -> bool:
         """A request that came again with its `ref` gets the id that it has, and how it stands.

@@ -11,9 +11,6 @@ from genie.core.deadlines import Deadlines
 from genie.server.session import Session
 from genie.storage.base import Ending
 
-AT_ONCE = 100
-"""Sessions that end in one step: so no step is long."""
-
 
 def key_of(secret: str) -> str:
     """What a session is known by: no store, no log and no look at the memory tells the secret itself."""
@@ -78,13 +75,14 @@ class Sessions:
         for session in found.values():
             self.leave(session, now)
 
-    def ended(self, now: float) -> list[Session]:
-        """Those whose time without a connection is over, taken out."""
-        over = [self._leaving[number] for number in self.deadlines.due(now, AT_ONCE)]
-        for session in over:
+    def ended(self, now: float) -> Session | None:
+        """One whose time without a connection is over, taken out."""
+        for number in self.deadlines.due(now, 1):
+            session = self._leaving[number]
             self._stay(session)
             del self._by_key[session.key or ""]
-        return over
+            return session
+        return None
 
     def _add(self, session: Session) -> Session:
         self._numbers += 1

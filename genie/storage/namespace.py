@@ -122,7 +122,7 @@ class Namespace:
         meta = await self.read()
         before = None if meta is None else meta.tenure
         if before is not None and before == self._attempted and before != self.tenure:
-            self.tenure = before  # it was done, and only the answer was lost
+            self.tenure, self._attempted = before, None  # it was done, and only the answer was lost
             return
         if before is not None and before.epoch >= self.tenure.epoch and before != self.tenure:
             raise Superseded(f"{self.meta} is another server's")
@@ -162,7 +162,7 @@ class Namespace:
             raise LinkError("Redis has lost what was being written")
         if answer != b"ok":
             return None
-        self.tenure = tenure
+        self.tenure, self._attempted = tenure, None
         return read_position(base)
 
     def _next(self) -> Tenure:

@@ -97,6 +97,7 @@ class RedisStore:
             except _FAILURES as error:
                 pause = next(pauses)
                 log.warning("Redis can't be reached; nothing is served before it is", error=str(error), retry_s=pause)
+                self._drop_link()
                 follower.interrupted()
                 failed = True
                 await asyncio.sleep(pause)
@@ -118,6 +119,8 @@ class RedisStore:
 
     async def resign(self) -> None:
         """Let another node lead at once. A Redis that can't be told leaves them to wait for the lease."""
+        if not self._namespace.tenure.epoch:
+            return
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 await self._namespace.resign()

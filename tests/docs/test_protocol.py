@@ -15,7 +15,7 @@ from genie.config import Settings
 from genie.core import Reason, Request, blame, ended
 from genie.errors import Code
 from genie.protocol import commands, fields, framing, replies, resources
-from genie.server import pump, session
+from genie.server import dispatch, pump, session
 from servers import Genie, running_server
 
 PAGE = "protocol.md"
@@ -126,6 +126,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Characters in the secret of a session, at least": fields.MIN_SECRET,
         "Characters in the secret of a session, at most": fields.MAX_SECRET,
         "Default of `sessionTimeout`, ms": commands.Hello().session_timeout_ms,
+        "Requests of a session, held and waiting": dispatch.MOST_OF_SESSION,
         "Endings kept for a session": session.ENDINGS,
         "Endings kept for all sessions": session.ENDINGS_IN_ALL,
         "Bytes of an ending that is kept with its details": session.LONGEST_ENDING,

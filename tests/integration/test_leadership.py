@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from genie.config import Settings
 from genie.core import HELD, Request
+from genie.server.app import Server
 from genie.storage import namespace
 from genie.storage.base import Batch, Replica, Superseded
 from genie.storage.journal import Gap, Journal
@@ -115,6 +117,27 @@ async def test_a_clock_that_was_ahead_gives_no_right(
     with pytest.raises(Superseded):
         await commit(older, Batch({}, 100, 100, 7))
     assert stored(redis) == {9}
+
+
+async def test_who_stops_before_it_leads_hands_over(
+    redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has taken the namespace over already, and reads."""
+    server = Server(Settings(port=0, lease=600.0), store := make())
+    reached = asyncio.Event()
+
+    async def never() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store._namespace, "unlink_others", never)
+    starting = asyncio.create_task(server.start())
+    await reached.wait()
+    assert redis.call("HGET", "{genie}:meta", "node")
+    starting.cancel()
+    await asyncio.wait({starting})
+    await server.stop()
+    assert not redis.call("HGET", "{genie}:meta", "node")
 
 
 async def test_reading_the_records_takes_time_and_is_no_silence(

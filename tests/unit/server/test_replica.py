@@ -11,6 +11,7 @@ import pytest
 from genie.config import Settings
 from genie.core import LockManager, Request
 from genie.core.invariants import check
+from genie.server import dispatch
 from genie.server.connection import HANGUP, Item
 from genie.server.dispatch import Dispatch
 from genie.server.session import Session
@@ -154,3 +155,44 @@ def _again(batch: Batch) -> Batch:
     read = Reader().read
     changes = {id_: read(id_, encode(change)) for id_, change in batch.changes.items()}  # type: ignore[arg-type]
     return Batch(dict(changes), batch.next_id, batch.next_fence, batch.clock_ms)
+
+
+def test_a_session_has_so_many_requests_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "MOST_OF_SESSION", 2)
+    desk, peer = Dispatch(LockManager(), Settings()), Peer()
+    wanted = [line("request", resources=[f"exclusive:{number}"], ref=f"{number}") for number in range(3)]
+    desk.take(peer, iter([line("hello", session="a secret of sixteen"), *wanted]))  # type: ignore[arg-type]
+    assert b'"too-many"' in peer.out[-1]
+    assert b'"ref":"2"' in peer.out[-1]
+    peer.out.clear()
+    desk.take(peer, iter([wanted[1], line("release", id=1), wanted[2]]))  # type: ignore[arg-type]
+    assert [b'"too-many"' in said for said in peer.out] == [False] * len(peer.out)
+
+
+def test_sessions_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "MOST_CHANGES", 4)
+    desk = Dispatch(LockManager(), Settings())
+    for number in range(3):
+        peer = Peer()
+        hello = line("hello", session=f"a secret of number {number}")
+        asked = [line("request", resources=[f"shared:{name}"], transactionTimeout=1e9) for name in "abc"]
+        desk.take(peer, iter([hello, *asked, HANGUP]))  # type: ignore[arg-type]
+    desk.now = 1e6
+    left = []
+    for _ in range(3):
+        desk.changes.clear()
+        desk.expire()
+        left.append(len(list(desk.sessions)))
+    assert left == [1, 0, 0]
+    assert len(desk.manager.table.held) == 9
+
+
+def test_a_hello_that_comes_too_late_takes_nothing() -> None:
+    """The connection that said it is gone, and another one has the session by now."""
+    desk, late, living = Dispatch(LockManager(), Settings()), Peer(), Peer()
+    hello = line("hello", session="a secret of sixteen")
+    desk.take(living, iter([hello]))  # type: ignore[arg-type]
+    late.closed = True
+    desk.take(late, iter([hello, line("request", resources=["exclusive:a"]), HANGUP]))  # type: ignore[arg-type]
+    assert living.session.connection is living
+    assert not desk.manager.table.held
