@@ -120,7 +120,8 @@ class Connection(asyncio.Protocol):
         self._registry[self] = None
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
-        log.info("connection", peer=transport.get_extra_info("peername"), open=len(self._registry))
+        tell = log.info if self.desk.leads else log.debug  # who looks for the leader comes again and again
+        tell("connection", peer=transport.get_extra_info("peername"), open=len(self._registry))
 
     def data_received(self, data: bytes) -> None:
         """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""

@@ -60,6 +60,7 @@ class Pump:
         clock: Callable[[], float],
         on_failure: Callable[[BaseException], None],
     ) -> None:
+        self.leads = True
         self._manager = manager
         self._deadlines = manager.deadlines
         self._dispatch = Dispatch(manager, settings, store.durable)

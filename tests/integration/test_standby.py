@@ -21,6 +21,7 @@ def pair(redis: Redis, **settings: object) -> Iterator[tuple[Genie, Genie]]:
     """A leader, and one that follows it."""
     with running_server(redis, **settings) as leader, running_server(redis, **settings) as follower:
         assert follower.log[-1]["role"] == "follower"
+        follower.until("caught up")
         yield leader, follower
 
 
