@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ class Faults:
         self.world = world
         self.random = Random(f"{world.plan.seed} faults")
         self._bad_until = 0.0
+        self._stop_for: float | None = None
+        """How long the next server is stopped that commits something, right behind it."""
         world.redis.fault = self._of_a_command
 
     async def go_on_for(self, seconds: float) -> None:
@@ -47,7 +50,7 @@ class Faults:
         """Let everything work again."""
         world = self.world
         self._bad_until = 0.0
-        world.redis.fault = lambda _command: None
+        world.redis.fault = lambda _command, _who: None
         world.network.heal()
         for node in [world.redis_node, *[host.node for host in world.hosts], *world.clients]:
             if node.stopped:
@@ -87,7 +90,12 @@ class Faults:
 
     # -- of the store -------------------------------------------------------------------------------------
 
-    def _of_a_command(self, command: list[bytes]) -> str | None:
+    def _of_a_command(self, command: list[bytes], who: str) -> str | None:
+        if self._stop_for is not None and command[0] == b"EVALSHA":
+            for host in self.world.hosts:
+                if host.node.name == who:
+                    self._stop(host.node, self._stop_for)
+                    self._stop_for = None
         if self.world.loop.time() >= self._bad_until or self.random.random() > 0.2:
             return None
         fault = self.random.choice([CUT_BEFORE, CUT_AFTER, CUT_AFTER, REFUSE])
@@ -122,19 +130,22 @@ class Faults:
 
     # -- of processes -------------------------------------------------------------------------------------
 
-    def _stop(self, node: Node) -> str:
-        pause = self.random.choice(PAUSES_S)
+    def _stop(self, node: Node, pause: float | None = None) -> str:
+        pause = self.random.choice(PAUSES_S) if pause is None else pause
         loop = self.world.loop
         if node.dead or node.stopped:
             return ""
         loop.stop_node(node)
-        loop.call_later(pause, loop.continue_node, node)
+        loop.call_later(pause, loop.continue_node, node, context=Context())
         return f"{node} for {pause} s"
 
     def _host(self) -> Host:
         return self.random.choice(self.world.hosts)
 
     def _stop_a_server(self) -> str:
+        if self.random.random() < 0.5:
+            self._stop_for = self.random.choice(PAUSES_S)
+            return f"the next that commits, before it has the answer, for {self._stop_for} s"
         return self._stop(self._host().node)
 
     def _stop_a_client(self) -> str:

@@ -91,10 +91,10 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.create_task(coroutine, context=node.context.copy())
 
     def create_task(  # type: ignore[override]
-        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None, **options: Any
     ) -> asyncio.Task[T]:
         """A task of the node that is running, or of the one that the context says."""
-        task: asyncio.Task[T] = super().create_task(coro, name=name, context=context)
+        task: asyncio.Task[T] = super().create_task(coro, name=name, context=context, **options)
         node = NODE.get() if context is None else context.get(NODE)
         if node is not None:
             node.tasks.add(task)

@@ -20,7 +20,8 @@ OK = Status(b"OK")
 CUT_BEFORE, CUT_AFTER, REFUSE = "cut before", "cut after", "refuse"
 """What may become of a command: the connection ends before it is carried out, or after; or it is answered by an error."""
 
-Fault = Callable[[list[bytes]], str | None]
+Fault = Callable[[list[bytes], str], str | None]
+"""Given a command and the node that sent it, says what becomes of it; None if nothing does."""
 
 
 class SimRedis:
@@ -28,7 +29,7 @@ class SimRedis:
 
     def __init__(self) -> None:
         self.keys = Keys()
-        self.fault: Fault = lambda _command: None
+        self.fault: Fault = lambda _command, _who: None
         self.on_write: Callable[[list[Undo], str], None] = lambda _group, _who: None
         """Called after each command that has written something, with what it undid and the node that it came from."""
         self._scripts: dict[bytes, bytes] = {}
@@ -284,7 +285,7 @@ class _Client(asyncio.Protocol):
             self._take(self._waiting.pop(0))
 
     def _take(self, command: list[bytes]) -> None:
-        fault = self._redis.fault(command)
+        fault = self._redis.fault(command, self._who)
         if fault is REFUSE:
             self._say(Failure("ERR it is a bad day"))
         elif fault is CUT_BEFORE:

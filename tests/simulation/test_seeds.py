@@ -15,8 +15,8 @@ PROCESSES = 2
 
 KEPT = [
     81,  # Redis lost everything again while the state was written anew
-    112,  # the only server stood down while Redis was away, and Redis had lost writes when it came back
-    114,  # the same
+    112,  # Redis went back to where a server had once written it anew, and that was taken for done
+    114,  # the only server stood down while Redis was away, and Redis had lost writes when it came back
     118,  # Redis lost writes, was written anew, and lost writes again
     278,  # a follower was told to stop in the moment in which a reply came
     429,  # Redis lost writes, and in the next moment the leader died

@@ -50,6 +50,8 @@ class Words(Judge):
 
     def _tell(self, entry: Entry) -> None:
         command, payload = entry.what["command"], entry.what["payload"]
+        if command != "error" and self.facts.leader not in ("", entry.who):
+            self.facts.blame(entry.at, f"{entry.who} says {command}, and {self.facts.leader} leads")
         if command == "welcome" and payload["resumed"]:
             self._resumed[entry.connection] = entry.at, set()
             return
