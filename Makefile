@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint format bench peers soak-faults compiled clean
+.PHONY: serve test lint format soak soak-faults mutants bench peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -20,6 +20,13 @@ lint: $(VENV)/.tested
 format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# SOAK is passed on: make soak SOAK="--seed 7"
+soak: $(VENV)/.tested
+	$(BIN)/python -m genie.testing.soak $(SOAK)
+
+mutants: $(VENV)/.tested
+	$(BIN)/python tests/simulation/mutants.py
 
 bench: $(VENV)/.installed redis
 	$(BIN)/python benchmarks/scale.py

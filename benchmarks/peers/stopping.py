@@ -53,8 +53,12 @@ def put_off(hurry: Callable[[], object] = lambda: None) -> Iterator[None]:
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """As `asyncio.run`, but a signal cancels it: what is raised in the midst of any task may be lost there."""
-    with asyncio.Runner() as runner:
-        loop = runner.get_loop()
-        task = loop.create_task(main)
-        with put_off(lambda: loop.call_soon_threadsafe(task.cancel)):
-            return loop.run_until_complete(task)
+    tasks: list[asyncio.Task[T]] = []
+
+    def cancel() -> None:
+        for task in tasks:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    with put_off(cancel), asyncio.Runner() as runner:
+        tasks.append(runner.get_loop().create_task(main))
+        return runner.get_loop().run_until_complete(tasks[0])

@@ -14,7 +14,7 @@ from math import ceil
 
 import structlog
 
-from genie.storage.base import Batch, Change, Replica
+from genie.storage.base import Batch, Change, Replica, Superseded
 from genie.storage.journal import AT_ONCE, Began, Committed, Gap, Journal
 from genie.storage.namespace import Meta, Namespace, Position
 from genie.storage.node import Node
@@ -56,6 +56,8 @@ class Follower:
         self._heard_at = self._loop.time()
         """When there was news of a leader, or of Redis, last."""
         self._leads = False
+        self.since = 0.0
+        """Since when this node leads: when it began to take over."""
         self._nobody_since: float | None = None
         """Since when the namespace says nothing of itself."""
 
@@ -99,19 +101,19 @@ class Follower:
         self._following(meta.node.address)
         if self._replica is None:
             await self._load()
-            self._heard_at = self._loop.time()
         lease_s = meta.node.lease_ms / 1000
         while True:
             left_s = self._heard_at + lease_s - self._loop.time()
             if left_s <= 0:
                 found = await self._read(None)
-                if not found:
+                if not found and self._heard_at + lease_s <= self._loop.time():
                     log.warning("the leader has not been heard of for its lease", leader=meta.node.address)
                     return await self._lapsed(meta.tenure)
             else:
                 found = await self._read(min(ceil(left_s * 1000), LONGEST_WAIT_MS))
             for news in found:
                 self._heard_at = self._loop.time()
+                self._known = None  # a leader that lives has the last word
                 if isinstance(news, Began) or news.resigned:
                     return None
             if not found and left_s > 0 and await self._moved_on(meta):
@@ -126,7 +128,6 @@ class Follower:
             return None
         if meta.position > self._journal.position:
             await self._load()  # the journal is lost, or cut off
-            self._heard_at = self._loop.time()
             return None
         replica = await self._take_over(meta, unmoved=True)
         self._heard_at = self._loop.time()
@@ -170,6 +171,7 @@ class Follower:
                 log.warning("the journal does not go back to where loading began; loading again")
         if self._known is not None and self._known[0] <= self._journal.position:
             self._known = None
+        self._heard_at = self._loop.time()  # what was read may be news
         self._replica = Replica()
         state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
         self._replica.apply(state)
@@ -192,6 +194,7 @@ class Follower:
 
     async def _take_over(self, meta: Meta | None, *, unmoved: bool) -> Replica | None:
         """Lead, if nobody else was faster. Nobody commits any more then, and what is missing here can be read."""
+        self.since = self._loop.time()
         base = await self._namespace.take_over(self._node, meta, unmoved=unmoved)
         if base is None:
             return None
@@ -216,12 +219,18 @@ class Follower:
             (0, 0) if self._replica is None else self._journal.position,
         )
 
-    async def _write_anew(self) -> Replica:
-        """Redis has lost what a leader had told already; but we have seen it."""
+    async def _write_anew(self) -> Replica | None:
+        """Redis has lost what a leader had told already; but we have seen it. None where somebody else was faster."""
         log.warning("Redis has lost commits that this node has seen; writing the whole state anew")
         replica = self._replica
         if replica is None or (self._known is not None and self._known[0] > self._journal.position):
             replica = Replica()
             replica.apply(self._known[1] if self._known is not None else Batch())
-        await self._namespace.write_anew(self._node, replica.whole())
+        self.since = self._loop.time()
+        try:
+            await self._namespace.write_anew(self._node, replica.whole())
+        except Superseded as error:
+            log.info("another node was faster", why=str(error))
+            return None
+        self._leads = True
         return replica

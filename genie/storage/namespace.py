@@ -31,6 +31,7 @@ CHUNK = 1000
 
 _BEGIN = files("genie.storage").joinpath("lua/begin.lua").read_text()
 _RESIGN = files("genie.storage").joinpath("lua/resign.lua").read_text()
+_UNLINK = files("genie.storage").joinpath("lua/unlink.lua").read_text()
 
 Position = tuple[int, int]
 """How far the batches have come: the epoch, and the number of the batch within it."""
@@ -70,6 +71,8 @@ class Namespace:
         self._prefix = f"{{{name}}}:"
         self._copies = f"{self._prefix}copies"
         self._attempted: Tenure | None = None
+        self._seen = 0
+        """The highest epoch that was ever read here."""
         self.meta = f"{self._prefix}meta"
         self.journal = f"{self._prefix}journal"
         self.tenure = Tenure(0, "", "")
@@ -85,6 +88,7 @@ class Namespace:
                 f"{self.meta} was not written by this version of Genie; let the one that wrote it serve it"
             )
         tenure = Tenure(int(meta["epoch"]), meta["nonce"].decode(), meta["records"].decode())
+        self._seen = max(self._seen, tenure.epoch)
         number, state = read_counters(meta["counters"])
         return Meta(tenure, unpack(meta["node"]), number, state)
 
@@ -94,7 +98,7 @@ class Namespace:
         Returns how far it had come. None where it is not as it was `before`: somebody else has taken it over, or (where
         it must be `unmoved`) its leader has committed since.
         """
-        tenure = _next(None if before is None else before.tenure, self._prefix)
+        tenure = self._next()
         if before is not None:
             tenure = Tenure(tenure.epoch, tenure.nonce, before.tenure.records)
         return await self._begin(node, tenure, before, before.number if unmoved and before is not None else "", b"")
@@ -122,7 +126,7 @@ class Namespace:
             return
         if before is not None and before.epoch >= self.tenure.epoch and before != self.tenure:
             raise Superseded(f"{self.meta} is another server's")
-        self._attempted = tenure = _next(self.tenure, self._prefix)
+        self._attempted = tenure = self._next()
         await self._client.sadd(self._copies, tenure.records)
         stored = [(id_, what) for id_, what in state.changes.items() if what is not None]
         for start in range(0, len(stored), CHUNK):
@@ -139,10 +143,11 @@ class Namespace:
 
     async def unlink_others(self) -> None:
         """Remove records that nothing points to: from before they were written anew, or of an attempt that died."""
-        for key in await self._client.smembers(self._copies):
-            if key != self.tenure.records.encode():
-                await self._client.unlink(key)
-                await self._client.srem(self._copies, key)
+        found: set[bytes] = await self._client.smembers(self._copies)  # type: ignore[assignment]
+        copies = sorted(key.decode() for key in found)
+        if copies != [self.tenure.records]:
+            keys = (self.meta, self._copies, *copies)
+            await self._client.eval(_UNLINK, len(keys), *keys, self.tenure.epoch, self.tenure.nonce)
 
     async def _begin(
         self, node: Node, tenure: Tenure, before: Meta | None, number: int | str, numbers: bytes, records: int = 0
@@ -160,6 +165,12 @@ class Namespace:
         self.tenure = tenure
         return read_position(base)
 
+    def _next(self) -> Tenure:
+        """The next leader. Its epoch is new even where Redis lost the last one, and the clock was set back."""
+        self._seen = max(self._seen + 1, int(time.time()))
+        nonce = secrets.token_hex(8)
+        return Tenure(self._seen, nonce, f"{self._prefix}records:{self._seen}-{nonce}")
+
 
 def read_position(stored: bytes) -> Position:
     """A position as it is stored; of what was written anew it is nothing."""
@@ -176,10 +187,3 @@ def read_counters(stored: bytes) -> tuple[int, Batch]:
     """The number of a batch, and a batch with what was counted, and no changes."""
     number, clock_ms, next_id, next_fence = stored.split()
     return int(number), Batch({}, int(next_id), int(next_fence), float(clock_ms))
-
-
-def _next(before: Tenure | None, prefix: str) -> Tenure:
-    """The next leader. Its epoch is new even where Redis lost the last one."""
-    epoch = max((0 if before is None else before.epoch) + 1, int(time.time()))
-    nonce = secrets.token_hex(8)
-    return Tenure(epoch, nonce, f"{prefix}records:{epoch}-{nonce}")

@@ -67,6 +67,8 @@ class RedisStore:
         self._sequence = 0
         self._link: Link | None = None
         self._packed = b""
+        self._sent_at = self._answered_at = 0.0
+        """When the last batch was sent first, and when the last one was that has been answered."""
         self._moved_at = 0.0
         self._unsent = 0
         self._timeout_s = COMMIT_TIMEOUT_S
@@ -102,12 +104,14 @@ class RedisStore:
                 if failed:
                     log.info("Redis is back")
                 self._begin_numbers()
+                self._answered_at = follower.since
                 self._watch_commits()
                 return replica
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
         """Write a batch, once, however often it must be sent."""
         self._sequence += 1
+        self._sent_at = self._loop.time()
         self._packed = self._pack(batch)
         self._done = done
         self._send()
@@ -194,7 +198,10 @@ class RedisStore:
             self._pauses = None
             log.info("Redis is back")
         if reply == b"ok":
+            self._answered_at = self._sent_at
             self._settle(None)
+        elif reply == b"lost" and self._sent_at - self._answered_at > self._node.lease_ms / 1000:
+            self._settle(Superseded("Redis has lost commits, and another may have led since the last one was stored"))
         elif reply == b"lost":
             self._work(self._write_anew())
         else:
@@ -260,6 +267,7 @@ class RedisStore:
         log.warning("Redis has lost commits that it had acknowledged; writing the whole state anew")
         await _until_done(lambda: self._namespace.write_anew(self._node, self._whole()), _pauses())
         self._begin_numbers()
+        self._answered_at = self._sent_at
         log.info("the state is written anew", epoch=self._namespace.tenure.epoch)
         self._settle(None)
 

@@ -1,1 +1,15 @@
-"""For tests of Genie and of services that use it. Shipped, never imported by the server."""
+"""For tests of services that use Genie, and of Genie itself. Shipped, never imported by the server.
+
+- `run` runs a coroutine with a server beside it, a virtual clock and a network in memory: an hour passes in no time.
+- `server` is a server in the running event loop, on a free port.
+
+The rest simulates whole worlds of servers, clients and a Redis that fail, each from a seed:
+`python -m genie.testing.soak`.
+"""
+
+from __future__ import annotations
+
+from genie.testing.loop import Stuck
+from genie.testing.service import run, server
+
+__all__ = ["Stuck", "run", "server"]

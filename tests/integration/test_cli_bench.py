@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -27,6 +27,7 @@ SLOTS = 4
 FOREVER = ["--connections", str(SLOTS), "--warm-up", "0", "--seconds", "1000"]
 HOT = re.compile(r"exclusive:genie-bench/[0-9a-f]+/hot/hot")
 PONG = messages.command("pong")
+WELCOME = messages.command("welcome", version="0", namespace="genie", resumed=False)
 SHORT = ["--connections", "5", "--depth", "3", "--warm-up", "0.05", "--seconds", "0.2"]
 
 
@@ -291,6 +292,18 @@ def served(talk: Callable[[socket.socket], None]) -> Iterator[int]:
         server.shutdown(socket.SHUT_RDWR)
 
 
+def first_line(connection: socket.socket, lines: IO[bytes]) -> bytes:
+    """What a connection of the load says first; nothing where it is the one that asks whether anybody is there."""
+    first = lines.readline()
+    if b"hello" not in first:
+        return first
+    connection.sendall(WELCOME)
+    for line in lines:
+        if b"ping" in line:
+            connection.sendall(PONG)
+    return b""
+
+
 @pytest.mark.parametrize(
     ("answer", "errors", "says"),
     [
@@ -305,11 +318,11 @@ def served(talk: Callable[[socket.socket], None]) -> Iterator[int]:
 )
 def test_nothing_could_be_measured(answer: bytes, errors: set[str] | None, says: str) -> None:
     def talk(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            ping = b"ping" in connection.recv(1 << 16)
-            connection.sendall(PONG if ping else answer)
-            while connection.recv(1 << 16):
-                pass
+        with connection, connection.makefile("rb") as lines, suppress(OSError):
+            if first_line(connection, lines):
+                connection.sendall(answer)
+                while lines.readline():
+                    pass
 
     with served(talk) as port:
         done = bench(port, "own", "--json", "--timeout", "0.2", *SHORT)
@@ -326,12 +339,10 @@ def test_nothing_could_be_measured(answer: bytes, errors: set[str] | None, says:
 
 def test_what_is_no_message_counts_once_for_a_connection() -> None:
     def talk(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            if b"ping" in connection.recv(1 << 16):
-                connection.sendall(PONG)
-                return
-            connection.sendall(b"hello\n")
-            connection.recv(1 << 16)
+        with connection, connection.makefile("rb") as lines, suppress(OSError):
+            if first_line(connection, lines):
+                connection.sendall(b"hello\n")
+                lines.readline()
 
     with served(talk) as port:
         done = bench(port, "own", "--json", *FOREVER)
@@ -346,8 +357,7 @@ def test_an_error_that_was_counted_is_no_success(code: str) -> None:
 
     def talk(connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as lines, suppress(OSError):
-            if b"ping" in lines.readline():
-                connection.sendall(PONG)
+            if not first_line(connection, lines):
                 return
             connection.sendall(messages.command("error", code=code, message="not now"))
             id_ = 0
@@ -402,8 +412,7 @@ def test_what_ends_behind_the_measured_time_is_not_counted() -> None:
     def talk(connection: socket.socket) -> None:
         """Grants the first of two requests, and tells its end only when the second is cancelled: the time is over."""
         with connection, connection.makefile("rb") as lines, suppress(OSError):
-            if b"ping" in lines.readline():
-                connection.sendall(PONG)
+            if not first_line(connection, lines):
                 return
             lines.readline()
             queued = messages.command("queued", id=1) + messages.command("queued", id=2)
@@ -432,8 +441,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
     def talk(connection: socket.socket) -> None:
         """Never answers the release that the first Ctrl-C sends."""
         with connection, connection.makefile("rb") as lines, suppress(OSError):
-            if b"ping" in lines.readline():
-                connection.sendall(PONG)
+            if not first_line(connection, lines):
                 return
             connection.sendall(messages.command("queued", id=1))
             asked.set()

@@ -1,0 +1,13 @@
+-- Remove copies of the records that nothing points to, for the server that leads, and for nobody who once did.
+-- KEYS: meta, copies, then the copies   ARGV: epoch, nonce
+local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce', 'records')
+if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then
+  return 'other'
+end
+for i = 3, #KEYS do
+  if KEYS[i] ~= meta[3] then
+    redis.call('UNLINK', KEYS[i])
+    redis.call('SREM', KEYS[2], KEYS[i])
+  end
+end
+return 'ok'

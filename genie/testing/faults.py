@@ -1,0 +1,181 @@
+"""What breaks in a simulated world, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from genie.testing.history import FAULT
+from genie.testing.loop import Node
+from genie.testing.network import Connection
+from genie.testing.redis import CUT_AFTER, CUT_BEFORE, REFUSE
+
+if TYPE_CHECKING:
+    from genie.testing.world import Host, World
+
+PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
+"""How long something is stopped: shorter and longer than all that waits for it."""
+
+
+class Faults:
+    """Chooses and makes the faults of a plan, one after the other."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = Random(f"{world.plan.seed} faults")
+        self._bad_until = 0.0
+        world.redis.fault = self._of_a_command
+
+    async def go_on_for(self, seconds: float) -> None:
+        """Break things until that much time has passed."""
+        world, plan = self.world, self.world.plan
+        until = world.loop.time() + seconds
+        while plan.faults:
+            pause = self.random.expovariate(1 / plan.every_s)
+            if world.loop.time() + pause >= until:
+                break
+            await asyncio.sleep(pause)
+            kind = self.random.choice(plan.faults)
+            told = _KINDS[kind](self)
+            if told:
+                world.history.note(FAULT, "world", f"{kind}: {told}")
+        await asyncio.sleep(max(0.0, until - world.loop.time()))
+
+    def mend(self) -> None:
+        """Let everything work again."""
+        world = self.world
+        self._bad_until = 0.0
+        world.redis.fault = lambda _command: None
+        world.network.heal()
+        for node in [world.redis_node, *[host.node for host in world.hosts], *world.clients]:
+            if node.stopped:
+                world.loop.continue_node(node)
+        for connection in list(world.network.connections):  # those of which one side has not heard yet
+            if connection.client.gone != connection.server.gone:
+                connection.client.lose("reset")
+                connection.server.lose("reset")
+
+    # -- of the network -----------------------------------------------------------------------------------
+
+    def _cut_a_client(self) -> str:
+        return self._cut(lambda connection: connection.address[1] != 6379)
+
+    def _cut_the_store(self) -> str:
+        return self._cut(lambda connection: connection.address[1] == 6379)
+
+    def _cut(self, which: Callable[[Connection], bool]) -> str:
+        found = [connection for connection in self.world.network.connections if which(connection)]
+        if not found:
+            return ""
+        connection = self.random.choice(found)
+        late = [self.random.choice([0.0, 0.001, 0.5, 3.0, 20.0]) for _ in range(2)]
+        late[self.random.randrange(2)] = self.random.uniform(0, 0.01)
+        self.world.network.cut(connection, *late)
+        return f"{connection}, known after {late[0]:.3f} s and {late[1]:.3f} s"
+
+    def _separate(self) -> str:
+        hosts = ["redis", *[host.name for host in self.world.hosts], *[node.host for node in self.world.clients]]
+        one, other = self.random.sample(hosts, 2)
+        if "redis" in (one, other) and not {one, other} & {host.name for host in self.world.hosts}:
+            one, other = "redis", self.random.choice(self.world.hosts).name
+        pause = self.random.choice(PAUSES_S)
+        self.world.network.separate(one, other)
+        self.world.loop.call_later(pause, self.world.network.heal)
+        return f"{one} and {other} for {pause} s"
+
+    # -- of the store -------------------------------------------------------------------------------------
+
+    def _of_a_command(self, command: list[bytes]) -> str | None:
+        if self.world.loop.time() >= self._bad_until or self.random.random() > 0.2:
+            return None
+        fault = self.random.choice([CUT_BEFORE, CUT_AFTER, CUT_AFTER, REFUSE])
+        self.world.history.note(FAULT, "redis", f"{fault} {command[0].decode()}")
+        return fault
+
+    def _bad_commands(self) -> str:
+        pause = self.random.choice(PAUSES_S)
+        self._bad_until = self.world.loop.time() + pause
+        return f"for {pause} s"
+
+    def _stall_the_store(self) -> str:
+        return self._stop(self.world.redis_node)
+
+    def _restart_the_store(self) -> str:
+        self.world.redis.restart()
+        return "with all it had"
+
+    def _forget_scripts(self) -> str:
+        self.world.redis.flush_scripts()
+        return "SCRIPT FLUSH"
+
+    def _lose_writes(self) -> str:
+        lost = self.world.redis.restart(self.random.choice([1, 2, 5, 20]))
+        self.world.witness.look()
+        return f"{lost} of them, in a restart"
+
+    def _flush_the_store(self) -> str:
+        self.world.redis.flush()
+        self.world.witness.look()
+        return "FLUSHALL"
+
+    # -- of processes -------------------------------------------------------------------------------------
+
+    def _stop(self, node: Node) -> str:
+        pause = self.random.choice(PAUSES_S)
+        loop = self.world.loop
+        if node.dead or node.stopped:
+            return ""
+        loop.stop_node(node)
+        loop.call_later(pause, loop.continue_node, node)
+        return f"{node} for {pause} s"
+
+    def _host(self) -> Host:
+        return self.random.choice(self.world.hosts)
+
+    def _stop_a_server(self) -> str:
+        return self._stop(self._host().node)
+
+    def _stop_a_client(self) -> str:
+        return self._stop(self.random.choice(list(self.world.clients)))
+
+    def _kill_a_server(self) -> str:
+        host = self._host()
+        if host.node.dead:
+            return ""
+        silently, pause = self.random.random() < 0.3, self.random.choice([0.0, 0.05, 1.0, 5.0])
+        told = f"{host.node}{', silently' if silently else ''}, back after {pause} s"
+        host.kill(pause, silently=silently)
+        return told
+
+    def _restart_a_server(self) -> str:
+        host = self._host()
+        self.world.terminate(host)
+        return f"SIGTERM to {host.node}"
+
+    def _kill_a_client(self) -> str:
+        living = [node for node in self.world.clients if not node.dead]
+        if len(living) < 2:
+            return ""
+        node = self.random.choice(living)
+        self.world.loop.kill(node, silently=self.random.random() < 0.3)
+        return str(node)
+
+
+_KINDS: dict[str, Callable[[Faults], str]] = {
+    "cut a client": Faults._cut_a_client,
+    "cut the store": Faults._cut_the_store,
+    "stall the store": Faults._stall_the_store,
+    "restart the store": Faults._restart_the_store,
+    "forget scripts": Faults._forget_scripts,
+    "bad commands": Faults._bad_commands,
+    "kill a server": Faults._kill_a_server,
+    "restart a server": Faults._restart_a_server,
+    "stop a server": Faults._stop_a_server,
+    "stop a client": Faults._stop_a_client,
+    "kill a client": Faults._kill_a_client,
+    "separate": Faults._separate,
+    "lose writes": Faults._lose_writes,
+    "flush the store": Faults._flush_the_store,
+}

@@ -1,0 +1,25 @@
+"""Who judges a history: each looks for one kind of wrong, and shares no code with what it judges."""
+
+from __future__ import annotations
+
+from genie.testing.history import History
+from genie.testing.judges.answers import Answers
+from genie.testing.judges.facts import Facts
+from genie.testing.judges.holds import Holds
+from genie.testing.judges.turns import Turns
+from genie.testing.judges.words import Words
+
+
+def judge(history: History) -> list[str]:
+    """What is wrong with a history, in the order in which it went wrong. Nothing, if all is well."""
+    facts = Facts()
+    judges = [Holds(facts), Words(facts), Answers(facts), Turns(facts)]
+    for entry in history.entries:
+        for one in judges:
+            one.before(entry)
+        facts.see(entry)
+        for one in judges:
+            one.after(entry)
+    for one in judges:
+        one.finish()
+    return [f"at {at:.6f}: {text}" for at, text in sorted(facts.wrong, key=lambda wrong: wrong[0])]

@@ -1,0 +1,187 @@
+"""What clients are told of their requests: in order, once, only what is stored, and never too early."""
+
+from __future__ import annotations
+
+from genie.testing.history import SAY, TELL, Entry
+from genie.testing.judges.facts import LATE_S, Case, Conversation, Facts, Judge
+
+
+class Words(Judge):
+    """Judges each `queued`, `locked` and `released`."""
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._told: dict[tuple[int, int], list[str]] = {}
+        """What was told of an id in a conversation."""
+        self._asks: dict[tuple[int, int], int] = {}
+        """How many releases and extensions of an id were said in a conversation."""
+        self._repeats: dict[tuple[int, str], int] = {}
+        self._unstored: dict[int, float] = {}
+        """Told as locked or queued, but not stored: it must be told as released in the same moment."""
+        self._resumed: dict[int, tuple[float, set[int]]] = {}
+        """Conversations that have just been resumed, and the ids that were mentioned in that moment."""
+
+    def before(self, entry: Entry) -> None:
+        """Each message is judged by what was so before it."""
+        self._check_unstored(entry.at)
+        self._check_resumed(entry.at)
+        if entry.kind == SAY:
+            self._said(entry)
+        elif entry.kind == TELL:
+            self._tell(entry)
+
+    def finish(self) -> None:
+        """What is still open."""
+        self._check_unstored(float("inf"))
+        self._check_resumed(float("inf"))
+        for case in self.facts.cases.values():
+            self._end(case)
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _said(self, entry: Entry) -> None:
+        command, payload = entry.what["command"], entry.what["payload"]
+        if command in ("release", "extend"):
+            key = entry.connection, payload["id"]
+            self._asks[key] = self._asks.get(key, 0) + 1
+        elif command == "request":
+            key = entry.connection, payload["ref"]
+            self._repeats[key] = self._repeats.get(key, -1) + 1
+
+    def _tell(self, entry: Entry) -> None:
+        command, payload = entry.what["command"], entry.what["payload"]
+        if command == "welcome" and payload["resumed"]:
+            self._resumed[entry.connection] = entry.at, set()
+            return
+        if command not in ("queued", "locked", "released"):
+            return
+        id_ = payload["id"]
+        if entry.connection in self._resumed:
+            self._resumed[entry.connection][1].add(id_)
+        if self.facts.exempt(id_):
+            return
+        case = self.facts.case(entry)
+        told = self._told.setdefault((entry.connection, id_), [])
+        getattr(self, f"_{command}")(entry, case, told)
+        told.append(command)
+
+    def _queued(self, entry: Entry, case: Case | None, told: list[str]) -> None:
+        id_, at = entry.what["payload"]["id"], entry.at
+        if case is None:
+            self.facts.blame(at, f"{id_} is told as queued to {entry.connection}, where nobody asked for it")
+            return
+        conversation = self.facts.conversations[entry.connection]
+        again = told.count("queued") - self._again(entry.connection, case)
+        if again > 0:
+            self.facts.blame(at, f"{id_} is told as queued twice")
+        if ("locked" in told or "released" in told) and not self._again(entry.connection, case):
+            self.facts.blame(at, f"{id_} is told as queued behind {told[-1]}")
+        if case.ended_at is not None and case.ended_at < at and not self._again(entry.connection, case):
+            self.facts.blame(at, f"{id_} is told as queued after its end")
+        if id_ >= self.facts.next_id:
+            self.facts.blame(at, f"{id_} is told, and the store may give it again")
+        if conversation.session is not None and conversation.welcomed and id_ not in self.facts.known:
+            self._unstored[id_] = at
+
+    def _locked(self, entry: Entry, case: Case | None, told: list[str]) -> None:
+        payload, at = entry.what["payload"], entry.at
+        id_ = payload["id"]
+        if case is None:
+            self.facts.blame(at, f"{id_} is told as locked where nobody asked for it")
+            return
+        if "released" in told or (case.ended_at is not None and case.ended_at < at):
+            self.facts.blame(at, f"{id_} is told as locked after its end")
+        if told.count("locked") > self._again(entry.connection, case):
+            self.facts.blame(at, f"{id_} is told as locked twice")
+        if not told and entry.connection not in self.facts.at_resume:
+            self.facts.blame(at, f"{id_} is told as locked before queued")
+        if case.fence and case.fence != payload["fence"]:
+            self.facts.blame(at, f"{id_} has fence {payload['fence']}, and had {case.fence}")
+        record = self.facts.known.get(id_)
+        if record is None or "fence" not in record:
+            self._unstored[id_] = at
+        elif record["fence"] != payload["fence"]:
+            self.facts.blame(at, f"{id_} is told with fence {payload['fence']}, stored with {record['fence']}")
+
+    def _released(self, entry: Entry, case: Case | None, told: list[str]) -> None:
+        payload, at = entry.what["payload"], entry.at
+        id_, reason = payload["id"], payload["reason"]
+        self._unstored.pop(id_, None)
+        record = self.facts.known.get(id_)
+        if record is not None and record.get("state") != "ended":
+            self.facts.blame(at, f"{id_} is told as released ({reason}), and the store holds it: {record}")
+        asks = self._asks.get((entry.connection, id_), 0)
+        count = told.count("released") + 1
+        if case is None:
+            if count > asks:
+                self.facts.blame(at, f"{id_} is told as released where nobody asked about it")
+            return
+        if count > asks + 1 + self._again(entry.connection, case):
+            self.facts.blame(at, f"{id_} is told as released {count} times, and it was asked for {asks} times")
+        if not told and entry.connection not in self.facts.at_resume and not asks:
+            self.facts.blame(at, f"{id_} is told as released before queued")
+        if case.ended_at is not None and case.reason != reason:
+            self.facts.blame(at, f"{id_} is told as released by {reason}, and was by {case.reason}")
+        if case.ended_at is None:
+            self._first_end(case, reason, at)
+
+    def _first_end(self, case: Case, reason: str, at: float) -> None:  # noqa: C901 - one branch for each reason
+        facts = self.facts
+        if reason == "queue-timeout":
+            due = case.said_at + case.payload.get("queueTimeout", 10_000) / 1000
+            if at + 1e-6 < due:
+                facts.blame(at, f"{case.id} timed out in the queue {due - at:.6f} s too early")
+            if case.id in facts.holds:
+                facts.blame(at, f"{case.id} timed out in the queue, and was held")
+        elif reason == "transaction-timeout":
+            hold = facts.holds.get(case.id)
+            if hold is not None and at + LATE_S < hold.not_before:
+                facts.blame(at, f"{case.id} timed out {hold.not_before - at:.6f} s too early")
+        elif reason == "success":
+            if facts.releases.get(case.id, at + 1) > at:
+                facts.blame(at, f"{case.id} was released, and nobody asked for that")
+        elif reason == "disconnected":
+            where = case.conversation
+            if where.left is None and where.session is None and where.server == facts.leader:
+                facts.blame(at, f"{case.id} ended with its connection, which goes on")
+        elif reason != "deadlock":
+            facts.blame(at, f"{case.id} ended for the unknown reason {reason}")
+
+    def _again(self, connection: int, case: Case) -> int:
+        """How often something may be told again in a conversation, because it was asked again or resumed."""
+        again = max(0, self._repeats.get((connection, case.payload["ref"]), 0))
+        resent = (connection, case.payload["ref"]) in self._repeats and case.conversation.number != connection
+        return again + (connection in self.facts.at_resume) + resent
+
+    def _check_unstored(self, at: float) -> None:
+        for id_, told_at in list(self._unstored.items()):
+            if told_at < at:
+                del self._unstored[id_]
+                if not self.facts.exempt(id_):
+                    self.facts.blame(told_at, f"{id_} was told, and the store does not have it")
+
+    def _check_resumed(self, at: float) -> None:
+        for number, (resumed_at, mentioned) in list(self._resumed.items()):
+            if resumed_at < at:
+                del self._resumed[number]
+                self._complete(self.facts.conversations[number], resumed_at, mentioned)
+
+    def _complete(self, conversation: Conversation, at: float, mentioned: set[int]) -> None:
+        """Whether a resume told the last word on each living request, and on each that ended unheard."""
+        facts = self.facts
+        for case in facts.cases.values():
+            if case.client != conversation.client or case.id in mentioned or facts.exempt(case.id):
+                continue
+            if case.conversation.session != conversation.session:
+                continue
+            record = facts.known.get(case.id)
+            if record is not None and record.get("session") is not None and record.get("state") != "ended":
+                facts.blame(at, f"{case.id} lives, and the resume of its session did not mention it")
+            elif record is not None and record.get("state") == "ended" and not case.heard_end:
+                facts.blame(at, f"{case.id} ended unheard, and the resume of its session did not mention it")
+
+    def _end(self, case: Case) -> None:
+        """Whether a request whose connection lived on was told its end."""
+        facts = self.facts
+        if case.ended_at is None and case.conversation.left is None and not facts.exempt(case.id):
+            facts.blame(float("inf"), f"{case.id} was never told its end, and its connection goes on")

@@ -1,0 +1,76 @@
+"""What a seed makes of a simulated world: who is in it, what they do, and what breaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+FAULTS = (
+    "cut a client",
+    "cut the store",
+    "stall the store",
+    "restart the store",
+    "forget scripts",
+    "bad commands",
+    "kill a server",
+    "restart a server",
+    "stop a server",
+    "stop a client",
+    "kill a client",
+    "separate",
+)
+"""What may happen in any world. (What loses acknowledged writes is in `LOSSES`.)"""
+
+LOSSES = ("lose writes", "flush the store")
+
+
+@dataclass(slots=True)
+class Plan:
+    """A world. Durations are virtual."""
+
+    seed: int
+    servers: int = 1
+    raw: int = 2
+    sessions: int = 2
+    shipped: int = 1
+    """Clients: without and with sessions on the bare wire, and those of this package."""
+    resources: list[str] = field(default_factory=lambda: ["a", "b", "c"])
+    shared: float = 0.3
+    transactions: bool = True
+    priorities: bool = True
+    at_once: int = 6
+    """Requests of one client that live at the same time."""
+    think_s: float = 0.3
+    active_s: float = 20.0
+    """How long it lasts before all faults stop and everything comes to its end."""
+    faults: list[str] = field(default_factory=list)
+    every_s: float = 3.0
+    """Between two faults, on average."""
+    slow: float = 0.02
+    """The share of pieces that are long on their way."""
+
+
+def plan(seed: int) -> Plan:
+    """The world of a seed. A few kinds of faults in each, so that each kind is met with few others."""
+    random = Random(f"{seed} plan")
+    faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
+    if random.random() < 0.25:
+        faults.append(random.choice(LOSSES))
+    clients = random.choice([(3, 0, 0), (0, 3, 0), (0, 0, 3), (2, 2, 1), (1, 2, 2), (2, 2, 2), (1, 3, 0)])
+    return Plan(
+        seed=seed,
+        servers=random.choice([1, 1, 2, 3]),
+        raw=clients[0],
+        sessions=clients[1],
+        shipped=clients[2],
+        resources=[chr(97 + i) for i in range(random.choice([1, 2, 3, 3, 4, 6]))],
+        shared=random.choice([0.0, 0.3, 0.6]),
+        transactions=random.random() < 0.6,
+        priorities=random.random() < 0.5,
+        at_once=random.choice([3, 6, 10]),
+        think_s=random.choice([0.1, 0.25, 0.5]),
+        active_s=random.choice([8.0, 15.0, 25.0]),
+        faults=faults,
+        every_s=random.choice([0.7, 1.5, 3.0]),
+        slow=random.choice([0.0, 0.02, 0.1]),
+    )

@@ -1,0 +1,150 @@
+"""Who may lead, by the stores alone: several of them on one real Redis, at awkward moments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from genie.core import HELD, Request
+from genie.storage import namespace
+from genie.storage.base import Batch, Replica, Superseded
+from genie.storage.journal import Gap, Journal
+from genie.storage.node import Node
+from genie.storage.redis import RedisStore
+from servers import Redis
+from stores import commit
+
+LEASE_MS = 300
+
+
+@pytest.fixture
+async def make(redis: Redis) -> AsyncIterator[Callable[[], RedisStore]]:
+    redis.found()
+    async with AsyncExitStack() as stack:
+
+        def build() -> RedisStore:
+            store = RedisStore(redis.url)
+            stack.push_async_callback(store.close)
+            return store
+
+        yield build
+
+
+async def lead(store: RedisStore, number: int, whole: Batch, *, lease_ms: int = LEASE_MS) -> Replica:
+    async with asyncio.timeout(30):
+        return await store.open(Node(f"here:{number}", f"here:{number}", lease_ms), lambda: whole, lambda _: None)
+
+
+def holding(*ids: int, released: tuple[int, ...] = ()) -> Batch:
+    requests: dict[int, Any] = dict.fromkeys(released)
+    for id_ in ids:
+        request = requests[id_] = Request(exclusive=(f"r{id_}",))
+        request.id = request.owner = request.fence = id_
+        request.state, request.since, request.since_unix_ms, request.deadline = HELD, 0.0, 0.0, 10**9
+    return Batch(requests, 100, 100, 5)
+
+
+def stored(redis: Redis) -> set[int]:
+    return set(map(int, redis.call("HKEYS", redis.call("HGET", "{genie}:meta", "records"))))
+
+
+async def test_of_two_who_have_seen_it_one_writes_anew(redis: Redis, make: Callable[[], RedisStore]) -> None:
+    """The other follows; both have waited for the same lease."""
+    leader, one, other = make(), make(), make()
+    await lead(leader, 1, holding(1))
+    followers = [asyncio.create_task(lead(store, n, holding())) for n, store in ((2, one), (3, other))]
+    await commit(leader, holding(*range(1, 50)))
+    redis.call("XLEN", "{genie}:journal")
+    while int(redis.call("INFO", "clients")["blocked_clients"]) < 2:  # noqa: ASYNC110 - Redis has no event for it
+        await asyncio.sleep(0.005)
+    redis.call("FLUSHALL")
+    done, waiting = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+    winner = one if followers[0] in done else other
+    assert len(done) == 1
+    for _ in range(8):  # longer than a lease: the other sees that it lives
+        await commit(winner, Batch({}, 100, 100, 6))
+        await asyncio.sleep(LEASE_MS / 4000)
+    assert not any(task.done() for task in waiting)
+    assert stored(redis) == set(range(1, 50))
+    for task in waiting:
+        task.cancel()
+
+
+async def test_who_was_superseded_unlinks_nothing(
+    redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalled, next_ = make(), make()
+    reached, goes_on = asyncio.Event(), asyncio.Event()
+    unlink = stalled._namespace.unlink_others
+
+    async def late() -> None:
+        reached.set()
+        await goes_on.wait()
+        await unlink()
+
+    monkeypatch.setattr(stalled._namespace, "unlink_others", late)
+    leading = asyncio.create_task(lead(stalled, 1, holding()))
+    await reached.wait()
+    state = holding(1, 2, 3)
+    await lead(next_, 2, state)
+    await commit(next_, state)
+    redis.call("DEL", "{genie}:meta")
+    await commit(next_, Batch({}, 100, 100, 6))  # which writes it anew
+    goes_on.set()
+    await leading
+    assert stored(redis) == {1, 2, 3}
+
+
+async def test_a_clock_that_was_ahead_gives_no_right(
+    redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who led with a higher epoch, by a wrong clock, and was away for a lease, does not write over who leads now."""
+    older, newer = make(), make()
+    with monkeypatch.context() as wrong:
+        wrong.setattr(namespace.time, "time", lambda: 4e9)
+        await lead(older, 1, holding(1, 2))
+        await commit(older, holding(1, 2))
+    redis.call("FLUSHALL")
+    await lead(newer, 2, holding(9))
+    await commit(newer, holding(9))
+    assert newer._namespace.tenure.epoch < older._namespace.tenure.epoch
+    with pytest.raises(Superseded):
+        await commit(older, Batch({}, 100, 100, 7))
+    assert stored(redis) == {9}
+
+
+async def test_reading_the_records_takes_time_and_is_no_silence(
+    make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower that must read them anew does not depose a leader that lives meanwhile."""
+    leader, follower = make(), make()
+    await lead(leader, 1, holding())
+    following = asyncio.create_task(lead(follower, 2, holding()))
+    read, load, loaded, gaps = Journal.read, follower._namespace.load, asyncio.Event(), [Gap()]
+
+    async def with_a_gap(journal: Journal, wait_ms: int | None) -> Any:
+        found = await read(journal, wait_ms)
+        if found and gaps:
+            raise gaps.pop()
+        return found
+
+    async def slowly() -> AsyncIterator[dict[bytes, bytes]]:
+        async for records in load():
+            yield records
+        if not gaps:
+            await asyncio.sleep(2 * LEASE_MS / 1000)
+            loaded.set()
+
+    monkeypatch.setattr(Journal, "read", with_a_gap)
+    monkeypatch.setattr(follower._namespace, "load", slowly)
+    beats = 0
+    while beats < 12:
+        await commit(leader, Batch({}, 100, 100, beats))
+        await asyncio.sleep(LEASE_MS / 4000)
+        beats += loaded.is_set()
+    assert not following.done()
+    following.cancel()

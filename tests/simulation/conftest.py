@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from genie.testing.loop import SimLoop
+from genie.testing.network import Network
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture
+def loop() -> Iterator[SimLoop]:
+    loop = SimLoop()
+    Network(loop)
+    yield loop
+    loop.finish()

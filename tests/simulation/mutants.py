@@ -1,0 +1,273 @@
+"""Would the judges see it? Each mutant has one defect; a seed must be found in which it shows.
+
+    python tests/simulation/mutants.py [NAME...]
+
+A mutant that lives on in all seeds means that the judges are blind for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+SEEDS = 200
+PROCESSES = 2
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One defect: in a file, a text that is there exactly once becomes another. `first` is where to begin to look."""
+
+    name: str
+    file: str
+    text: str
+    other: str
+    first: int = 1
+
+
+MUTANTS = [
+    # -- what is told, and when
+    Mutant(
+        "tells before it has stored",
+        "server/pump.py",
+        "self._store.commit(Batch(changes, self._reserved, manager.next_fence, now), self._committed)",
+        "self._deliver(); self._store.commit(Batch(changes, self._reserved, manager.next_fence, now), self._committed)",
+    ),
+    Mutant(
+        "a refusal takes along what is not stored yet",
+        "server/pump.py",
+        "if not waiting and connection.out:",
+        "if connection.out:",
+    ),
+    Mutant(
+        "does not tell who lost a lock",
+        "server/dispatch.py",
+        "            self.say(session.connection, line)\n        if asker",
+        "            pass\n        if asker",
+    ),
+    Mutant(
+        "ids are told that may be given again",
+        "server/pump.py",
+        "self._store.commit(Batch(changes, self._reserved,",
+        "self._store.commit(Batch(changes, 1,",
+    ),
+    # -- the store
+    Mutant(
+        "the script lets in who leads no more",
+        "storage/lua/commit.lua",
+        "if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then",
+        "if false then",
+    ),
+    Mutant(
+        "the script does not see a gap",
+        "storage/lua/commit.lua",
+        "if number > applied + 1 then",
+        "if false then",
+    ),
+    Mutant(
+        "a batch that is sent twice is applied twice",
+        "storage/lua/commit.lua",
+        "return number == applied and 'ok' or 'stale'",
+        "redis.call('DEL', KEYS[3])",
+    ),
+    Mutant(
+        "a batch that is sent twice is taken for somebody else's",
+        "storage/lua/commit.lua",
+        "return number == applied and 'ok' or 'stale'",
+        "return 'other'",
+    ),
+    Mutant(
+        "ended requests stay in the store",
+        "storage/lua/commit.lua",
+        "redis.call('HDEL', KEYS[2], unpack(ARGV, i, math.min(i + 5999, last)))",
+        "",
+    ),
+    Mutant(
+        "what is lost twice is written anew once",
+        "storage/namespace.py",
+        "before == self._attempted and before != self.tenure",
+        "before == self._attempted",
+    ),
+    Mutant(
+        "who takes over does not look whether the leader is alive",
+        "storage/lua/begin.lua",
+        "if ARGV[5] ~= '' and ARGV[5] ~= number then",
+        "if false then",
+    ),
+    Mutant(
+        "ids and fences rest on the store alone",
+        "server/app.py",
+        "floor = time.time_ns() // 1000",
+        "floor = 0",
+    ),
+    Mutant(
+        "the next fence is not stored",
+        "storage/redis.py",
+        "batch.next_id, batch.next_fence)",
+        "batch.next_id, 1)",
+    ),
+    # -- leading
+    Mutant(
+        "tells what was stored before its lease ended",
+        "server/pump.py",
+        "if error is None and self._loop.time() - self._sent_at > self._lease_s:",
+        "if False:",
+    ),
+    Mutant(
+        "leads on without its lease",
+        "server/pump.py",
+        "overdue = self._loop.time() - self._sent_at > self._lease_s",
+        "overdue = False",
+    ),
+    Mutant(
+        "a follower does not take in what others commit",
+        "storage/follower.py",
+        "                self._replica.apply(news.batch)",
+        "                pass",
+    ),
+    # -- sessions
+    Mutant(
+        "a session loses its place with its connection",
+        "server/dispatch.py",
+        "        if session.key is not None:\n            if session.connection is connection:",
+        "        if session.key is not None and not session.bound:\n            if session.connection is connection:",
+    ),
+    Mutant(
+        "a resume forgets what has ended",
+        "server/dispatch.py",
+        "for ending in session.endings.values():\n            self.say(",
+        "for ending in ():\n            self.say(",
+    ),
+    Mutant(
+        "a resume forgets what lives",
+        "server/dispatch.py",
+        "for request in session.bound.values():\n            held",
+        "for request in ():\n            held",
+    ),
+    Mutant(
+        "what waits for a session is not stored",
+        "server/dispatch.py",
+        "if session.key is not None and request.state is not State.ENDED:",
+        "if False:",
+    ),
+    Mutant(
+        "sessions end with the server",
+        "server/dispatch.py",
+        "self.sessions.restore(requests, endings, self.now)",
+        "self.sessions.restore([], [], self.now)",
+    ),
+    Mutant(
+        "every held lock goes with its session",
+        "core/manager.py",
+        "elif request.state is HELD and request.release_on_disconnect:",
+        "elif request.state is HELD:",
+    ),
+    # -- the lock manager
+    Mutant(
+        "a lock times out a little early",
+        "core/manager.py",
+        "        request.deadline = ceil(now + request.transaction_timeout_ms)\n        self.table.hold(request)",
+        "        request.deadline = ceil(now + request.transaction_timeout_ms - 5)\n        self.table.hold(request)",
+    ),
+    Mutant(
+        "a queue times out a little early",
+        "core/manager.py",
+        "request.deadline = ceil(now + request.queue_timeout_ms)",
+        "request.deadline = ceil(now + request.queue_timeout_ms - 5)",
+    ),
+    Mutant(
+        "a restart makes time pass",
+        "server/app.py",
+        "loop.time() * 1000 - replica.clock_ms",
+        "loop.time() * 1000 - replica.clock_ms - 1000",
+    ),
+    Mutant(
+        "shared locks don't mind an exclusive one",
+        "core/rule.py",
+        "    return not resource.exclusives or table.grants_of(owner, name) > 0",
+        "    return True",
+    ),
+    Mutant(
+        "requests overtake those who wait",
+        "core/rule.py",
+        "    if resource.line is not None:\n        return False",
+        "",
+    ),
+    Mutant(
+        "shared requests overtake exclusive ones",
+        "core/rule.py",
+        "if ahead is not None and ahead < request.entry(name):",
+        "if False:",
+    ),
+    Mutant(
+        "the order of a reordered queue is not stored",
+        "storage/records.py",
+        "(stored.moved or {}).items()",
+        "{}.items()",
+    ),
+    Mutant(
+        "deadlocks are not looked for",
+        "core/manager.py",
+        "if waits.closes_cycle(table, request):",
+        "if False:",
+    ),
+    Mutant(
+        "nobody is granted when somebody leaves",
+        "core/manager.py",
+        "            self._end(Released(request, SUCCESS), events)\n            if touched:",
+        "            self._end(Released(request, SUCCESS), events)\n            if False:",
+    ),
+]
+
+
+def try_out(mutant: Mutant) -> tuple[Mutant, str]:
+    """Look for a seed that shows it. Returns what was found, or nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "genie", Path(folder, "genie"), ignore=shutil.ignore_patterns("__pycache__"))
+        file = Path(folder, "genie", mutant.file)
+        source = file.read_text()
+        if source.count(mutant.text) != 1:
+            return mutant, f"DOES NOT APPLY: its text is {source.count(mutant.text)} times in {mutant.file}"
+        file.write_text(source.replace(mutant.text, mutant.other))
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "genie.testing.soak", "--stop", "--tail=0"),
+                *(f"--first={mutant.first}", f"--seeds={SEEDS}"),
+            ],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": folder},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode == 0:
+        return mutant, ""
+    seed = re.search(r"--seed (\d+)", done.stdout)
+    why = re.search(r"^\*\*\* (.*)", done.stdout, re.MULTILINE)
+    if seed is None:
+        return mutant, f"seed ?: {done.stderr.strip().splitlines()[-1]}"
+    return mutant, f"seed {seed[1]}: {why[1][:110] if why else ''}"
+
+
+def main() -> int:
+    """Try the mutants that are named, or all. The exit status is 1 where one lives on."""
+    wanted = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(name in mutant.name for name in sys.argv[1:])]
+    alive = 0
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        for mutant, found in pool.map(try_out, wanted):
+            alive += not found.startswith("seed")
+            print(f"{mutant.name}\n    {found or f'LIVES ON in {SEEDS} seeds'}", flush=True)
+    print(f"{len(wanted)} mutants, {alive} of them not caught")
+    return 1 if alive else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""The loop with the virtual clock, and its nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+from genie.testing.loop import SimLoop, Stuck
+
+
+def test_an_hour_passes_in_no_time(loop: SimLoop) -> None:
+    began = time.monotonic()
+    loop.run_until_complete(asyncio.sleep(3600))
+    assert loop.time() == 3600
+    assert time.monotonic() - began < 60
+
+
+def test_what_is_ready_runs_in_its_order_and_timers_in_theirs(loop: SimLoop) -> None:
+    seen: list[object] = []
+
+    async def main() -> None:
+        loop.call_later(2, seen.append, "later")
+        loop.call_later(1, seen.append, "sooner")
+        for number in range(5):
+            loop.call_soon(seen.append, number)
+        await asyncio.sleep(3)
+
+    loop.run_until_complete(main())
+    assert seen == [0, 1, 2, 3, 4, "sooner", "later"]
+
+
+def test_waiting_for_what_can_not_come_is_said(loop: SimLoop) -> None:
+    with pytest.raises(Stuck):
+        loop.run_until_complete(loop.create_future())
+
+
+def test_a_cancelled_timer_does_not_hold_the_clock_up(loop: SimLoop) -> None:
+    loop.call_later(100, print).cancel()
+    loop.run_until_complete(asyncio.sleep(1))
+    assert loop.time() == 1
+
+
+def test_threads_are_none(loop: SimLoop) -> None:
+    assert loop.run_until_complete(asyncio.wait_for(loop.run_in_executor(None, sum, [1, 2]), 1)) == 3
+
+
+def test_a_killed_node_runs_no_more_not_even_what_it_would_do_at_last(loop: SimLoop) -> None:
+    seen: list[str] = []
+
+    async def work() -> None:
+        try:
+            while True:
+                await asyncio.sleep(1)
+                seen.append("worked")
+        finally:
+            seen.append("cleaned up")
+
+    async def main() -> None:
+        node = loop.node("a")
+        loop.spawn(node, work())
+        await asyncio.sleep(2.5)
+        loop.kill(node)
+        await asyncio.sleep(10)
+
+    loop.run_until_complete(main())
+    assert seen == ["worked", "worked"]
+
+
+def test_a_stopped_node_catches_up_when_it_is_continued(loop: SimLoop) -> None:
+    seen: list[float] = []
+
+    async def work() -> None:
+        loop.call_later(1, lambda: seen.append(loop.time()))
+        loop.call_later(20, lambda: seen.append(loop.time()))
+        await asyncio.sleep(30)
+
+    async def main() -> None:
+        node = loop.node("a")
+        task = loop.spawn(node, work())
+        await asyncio.sleep(0.5)
+        loop.stop_node(node)
+        await asyncio.sleep(9.5)
+        assert seen == []
+        loop.continue_node(node)
+        await task
+
+    loop.run_until_complete(main())
+    assert seen == [10, 20]
+
+
+def test_children_belong_to_the_node_of_their_parent(loop: SimLoop) -> None:
+    seen: list[str] = []
+
+    async def child() -> None:
+        await asyncio.sleep(1)
+        seen.append("child")
+
+    async def parent() -> None:
+        await asyncio.gather(child(), child())
+
+    async def main() -> None:
+        node = loop.node("a")
+        loop.spawn(node, parent())
+        await asyncio.sleep(0.5)
+        loop.kill(node)
+        await asyncio.sleep(5)
+
+    loop.run_until_complete(main())
+    assert seen == []
+
+
+def test_a_signal_goes_to_the_node_that_handles_it(loop: SimLoop) -> None:
+    seen: list[str] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, seen.append, "told to stop")
+        await asyncio.sleep(5)
+
+    async def main() -> None:
+        one, other = loop.node("a"), loop.node("b")
+        loop.spawn(one, work())
+        await asyncio.sleep(1)
+        assert not loop.signal(other, signal.SIGTERM)
+        assert loop.signal(one, signal.SIGTERM)
+        await asyncio.sleep(1)
+
+    loop.run_until_complete(main())
+    assert seen == ["told to stop"]

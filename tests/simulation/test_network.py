@@ -1,0 +1,236 @@
+"""Connections in memory, and what can happen to them."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import pytest
+
+from genie.testing.loop import Node, SimLoop
+from genie.testing.network import HIGH, Network, RandomDelays, SimTransport
+
+
+class Side(asyncio.Protocol):
+    """Notes what comes."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.seen: list[str] = []
+        self.error: Exception | None = None
+        self.keep_open = False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport: SimTransport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append(data)
+
+    def eof_received(self) -> bool:
+        self.seen.append("eof")
+        return self.keep_open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.seen.append("lost")
+        self.error = exc
+
+    def pause_writing(self) -> None:
+        self.seen.append("paused")
+
+    def resume_writing(self) -> None:
+        self.seen.append("resumed")
+
+
+class Pair:
+    """A connection between two nodes."""
+
+    def __init__(self, loop: SimLoop, delays: RandomDelays | None = None) -> None:
+        self.loop = loop
+        self.network = Network(loop, delays)
+        self.a, self.b = loop.node("a"), loop.node("b")
+        self.client, self.server = Side(), Side()
+
+    async def open(self) -> Pair:
+        await self.loop.spawn(self.b, self._listen())
+        await self.loop.spawn(self.a, self._connect())
+        await asyncio.sleep(5)
+        return self
+
+    async def _listen(self) -> None:
+        await asyncio.get_running_loop().create_server(lambda: self.server, "b", 1)
+
+    async def _connect(self) -> None:
+        await asyncio.get_running_loop().create_connection(lambda: self.client, "b", 1)
+
+    def of(self, node: Node) -> Side:
+        return self.client if node is self.a else self.server
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_bytes_come_in_order_in_whatever_pieces(loop: SimLoop, seed: int) -> None:
+    async def main() -> None:
+        pair = await Pair(loop, RandomDelays(Random(seed), slow=0.3)).open()
+        sent = b""
+        for number in range(300):
+            data = b"%d " % number
+            sent += data
+            pair.client.transport.write(data)
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(10)
+        assert b"".join(pair.server.pieces) == sent
+        assert 1 < len(pair.server.pieces) != 300
+
+    loop.run_until_complete(main())
+
+
+def test_nobody_listens(loop: SimLoop) -> None:
+    Network(loop)
+    with pytest.raises(ConnectionRefusedError):
+        loop.run_until_complete(loop.create_connection(Side, "b", 1))
+
+
+def test_an_address_is_taken_once(loop: SimLoop) -> None:
+    async def main() -> None:
+        listener = await loop.create_server(Side, "b", 1)
+        with pytest.raises(OSError, match="in use"):
+            await loop.create_server(Side, "b", 1)
+        listener.close()
+        await loop.create_server(Side, "b", 1)
+
+    loop.run_until_complete(main())
+
+
+def test_close_sends_what_is_buffered_and_then_the_end(loop: SimLoop) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        pair.server.transport.pause_reading()
+        pair.client.transport.write(bytes(1 << 20))
+        pair.client.transport.close()
+        await asyncio.sleep(1)
+        assert pair.client.seen == ["paused"]
+        pair.server.transport.resume_reading()
+        await asyncio.sleep(1)
+        assert sum(map(len, pair.server.pieces)) == 1 << 20
+        assert pair.server.seen == ["eof", "lost"]
+        assert pair.server.error is None
+        assert pair.client.seen[-1] == "lost"
+
+    loop.run_until_complete(main())
+
+
+def test_a_writer_is_paused_and_goes_on(loop: SimLoop) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        pair.server.transport.pause_reading()
+        pair.client.transport.write(bytes(1 << 20))
+        assert pair.client.seen == ["paused"]
+        assert pair.client.transport.get_write_buffer_size() > HIGH
+        pair.server.transport.resume_reading()
+        await asyncio.sleep(1)
+        assert pair.client.seen == ["paused", "resumed"]
+        assert pair.client.transport.get_write_buffer_size() == 0
+
+    loop.run_until_complete(main())
+
+
+def test_a_half_closed_connection_still_answers(loop: SimLoop) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        pair.server.keep_open = True
+        pair.client.transport.write_eof()
+        await asyncio.sleep(1)
+        pair.server.transport.write(b"answer")
+        pair.server.transport.close()
+        await asyncio.sleep(1)
+        assert (pair.client.pieces, pair.client.seen) == ([b"answer"], ["eof", "lost"])
+
+    loop.run_until_complete(main())
+
+
+def test_who_writes_to_a_closed_connection_learns_of_it(loop: SimLoop) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        pair.server.keep_open = True
+        pair.client.transport.close()
+        await asyncio.sleep(1)
+        assert pair.server.seen == ["eof"]
+        pair.server.transport.write(b"hello?")
+        await asyncio.sleep(1)
+        assert isinstance(pair.server.error, ConnectionResetError)
+
+    loop.run_until_complete(main())
+
+
+def test_each_side_learns_of_a_cut_in_its_own_time(loop: SimLoop) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        pair.client.transport.write(b"on its way")
+        pair.network.cut(next(iter(pair.network.connections)), 1.0, 20.0)
+        await asyncio.sleep(2)
+        assert pair.client.seen == ["lost"]
+        pair.server.transport.write(b"into the void")
+        await asyncio.sleep(10)
+        assert (pair.server.seen, pair.server.pieces) == ([], [])
+        await asyncio.sleep(10)
+        assert pair.server.seen == ["lost"]
+
+    loop.run_until_complete(main())
+
+
+def test_what_is_separated_comes_together_again(loop: SimLoop) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        pair.network.separate("a", "b")
+        pair.client.transport.write(b"kept")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await loop.spawn(pair.a, pair._connect())
+        assert pair.server.pieces == []
+        pair.network.heal()
+        await asyncio.sleep(1)
+        assert pair.server.pieces == [b"kept"]
+
+    loop.run_until_complete(main())
+
+
+def test_the_end_of_a_process_is_the_end_of_its_connections(loop: SimLoop) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        loop.kill(pair.b)
+        await asyncio.sleep(1)
+        assert pair.client.seen == ["eof", "lost"]
+        with pytest.raises(ConnectionRefusedError):
+            await loop.spawn(pair.a, pair._connect())
+
+    loop.run_until_complete(main())
+
+
+def test_a_machine_that_vanishes_is_missed_late(loop: SimLoop) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        loop.kill(pair.b, silently=True)
+        pair.client.transport.write(b"hello?")
+        await asyncio.sleep(4)
+        assert pair.client.seen == []
+        await asyncio.sleep(60)
+        assert pair.client.seen == ["lost"]
+
+    loop.run_until_complete(main())
+
+
+def test_a_stopped_process_finds_what_its_kernel_has_kept(loop: SimLoop) -> None:
+    async def main() -> None:
+        pair = await Pair(loop).open()
+        loop.stop_node(pair.b)
+        pair.client.transport.write(b"one ")
+        pair.client.transport.write(b"two")
+        pair.client.transport.close()
+        await asyncio.sleep(5)
+        assert pair.server.pieces == []
+        loop.continue_node(pair.b)
+        await asyncio.sleep(1)
+        assert b"".join(pair.server.pieces) == b"one two"
+        assert pair.server.seen == ["eof", "lost"]
+
+    loop.run_until_complete(main())

@@ -1,0 +1,162 @@
+"""The simulated Redis, beside the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from genie.storage.redis import _COMMIT
+from genie.testing.redis import SimRedis
+from genie.testing.resp import Failure, Reader, Status, encode
+from servers import Redis, running_redis
+
+COMMANDS = [
+    "HSET h a 1 b 2",
+    "HSET h a 3 c 4",
+    "HGET h a",
+    "HGET h nothing",
+    "HMGET h a nothing c",
+    "HGETALL h",
+    "HGETALL nothing",
+    "HDEL h a nothing",
+    "HLEN h",
+    "HDEL h b c",
+    "EXISTS h",
+    "SADD s x y x",
+    "SADD s x",
+    "SMEMBERS s",
+    "SREM s x nothing",
+    "DEL s h",
+    "UNLINK s",
+    "EXISTS s h",
+    "XADD j 5-1 a 1",
+    "XADD j 5-1 a 1",
+    "XADD j 5-0 a 1",
+    "XADD j 5-2 b 2",
+    "XADD j 7-0 c 3 d 4",
+    "XLEN j",
+    "XRANGE j - +",
+    "XRANGE j 5-2 +",
+    "XRANGE j (5-2 7",
+    "XRANGE j - + COUNT 1",
+    "XREVRANGE j + - COUNT 2",
+    "XREAD COUNT 2 STREAMS j 0-0",
+    "XREAD STREAMS j 7-0",
+    "XREAD STREAMS nothing 0-0",
+    "XADD j MAXLEN 2 8-0 e 5",
+    "XRANGE j - +",
+    "HGET j a",
+    "HSET j a 1",
+    "DEL j",
+    "XADD j 1-0 a 1",
+    "NOSUCHCOMMAND",
+    "EVALSHA 0000000000000000000000000000000000000000 0",
+    "EVAL return·{1,2.7,'three',false,{'four'}} 0",
+    "EVAL return·redis.call('HGETALL',KEYS[1]) 1 nothing",
+    "EVAL return·redis.call('HSET',KEYS[1],'n',ARGV[1]) 1 h 7",
+    "EVAL return·redis.status_reply('fine') 0",
+    "EVAL return·redis.error_reply('BAD·day') 0",
+    "EVAL return·redis.call('HGET','j','a') 0",
+    "EVAL return·#redis.call('HMGET',KEYS[1],'n','m') 1 h",
+    "EVAL return·redis.call('HMGET',KEYS[1],'n','m')[2]==false 1 h",
+]
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Redis]:
+    with running_redis() as server:
+        yield server
+
+
+def plain(reply: Any) -> Any:
+    if isinstance(reply, (Failure, redis_py.ResponseError)):
+        return "error", str(reply).split()[0]
+    if isinstance(reply, Status):
+        return bytes(reply)
+    if isinstance(reply, dict):
+        return [part for item in reply.items() for part in (plain(item[0]), plain(item[1]))]
+    if isinstance(reply, set):
+        return sorted(reply)
+    if isinstance(reply, (list, tuple)):
+        return [plain(part) for part in reply]
+    return reply
+
+
+def test_it_answers_as_the_real_one_does(real: Redis) -> None:
+    client = redis_py.connection.Connection(host="127.0.0.1", port=real.port, protocol=2)
+    client.connect()
+    sim = SimRedis()
+    for line in COMMANDS:
+        command = [part.replace("·", " ").encode() for part in line.split()]
+        client.send_command(*command)
+        try:
+            answer = client.read_response()
+        except redis_py.ResponseError as error:
+            answer = error
+        if command[0] == b"SMEMBERS":
+            answer = sorted(answer)
+        name = command[0].upper()
+        mine: Any = sim.carry_out(command) if name != b"XREAD" else sim.read(command)
+        expected = plain(answer)
+        if isinstance(expected, tuple) and name.startswith(b"EVAL"):
+            assert isinstance(plain(mine), tuple), line
+        elif isinstance(expected, tuple) and expected[1] in ("unknown", "The"):
+            assert isinstance(mine, Failure), line
+        else:
+            assert plain(mine) == expected, line
+    client.disconnect()
+
+
+def test_writes_are_lost_from_the_end_each_as_a_whole() -> None:
+    sim = SimRedis()
+
+    def do(line: str) -> object:
+        return sim.carry_out([part.replace("·", " ").encode() for part in line.split()])
+
+    def seen() -> list[object]:
+        return [dict(sim.keys.hash(b"h")), set(sim.keys.set(b"s")), plain(do("XRANGE j - +"))]
+
+    states = [seen()]
+    for line in (
+        "HSET h a 1 b 2",
+        "EVAL redis.call('HSET',KEYS[1],'a','9');redis.call('SADD',KEYS[2],'m') 2 h s",
+        "XADD j 1-0 a 1",
+        "XADD j MAXLEN 1 2-0 b 2",
+        "HDEL h a b",
+        "HSET h z 26",
+        "DEL j s",
+        "XADD j 1-1 c 3",
+    ):
+        do(line)
+        states.append(seen())
+    while len(states) > 1:
+        assert seen() == states.pop()
+        assert sim.restart(1) == 1
+    assert seen() == states[0]
+    assert sim.restart(5) == 0
+
+
+def test_a_restart_forgets_the_scripts() -> None:
+    sim = SimRedis()
+    sha = sim.carry_out([b"SCRIPT", b"LOAD", _COMMIT])
+    assert isinstance(sha, bytes)
+    command = [b"EVALSHA", sha, b"3", b"m", b"r", b"j", b"1", b"n", b"1 0 1 1", b"1", b"0"]
+    assert sim.carry_out(command) == b"lost"
+    sim.restart()
+    assert str(sim.carry_out(command)).startswith("NOSCRIPT")
+
+
+def test_commands_are_read_in_any_pieces() -> None:
+    data = b"*2\r\n$4\r\nPING\r\n$2\r\n\r\n\r\n*1\r\n$1\r\nx\r\n"
+    for place in range(len(data)):
+        reader = Reader()
+        assert reader.feed(data[:place]) + reader.feed(data[place:]) == [[b"PING", b"\r\n"], [b"x"]]
+
+
+def test_replies_of_both_versions() -> None:
+    assert encode({b"a": 1}) == b"*2\r\n$1\r\na\r\n:1\r\n"
+    assert encode({b"a": 1}, 3) == b"%1\r\n$1\r\na\r\n:1\r\n"
+    assert (encode(None), encode(None, 3)) == (b"$-1\r\n", b"_\r\n")
