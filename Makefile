@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint format soak soak-faults mutants bench peers compiled clean
+.PHONY: serve test lint format soak soak-worlds soak-faults mutants bench peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -21,10 +21,17 @@ format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# SOAK is passed on: make soak SOAK="--seed 7"
-soak: $(VENV)/.tested
-	$(BIN)/python -m genie.testing.soak $(SOAK)
+# The long form of what the tests do in short: simulated worlds, then real faults on real processes
+# (docs/reliability.md). WORLDS and FAULTS are passed on: make soak WORLDS="--seeds 5000" FAULTS="--seconds 600"
+soak: soak-worlds soak-faults
 
+soak-worlds: $(VENV)/.tested
+	$(BIN)/python -m genie.testing.soak $(WORLDS)
+
+soak-faults: $(VENV)/.tested redis
+	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
+
+# Known defects, put into the code one by one: which seed catches each?
 mutants: $(VENV)/.tested
 	$(BIN)/python tests/simulation/mutants.py
 
@@ -34,10 +41,6 @@ bench: $(VENV)/.installed redis
 # PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched
 	$(BIN)/python -m benchmarks.peers $(PEERS)
-
-# Real faults on real processes (docs/reliability.md). FAULTS is passed on: make soak-faults FAULTS="--seconds 600"
-soak-faults: $(VENV)/.tested redis
-	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
 
 # A wheel in which the hot modules are compiled to C, in dist/. Built from a copy: what it leaves beside the sources would
 # be taken instead of them.

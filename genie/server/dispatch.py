@@ -18,7 +18,7 @@ from genie.protocol.commands import Hello, Inspect, Ping, read
 from genie.protocol.replies import granted, released
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.refusal import refusal
-from genie.server.session import Session, same
+from genie.server.session import ENDINGS_IN_ALL, LONGEST_ENDING, Session, same
 from genie.server.sessions import Sessions
 from genie.storage.base import Batch, Change, Ending, is_stored, whole
 
@@ -202,6 +202,7 @@ class Dispatch:
             request.origin = None
             self._change(request)
         self._tell(self.manager.step(Disconnect(requests), self.now), None)
+        self.sessions.endings -= len(session.endings)
         for id_ in session.endings:
             self._unset(id_)
         session.close()
@@ -282,20 +283,24 @@ class Dispatch:
         line = replies.released(event, self.now)
         if session is not None:
             if session.key is not None and not (asker is session.connection and event.reason is SUCCESS):
-                self._keep(session, Ending(request.id, request.ref, session, self.now, line))
+                self._keep(session, Ending(request.id, request.ref, session, self.now, line), event.reason)
             self.say(session.connection, line)
         if asker is not None and (session is None or asker is not session.connection):
             self.say(asker, line)
 
-    def _keep(self, session: Session, ending: Ending) -> None:
+    def _keep(self, session: Session, ending: Ending, reason: core.Reason) -> None:
         """A session may have to be told once more how a request ended, also by the next server."""
+        if len(ending.line) > LONGEST_ENDING:
+            ending.line = replies.ended(ending.id, reason, ending.ref)
         session.keep(ending)
+        self.sessions.endings += 1
         self._forget_told(session)
         if self._durable and ending.id in self.changes:
             self.changes[ending.id] = ending
 
     def _forget_told(self, session: Session) -> None:
-        for id_ in session.told(self.now):
+        for id_ in session.told(self.now, self.sessions.endings - ENDINGS_IN_ALL):
+            self.sessions.endings -= 1
             self._unset(id_)
 
     def _extended(self, event: core.Extended, asker: Connection | None) -> None:

@@ -17,6 +17,12 @@ ENDED_REFS = 10_000
 ENDINGS = 10_000
 """Endings that are kept for each session, to be told again."""
 
+ENDINGS_IN_ALL = 100_000
+"""Endings that are kept for all sessions. Beyond it a session that has a new one gives up its oldest."""
+
+LONGEST_ENDING = 2_000
+"""Bytes in one of them. Of a longer one the details are left out."""
+
 TOLD_MS = 60_000
 """How long a connection must stand after an ending was told on it before that can't have been lost with it. The kernel
 gives a connection up much sooner than that when the other side doesn't acknowledge what it is sent."""
@@ -81,12 +87,16 @@ class Session:
         if ending.ref is not None:
             self._refs.setdefault(ending.ref, ending)
 
-    def told(self, now: float) -> list[int]:
-        """Forget the endings that must have been received, and those that are too many; returns their ids."""
+    def told(self, now: float, too_many: int = 0) -> list[int]:
+        """Forget the endings that must have been received, and those that are too many; returns their ids.
+
+        `too_many` says how many there are too many in all sessions.
+        """
+        most = min(ENDINGS, max(0, len(self.endings) - too_many))
         gone: list[int] = []
         surely = self.connection is not None and self.since <= now - TOLD_MS
         for id_, ending in self.endings.items():
-            if len(self.endings) - len(gone) <= ENDINGS and not (surely and ending.at <= now - TOLD_MS):
+            if len(self.endings) - len(gone) <= most and not (surely and ending.at <= now - TOLD_MS):
                 break
             gone.append(id_)
             if ending.ref is not None and self._refs.get(ending.ref) is ending:

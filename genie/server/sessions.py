@@ -27,6 +27,8 @@ class Sessions:
         self._by_key: dict[str, Session] = {}
         self._leaving: dict[int, Session] = {}
         self._numbers = 0
+        self.endings = 0
+        """How many are kept in all."""
         self.deadlines = Deadlines()
         """When those without a connection end, by their number."""
 
@@ -65,11 +67,14 @@ class Sessions:
                 )
                 request.origin = session
                 session.queued(request)
+            else:
+                request.origin = None  # its connection was another server's, or another time's
         for ending in sorted(endings, key=lambda ending: ending.at):
             key, timeout_ms = ending.origin.key or "", ending.origin.timeout_ms
             session = found.get(key) or found.setdefault(key, self._add(Session(None, key, timeout_ms)))
             ending.origin = session
             session.keep(ending)
+            self.endings += 1
         for session in found.values():
             self.leave(session, now)
 

@@ -26,7 +26,10 @@ KEPT_BYTES = 32 << 20
 """So much of the journal is kept, more or less: what a follower that was held up can catch up with."""
 
 KEPT = 100_000
-"""Batches that are kept at most."""
+"""Entries that are kept at most."""
+
+PIECE = 6_000
+"""Fields and values in one entry of a large batch (`commit.lua`)."""
 
 AT_ONCE = 200
 """Entries that are read in one call."""
@@ -118,12 +121,17 @@ class Kept:
     def __init__(self) -> None:
         self._sizes: deque[int] = deque()
         self._bytes = 0
+        self._full = False
 
-    def add(self, size: int) -> int:
-        """One more batch of so many bytes; returns how many entries are to be kept."""
-        sizes = self._sizes
-        sizes.append(size)
-        self._bytes += size
+    def add(self, size: int, changes: int) -> int:
+        """One more batch of so many bytes and changes; returns how many entries are to be kept.
+
+        Nothing is known of what an earlier leader wrote: it is kept until there would be too much without it.
+        """
+        sizes, pieces = self._sizes, 1 + max(0, 2 * changes - 1) // PIECE
+        sizes.extend([size // pieces] * pieces)
+        self._bytes += size // pieces * pieces
         while (self._bytes > KEPT_BYTES or len(sizes) > KEPT) and len(sizes) > 1:
             self._bytes -= sizes.popleft()
-        return len(sizes)
+            self._full = True
+        return len(sizes) if self._full else KEPT

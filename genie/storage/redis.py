@@ -167,7 +167,7 @@ class RedisStore:
                 written.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(record), record))
         changes = b"".join(deleted) + b"".join(written)
         numbers, gone = counters(self._sequence, batch.clock_ms, batch.next_id, batch.next_fence), b"%d" % len(deleted)
-        kept = b"%d" % self._kept.add(len(changes) + len(numbers))
+        kept = b"%d" % self._kept.add(len(changes) + len(numbers), len(batch.changes))
         return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
             self._head_length + 3 + 2 * len(batch.changes),
             self._head,

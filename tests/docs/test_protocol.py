@@ -127,6 +127,8 @@ def test_the_limits_are_the_code_s() -> None:
         "Characters in the secret of a session, at most": fields.MAX_SECRET,
         "Default of `sessionTimeout`, ms": commands.Hello().session_timeout_ms,
         "Endings kept for a session": session.ENDINGS,
+        "Endings kept for all sessions": session.ENDINGS_IN_ALL,
+        "Bytes of an ending that is kept with its details": session.LONGEST_ENDING,
         "Requests held and waiting": SETTINGS.max_requests,
         "Connections": SETTINGS.max_connections,
         "Greatest id in a command, and least with a minus": fields.MAX_ID,

@@ -19,6 +19,7 @@ from matching import Screen
 from pages import ROOT, Block, blocks, code, prose, table
 
 import genie as package
+import genie.testing
 from genie.cli import main
 from servers import WAIT_S, Genie, running_server
 

@@ -120,7 +120,7 @@ def test_a_session_waits_for_its_next_connection_only_if_there_is_something_to_s
 def test_what_was_loaded_belongs_to_its_sessions_again() -> None:
     sessions = Sessions()
     origin = StoredOrigin(key_of(SECRET), 1000.0)
-    mine, nobody_s = ask(origin=origin), ask()
+    mine, nobody_s = ask(origin=origin), ask(origin=Session(None))
     sessions.restore([mine, nobody_s], [ending(7, 0, "e")], 100)
     session, resumed = sessions.enter(SECRET, 1000)
     assert resumed
@@ -129,3 +129,11 @@ def test_what_was_loaded_belongs_to_its_sessions_again() -> None:
     assert list(session.bound.values()) == [mine]
     assert session.known("r") is mine
     assert session.known("e") is session.endings[7]
+
+
+def test_who_has_a_new_ending_gives_up_its_oldest_where_all_have_too_many() -> None:
+    session = Session(None, "key")
+    for id_ in range(10):
+        session.keep(ending(id_, id_))
+    assert session.told(0, too_many=3) == [0, 1, 2]
+    assert session.told(0, too_many=-5) == []
