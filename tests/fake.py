@@ -38,12 +38,16 @@ class Line:
         self.reader, self.writer = reader, writer
 
     async def expect(self, command: str) -> dict[str, Any]:
-        async with asyncio.timeout(WAIT_S):
-            line = await self.reader.readline()
-        assert line, f"the client left, and did not send {command}"
-        message = orjson.loads(line)
-        assert message["command"] == command
-        return message["payload"]
+        """The next command. A client that asks meanwhile whether the server is there is told so."""
+        while True:
+            async with asyncio.timeout(WAIT_S):
+                line = await self.reader.readline()
+            assert line, f"the client left, and did not send {command}"
+            message = orjson.loads(line)
+            if message["command"] == command:
+                return message["payload"]
+            assert message["command"] == "ping", f"the client sent {message}, not {command}"
+            self.say(PONG)
 
     def say(self, *lines: str) -> None:
         self.writer.write("".join(line + "\n" for line in lines).encode())

@@ -43,10 +43,12 @@ def release(id: int) -> bytes:
     return say("release", id=id)
 
 
-def connected() -> Core:
-    """A core on its first connection."""
+def connected(*, watching: bool = False) -> Core:
+    """A core on its first connection, which bears any silence of the server unless it is `watching`."""
     core = Core(SECRET)
     core._life = ""
+    if not watching:
+        core._silence.watch = lambda _: None  # type: ignore[method-assign]
     assert greet(core, resumed=False) == []
     assert core.outgoing() == b""
     return core

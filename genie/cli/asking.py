@@ -13,8 +13,8 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from genie.client.aio import Client, connect
-from genie.client.reach import HOST, PORT, addresses, spell
+from genie.client.aio import Client
+from genie.client.reach import HOST, PORT, Address, addresses, spell
 from genie.errors import GenieError, Unavailable
 from genie.protocol.fields import MAX_TIMEOUT_MS
 from genie.protocol.resources import EXCLUSIVE, SHARED
@@ -96,20 +96,41 @@ def whereabouts(host: str, port: int) -> str:
     return ", ".join(map(spell, addresses(host, port)))
 
 
-def ask(host: str, port: int, patience: float, question: Callable[[Client], Awaitable[T]]) -> T:
-    """Connect, ask one thing and leave, within `patience` seconds in all; GenieError or ValueError otherwise."""
+class Asker(Client):
+    """A client that says why it waits, and where it is."""
+
+    @property
+    def address(self) -> Address | None:
+        """The server that answers: the one that leads."""
+        return self._link.address
+
+    @property
+    def trouble(self) -> str:
+        """Why there is no connection; empty if there is one."""
+        return "" if self._link.core.up else self._link.core.trouble()
+
+
+def ask(host: str, port: int, patience: float, question: Callable[[Asker], Awaitable[T]]) -> T:
+    """Connect, ask one thing and leave, within `patience` seconds in all; GenieError or ValueError otherwise.
+
+    The client bounds the first connection itself, for it knows what the servers have said.
+    """
 
     async def asking() -> T:
+        end = asyncio.get_running_loop().time() + patience
+        client = Asker(addresses(host, port), connect_timeout=patience)
         try:
-            async with asyncio.timeout(patience), AsyncExitStack() as stack:
-                client = await stack.enter_async_context(connect(host, port, connect_timeout=patience))
+            async with asyncio.timeout(None) as bound, AsyncExitStack() as stack:
+                await stack.enter_async_context(client)
+                bound.reschedule(end)
                 try:
                     return await question(client)
                 except asyncio.CancelledError:
                     stack.pop_all()  # no polite end: it would wait for the same server, which doesn't answer
                     raise
         except TimeoutError:
-            raise Unavailable(f"{whereabouts(host, port)} does not answer within {patience:g} s") from None
+            silent = f"{whereabouts(host, port)} does not answer within {patience:g} s"
+            raise Unavailable(client.trouble or silent) from None
 
     return asyncio.run(asking())
 

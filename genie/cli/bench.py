@@ -17,6 +17,7 @@ from genie.bench.load import Load, Plan, Result
 from genie.bench.workloads import WORKLOADS, Shape
 from genie.cli.asking import (
     INTERRUPTED,
+    Asker,
     ask,
     json_option,
     one_line,
@@ -157,17 +158,22 @@ def bench(
 
 
 def _address_of_server(host: str, port: int, patience: float) -> Address:
-    """The first that answers, and can do its work; all connections go there."""
+    """The one that leads, of those that answer; all connections go there."""
     errors: list[str] = []
     for address in addresses(host, port):
         try:
-            ask(spell(address), port, patience, lambda client: client.ping())
+            found = ask(spell(address), port, patience, _pinged)
         except GenieError as error:
             named, why = spell(address), one_line(error)
             errors.append(why if named in why else f"{named}: {why}")
         else:
-            return address
+            return found or address
     raise Unavailable("; ".join(errors))
+
+
+async def _pinged(client: Asker) -> Address | None:
+    await client.ping()
+    return client.address
 
 
 def _print(text: str | bytes) -> None:

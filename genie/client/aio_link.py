@@ -41,6 +41,11 @@ class Link:
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def address(self) -> Address | None:
+        """The server to which there is a connection."""
+        return None if self._wire is None else self._wire.address
+
     # -- for the client -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -211,11 +216,12 @@ class Link:
                 async with asyncio.timeout(self._servers.attempt_timeout):
                     await self._loop.create_connection(lambda wire=wire: wire, *address)  # type: ignore[misc]
                     await wire.settled.wait()
-            except BaseException as error:
+            except (OSError, UnicodeError) as error:
                 self._leave(wire, "no answer to hello")
-                if not isinstance(error, (OSError, UnicodeError)):
-                    raise
                 self._servers.failed(error)
+            except BaseException:
+                self._leave(wire, "")
+                raise
             if wire is self._wire:
                 return True
         return False
@@ -292,6 +298,8 @@ class Link:
     def _tick(self) -> None:
         self._timer = None
         self._settle(self.core.tick(self._loop.time()))
+        if self.core.broken and self._wire is not None:
+            self._leave(self._wire, self.core.broken)
         self._flush()
 
     def _give_up(self, release: Release) -> None:

@@ -38,7 +38,8 @@ MAX_ANSWER = 1 << 28
 class Core(Session):
     """The same, with what the server says to it.
 
-    `broken` says why this connection can't go on, where the server said so, or said what can't be understood.
+    `broken` says why this connection can't go on, where the server said so, or said what can't be understood, or nothing
+    for too long.
     `elsewhere` is who leads, where this server said that it does not; empty where it doesn't know.
     """
 
@@ -57,6 +58,7 @@ class Core(Session):
 
     def receive(self, data: bytes, now: float) -> list[Outcome]:
         """What the bytes decide. `broken` is set where the connection must end."""
+        self._silence.heard(now)
         try:
             lines = self._lines.feed(data)
         except LineTooLong as error:
@@ -70,6 +72,13 @@ class Core(Session):
                 self.broken = f"the server sent what is no message: {line[:80]!r} ({error})"
                 break
             self._take(message, now, outcomes)
+        return outcomes
+
+    def tick(self, now: float) -> list[Outcome]:
+        """The same, and `broken` is set where the connection must end."""
+        outcomes = super().tick(now)
+        if self._silence.too_long:
+            self.broken = self.broken or "the server does not answer"
         return outcomes
 
     def _take(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:

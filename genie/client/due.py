@@ -16,6 +16,10 @@ class Due:
         self._in_order: deque[Ping | Inspect] = deque()
         self._number = 0
 
+    def __bool__(self) -> bool:
+        """Whether any answer is due."""
+        return bool(self._by_id or self._in_order)
+
     def add(self, call: Release | Extend | Ping | Inspect) -> None:
         """A call has been sent."""
         self._number += 1

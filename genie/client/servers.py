@@ -58,10 +58,10 @@ class Servers:
             yield address
 
     def failed(self, why: str | BaseException) -> None:
-        """An attempt failed, or a connection ended."""
+        """An attempt failed, or a connection ended. One that was broken off, and has no reason, leaves the last one."""
         if isinstance(why, BaseException):
             why = "no answer" if isinstance(why, TimeoutError) else str(why) or type(why).__name__
-        self._why = why
+        self._why = why or self._why
 
     def elsewhere(self, leader: str) -> None:
         """A node has answered that it doesn't lead, and who does where it knows that."""

@@ -13,6 +13,9 @@ answers nobody. Behind the `pong` both sides know the same, except for what was 
 - A release whose answer was lost is sent again. So is one that nobody could send before.
 - What has a watchdog is extended. Other calls have failed with the connection.
 
+While anything is due, waits or is held the server is watched: `silence` says when it is asked for a word, and when it is
+taken for gone. A client that wants nothing says nothing.
+
 Where the server does not know the session (it ended, or the server keeps locks in memory and was started again), locks
 that were held are lost, and what waits is asked for anew for the rest of its time. The ids they had are released, in
 case that the server still holds them.
@@ -33,6 +36,7 @@ from genie.client import calls, reasons
 from genie.client.calls import Call, Extend, Inspect, Ping, Release, Request, State
 from genie.client.due import Due
 from genie.client.requests import Requests
+from genie.client.silence import Silence
 from genie.errors import ConnectionLost, GenieError, LockLost, Unavailable
 
 Outcome = tuple[Call, Any, GenieError | None]
@@ -70,6 +74,7 @@ class Session:
         self._out: list[bytes] = []
         self._due = Due()
         self._requests = Requests(patience)
+        self._silence = Silence(patience)
         self._again: list[Release] = []
 
     # -- calls to bytes -----------------------------------------------------------------------------------
@@ -89,6 +94,7 @@ class Session:
         if isinstance(call, Request):
             self._requests.ask(call, now)
             if self.up:
+                self._silence.watch(now)
                 self._ask(call, now)
         elif isinstance(call, Release) and not self.up:
             self._again.append(call)
@@ -97,6 +103,7 @@ class Session:
             assert isinstance(call, Release | Extend | Ping | Inspect)  # noqa: S101 - there are no others
             if isinstance(call, Extend):
                 call.sent_at = now
+            self._silence.watch(now)
             self._due.add(call)
             self._out.append(call.line)
 
@@ -124,7 +131,7 @@ class Session:
     @property
     def wake(self) -> float:
         """When `tick` wants to be called."""
-        return self._requests.wake
+        return min(self._requests.wake, self._silence.wake)
 
     @property
     def owes(self) -> bool:
@@ -142,6 +149,7 @@ class Session:
     def disconnected(self, why: str) -> list[Outcome]:
         """The connection is gone: who waits for a lock goes on waiting, locks stay held, releases are sent again."""
         self._phase = Phase.DOWN
+        self._silence.rest()
         self._out.clear()
         outcomes: list[Outcome] = []
         for call in self._due.take_all():
@@ -170,7 +178,24 @@ class Session:
         return outcomes
 
     def tick(self, now: float) -> list[Outcome]:
-        """End the holds and the waits whose time has passed, extend those with a watchdog, and set `wake` anew."""
+        """End the holds and the waits whose time has passed, extend those with a watchdog, and set `wake` anew.
+
+        A server that has been silent for long is asked for a word.
+        """
+        outcomes = self._look(now) if self._requests.wake <= now else []
+        if self._silence.wake <= now:
+            if not self._waits_for_word:
+                self._silence.rest()
+            elif self._silence.asks(now):
+                self.send(Ping(), now)
+        return outcomes
+
+    @property
+    def _waits_for_word(self) -> bool:
+        """Whether anything is due, waits or is held."""
+        return bool(self._due or self._requests.asked or self._requests.known)
+
+    def _look(self, now: float) -> list[Outcome]:
         outcomes: list[Outcome] = []
         due = self._requests.due(now)
         for request in due.outlived:
@@ -219,6 +244,7 @@ class Session:
             else:
                 self._ask(request, now)
         self._requests.renew_all(now)
+        self._silence.watch(now)
 
     def _ask(self, request: Request, now: float) -> None:
         if request.asked_at is None:

@@ -104,6 +104,7 @@ class Wire:
                 now = time.monotonic()
                 with self._changed:
                     outcomes = self._core.tick(now) if self._core.wake <= now else []
+                    broken = self._core.broken
                     self._write()
                     dropped, self._dropped = self._dropped, []
                     sock, self._wakes_at = self._socket, self._core.wake
@@ -116,6 +117,9 @@ class Wire:
                     gone.close()
                 if closed:
                     return
+                if broken and sock is not None:
+                    self._lost(sock, broken)
+                    continue
                 if sock is not None:
                     (selector.modify if watched is sock else selector.register)(sock, mask)
                 watched = sock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,8 +15,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from genie import LockLost, sync
-from servers import WAIT_S, Genie, free_port
+from fake import error, fake_server
+from genie import LockLost, Unavailable, sync
+from servers import WAIT_S, Genie, Redis, free_port, running_server
 
 COMMANDS = (["status"], ["inspect"], ["release", "7"])
 
@@ -114,6 +116,43 @@ def test_somebody_is_there_and_never_answers(args: list[str]) -> None:
         result = genie_cli(port, *args, "--timeout", "0.3")
     assert (result.returncode, result.stdout) == (1, "")
     assert is_one_line(result.stderr), result.stderr
+
+
+@pytest.mark.parametrize("args", COMMANDS)
+async def test_nobody_leads(args: list[str]) -> None:
+    async with fake_server() as node:
+        node.refusal = error("unavailable", "nobody leads")
+        result = await asyncio.to_thread(genie_cli, node.port, *args, "--timeout", "0.5")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"no server at 127.0.0.1:{node.port}: the server said nobody leads" in result.stderr
+    assert is_one_line(result.stderr)
+
+
+async def test_a_server_that_can_not_release_says_why() -> None:
+    async with fake_server() as node:
+        asking = asyncio.create_task(asyncio.to_thread(genie_cli, node.port, "release", "7", "--timeout", "1"))
+        line = await node.accept()
+        await line.expect("release")
+        node.refusal = error("unavailable", "no store")
+        line.say(error("unavailable", "no store", id=7))
+        result = await asking
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "the server said no store" in result.stderr
+    assert is_one_line(result.stderr)
+
+
+@pytest.mark.parametrize("args", COMMANDS)
+def test_the_store_is_away(redis: Redis, args: list[str]) -> None:
+    with running_server(redis, lease=600, store_timeout_ms=100) as genie:
+        with sync.connect(*genie.address) as client:
+            redis.send(signal.SIGSTOP)
+            with suppress(Unavailable):
+                while True:  # what is not stored is answered until the next commit is due
+                    client.ping()
+        result = genie_cli(genie.port, *args, "--timeout", "2")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "the store can't be reached" in result.stderr
+    assert is_one_line(result.stderr)
 
 
 def test_a_server_of_another_kind_whose_answer_has_other_fields() -> None:

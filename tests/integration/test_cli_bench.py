@@ -389,7 +389,7 @@ def test_a_server_without_its_store_is_named() -> None:
     with served(talk) as port:
         done = bench(port)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"Error: 127.0.0.1:{port}: {why}\n"
+    assert done.stderr == f"Error: no server at 127.0.0.1:{port}: the server said {why}\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -95,6 +95,14 @@ async def test_entering_does_not_wait_for_ever_and_two_that_name_each_other_are_
     assert max(tried) > 1
 
 
+async def test_an_attempt_that_is_broken_off_is_not_the_reason(nodes):
+    entering = asyncio.create_task(connect(addresses(nodes[0]), connect_timeout=0.5).__aenter__())
+    await nodes[0].accept()
+    nodes[0].silent = True
+    with pytest.raises(Unavailable, match="this node does not lead"):
+        await entering
+
+
 async def test_entering_ends_at_once_where_nobody_answers():
     ports = [free_port(), free_port()]
     async with asyncio.timeout(WAIT_S):

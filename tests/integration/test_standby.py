@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -53,6 +54,18 @@ async def test_a_follower_says_who_leads(redis: Redis) -> None:
         client.writer.write_eof()
         assert await client.receive() == ("closed", {})
         await client.close()
+
+
+async def test_what_is_measured_is_the_leader(redis: Redis) -> None:
+    with pair(redis) as (_, follower):
+        done = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "genie.cli", "bench", "own", "--seconds", "0.2", "--warm-up", "0"),
+            *("--port", str(follower.port)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await done.communicate()
+        assert done.returncode == 0, said
+        assert b"errors: none" in said
 
 
 async def test_the_address_for_clients_can_be_told(redis: Redis) -> None:

@@ -1,7 +1,8 @@
 """Whatever happens in whatever order: every call gets one outcome, and nobody holds what no one asked to keep.
 
 The client's core talks to the server's, over a pipe that delivers late and in pieces, while callers give up, strangers
-release, time passes, the connection is cut, and the server is started again, with or without its store.
+release, time passes, the connection is cut, or left for its silence, and the server is started again, with or without
+its store.
 """
 
 from __future__ import annotations
@@ -233,6 +234,8 @@ def happen(world: World, name: str, values: list) -> None:
             server.work(world.now)
         case "tick", _:
             world.settle(core.tick(world.now))
+            if core.broken:
+                world.cut()  # the server was silent for too long; it does not see the end before the next connection
         case "up", _:
             world.up()
         case "connect", _ if not world.connected and world.old_peer is None:
