@@ -56,9 +56,7 @@ SCENARIOS = (
         "kill-and-restart", "`kill -9` of the leader, started again within 1.2 s", 60, kill_and_restart, {"servers": 2}
     ),
     Scenario("resign", "SIGTERM of the leader", 50, resign, {"servers": 2}),
-    Scenario(
-        "stop-leader", "the leader stopped (SIGSTOP), later continued", 50, stop_leader, {"servers": 2, "library": 0}
-    ),
+    Scenario("stop-leader", "the leader stopped (SIGSTOP), later continued", 50, stop_leader, {"servers": 2}),
     Scenario("kill-redis", "`kill -9` of Redis, started again after 0 to 2.5 s", 100, kill_redis, {"servers": 2}),
     Scenario("stop-redis", "Redis stopped for 30 s", 4, stop_redis, {"servers": 2}),
     Scenario(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 
 from faults.figures import Figures
 from faults.many import hold_many, release_many
@@ -23,6 +24,7 @@ async def kill_alone(w: World, found: Figures, times: int) -> None:
         fault = w.cluster.kill(server)
         grant = w.watch.grant_after(fault, fresh=True)
         await w.cluster.restart(server)
+        found.answer_s.append(time.monotonic() - fault)
         found.away_s.append(await w.waited(grant) - fault)
         found.faults += 1
 
