@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from genie.testing.history import FAULT
 from genie.testing.loop import Node
-from genie.testing.network import Connection
 from genie.testing.redis import CUT_AFTER, CUT_BEFORE, REFUSE
+from genie.testing.transport import Connection
 
 if TYPE_CHECKING:
     from genie.testing.world import Host, World

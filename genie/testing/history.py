@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from genie.testing.network import Connection, SimTransport
+from genie.testing.transport import Connection, SimTransport
 
 Message = dict[str, Any]
 

@@ -11,9 +11,10 @@ from hashlib import sha1
 from typing import Any, cast
 
 from genie.testing.keys import Keys, Members, Stream, Undo
-from genie.testing.network import Listener, SimTransport
+from genie.testing.network import Listener
 from genie.testing.resp import Failure, Reader, Status, encode
 from genie.testing.scripts import scripts
+from genie.testing.transport import SimTransport
 
 OK = Status(b"OK")
 

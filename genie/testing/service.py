@@ -15,7 +15,8 @@ from genie.config import Settings
 from genie.server.app import Server
 from genie.testing.determinism import deterministic
 from genie.testing.loop import NODE, SimLoop
-from genie.testing.network import Network, SimSocket
+from genie.testing.network import Network
+from genie.testing.transport import SimSocket
 
 T = TypeVar("T")
 

@@ -21,11 +21,13 @@ from genie.testing.determinism import deterministic
 from genie.testing.faults import Faults
 from genie.testing.history import FAULT, LOG, NOTE, History
 from genie.testing.loop import NODE, Node, SimLoop, Stuck
-from genie.testing.network import Network, RandomDelays, SimSocket
+from genie.testing.network import Network
 from genie.testing.plan import Plan
 from genie.testing.raw import RawClient
 from genie.testing.redis import SimRedis
 from genie.testing.shipped import ShippedClient
+from genie.testing.traffic import RandomDelays
+from genie.testing.transport import SimSocket
 from genie.testing.witness import Witness
 
 PATIENCE_S = 300.0

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from genie.testing.loop import Node, SimLoop
-from genie.testing.network import HIGH, Network, RandomDelays, SimTransport
+from genie.testing.network import Network
+from genie.testing.traffic import RandomDelays
+from genie.testing.transport import HIGH, SimTransport
 
 
 class Side(asyncio.Protocol):
