@@ -187,6 +187,8 @@ class RawClient:
             wish.id = payload["id"]
             self._by_id[wish.id] = wish
             self.world.ids.append(wish.id)
+        elif command == "extended" and wish is not None:
+            wish.held = True
         elif command == "locked" and wish is not None:
             wish.id, wish.held = payload["id"], True
             self._by_id[wish.id] = wish
