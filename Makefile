@@ -22,7 +22,8 @@ format: $(VENV)/.tested
 	$(BIN)/ruff format .
 
 # The long form of what the tests do in short: simulated worlds, then real faults on real processes
-# (docs/reliability.md). WORLDS and FAULTS are passed on: make soak WORLDS="--seeds 5000" FAULTS="--seconds 600"
+# (docs/reliability.md). WORLDS and FAULTS are passed on: make soak WORLDS="--seconds 3600" FAULTS="--seconds 3600"
+WORLDS ?= --seeds 1000
 soak: soak-worlds soak-faults
 
 soak-worlds: $(VENV)/.tested

@@ -22,16 +22,21 @@ def run(seed: int) -> tuple[World, list[str]]:
 @click.command()
 @click.option("--seed", type=int, help="Run this world, and show its history.")
 @click.option("--first", type=int, default=1, show_default=True, help="The first seed.")
-@click.option("--seeds", type=int, help="How many worlds; for ever, if left out.")
+@click.option("--seeds", type=int, help="How many worlds; without this and --seconds, for ever.")
+@click.option("--seconds", type=float, help="For how long.")
 @click.option("--stop", is_flag=True, help="Stop at the first world that goes wrong.")
 @click.option("--tail", type=int, default=60, show_default=True, help="Lines of a history that are shown.")
 @click.option("--about", type=int, help="Show only what is about this id, and the faults.")
-def main(seed: int | None, first: int, seeds: int | None, stop: bool, tail: int, about: int | None) -> None:
+def main(
+    seed: int | None, first: int, seeds: int | None, seconds: float | None, stop: bool, tail: int, about: int | None
+) -> None:
     """Simulate worlds of servers, clients and a Redis in which things break. Exits with 1 where something went wrong."""
     if seed is not None:
         first, seeds = seed, 1
     began, failed = time.perf_counter(), 0
     for number in itertools.count(1) if seeds is None else range(1, seeds + 1):
+        if seconds is not None and time.perf_counter() - began > seconds:
+            break
         world, problems = run(first + number - 1)
         if problems or seed is not None:
             click.echo(world.history.tail(tail, about=about))
@@ -42,7 +47,7 @@ def main(seed: int | None, first: int, seeds: int | None, stop: bool, tail: int,
             click.echo(f"again: python -m genie.testing.soak --seed {first + number - 1}")
             if stop:
                 break
-        if number % 50 == 0:
+        if number % 50 == 0 or number == seeds:
             each_s = (time.perf_counter() - began) / number
             click.echo(f"{number} worlds, {failed} of them went wrong, {each_s:.2f} s each")
     raise SystemExit(1 if failed else 0)
