@@ -65,7 +65,8 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
     try:
         status = _run(settings)
     except OSError as error:
-        raise click.ClickException(f"can't serve on {settings.host}:{settings.port}: {error}") from None
+        several = "; a server listens on one address, is GENIE_HOST meant for clients?" if "," in settings.host else ""
+        raise click.ClickException(f"can't serve on {settings.host}:{settings.port}: {error}{several}") from None
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     raise SystemExit(status)

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from genie.cli.asking import ask, json_option, patience_option, plain_errors, server_options, whereabouts
-from genie.client.aio import Client
+from genie.cli.asking import Asker, ask, json_option, patience_option, plain_errors, server_options, whereabouts
+from genie.client.reach import Address, spell
 from genie.protocol import codec
 
 
@@ -18,15 +18,18 @@ from genie.protocol import codec
 @patience_option
 @plain_errors
 def status(as_json: bool, host: str, port: int, patience: float) -> None:
-    """Is the server there? Exits 0 if it answers and 1 if not, which makes it a health check."""
+    """Is the server there? Exits 0 if it answers and 1 if not, which makes it a health check.
 
-    async def question(client: Client) -> tuple[float, dict[str, Any]]:
+    Of several servers, and where the one that is asked follows another, it is the one that leads that answers.
+    """
+
+    async def question(client: Asker) -> tuple[float, dict[str, Any], Address | None]:
         began = time.perf_counter()
         await client.ping()
-        return time.perf_counter() - began, await client.inspect(limit=1)
+        return time.perf_counter() - began, await client.inspect(limit=1), client.address
 
-    round_trip, totals = ask(host, port, patience, question)
-    address, round_trip_ms = whereabouts(host, port), round(round_trip * 1000, 3)
+    round_trip, totals, leader = ask(host, port, patience, question)
+    address, round_trip_ms = spell(leader) if leader else whereabouts(host, port), round(round_trip * 1000, 3)
     held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
     if as_json:
         click.echo(codec.dumps({"address": address, "roundTripMs": round_trip_ms, "held": held, "waiting": waiting}))

@@ -32,8 +32,10 @@ class Refusing:
 
     def submit(self, connection: Connection, items: Sequence[Item], size: int) -> None:  # noqa: ARG002 - none waits
         """Refuse what was said. Nothing changes by it, so that there is nothing to wait for."""
-        leads = "" if self.leader is None else f"; {self.leader} does"
-        why = f"this server does not lead its namespace{leads}"
+        if self.leader is None:
+            why = "this server does not lead its namespace, and knows of none that does (or can't reach the store)"
+        else:
+            why = f"this server does not lead its namespace; {self.leader} does"
         for item in items:
             connection.snubbed = connection.snubbed or (connection.fresh and is_hello(item))
             line = refusal(item, why, self.leader)

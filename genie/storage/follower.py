@@ -104,19 +104,18 @@ class Follower:
         lease_s = meta.node.lease_ms / 1000
         while True:
             left_s = self._heard_at + lease_s - self._loop.time()
-            if left_s <= 0:
-                found = await self._read(None)
-                if not found and self._heard_at + lease_s <= self._loop.time():
-                    log.warning("the leader has not been heard of for its lease", leader=meta.node.address)
-                    return await self._lapsed(meta.tenure)
-            else:
-                found = await self._read(min(ceil(left_s * 1000), LONGEST_WAIT_MS))
+            found = await self._read(min(ceil(left_s * 1000), LONGEST_WAIT_MS) if left_s > 0 else None)
+            if found is None:
+                return None
+            if not found and left_s <= 0:
+                log.warning("the leader has not been heard of for its lease", leader=meta.node.address)
+                return await self._lapsed(meta.tenure)
             for news in found:
                 self._heard_at = self._loop.time()
                 self._known = None  # a leader that lives has the last word
                 if isinstance(news, Began) or news.resigned:
                     return None
-            if not found and left_s > 0 and await self._moved_on(meta):
+            if not found and await self._moved_on(meta):
                 return None
             if 0 < len(found) < AT_ONCE:
                 await asyncio.sleep(BREATH_S)
@@ -138,14 +137,14 @@ class Follower:
         seen = await self._namespace.read()
         return seen is None or seen.tenure != meta.tenure or seen.number < self._journal.position[1]
 
-    async def _read(self, wait_ms: int | None) -> list[Began | Committed]:
-        """Take in what the journal has."""
+    async def _read(self, wait_ms: int | None) -> list[Began | Committed] | None:
+        """Take in what the journal has. None where the records had to be read: another may lead by now."""
         try:
             found = await self._journal.read(wait_ms)
         except Gap:
             log.info("the journal does not go back to where this node is; reading the records")
             await self._load()
-            return []
+            return None
         for news in found:
             if isinstance(news, Committed) and self._replica is not None:
                 self._replica.apply(news.batch)
@@ -208,7 +207,7 @@ class Follower:
     async def _reached(self, base: Position) -> bool:
         """Whether the journal has led here to where the last leader stopped."""
         while self._journal.position < base:
-            if not await self._read(None):
+            if await self._read(None) == []:
                 return False
         return True
 

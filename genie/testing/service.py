@@ -27,10 +27,17 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
     """Run a coroutine as `asyncio.run` does, with a Genie server at 127.0.0.1:7077, where waiting takes no time.
 
     The clock is virtual: `asyncio.sleep(3600)` returns at once, `time.time` and `time.monotonic` say that an hour has
-    passed, and locks and queues time out accordingly. `random` and `secrets` follow the seed, so that a run repeats
-    itself exactly. `genie.connect()` goes to that server, whatever the environment says. The network is in memory: connections go to servers that were started in the coroutine, and to Genie.
-    A coroutine that waits for what can't come raises `Stuck`. Locks are kept in memory and end with the run.
+    passed, and locks and queues time out accordingly. (`datetime`, `time.perf_counter` and what else asks the machine
+    itself does not.) `random` and `secrets` follow the seed, so that a run repeats itself exactly.
+
+    `genie.connect()` goes to that server, whatever the environment says. The network is in memory: connections go to
+    servers that were started in the coroutine, and to Genie. Threads have no part in this: their sockets would be real, so
+    that connecting one (as `genie.sync` does) raises RuntimeError. A coroutine that waits for what can't come raises
+    `Stuck`. Locks are kept in memory and end with the run.
     """
+    if _runs():
+        main.close()
+        raise RuntimeError("genie.testing.run makes an event loop of its own: call it from a plain function")
     loop = SimLoop()
     network = Network(loop)
     genie = loop.node("genie", ADDRESS[0])
@@ -39,7 +46,11 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
         return NODE.get() is genie
 
     here = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1])}
-    with deterministic(loop, seed, log), patch.dict(os.environ, here):
+    with (
+        deterministic(loop, seed, log),
+        patch.dict(os.environ, here),
+        patch("socket.create_connection", _no_real_socket),
+    ):
         server = Server(Settings(), bind_to=lambda *address: cast("socket.socket", SimSocket(address)))
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.get_loop().run_until_complete(loop.spawn(genie, server.start()))
@@ -50,11 +61,26 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
                 network.heal()
 
 
+def _runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _no_real_socket(address: object, *_: object, **__: object) -> socket.socket:
+    raise RuntimeError(
+        f"in genie.testing.run nothing real can be connected to, like {address}: use genie.testing.server"
+    )
+
+
 @asynccontextmanager
 async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
     """A Genie server in the running event loop, on a free port of 127.0.0.1.
 
-    Entered with `async with`, it gives its host and its port. `settings` are those of `genie serve`, with underscores. Locks are kept in memory where they don't say otherwise.
+    Entered with `async with`, it gives its host and its port. `settings` are those of `genie serve`, with underscores.
+    Locks are kept in memory where they don't say otherwise.
     """
     threshold = gc.get_threshold()
     running = Server(Settings(**{"port": 0} | settings))

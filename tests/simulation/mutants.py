@@ -248,6 +248,9 @@ def try_out(mutant: Mutant) -> tuple[Mutant, str]:
 def main() -> int:
     """Try the mutants that are named, or all. The exit status is 1 where one lives on."""
     wanted = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(name in mutant.name for name in sys.argv[1:])]
+    if not wanted:
+        print("no mutant is named so; there are", *(f"    {mutant.name}" for mutant in MUTANTS), sep="\n")
+        return 2
     alive = 0
     with ThreadPoolExecutor(PROCESSES) as pool:
         for mutant, found in pool.map(try_out, wanted):
