@@ -83,8 +83,9 @@ class Follower:
     async def _nobody(self) -> Replica | None:
         """The namespace is new, or Redis has lost everything. A leader that lives will write it anew: wait a lease."""
         self._following(None)
+        lost = await self._namespace.wait()
         now = self._loop.time()
-        if self._nobody_since is None:
+        if lost or self._nobody_since is None:  # somebody may have led it since the last look, and live
             self._nobody_since = now
         left_s = self._nobody_since + self._node.lease_ms / 1000 - now
         if left_s > 0:

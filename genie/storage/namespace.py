@@ -7,6 +7,7 @@ Keys, all in one hash slot by the tag `{namespace}`:
   `base` from which it went on; and `records`, the key of
 - `{namespace}:records:…`, a hash from id to record (`records.py`);
 - `{namespace}:journal`, a stream of the last batches (`journal.py`);
+- `{namespace}:waiting`, a set of those who wait to see whether somebody leads it;
 - `{namespace}:copies`, a set of every records key that was ever begun, so that one left over is found and unlinked.
 """
 
@@ -70,6 +71,8 @@ class Namespace:
         self._client = client
         self._prefix = f"{{{name}}}:"
         self._copies = f"{self._prefix}copies"
+        self._waiting = f"{self._prefix}waiting"
+        self._name = secrets.token_hex(8)
         self._attempted: Tenure | None = None
         self._seen = 0
         """The highest epoch that was ever read here."""
@@ -102,6 +105,10 @@ class Namespace:
         if before is not None:
             tenure = Tenure(tenure.epoch, tenure.nonce, before.tenure.records)
         return await self._begin(node, tenure, before, before.number if unmoved and before is not None else "", b"")
+
+    async def wait(self) -> bool:
+        """Leave a mark that this node waits. Returns whether it had to be left: Redis may have lost more than the mark."""
+        return bool(await self._client.sadd(self._waiting, self._name))
 
     async def load(self) -> AsyncIterator[dict[bytes, bytes]]:
         """The records, some at a time. Some may be shown twice, and each as it was at some time meanwhile."""
@@ -143,6 +150,7 @@ class Namespace:
 
     async def unlink_others(self) -> None:
         """Remove records that nothing points to: from before they were written anew, or of an attempt that died."""
+        await self._client.unlink(self._waiting)
         found: set[bytes] = await self._client.smembers(self._copies)  # type: ignore[assignment]
         copies = sorted(key.decode() for key in found)
         if copies != [self.tenure.records]:

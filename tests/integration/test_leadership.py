@@ -76,6 +76,20 @@ async def test_of_two_who_have_seen_it_one_writes_anew(redis: Redis, make: Calla
         task.cancel()
 
 
+async def test_who_waits_sees_that_redis_has_lost_everything_meanwhile(
+    redis: Redis, make: Callable[[], RedisStore]
+) -> None:
+    """Somebody may have led between two looks, and live: the wait for a sign of life begins anew."""
+    store = make()
+    redis.call("FLUSHALL")
+    assert await store._namespace.wait()
+    assert not await store._namespace.wait()
+    redis.call("FLUSHALL")
+    assert await store._namespace.wait()
+    await lead(store, 1, holding())
+    assert not redis.call("EXISTS", "{genie}:waiting")
+
+
 async def test_who_was_superseded_unlinks_nothing(
     redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
