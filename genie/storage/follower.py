@@ -102,6 +102,7 @@ class Follower:
         self._following(meta.node.address)
         if self._replica is None:
             await self._load()
+            return None  # another may lead by now
         lease_s = meta.node.lease_ms / 1000
         while True:
             left_s = self._heard_at + lease_s - self._loop.time()

@@ -14,6 +14,7 @@ COUNT = 300
 PROCESSES = 2
 
 KEPT = [
+    55,  # another took the lead while a follower read the records for the first time
     81,  # Redis lost everything again while the state was written anew
     112,  # Redis went back to where a server had once written it anew, and that was taken for done
     114,  # the only server stood down while Redis was away, and Redis had lost writes when it came back

@@ -15,6 +15,8 @@ class Answers(Judge):
         super().__init__(facts)
         self._due: dict[int, list[tuple[str, object]]] = {}
         """Commands by connection: the command, and its ref or id."""
+        self._unsure: set[tuple[int, int]] = set()
+        """Connections and ids of which `released` was taken for an answer, and may have come because of somebody else."""
 
     def before(self, entry: Entry) -> None:
         """A command, or what may be an answer."""
@@ -39,6 +41,8 @@ class Answers(Judge):
             for kind in ("release", "extend"):
                 if (kind, payload["id"]) in due:
                     due.remove((kind, payload["id"]))
+                    if case is not None and case.ended_at is None:
+                        self._unsure.add((entry.connection, payload["id"]))
                     break
         elif command == "error":
             self._refused(entry, due)
@@ -49,6 +53,8 @@ class Answers(Judge):
         found = [one for key in keys for one in due if one[1] == key]
         if found:
             due.remove(found[0])
+        elif (entry.connection, payload.get("id")) in self._unsure:
+            self._unsure.remove((entry.connection, payload.get("id")))
         else:
             self.facts.blame(entry.at, f"an error answers nothing that was asked: {payload}")
 
