@@ -52,8 +52,9 @@ class Witness:
         anew = self._lost or pointer != self._pointer or nonce != self._nonce
         written, gone = self._compare() if anew else self._changed(group, pointer)
         self._lost = False
+        # Who has just taken over may not have read the records yet.
+        self._served = int(number) > 0 or (self._served and who == self._writer and not forgotten)
         self._pointer, self._nonce, self._counters, self._writer = pointer, nonce, counters, who
-        self._served = int(number) > 0 or (self._served and not forgotten)
         epoch = int(meta.get(b"epoch", b"0"))
         self._history.note(
             STORE,
