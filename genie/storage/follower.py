@@ -153,7 +153,11 @@ class Follower:
         return found
 
     async def _load(self) -> None:
-        """Read the records, and the journal on from before that, for they may have changed meanwhile."""
+        """Read the records, and the journal on from before that, for they may have changed meanwhile.
+
+        Where that is broken off there is no replica: the old one does not fit where the journal is read by then.
+        """
+        self._replica = None
         while True:
             meta = await self._namespace.read()
             if meta is None:
