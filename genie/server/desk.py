@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from genie.server.refusal import is_hello, refusal
+from genie.server.refusal import refuse
 
 if TYPE_CHECKING:
     from genie.server.connection import Connection, Item
@@ -37,8 +37,7 @@ class Refusing:
         else:
             why = f"this server does not lead its namespace; {self.leader} does"
         for item in items:
-            connection.snubbed = connection.snubbed or (connection.fresh and is_hello(item))
-            line = refusal(item, why, self.leader)
+            line = refuse(connection, item, why, self.leader)
             if line is not None:
                 connection.out.append(line)
         connection.flush()

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 from genie.core import LockManager
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.dispatch import Dispatch
-from genie.server.refusal import is_hello, refusal
+from genie.server.refusal import refuse
 from genie.storage.base import Batch, Change, Ending, Store, Superseded
 
 if TYPE_CHECKING:
     from genie.config import Settings
 
 HEARTBEAT_S = 1.0
-"""How often an idle server commits its clock: what a crash may add to the life of a lock. Three times a lease at least."""
+"""How often an idle server commits its clock: what a crash may add to the life of a lock. Three times in a lease, where that is oftener."""
 
 MIN_TICK_S = 0.025
 """How exactly the patience with the store is kept, at best."""
@@ -305,8 +305,7 @@ class Pump:
             if item is HANGUP:
                 self._put(connection, [item], 0)
                 continue
-            connection.snubbed = connection.snubbed or (connection.fresh and is_hello(item))
-            line = refusal(item)
+            line = refuse(connection, item)
             if line is not None:
                 self._dispatch.say(connection, line)
         if not waiting and connection.out:

@@ -6,7 +6,7 @@ from genie.core import Extend, Release, Request
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Hello, read
-from genie.server.connection import Item
+from genie.server.connection import Connection, Item
 
 AWAY = "the store can't be reached, try again later"
 
@@ -28,7 +28,13 @@ def refusal(item: Item, why: str = AWAY, leader: str | None = None) -> bytes | N
     return replies.error(rejected) if isinstance(rejected, RequestRejected) else None
 
 
-def is_hello(item: Item) -> bool:
+def refuse(connection: Connection, item: Item, why: str = AWAY, leader: str | None = None) -> bytes | None:
+    """The same for what a connection brings. One whose `hello` is refused must say it again before anything else."""
+    connection.snubbed = connection.snubbed or (connection.fresh and _is_hello(item))
+    return refusal(item, why, leader)
+
+
+def _is_hello(item: Item) -> bool:
     """Whether a line asks for a session."""
     try:
         return isinstance(item, bytes) and type(read(item)) is Hello
