@@ -32,6 +32,8 @@ from genie.testing.witness import Witness
 
 PATIENCE_S = 300.0
 """How long everything may take to come to its end once the faults have stopped."""
+BEHIND_ALL = -10
+"""A priority below that of every wish."""
 LOOK_S = 0.5
 """How often the lock managers are looked at from inside."""
 RESTART_S = 0.05, 2.0
@@ -198,11 +200,11 @@ class World:
                 self.problems.append(f"at {self.loop.time():.6f}: in {host.node.name}: {error}")
 
     async def _probe(self) -> str:
-        """Whether everything can be had by somebody new, and nothing is left then."""
+        """Whether everything can be had by somebody new behind all others, and nothing is left then."""
         for attempt in range(60):
             try:
                 async with connect(self.addresses[attempt % len(self.addresses)]) as client:
-                    lock = await client.acquire(*self.plan.resources, queue_timeout=120.0)
+                    lock = await client.acquire(*self.plan.resources, queue_timeout=120.0, priority=BEHIND_ALL)
                     await lock.release()
                     found = await client.inspect()
                     break
