@@ -4,6 +4,7 @@ GenieError
 ├── LockError                 about one request for locks
 │   ├── QueueTimeout          it waited too long; says who was in the way
 │   ├── Deadlock              it would have closed a cycle of held locks; says which
+│   ├── Insufficient          too little of what it could take is free; says how much
 │   └── LockLost              a lock that was held is not held any more
 │       ├── TransactionTimeout
 │       └── Disconnected
@@ -135,6 +136,17 @@ class Deadlock(LockError):
         self.cycle = tuple(cycle)
         self.waits = tuple(waits)
         super().__init__(f"request {id} would deadlock: {' → '.join([*self.cycle, *self.cycle[:1]])}", id=id)
+
+
+class Insufficient(LockError):
+    """What is free of what a request could take does not reach its target, so it took nothing.
+
+    `free` and `locked` are the two sums of weights; what others wait for counts as locked.
+    """
+
+    def __init__(self, *, id: int | None, free: float, locked: float) -> None:
+        self.free, self.locked = free, locked
+        super().__init__(f"request {id} took nothing: {free} is free, {locked} is locked by others", id=id)
 
 
 class LockLost(LockError):

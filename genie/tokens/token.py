@@ -1,0 +1,81 @@
+"""What is chosen and spent: a token, and the wallet that it lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+MAX_AMOUNT = 2**63 - 1
+"""What one token can be worth, in its smallest unit."""
+
+MAX_ID = 400
+"""Characters in a token's id: it is part of a resource's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An amount that can be spent once. `amount` counts the smallest unit: 1 to 2^63-1.
+
+    `owner` is the key that can spend it, `account` groups several owners' keys. `token_type` and `identifier` say what
+    it is an amount of ("Fiat", "GBP"). `metadata` is plain data (what JSON can say), of no meaning here.
+    """
+
+    id: str
+    owner: str
+    token_type: str
+    identifier: str
+    amount: int
+    account: str | None = None
+    issuer: str | None = None
+    notary: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if type(self.id) is not str or not 0 < len(self.id) <= MAX_ID or not self.id.isprintable():
+            raise ValueError(f"id must be 1 to {MAX_ID} printable characters, not {self.id!r}")
+        if type(self.amount) is not int or not 0 < self.amount <= MAX_AMOUNT:
+            raise ValueError(f"amount must be an integer from 1 to {MAX_AMOUNT}, not {self.amount!r}")
+
+
+class Wallet(NamedTuple):
+    """Tokens of one kind that belong to one owner's key, or to an account over all its keys. Made by `wallet`."""
+
+    token_type: str
+    identifier: str
+    owner: str | None
+    account: str | None
+
+    def has(self, token: Token) -> bool:
+        """Whether a token lies in it."""
+        return (
+            token.token_type == self.token_type
+            and token.identifier == self.identifier
+            and (token.owner == self.owner if self.account is None else token.account == self.account)
+        )
+
+    def __str__(self) -> str:
+        whose = f"owner {self.owner!r}" if self.account is None else f"account {self.account!r}"
+        return f"{self.token_type} {self.identifier} of {whose}"
+
+
+def wallet(*, owner: str | None, account: str | None, token_type: str, identifier: str) -> Wallet:
+    """A wallet by an owner's key or by an account; ValueError unless it is exactly one of them."""
+    if (owner is None) == (account is None):
+        raise ValueError("a wallet is that of an owner or of an account: say one of owner= and account=")
+    return Wallet(token_type, identifier, owner, account)
+
+
+def wallets_of(token: Token) -> tuple[Wallet, ...]:
+    """The wallets that a token lies in: its owner's, and its account's if it has one."""
+    by_owner = Wallet(token.token_type, token.identifier, token.owner, None)
+    if token.account is None:
+        return (by_owner,)
+    return by_owner, Wallet(token.token_type, token.identifier, None, token.account)
+
+
+def check_amount(amount: int) -> int:
+    """The amount, if it can be asked for; else a ValueError."""
+    if type(amount) is not int or not 0 < amount <= MAX_AMOUNT:
+        raise ValueError(f"amount must be an integer from 1 to {MAX_AMOUNT}, not {amount!r}")
+    return amount
