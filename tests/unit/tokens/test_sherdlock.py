@@ -464,7 +464,7 @@ async def test_an_account_is_selected_from_over_its_owners_keys():
 
 @virtual
 async def test_more_names_than_one_request_can_have():
-    genie, store = FakeGenie(), store_of(tokens(25_000))
+    genie, store = FakeGenie(), store_of(tokens(25_000), page=25_000)
     async with SherdlockSelector(genie, store) as selector:
         async with await selector.select(21_000, transaction="tx", **ALICE) as selection:
             assert selection.amount == 21_000
