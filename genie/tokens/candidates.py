@@ -61,8 +61,10 @@ def _pick(ask: Ask, drawn: Iterator[Token], held: Held, now: float, own: bool, s
         id = token.id
         if id in mine and held.here(id, now) is not None:
             continue
-        if id in others and not (own and others[id][1] == transaction):
-            continue
+        if id in others:
+            other = held.elsewhere(id, now)
+            if other is not None and not (own and other.transaction == transaction):
+                continue
         if where is not None and not where(token):
             continue
         tokens.append(token)
@@ -82,7 +84,7 @@ def everything(ask: Ask, cache: Cache, held: Held, now: float) -> Picked | None:
     locked: list[Token] = []
     for token in cache.draw("large" if ask.limit is not None else ask.prefer):
         if held.here(token.id, now) is None and (ask.where is None or ask.where(token)):
-            (locked if held.elsewhere(token.id, ask.transaction) else free).append(token)
+            (locked if held.by_another(token.id, ask.transaction, now) else free).append(token)
     tokens = free + locked
     reached = 0
     for needed, token in enumerate(tokens, 1):
@@ -114,7 +116,7 @@ class Survey:
                 continue
             hold = held.here(token.id, now)
             if hold is None:
-                (locked if held.elsewhere(token.id, ask.transaction) else free).append(token.amount)
+                (locked if held.by_another(token.id, ask.transaction, now) else free).append(token.amount)
             elif hold.asking or hold.transaction != ask.transaction:
                 locked.append(token.amount)
         survey = cls(sum(free), sum(locked))

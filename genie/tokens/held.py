@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
+from typing import NamedTuple
 
-from genie.tokens.background import Attempts
+from genie.tokens.background import Attempts, closing
 from genie.tokens.locks import TOKEN, Client
 
 _PREFIX = len(TOKEN)
+
+BELIEVED_LEASES = 2
+"""For so many leases it is believed that a token is held. Where very much is held Genie does not tell all that is, nor
+all that is not any more.
+"""
 
 
 class Hold:
@@ -33,18 +40,29 @@ class Hold:
         return self.until == inf
 
 
+class Other(NamedTuple):
+    """A lock that Genie has told of, and when that was."""
+
+    lock: int
+    transaction: str | None
+    told_at: float
+
+
 class Held:
-    """`freed` is told the id of each token that nobody holds any more, as far as is known."""
+    """`lease` (seconds) is what holds last. `freed` is told the id of each token that nobody holds any more, as far as is
+    known.
+    """
 
-    __slots__ = ("_also", "_freed", "_lasting", "mine", "others")
+    __slots__ = ("_also", "_believed_s", "_freed", "_lasting", "mine", "others")
 
-    def __init__(self, freed: Callable[[str], None]) -> None:
+    def __init__(self, lease: float, freed: Callable[[str], None]) -> None:
+        self._believed_s = BELIEVED_LEASES * lease
         self._freed = freed
         self.mine: dict[str, Hold] = {}
         """By token. One whose time is over may still be here."""
-        self.others: dict[str, tuple[int, str | None]] = {}
-        """By token: the lock that Genie has told of, and its transaction. This selector's own are among them."""
-        self._also: dict[str, list[tuple[int, str | None]]] = {}
+        self.others: dict[str, Other] = {}
+        """By token: the lock that Genie has told of. This selector's own are among them."""
+        self._also: dict[str, list[Other]] = {}
         """More locks on the same token: one transaction can hold it twice."""
         self._lasting: deque[Hold] = deque()
         """Holds that nobody will give back."""
@@ -60,14 +78,19 @@ class Held:
         """Whether somebody here holds any of these tokens and may still give them back."""
         return any((hold := self.here(id, now)) is not None and not hold.lasting for id in ids)
 
-    def elsewhere(self, id: str, transaction: str) -> bool:
-        """Whether another transaction holds a token, as Genie has told."""
+    def elsewhere(self, id: str, now: float) -> Other | None:
+        """The lock on a token that Genie has told of. What it told long ago it may have untold when nobody listened."""
         other = self.others.get(id)
-        return other is not None and other[1] != transaction
+        return None if other is None or now - other.told_at > self._believed_s else other
+
+    def by_another(self, id: str, transaction: str, now: float) -> bool:
+        """Whether another transaction holds a token, as Genie has told."""
+        other = self.elsewhere(id, now)
+        return other is not None and other.transaction != transaction
 
     def anybody(self, id: str, now: float) -> bool:
         """Whether a token is held."""
-        return id in self.others or self.here(id, now) is not None
+        return self.elsewhere(id, now) is not None or self.here(id, now) is not None
 
     # -- this selector's own --------------------------------------------------------------------------------
 
@@ -105,26 +128,30 @@ class Held:
 
     async def follow(self, client: Client, attempts: Attempts) -> None:
         """Learn who holds what, until the client can't tell any more."""
-        others, also, freed = self.others, self._also, self._freed
-        others.clear()
-        also.clear()
-        async for change in client.watch(TOKEN):
-            attempts.worked()
-            id, lock = change.resource[_PREFIX:], change.id
-            held = others.get(id)
-            if change.state == "locked":
-                if held is None:
-                    others[id] = (lock, change.transaction)
-                elif held[0] != lock:
-                    also.setdefault(id, []).append((lock, change.transaction))
-            elif held is None:
-                continue
-            elif id in also:
-                left = [one for one in (held, *also.pop(id)) if one[0] != lock]
-                if left:
-                    others[id] = left[0]
-                if len(left) > 1:
-                    also[id] = left[1:]
-            elif held[0] == lock:
-                del others[id]
-                freed(id)
+        loop = asyncio.get_running_loop()
+        self.others.clear()
+        self._also.clear()
+        async with closing(client.watch(TOKEN)) as changes:
+            async for change in changes:
+                attempts.worked()
+                id = change.resource[_PREFIX:]
+                if change.state == "locked":
+                    self._locked(id, Other(change.id, change.transaction, loop.time()))
+                else:
+                    self._unlocked(id, change.id)
+
+    def _locked(self, id: str, new: Other) -> None:
+        if id in self.others:
+            self._also.setdefault(id, []).append(new)
+        else:
+            self.others[id] = new
+
+    def _unlocked(self, id: str, lock: int) -> None:
+        if id in self._also:
+            left = [other for other in (self.others[id], *self._also.pop(id)) if other.lock != lock]
+            self.others[id] = left[0]
+            if len(left) > 1:
+                self._also[id] = left[1:]
+        elif id in self.others:
+            del self.others[id]
+            self._freed(id)

@@ -11,8 +11,8 @@ from math import inf
 
 from genie.errors import GenieError
 from genie.tasks import end
-from genie.tokens.background import Attempts, again_and_again
-from genie.tokens.locks import Client
+from genie.tokens.background import Attempts, again_and_again, closing
+from genie.tokens.locks import Client, LockChange
 from genie.tokens.token import Wallet
 
 SEEN = "wallet-seen/"
@@ -83,16 +83,20 @@ class Hints:
 
     async def _listen(self, attempts: Attempts) -> None:
         self._seen.clear()
-        async for change in self._client.watch(SEEN):
-            attempts.worked()
-            of, _, replica = change.resource[len(SEEN) :].partition("/")
-            seen = self._seen.setdefault(of, {})
-            if change.state == "locked":
-                seen[replica] = max(change.id, seen.get(replica, 0))
-            elif seen.get(replica) == change.id:
-                del seen[replica]
-            if not seen:
-                del self._seen[of]
+        async with closing(self._client.watch(SEEN)) as changes:
+            async for change in changes:
+                attempts.worked()
+                self._heard(change)
+
+    def _heard(self, change: LockChange) -> None:
+        of, _, replica = change.resource[len(SEEN) :].partition("/")
+        seen = self._seen.setdefault(of, {})
+        if change.state == "locked":
+            seen[replica] = max(change.id, seen.get(replica, 0))
+        elif seen.get(replica) == change.id:
+            del seen[replica]
+        if not seen:
+            del self._seen[of]
 
 
 def digest(of: Wallet) -> str:

@@ -60,7 +60,7 @@ class SherdlockSelector:
         self.client = client
         self.store = store
         self.lease = lease
-        self.tokens_held = Held(self._freed)
+        self.tokens_held = Held(lease, self._freed)
         self._wallets = Wallets(store, freshness, self._is_free)
         self._search = Search(
             self, self._wallets, retries=retries, backoff=backoff, immediate_retries=immediate_retries

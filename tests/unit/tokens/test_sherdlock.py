@@ -251,6 +251,34 @@ async def test_two_that_each_need_both_of_two_tokens_both_get_them():
     assert sum(each.amount for each in store.held.values()) == 6
 
 
+@virtual
+async def test_what_was_told_to_be_held_long_ago_is_tried_again():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    lock = genie.take(*(f"t{number}" for number in range(10)))
+    async with SherdlockSelector(genie, store, lease=60, retries=0) as selector:
+        await settle()
+        genie.hushed = True
+        genie.end(lock)
+        await asyncio.sleep(121)
+        await selector.select(5, transaction="tx", **ALICE)
+        assert len(genie.asks) == 1
+
+
+@virtual
+async def test_a_transaction_that_holds_a_token_twice_holds_it_until_both_locks_have_ended():
+    genie, store = FakeGenie(), store_of(tokens(1))
+    locks = [genie.take("t0", transaction="twice") for _ in range(3)]
+    async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
+        asking = asyncio.create_task(selector.select(1, transaction="tx", **ALICE))
+        for lock in (locks[1], locks[0], locks[2]):
+            await settle()
+            assert not asking.done()
+            assert genie.asks == []
+            genie.end(lock)
+        await settle()
+        assert asking.done()
+
+
 # -- there are not enough -----------------------------------------------------------------------------------
 
 
@@ -451,7 +479,9 @@ async def test_a_limit_that_is_missed_by_a_collision_is_kept_by_the_next_try():
 @virtual
 async def test_an_account_is_selected_from_over_its_owners_keys():
     genie = FakeGenie()
-    store = store_of([token("a", 5, owner="k1", account="acc"), token("b", 5, owner="k2", account="acc"), token("c", 5)])
+    store = store_of(
+        [token("a", 5, owner="k1", account="acc"), token("b", 5, owner="k2", account="acc"), token("c", 5)]
+    )
     async with SherdlockSelector(genie, store) as selector:
         selection = await selector.select(10, transaction="tx", account="acc", **GBP)
         assert {each.id for each in selection.tokens} == {"a", "b"}
