@@ -131,7 +131,7 @@ class Session:
     def unwatch(self, watch: Watch) -> list[Outcome]:
         """Nobody wants more of a watch: it ends."""
         outcomes: list[Outcome] = []
-        if self._watches.close(watch, outcomes) and self.up:
+        if self._watches.close(watch, outcomes):
             call = Unwatch(watch.prefix)
             self._due.add(call)
             self._out.append(call.line)

@@ -116,8 +116,8 @@ class TestTelling:
 
     def test_lets_states_of_tomorrow_pass(self):
         core = connected()
-        watch = watched(core)
-        assert core.receive(event("frozen", "t/1"), 0.0) == []
+        watch = watched(core, row("t/1"))
+        assert core.receive(event("frozen", "t/1") + event("frozen", "t/2"), 0.0) == []
         assert take(watch) == []
 
     @pytest.mark.parametrize(
@@ -231,6 +231,14 @@ class TestEnding:
         cut(core)
         core.want(first, 0.0)
         assert core.outgoing() == watch_line()
+
+    def test_by_a_refusal_leaves_the_server_alone(self):
+        core = connected(watching=True)
+        wanted(core)
+        core.outgoing()
+        core.receive(error("too-many"), 0.0)
+        core.tick(2.0)
+        assert core.outgoing() == b""
 
     def test_by_a_refusal_that_nobody_waits_for_any_more(self):
         core = connected()
