@@ -52,7 +52,7 @@ MUTANTS = [
     ),
     Mutant(
         "does not tell who lost a lock",
-        "server/dispatch.py",
+        "server/telling.py",
         "            self.say(session.connection, line)\n        if asker",
         "            pass\n        if asker",
     ),
@@ -142,7 +142,7 @@ MUTANTS = [
     ),
     Mutant(
         "what waits for a session is not stored",
-        "server/dispatch.py",
+        "server/telling.py",
         "if session.key is not None and request.state is not State.ENDED:",
         "if False:",
     ),
@@ -241,7 +241,7 @@ def try_out(mutant: Mutant) -> tuple[Mutant, str]:
     seed = re.search(r"--seed (\d+)", done.stdout)
     why = re.search(r"^\*\*\* (.*)", done.stdout, re.MULTILINE)
     if seed is None:
-        return mutant, f"seed ?: {done.stderr.strip().splitlines()[-1]}"
+        return mutant, f"CRASHES: {done.stderr.strip().splitlines()[-1]}"
     return mutant, f"seed {seed[1]}: {why[1][:110] if why else ''}"
 
 
