@@ -38,6 +38,7 @@ mutants: $(VENV)/.tested
 
 bench: $(VENV)/.installed redis
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/tokens.py
 
 # PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from genie.testing.plan import CHOOSING
+
 ROOT = Path(__file__).parent.parent.parent
 SEEDS = 200
 PROCESSES = 2
@@ -206,6 +208,31 @@ MUTANTS = [
         "core/manager.py",
         "if waits.closes_cycle(table, request):",
         "if False:",
+    ),
+    # -- those who choose
+    Mutant(
+        "takes what others hold",
+        "core/rule.py",
+        "    if holder is not None:\n        return holder.owner == owner\n    resource = table.resources.get(name)",
+        "    if holder is not None:\n        return True\n    resource = table.resources.get(name)",
+        first=CHOOSING,
+    ),
+    Mutant(
+        "takes what others wait for",
+        "core/rule.py",
+        "    return line is None or (\n        line.exclusive.first_of_others(owner) is None",
+        "    return line is None or True or (\n        line.exclusive.first_of_others(owner) is None",
+        first=CHOOSING,
+    ),
+    Mutant(
+        "takes less than it needs", "core/manager.py", "if reached >= take.target:", "if reached > 0:", first=CHOOSING
+    ),
+    Mutant(
+        "what was taken is forgotten by a restart",
+        "storage/records.py",
+        "            chosen=stored.chosen,",
+        "            chosen=None,",
+        first=CHOOSING,
     ),
     Mutant(
         "nobody is granted when somebody leaves",
