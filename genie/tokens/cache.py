@@ -31,24 +31,39 @@ class Load:
 
 
 class Waiter:
-    """Somebody who waits for tokens that are worth `missing`."""
+    """Somebody who waits for tokens that are worth `missing`, to be free or to come.
 
-    __slots__ = ("missing", "turn", "where")
+    `spare` is what the wallet has beyond what was asked for, if everybody gave back what they hold. When that is used up
+    there is nothing to wait for.
+    """
 
-    def __init__(self, missing: int, where: Where | None, turn: asyncio.Future[bool]) -> None:
+    __slots__ = ("missing", "spare", "turn", "where")
+
+    def __init__(self, missing: int, spare: int, where: Where | None, turn: asyncio.Future[bool]) -> None:
         self.missing = missing
+        self.spare = spare
         self.where = where
         self.turn = turn
 
     def offer(self, token: Token) -> None:
         """A token is free."""
-        try:
-            if self.where is None or self.where(token):
-                self.missing -= token.amount
-        except Exception:  # noqa: BLE001 - it will meet the same, and can say so
-            self.missing = 0
+        self.missing -= self._worth(token)
         if self.missing <= 0:
             self.wake(enough=True)
+
+    def count(self, token: Token, sign: int) -> None:
+        """A token has come (1) or is spent (-1)."""
+        had = self.spare
+        self.spare += sign * self._worth(token)
+        if self.spare < 0 <= had:
+            self.wake(enough=True)
+
+    def _worth(self, token: Token) -> int:
+        try:
+            return token.amount if self.where is None or self.where(token) else 0
+        except Exception:  # noqa: BLE001 - whoever waits will meet the same, and can say so
+            self.wake(enough=True)
+            return 0
 
     def wake(self, *, enough: bool) -> None:
         """Let it look again, or say that its time is over."""
@@ -162,10 +177,12 @@ class Cache:
         for waiter in list(self._waiters):
             waiter.offer(token)
 
-    async def wait(self, missing: int, where: Where | None, until: float | None) -> bool:
-        """Wait until tokens that are worth `missing` have come or a reading ends, or until a time: then False."""
+    async def wait(self, missing: int, spare: int, where: Where | None, until: float | None) -> bool:
+        """Wait until tokens that are worth `missing` have come, more than `spare` are gone, or a reading ends; or until a
+        time: then False.
+        """
         loop = asyncio.get_running_loop()
-        waiter = Waiter(missing, where, loop.create_future())
+        waiter = Waiter(missing, spare, where, loop.create_future())
         bound = None if until is None else loop.call_at(until, lambda: waiter.wake(enough=False))
         self._waiters[waiter] = None
         try:
@@ -187,9 +204,13 @@ class Cache:
             self._bag.add(token)
             if self._by_amount is not None:
                 self._by_amount.add(token)
+            for waiter in self._waiters:
+                waiter.count(token, 1)
 
     def _take(self, id: str) -> None:
         if id in self._bag:
             token = self._bag.pop(id)
             if self._by_amount is not None:
                 self._by_amount.remove(token)
+            for waiter in self._waiters:
+                waiter.count(token, -1)

@@ -127,7 +127,11 @@ class Survey:
 
     def enough(self, ask: Ask) -> bool:
         """Whether the amount can be reached if everybody gives back what they hold."""
-        return (self.free + self.locked if ask.limit is None else self.best) >= ask.amount
+        return self.spare(ask) >= 0
+
+    def spare(self, ask: Ask) -> int:
+        """What there is beyond the amount if everybody gives back what they hold."""
+        return (self.free + self.locked if ask.limit is None else self.best) - ask.amount
 
     def missing(self, ask: Ask) -> int:
         """What must come for another try to be of any use."""

@@ -136,7 +136,8 @@ class Search:
     async def _read_on(self, ask: Ask, cache: Cache, survey: Survey, patience: Patience) -> None:
         """Wait until a reading has ended, or has brought what is missing. Raises what makes the store fail."""
         load = self._wallets.read(cache)
-        await cache.wait(survey.missing(ask) if ask.limit is None else MAX_AMOUNT, ask.where, None)
+        missing = survey.missing(ask) if ask.limit is None else MAX_AMOUNT
+        await cache.wait(missing, survey.spare(ask), ask.where, None)
         self._wallets.check_open()
         if load.error is not None and load.number > patience.since:
             raise load.error
@@ -158,7 +159,7 @@ class Search:
                 return False
             patience.waits -= 1
             patience.until = self._keeper.now() + random() * self._backoff  # noqa: S311 - no secret
-        if not await cache.wait(survey.missing(ask), ask.where, patience.until):
+        if not await cache.wait(survey.missing(ask), survey.spare(ask), ask.where, patience.until):
             patience.until = None
             patience.waited = True
             if not self._wallets.follows(cache):

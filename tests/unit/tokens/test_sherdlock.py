@@ -222,6 +222,26 @@ async def test_change_wakes_who_waits():
 
 
 @virtual
+async def test_who_waits_for_what_is_then_spent_learns_it_at_once():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with (
+        SherdlockSelector(genie, store) as one,
+        SherdlockSelector(genie, store, backoff=1e6) as here,
+        SherdlockSelector(genie, store, backoff=1e6) as there,
+    ):
+        selection = await one.select(8, transaction="first", **ALICE)
+        asking = [
+            asyncio.create_task(selector.select(amount, transaction=f"tx{amount}", **ALICE))
+            for selector, amount in ((one, 3), (here, 4), (there, 5))
+        ]
+        await settle()
+        assert not any(task.done() for task in asking)
+        await selection.spend()
+        await settle()
+        assert [type(task.exception()) for task in asking] == [InsufficientFunds] * 3
+
+
+@virtual
 async def test_being_woken_in_vain_does_not_use_up_the_waits():
     genie, store = FakeGenie(), store_of(tokens(10))
     locks = [genie.take(f"t{number}") for number in range(8)]
@@ -494,16 +514,16 @@ async def test_an_account_is_selected_from_over_its_owners_keys():
 
 @virtual
 async def test_more_names_than_one_request_can_have():
-    genie, store = FakeGenie(), store_of(tokens(25_000), page=25_000)
-    async with SherdlockSelector(genie, store) as selector:
-        async with await selector.select(21_000, transaction="tx", **ALICE) as selection:
-            assert selection.amount == 21_000
-            assert len(genie.locks) == 3
+    genie, store = FakeGenie(), store_of(tokens(11_000), page=11_000)
+    async with SherdlockSelector(genie, store, retries=1) as selector:
+        async with await selector.select(10_500, transaction="tx", **ALICE) as selection:
+            assert selection.amount == 10_500
+            assert len(genie.locks) == 2
         assert genie.tokens_held == set()
-        genie.take(*(f"t{number}" for number in range(5000)))
+        genie.take(*(f"t{number}" for number in range(1000)))
         with pytest.raises(FundsLocked):
-            await selector.select(21_000, transaction="tx", **ALICE)
-        assert len(genie.tokens_held) == 5000
+            await selector.select(10_500, transaction="tx", **ALICE)
+        assert len(genie.tokens_held) == 1000
 
 
 @virtual
