@@ -30,11 +30,20 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Tokens in the order in which they are to be tried. The first `needed` reach the amount; `whole`: there are no more."""
+    """Tokens in the order in which they are to be tried. The first `needed` reach the amount; `whole`: there are no more.
+
+    `passed` are those that were passed by because others hold them.
+    """
 
     tokens: list[Token]
     needed: int
     whole: bool
+    passed: int = 0
+
+    @property
+    def strained(self) -> bool:
+        """Whether an ask that did not know who holds what would have had too few spares."""
+        return self.passed > max(self.needed, MIN_SPARES)
 
 
 def pick(ask: Ask, cache: Cache, held: Held, now: float, *, own: bool, spread: int) -> Picked | None:
@@ -56,7 +65,7 @@ def _pick(ask: Ask, drawn: Iterator[Token], held: Held, now: float, own: bool, s
     mine, others = held.mine, held.others
     tokens: list[Token] = []
     wanted = -1
-    needed = 0
+    needed = passed = 0
     for token in drawn:
         id = token.id
         if id in mine and held.here(id, now) is not None:
@@ -64,6 +73,7 @@ def _pick(ask: Ask, drawn: Iterator[Token], held: Held, now: float, own: bool, s
         if id in others:
             other = held.elsewhere(id, now)
             if other is not None and not (own and other.transaction == transaction):
+                passed += 1
                 continue
         if where is not None and not where(token):
             continue
@@ -74,8 +84,8 @@ def _pick(ask: Ask, drawn: Iterator[Token], held: Held, now: float, own: bool, s
                 needed = len(tokens)
                 wanted = needed + max(needed, MIN_SPARES) * spread
         elif len(tokens) >= wanted:
-            return Picked(tokens, needed, whole=False)
-    return Picked(tokens, needed, whole=True) if wanted >= 0 else None
+            return Picked(tokens, needed, False, passed)
+    return Picked(tokens, needed, True, passed) if wanted >= 0 else None
 
 
 def everything(ask: Ask, cache: Cache, held: Held, now: float) -> Picked | None:

@@ -17,10 +17,12 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from random import random
+from typing import NamedTuple
 
 from genie.tokens.cache import Cache
 from genie.tokens.candidates import Ask, Picked, Survey, everything, pick
-from genie.tokens.granting import Grants, take
+from genie.tokens.errors import FundsLocked
+from genie.tokens.granting import Grants, Short, take
 from genie.tokens.held import Hold
 from genie.tokens.sherdlock_selection import Keeper
 from genie.tokens.token import MAX_AMOUNT, Wallet
@@ -32,7 +34,12 @@ MORE_SPARES = 8
 MOVING = 2
 """How often a wallet is read again at once because it moved while it was read."""
 
-Found = tuple[Grants, Hold]
+
+class Found(NamedTuple):
+    """Tokens that are held."""
+
+    grants: Grants
+    hold: Hold
 
 
 class Search:
@@ -72,21 +79,19 @@ class Search:
             elif not await self._wait(ask, cache, survey, patience):
                 return await self._last(ask, cache)
 
-    async def hold(self, hold: Hold, picked: Picked, amount: int, limit: int | None = None) -> Grants | None:
-        """Have Genie lock some of the tokens; None, and nothing is held, if others were faster. It must be the
-        transaction's turn.
-        """
+    async def hold(self, hold: Hold, picked: Picked, amount: int, limit: int | None = None) -> Grants | Short:
+        """Have Genie lock some of the tokens; if others were faster nothing is held. It must be the transaction's turn."""
         keeper, held = self._keeper, self._held
         held.take(hold)
         try:
             grants = await take(keeper.client, picked.tokens, amount, hold.transaction, keeper.lease)
-            if grants is not None and limit is not None and len(grants.tokens) > limit:
+            if isinstance(grants, Grants) and limit is not None and len(grants.tokens) > limit:
                 await grants.give_back()
-                grants = None
+                grants = Short(grants.amount, 0)
         except BaseException:
             held.drop(hold)
             raise
-        if grants is None:
+        if isinstance(grants, Short):
             held.keep(hold, ())
         else:
             hold.until = grants.asked_at + keeper.lease
@@ -103,7 +108,8 @@ class Search:
                 if picked is None:
                     return None
                 found = await self._take(ask, picked)
-            if found is not None:
+            self._keeper.watching.asked(strained=picked.strained or isinstance(found, Short))
+            if not isinstance(found, Short):
                 return found
             if ask.limit is not None and ask.prefer != "large":
                 ask = replace(ask, prefer="large")  # which needs the fewest tokens
@@ -112,23 +118,23 @@ class Search:
             spread = spread * MORE_SPARES if left > 1 else sys.maxsize
         return None
 
-    async def _take(self, ask: Ask, picked: Picked) -> Found | None:
+    async def _take(self, ask: Ask, picked: Picked) -> Found | Short:
         hold = Hold(ask.transaction, [token.id for token in picked.tokens[: picked.needed]])
         grants = await self.hold(hold, picked, ask.amount, ask.limit)
-        return None if grants is None else (grants, hold)
+        return grants if isinstance(grants, Short) else Found(grants, hold)
 
     async def _last(self, ask: Ask, cache: Cache) -> Found:
         async with self.turns.turn(ask.transaction):
             picked = everything(ask, cache, self._held, self._keeper.now())
             found = None if picked is None else await self._take(ask, picked)
-        if found is not None:
+        if isinstance(found, Found):
             return found
         survey = Survey.of(ask, cache, self._held, self._keeper.now())
+        if found is not None and ask.limit is None and survey.enough(ask):
+            raise FundsLocked(ask.amount, found.free, survey.free + survey.locked - found.free, cache.wallet)
         if not survey.enough(ask) and cache.done is not None:
             # It has moved since it was read: what was there then is partly somebody's change by now.
             survey = Survey.of(ask, cache.done.told.values(), self._held, self._keeper.now())
-        if survey.free >= ask.amount and ask.limit is None:
-            survey = Survey(ask.amount - 1, survey.locked + survey.free - ask.amount + 1)  # as Genie has just said
         raise survey.verdict(ask, cache.wallet)
 
     # -- reading --------------------------------------------------------------------------------------------
@@ -159,7 +165,9 @@ class Search:
                 return False
             patience.waits -= 1
             patience.until = self._keeper.now() + random() * self._backoff  # noqa: S311 - no secret
-        if not await cache.wait(survey.missing(ask), survey.spare(ask), ask.where, patience.until):
+        with self._keeper.watching:
+            in_time = await cache.wait(survey.missing(ask), survey.spare(ask), ask.where, patience.until)
+        if not in_time:
             patience.until = None
             patience.waited = True
             if not self._wallets.follows(cache):

@@ -50,8 +50,7 @@ class Wallets:
         self._open = False
         for task in list(self._tasks):
             await end(task)
-        for cache in self._caches.values():
-            cache.wake()
+        self.wake()
 
     # -- for those who select -------------------------------------------------------------------------------
 
@@ -115,6 +114,11 @@ class Wallets:
         token = self._known.get(id)
         if token is not None:
             self._offer(token)
+
+    def wake(self) -> None:
+        """Let all who wait look again."""
+        for cache in self._caches.values():
+            cache.wake()
 
     def check_open(self) -> None:
         """RuntimeError before the start and after the end."""

@@ -10,7 +10,7 @@ from genie.errors import Unavailable
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
 from genie.tokens.sherdlock import SherdlockSelector
 from genie.tokens.store import Added, Spent
-from sherdlock_world import ALICE, GBP, FakeGenie, settle, store_of, token, tokens, virtual
+from sherdlock_world import ALICE, GBP, FakeGenie, listen, settle, store_of, token, tokens, virtual
 
 
 @virtual
@@ -71,6 +71,7 @@ async def test_spent_tokens_stay_locked_until_the_lease_ends_and_nobody_tries_th
     store.hushed = True
     async with SherdlockSelector(genie, store, lease=60) as one, SherdlockSelector(genie, store, lease=60) as other:
         assert (await other.select(1, transaction="warm", **ALICE)).amount == 5
+        await listen(other)
         async with await one.select(10, transaction="tx", **ALICE) as selection:
             await selection.spend()
             assert not selection.held
@@ -116,7 +117,7 @@ async def test_what_others_hold_is_not_tried():
     genie, store = FakeGenie(), store_of(tokens(100))
     genie.take(*(f"t{number}" for number in range(95)))
     async with SherdlockSelector(genie, store) as selector:
-        await settle()
+        await listen(selector)
         selection = await selector.select(5, transaction="tx", **ALICE)
         assert {each.id for each in selection.tokens} == {f"t{number}" for number in range(95, 100)}
         assert {id for ask in genie.asks for id in ask} == {f"t{number}" for number in range(95, 100)}
@@ -263,7 +264,8 @@ async def test_two_that_each_need_both_of_two_tokens_both_get_them():
     async def spend(selector, name):
         async with await selector.select(4, transaction=name, **ALICE) as selection:
             await asyncio.sleep(0.5)
-            await selection.spend(outputs=[token(f"{name}-back", 4), token(f"{name}-change", 2)])
+            change = [token(f"{name}-change", selection.change)] if selection.change else []
+            await selection.spend(outputs=[token(f"{name}-back", 4), *change])
 
     async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
         async with asyncio.timeout(30):
@@ -276,7 +278,7 @@ async def test_what_was_told_to_be_held_long_ago_is_tried_again():
     genie, store = FakeGenie(), store_of(tokens(10))
     lock = genie.take(*(f"t{number}" for number in range(10)))
     async with SherdlockSelector(genie, store, lease=60, retries=0) as selector:
-        await settle()
+        await listen(selector)
         genie.hushed = True
         genie.end(lock)
         await asyncio.sleep(121)
@@ -289,6 +291,7 @@ async def test_a_transaction_that_holds_a_token_twice_holds_it_until_both_locks_
     genie, store = FakeGenie(), store_of(tokens(1))
     locks = [genie.take("t0", transaction="twice") for _ in range(3)]
     async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
+        await listen(selector)
         asking = asyncio.create_task(selector.select(1, transaction="tx", **ALICE))
         for lock in (locks[1], locks[0], locks[2]):
             await settle()
@@ -299,6 +302,65 @@ async def test_a_transaction_that_holds_a_token_twice_holds_it_until_both_locks_
         assert asking.done()
 
 
+@virtual
+async def test_nobody_listens_where_spares_are_enough():
+    genie, store = FakeGenie(), store_of(tokens(1000))
+    genie.take(*(f"t{number}" for number in range(100)))
+    async with SherdlockSelector(genie, store) as selector:
+        for number in range(100):
+            await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
+        assert genie.listeners == 0
+
+
+@virtual
+async def test_where_spares_are_too_few_it_is_listened_until_that_is_over():
+    genie, store = FakeGenie(), store_of(tokens(1000))
+    lock = genie.take(*(f"t{number}" for number in range(950)))
+    async with SherdlockSelector(genie, store) as selector:
+
+        async def select_some(count):
+            for number in range(count):
+                await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
+                await asyncio.sleep(0.1)
+
+        await select_some(20)
+        assert genie.listeners == 1
+        genie.asks.clear()
+        await select_some(100)
+        assert len(genie.asks) == 100  # and none of them fails
+        assert genie.listeners == 1
+        genie.end(lock)
+        await select_some(200)
+        assert genie.listeners == 0
+        assert selector.tokens_held.others == {}
+
+
+@virtual
+async def test_it_is_listened_while_somebody_waits():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    lock = genie.take("t0")
+    async with SherdlockSelector(genie, store, backoff=1e6) as selector:
+        asking = asyncio.create_task(selector.select(10, transaction="tx", **ALICE))
+        await asyncio.sleep(100)
+        assert genie.listeners == 1
+        genie.end(lock)
+        await settle()
+        assert asking.done()
+        await asyncio.sleep(100)
+        assert genie.listeners == 0
+
+
+@virtual
+async def test_what_is_given_back_before_it_is_listened_is_not_missed():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    lock = genie.take("t0")
+    async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
+        await (await selector.select(1, transaction="warm", **ALICE)).release()
+        genie.before_watch = lambda: genie.end(lock)
+        async with asyncio.timeout(1):
+            assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
+
+
 # -- there are not enough -----------------------------------------------------------------------------------
 
 
@@ -307,7 +369,7 @@ async def test_not_enough_is_said_at_once():
     genie, store = FakeGenie(), store_of(tokens(10))
     genie.take("t0", "t1")
     async with SherdlockSelector(genie, store) as selector:
-        await settle()
+        await listen(selector)
         with pytest.raises(InsufficientFunds, match="Fiat GBP of owner 'alice'") as caught:
             await selector.select(11, transaction="tx", **ALICE)
         assert type(caught.value) is InsufficientFunds
@@ -404,7 +466,7 @@ async def test_what_a_crashed_replica_holds_for_the_same_transaction_is_free_to_
     genie, store = FakeGenie(), store_of(tokens(10))
     genie.take(*(f"t{number}" for number in range(10)), transaction="tx")
     async with SherdlockSelector(genie, store) as selector:
-        await settle()
+        await listen(selector)
         assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
     async with SherdlockSelector(genie, store, retries=0) as selector:
         with pytest.raises(FundsLocked):
@@ -417,6 +479,7 @@ async def test_what_the_transaction_has_spent_elsewhere_is_not_free_to_it_in_an_
     store.hushed = True
     async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
         await (await other.select(50, transaction="warm", **ALICE)).release()
+        await listen(other)
         async with await one.select(25, transaction="tx", **ALICE) as selection:
             await selection.spend()
         await settle()
@@ -840,8 +903,9 @@ async def test_genie_being_away_is_told_and_nothing_is_marked_as_held():
         await selection.release()
         assert selector.tokens_held.mine == {}
         genie.down = False
+        await listen(selector)
         genie.cut_watchers()
-        await asyncio.sleep(10)
+        await asyncio.sleep(1)
         lock = genie.take(*(f"t{number}" for number in range(9)))
         await settle()
         genie.asks.clear()
