@@ -196,4 +196,5 @@ class SherdlockSelector:
         return not self.tokens_held.anybody(id, self.now())
 
     def _freed(self, id: str) -> None:
-        self._wallets.freed(id)
+        if self.watching.somebody_waits:
+            self._wallets.freed(id)

@@ -169,7 +169,8 @@ class Wallets:
                 async for page in pages:
                     for token in cache.page(page):
                         self._known[token.id] = token
-                        self._offer(token)
+                        if cache.waited_for and self._free(token.id):
+                            cache.offer(token)
         except Exception as error:  # noqa: BLE001 - it is raised to those who can't do without
             cache.end(error)
         except BaseException:

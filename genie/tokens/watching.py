@@ -51,6 +51,11 @@ class Watching:
         if strained and self._strain > MUCH:
             self._listen()
 
+    @property
+    def somebody_waits(self) -> bool:
+        """Whether anybody waits for what others hold."""
+        return self._waiting > 0
+
     def __enter__(self) -> None:
         """Somebody waits from here on."""
         self._waiting += 1
