@@ -67,8 +67,8 @@ def event(state: str, resource: str, id: int = 1) -> str:
 
 
 async def until(picture: dict[tuple[str, int], Change], watch: Watch, names: set[str]) -> None:
-    """Apply the changes until the picture shows these names."""
-    while {name for name, _ in picture} != names:
+    """Apply the changes until the picture shows these names, each held once."""
+    while len(picture) != len(names) or {name for name, _ in picture} != names:
         apply(picture, await anext(watch))
 
 
