@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ARRAY, URL, ColumnElement, Text, bindparam, func, literal, select
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import ARRAY, URL, ColumnElement, Row, Text, bindparam, event, func, literal, select
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.sql import Select
 
@@ -33,6 +33,7 @@ class Postgres(Backend):
     def __init__(self, url: URL) -> None:
         # Who waited for a row has to see what became of it: what stricter levels refuse.
         engine = create_async_engine(url, isolation_level="READ COMMITTED", pool_size=CONNECTIONS, max_overflow=0)
+        event.listen(engine.sync_engine, "checkout", _refuse_closed)
         super().__init__(url, engine, isolation_level="AUTOCOMMIT")
         self._reading = engine.execution_options(isolation_level="AUTOCOMMIT")
         self.channel = ""
@@ -45,10 +46,10 @@ class Postgres(Backend):
             await connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(self.channel))))
             await connection.run_sync(ensure, (TOKENS,))
 
-    async def rows(self, query: Select[Any]) -> Sequence[RowMapping]:
+    async def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
         """See `Backend`. One statement needs no transaction around it."""
         async with self._reading.connect() as connection:
-            found: Sequence[RowMapping] = (await connection.execute(query)).mappings().all()
+            found: Sequence[Row[Any]] = (await connection.execute(query)).all()
             return found
 
     def among(self, ids: Sequence[str]) -> ColumnElement[bool]:
@@ -63,6 +64,12 @@ class Postgres(Backend):
     def follower(self, feeds: Feeds, get: Get) -> Follower:
         """See `Backend`."""
         return _Listener(self, feeds, get)
+
+
+def _refuse_closed(connection: Any, _record: object, _proxy: object) -> None:
+    """Take another connection where the server has closed this one meanwhile: known without asking it."""
+    if connection.driver_connection.is_closed():
+        raise DisconnectionError
 
 
 class _Listener(Follower):

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Select
-from sqlalchemy.engine import RowMapping
+from sqlalchemy import URL, ColumnElement, Row, Select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -44,10 +43,10 @@ class Backend(ABC):
         async with self._alone.connect() as connection:
             yield connection
 
-    async def rows(self, query: Select[Any]) -> Sequence[RowMapping]:
+    async def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
         """What a query finds."""
         async with self._engine.connect() as connection:
-            found: Sequence[RowMapping] = (await connection.execute(query)).mappings().all()
+            found: Sequence[Row[Any]] = (await connection.execute(query)).all()
             return found
 
     @abstractmethod

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import RowMapping, Select, select, tuple_
+from sqlalchemy import Row, Select, select, tuple_
 
 from genie.tokens.sql_schema import TOKENS, UNSPENT
 from genie.tokens.token import Token
@@ -14,8 +15,8 @@ from genie.tokens.token import Token
 PAGE = 1000
 """Tokens in a page of `unspent`."""
 
-COLUMNS = [column for column in TOKENS.columns if column.name != "spent_by"]
-"""What a token is made of."""
+COLUMNS = [TOKENS.c[field.name] for field in fields(Token)]
+"""What a token is made of, in the order in which it is made."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -27,11 +28,12 @@ def row(token: Token) -> dict[str, Any]:
     return values
 
 
-def token(row: RowMapping) -> Token:
-    """The token of a row."""
-    values = dict(row)
-    values["metadata"] = {} if values["metadata"] == "{}" else json.loads(values["metadata"])
-    return Token(**values)
+def token(row: Row[Any]) -> Token:
+    """The token of a row that was selected by `COLUMNS`, of which the metadata is the last."""
+    plain: list[Any]
+    *plain, metadata = row
+    values = [*plain, {} if metadata == "{}" else json.loads(metadata)]
+    return Token(*values)
 
 
 def unspent_page(wanted: Mapping[str, str], after: Token | None) -> Select[Any]:

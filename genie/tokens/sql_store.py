@@ -149,7 +149,7 @@ class SqlTokenStore:
         if not ids:
             return {}
         query = select(*sql_rows.COLUMNS).where(self._backend.among(ids), UNSPENT)
-        return {row["id"]: sql_rows.token(row) for row in await self._backend.rows(query)}
+        return {row[0]: sql_rows.token(row) for row in await self._backend.rows(query)}
 
     async def _add(self, new: dict[str, Token]) -> None:
         await self._open()

@@ -130,4 +130,4 @@ async def _keep_wal(connection: AsyncConnection) -> None:
         except OperationalError:
             if asyncio.get_running_loop().time() > end:
                 raise
-        await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)
