@@ -6,6 +6,7 @@ import atexit
 import functools
 import itertools
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,14 @@ def program(name: str) -> str:
     return found
 
 
+def _exists(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
+
+
 class Postgres(Process):
     """A cluster of its own in a folder that goes with it. It does not wait for the disk."""
 
@@ -38,6 +47,7 @@ class Postgres(Process):
         self.data = folder / "data"
         self._as: dict[str, Any] = {"cwd": folder}
         if os.geteuid() == 0:
+            assert _exists(ACCOUNT), f"PostgreSQL does not run as root, and there is no user {ACCOUNT}"
             shutil.chown(folder, ACCOUNT, ACCOUNT)
             self._as |= {"user": ACCOUNT, "group": ACCOUNT, "extra_groups": []}
 

@@ -109,7 +109,8 @@ class Follower(ABC):
         self._following.set()
 
     async def _tell(self, texts: Sequence[str]) -> None:
-        self._feeds.tell(await changes(texts, self._get))
+        if self._feeds:
+            self._feeds.tell(await changes(texts, self._get))
 
     async def _sleep(self, seconds: float) -> bool:
         """Wait until it is woken; False if that did not happen for so long."""

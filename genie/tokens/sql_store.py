@@ -48,7 +48,11 @@ class SqlTokenStore:
         self._under_way: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
-        await self._to_its_end(self._open())
+        try:
+            await self._to_its_end(self._open())
+        except BaseException:
+            await self.close()
+            raise
         return self
 
     async def __aexit__(

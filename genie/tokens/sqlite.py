@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from sqlalchemy import URL, ColumnElement, bindparam, delete, func, insert, select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from genie.tokens.feed import Feeds
 from genie.tokens.sql_backend import Backend
@@ -39,7 +40,8 @@ class Sqlite(Backend):
         if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
             raise ValueError("SQLite in memory is one connection's own: give a file, or take MemoryTokenStore")
         waits = {"timeout": BUSY_S}
-        engine = create_async_engine(url, pool_size=READERS, max_overflow=0, pool_timeout=BUSY_S, connect_args=waits)
+        pool = {"poolclass": AsyncAdaptedQueuePool, "pool_size": READERS, "max_overflow": 0, "pool_timeout": BUSY_S}
+        engine = create_async_engine(url, connect_args=waits, **pool)
         super().__init__(url, engine, connect_args=waits)
         self._turn = asyncio.Lock()
         self._written = TRIM_EVERY

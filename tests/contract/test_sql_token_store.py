@@ -133,6 +133,9 @@ async def test_what_is_wrong_with_a_table_is_said(database: Database) -> None:
         "table tokens: there is no index on (token_type, identifier, owner, id) where spent_by is null",
     ]
     await store.close()
+    with pytest.raises(WrongSchema):
+        async with SqlTokenStore(database.url):
+            pytest.fail("it was opened")
 
 
 async def test_a_page_is_a_stretch_of_an_index(database: Database) -> None:

@@ -16,7 +16,7 @@ from genie.tokens.errors import SpentAlready
 from genie.tokens.memory_store import MemoryTokenStore
 from genie.tokens.sql_store import SqlTokenStore
 from genie.tokens.store import Added, Change, Resync, Spent
-from genie.tokens.token import MAX_AMOUNT
+from genie.tokens.token import MAX_AMOUNT, MAX_ID
 from postgres import postgres
 from servers import WAIT_S
 from tokens_made import ids, read, token
@@ -179,6 +179,22 @@ async def test_of_fifty_who_spend_a_token_one_does(make: Make) -> None:
     assert len([out for out in outcomes if out]) == 1
 
 
+async def test_of_twenty_who_issue_the_same_ids_one_does(make: Make) -> None:
+    stores, chance = [make(), make()], random.Random(5)  # noqa: S311
+
+    async def add(number: int) -> str | None:
+        names = chance.sample("abcdefghij", 10)
+        try:
+            await stores[number % 2].add([token(name, owner=f"{number}") for name in names])
+        except ValueError:
+            return None
+        return f"{number}"
+
+    async with asyncio.timeout(WAIT_S):
+        (owner,) = [done for done in await asyncio.gather(*map(add, range(20))) if done]
+    assert await ids(stores[0]) == await ids(stores[1], owner=owner) == set("abcdefghij")
+
+
 async def test_overlapping_sets_never_stop_each_other(make: Make) -> None:
     """Each names its tokens in an order of its own."""
     stores, chance = [make(), make()], random.Random(7)  # noqa: S311
@@ -260,6 +276,16 @@ async def test_changes_are_told_in_order_to_all(make: Make) -> None:
         while (change := (await told(changes, 1))[0]) != Added(token("e")):
             assert changes is three, "one that joins may be told what was shortly before"
             assert change in expected
+
+
+async def test_the_longest_ids_are_told(store: Store) -> None:
+    changes = store.changes()
+    assert await told(changes, 1) == [Resync()]
+    many = [token(f"{number:03}" + "\U0001f600" * (MAX_ID - 3)) for number in range(50)]
+    await store.add(many)
+    assert await told(changes, 50) == [Added(each) for each in many]
+    await store.spend(many, transaction="T")
+    assert await told(changes, 50) == [Spent(each.id) for each in many]
 
 
 async def test_what_failed_is_not_told(store: Store) -> None:
