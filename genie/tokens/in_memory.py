@@ -17,7 +17,7 @@ from genie.tokens.consolidation import Consolidation, smallest
 from genie.tokens.errors import FundsLocked
 from genie.tokens.follow import Follower
 from genie.tokens.in_memory_selection import InMemorySelection, token_from
-from genie.tokens.picking import Picker, Where
+from genie.tokens.picking import Picker, Where, whole
 from genie.tokens.store import TokenStore
 from genie.tokens.token import check_amount, wallet
 
@@ -126,7 +126,7 @@ class InMemorySelector:
                     return None
                 take(claim.entries, claim)
                 self._claims.hold(claim)
-                tokens = await self._picker.tokens(claim)
+                tokens = whole(claim.entries) or await self._picker.read(claim)
                 if len(tokens) > into:
                     return Consolidation(self._store, tokens, into, claim, self._claims, self._follower)
                 self._claims.end(claim)

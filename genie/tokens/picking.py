@@ -39,24 +39,19 @@ class Picker:
                     self._pick_any(claim, of, asked, limit)
                 else:
                     await self._pick_where(claim, of, asked, where, limit)
-                tokens = await self.tokens(claim)
-                if sum(token.amount for token in tokens) >= asked:
-                    return tokens
-                self._claims.end(claim)  # some were spent meanwhile: once more, without them
+                tokens = whole(claim.entries)
+                if tokens is None:
+                    tokens = await self.read(claim)
+                    if sum(token.amount for token in tokens) < asked:
+                        self._claims.end(claim)  # some were spent meanwhile: once more, without them
+                        continue
+                return tokens
         except BaseException:
             self._claims.end(claim)
             raise
 
-    async def tokens(self, claim: Claim) -> list[Token]:
-        """The tokens of a claim. Those that turn out to be spent are left out of it."""
-        tokens = []
-        for entry in claim.entries:
-            if entry.token is None:
-                return await self._read_tokens(claim)
-            tokens.append(entry.token)
-        return tokens
-
-    async def _read_tokens(self, claim: Claim) -> list[Token]:
+    async def read(self, claim: Claim) -> list[Token]:
+        """The tokens of a claim, with the store's help. Those that turn out to be spent are left out of it."""
         read: dict[str, Token] = {}
         for part in _parts([entry for entry in claim.entries if entry.token is None]):
             read |= await self._read(part)
@@ -153,6 +148,16 @@ class Picker:
             read = await self._read(part)
             found += [entry for entry in part if entry.id in read and where(read[entry.id])]
         return found
+
+
+def whole(entries: Iterable[Entry]) -> list[Token] | None:
+    """The tokens of entries; None, if not all of them are in memory."""
+    tokens = []
+    for entry in entries:
+        if entry.token is None:
+            return None
+        tokens.append(entry.token)
+    return tokens
 
 
 def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
