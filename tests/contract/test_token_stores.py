@@ -1,6 +1,5 @@
 """What every token store must do: memory, a file of SQLite and a real PostgreSQL."""
 
-
 from __future__ import annotations
 
 import asyncio
