@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from genie.client.calls import Request, check_str, milliseconds, request_line
-from genie.protocol.resources import check_name, from_people, parse
-
-MAX_CHOICES: Final = 10_000
-MAX_WEIGHT: Final = 2**63 - 1
+from genie.protocol.fields import MAX_WEIGHT
+from genie.protocol.resources import MAX_CHOICES, check_name, from_people, parse
 
 
 def any_request(

@@ -121,8 +121,9 @@ class Request(Call):
         self.line = make_line("request", **payload | {"queueTimeout": milliseconds(self.wait, "the rest of a wait")})
 
     def took(self, names: Sequence[str]) -> None:
-        """The server has chosen these."""
-        self.resources = tuple([self.choices[name] for name in names if name in self.choices])
+        """The server has chosen these, each in the mode and the place in which it was asked for."""
+        taken = set(names)
+        self.resources = tuple([resource for name, resource in self.choices.items() if name in taken])
 
 
 class Release(Call):

@@ -7,12 +7,15 @@ from concurrent.futures import Future
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from genie.client.anyof import any_request
 from genie.client.calls import Request, State
 from genie.client.core import Core
 from genie.client.held import Held
 from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
+from genie.protocol import commands
 from talk import SECRET, connected, cut, error, locked, queued, release, released
 
 MOST = 2**63 - 1
@@ -48,7 +51,7 @@ def test_the_lock_is_of_what_was_taken_as_it_was_asked_for():
     request = asked(core)
     assert core.receive(queued(101, "1") + locked(101, "1", resources=["c", "b"]), 0.0) == [(request, None, None)]
     assert request.state is State.HELD
-    assert Held(request).resources == ("exclusive:c", "shared:b")
+    assert Held(request).resources == ("shared:b", "exclusive:c")
 
 
 def test_what_is_not_enough_says_how_much_there_is():
@@ -194,3 +197,24 @@ def test_as_many_as_can_be_chosen_from():
     core = Core(SECRET)
     request = choose(core, *[f"token/{number:05}" for number in range(10_000)], weights=[MOST] * 10_000)
     assert len(request.line) < 1 << 20
+
+
+weights_of_the_wire = st.one_of(st.integers(1, MOST), st.floats(0, 2.0**62, exclude_min=True))
+
+
+@given(
+    names=st.lists(
+        st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20), min_size=1, unique=True
+    ),
+    data=st.data(),
+    target=weights_of_the_wire,
+    transaction=st.none() | st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20),
+)
+def test_whatever_is_accepted_here_is_accepted_by_the_server(names, data, target, transaction):
+    weights = data.draw(st.none() | st.lists(weights_of_the_wire, min_size=len(names), max_size=len(names)))
+    request = any_request("1", [f"shared:{name}" for name in names], target, weights=weights, transaction=transaction)
+    read = commands.read(request.line.rstrip(b"\n"))
+    assert isinstance(read, commands.Take)
+    assert (read.request.ref, read.request.transaction, read.target) == ("1", transaction, target)
+    assert [name for name, _ in read.choices] == names
+    assert list(read.weights) == (weights or [1] * len(names))
