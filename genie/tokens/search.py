@@ -45,7 +45,7 @@ class Found(NamedTuple):
 class Search:
     """`immediate_retries`, `retries` and `backoff` (seconds) are those of the selector."""
 
-    __slots__ = ("_backoff", "_held", "_immediate_retries", "_keeper", "_retries", "_wallets", "turns")
+    __slots__ = ("_backoff", "_held", "_immediate_retries", "_keeper", "_retries", "_wallets", "collisions", "turns")
 
     def __init__(
         self, keeper: Keeper, wallets: Wallets, *, retries: int, backoff: float, immediate_retries: int
@@ -57,6 +57,8 @@ class Search:
         self._backoff = backoff
         self._immediate_retries = immediate_retries
         self.turns = Turns()
+        self.collisions = 0
+        """Asks that Genie has refused: others were faster, and that was not known."""
 
     async def find(self, ask: Ask, of: Wallet) -> Found:
         """Tokens of a wallet, held. InsufficientFunds, FundsLocked or TooManyTokens where there are none; then, and
@@ -111,6 +113,7 @@ class Search:
             self._keeper.watching.asked(strained=picked.strained or isinstance(found, Short))
             if not isinstance(found, Short):
                 return found
+            self.collisions += 1
             if ask.limit is not None and ask.prefer != "large":
                 ask = replace(ask, prefer="large")  # which needs the fewest tokens
             elif picked.whole:

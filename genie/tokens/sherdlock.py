@@ -129,6 +129,11 @@ class SherdlockSelector:
             self._hints.saw(of, self.now())
         return SherdlockSelection(self, grants, hold, amount)
 
+    @property
+    def collisions(self) -> int:
+        """How often Genie had to be asked once more, because others held too many of the tokens that were tried."""
+        return self._search.collisions
+
     def last_seen(
         self, *, token_type: str, identifier: str, owner: str | None = None, account: str | None = None
     ) -> str | None:

@@ -9,7 +9,6 @@ import pytest
 from genie.errors import Unavailable
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
 from genie.tokens.sherdlock import SherdlockSelector
-from genie.tokens.store import Added, Spent
 from sherdlock_world import ALICE, GBP, FakeGenie, listen, settle, store_of, token, tokens, virtual
 
 
@@ -152,6 +151,7 @@ async def test_many_collisions_are_answered_by_more_spares_at_once_without_waiti
         assert asyncio.get_running_loop().time() == begin
         sizes = [len(ask) for ask in genie.asks]
         assert sizes == sorted(sizes)
+        assert selector.collisions == len(sizes) - 1
         assert sizes[0] == 10
         assert len(sizes) <= 6
 
@@ -659,34 +659,6 @@ async def test_who_waits_goes_on_as_soon_as_enough_is_read():
         await settle()
         assert asking.done()
         assert store.pages == 2
-
-
-@virtual
-async def test_what_is_spent_while_a_wallet_is_read_does_not_come_back():
-    genie, store = FakeGenie(), store_of(tokens(3))
-    held = asyncio.Event()
-
-    async def turn():
-        if store.reads == 1:
-            return
-        page = dict(store.held)
-        store.tell(Spent("t0"), Added(token("new", 1)))
-        store.held = page  # what is told is of a moment before
-        await settle()
-        held.set()
-
-    store.turn = turn
-    store.page = 1000
-    async with SherdlockSelector(genie, store, retries=0) as selector:
-        await settle()
-        with pytest.raises(InsufficientFunds):
-            await selector.select(4, transaction="warm", **ALICE)
-        store.hushed = True
-        with pytest.raises(InsufficientFunds):
-            await selector.select(9, transaction="reads", **ALICE)
-        assert store.reads == 2
-        cache = next(iter(selector._wallets._caches.values()))
-        assert {each.id for each in cache} == {"t0", "t1", "t2"}
 
 
 @virtual
