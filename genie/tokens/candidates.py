@@ -27,6 +27,10 @@ class Ask:
     prefer: Prefer | None
     limit: int | None
 
+    def passes(self, token: Token) -> bool:
+        """Whether it is one of those that are asked for."""
+        return self.where is None or self.where(token)
+
 
 @dataclass(frozen=True, slots=True)
 class Picked:
@@ -93,7 +97,7 @@ def everything(ask: Ask, cache: Cache, held: Held, now: float) -> Picked | None:
     free: list[Token] = []
     locked: list[Token] = []
     for token in cache.draw("large" if ask.limit is not None else ask.prefer):
-        if held.here(token.id, now) is None and (ask.where is None or ask.where(token)):
+        if held.here(token.id, now) is None and ask.passes(token):
             (locked if held.by_another(token.id, ask.transaction, now) else free).append(token)
     tokens = free + locked
     reached = 0
@@ -122,7 +126,7 @@ class Survey:
         free: list[int] = []
         locked: list[int] = []
         for token in tokens:
-            if ask.where is not None and not ask.where(token):
+            if not ask.passes(token):
                 continue
             hold = held.here(token.id, now)
             if hold is None:

@@ -15,22 +15,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from random import random
 from typing import NamedTuple
 
+from genie.errors import GenieError
 from genie.tokens.cache import Cache
 from genie.tokens.candidates import Ask, Picked, Survey, everything, pick
 from genie.tokens.errors import FundsLocked
 from genie.tokens.granting import Grants, Short, take
 from genie.tokens.held import Hold
 from genie.tokens.sherdlock_selection import Keeper
-from genie.tokens.token import MAX_AMOUNT, Wallet
+from genie.tokens.token import MAX_AMOUNT, Token, Wallet
 from genie.tokens.turns import Turns
 from genie.tokens.wallets import Wallets
 
 MORE_SPARES = 8
 """How many times more spares each immediate retry has."""
+COUNTED = 1_000
+"""Tokens of which Genie is asked how much others hold, only to say it in an error."""
 MOVING = 2
 """How often a wallet is read again at once because it moved while it was read."""
 
@@ -76,7 +81,7 @@ class Search:
             survey = Survey.of(ask, cache, self._held, self._keeper.now())
             if patience.must_read(cache, enough=survey.enough(ask), followed=self._wallets.follows(cache)):
                 await self._read_on(ask, cache, survey, patience)
-            elif not survey.enough(ask) and self._may_have_moved(ask, cache) and patience.rereads:
+            elif not survey.enough(ask) and await self._may_have_moved(ask, cache) and patience.rereads:
                 patience.reread(cache)
             elif not await self._wait(ask, cache, survey, patience):
                 return await self._last(ask, cache)
@@ -151,13 +156,28 @@ class Search:
         if load.error is not None and load.number > patience.since:
             raise load.error
 
-    def _may_have_moved(self, ask: Ask, cache: Cache) -> bool:
+    async def _may_have_moved(self, ask: Ask, cache: Cache) -> bool:
         """Whether the last reading leaves it open if the amount can be reached. Raises where it can't."""
         if cache.done is not None and cache.steady:
-            told = Survey.of(ask, cache.done.told.values(), self._held, self._keeper.now())
-            if not told.enough(ask):
-                raise told.verdict(ask, cache.wallet)
+            told = cache.done.told.values()
+            survey = Survey.of(ask, told, self._held, self._keeper.now())
+            if not survey.enough(ask):
+                raise (await self._counted(ask, told, survey)).verdict(ask, cache.wallet)
         return True
+
+    async def _counted(self, ask: Ask, tokens: Iterable[Token], survey: Survey) -> Survey:
+        """How much of too little others hold, for those who are told. Genie knows, also where it is not listened to: it is
+        asked for more than there is.
+        """
+        now = self._keeper.now()
+        others = [each for each in tokens if self._held.here(each.id, now) is None and ask.passes(each)]
+        total = sum(each.amount for each in others)
+        if 0 < len(others) <= COUNTED and total < MAX_AMOUNT:
+            with suppress(GenieError):
+                short = await take(self._keeper.client, others, total + 1, ask.transaction, self._keeper.lease)
+                if isinstance(short, Short):
+                    return replace(survey, free=short.free, locked=survey.free + survey.locked - short.free)
+        return survey
 
     # -- waiting --------------------------------------------------------------------------------------------
 

@@ -277,13 +277,14 @@ async def test_two_that_each_need_both_of_two_tokens_both_get_them():
 async def test_what_was_told_to_be_held_long_ago_is_tried_again():
     genie, store = FakeGenie(), store_of(tokens(10))
     lock = genie.take(*(f"t{number}" for number in range(10)))
-    async with SherdlockSelector(genie, store, lease=60, retries=0) as selector:
+    async with SherdlockSelector(genie, store, lease=60) as selector:
         await listen(selector)
         genie.hushed = True
         genie.end(lock)
         await asyncio.sleep(121)
+        assert len(selector.tokens_held.others) == 10
         await selector.select(5, transaction="tx", **ALICE)
-        assert len(genie.asks) == 1
+        assert asyncio.get_running_loop().time() == 121
 
 
 @virtual
@@ -369,13 +370,16 @@ async def test_not_enough_is_said_at_once():
     genie, store = FakeGenie(), store_of(tokens(10))
     genie.take("t0", "t1")
     async with SherdlockSelector(genie, store) as selector:
-        await listen(selector)
         with pytest.raises(InsufficientFunds, match="Fiat GBP of owner 'alice'") as caught:
             await selector.select(11, transaction="tx", **ALICE)
         assert type(caught.value) is InsufficientFunds
         assert (caught.value.asked, caught.value.free, caught.value.locked) == (11, 8, 2)
         assert asyncio.get_running_loop().time() == 0
-        assert genie.asks == []
+        assert len(genie.asks) == 1  # how much others hold
+        assert len(genie.locks) == 1
+        genie.down = True
+        with pytest.raises(InsufficientFunds):
+            await selector.select(11, transaction="tx", **ALICE)
 
 
 @virtual
@@ -468,6 +472,7 @@ async def test_what_a_crashed_replica_holds_for_the_same_transaction_is_free_to_
     async with SherdlockSelector(genie, store) as selector:
         await listen(selector)
         assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
+        assert asyncio.get_running_loop().time() == 0
     async with SherdlockSelector(genie, store, retries=0) as selector:
         with pytest.raises(FundsLocked):
             await selector.select(1, transaction="other", **ALICE)
@@ -724,6 +729,22 @@ async def test_cancelled_while_the_grant_is_on_its_way():
         assert genie.tokens_held == set()
         genie.answer = None
         assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
+
+
+@virtual
+async def test_cancelled_between_the_requests_that_many_names_need():
+    for seconds in (0.5, 1.5, 2.5, 3.5, 4.5):
+        genie, store = FakeGenie(), store_of(tokens(10_200), page=11_000)
+        genie.delay_s = 1.0
+        async with SherdlockSelector(genie, store) as selector:
+            asking = asyncio.create_task(selector.select(10_100, transaction="tx", **ALICE))
+            await asyncio.sleep(seconds)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await asyncio.sleep(2)
+            assert genie.tokens_held == set()
+    assert len(genie.asks) == 3
 
 
 @virtual
