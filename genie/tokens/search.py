@@ -74,6 +74,7 @@ class Search:
         patience = Patience(cache.loads, self._retries)
         self._wallets.refresh(cache, now)
         while True:
+            self._wallets.check_open()
             found = await self._try(ask, cache, own=patience.has_read(cache))
             if found is not None:
                 return found

@@ -44,6 +44,7 @@ class Watching:
         self._watch: asyncio.Task[None] | None = None
         self._check: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def asked(self, *, strained: bool) -> None:
         """Somebody has asked Genie for tokens; `strained`: without listening, spares are, or would be, too few."""
@@ -66,6 +67,7 @@ class Watching:
 
     async def close(self) -> None:
         """Listen no more."""
+        self._closed = True
         self._end()
         for task in list(self._ending):
             await end(task)
@@ -75,7 +77,7 @@ class Watching:
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()
         self._needed_at = loop.time()
-        if self._watch is None:
+        if self._watch is None and not self._closed:
             self._watch = loop.create_task(again_and_again("watching the locks of tokens", self._follow))
             self._check = loop.call_later(LINGERS_S, self._look)
 
