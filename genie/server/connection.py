@@ -72,11 +72,13 @@ class Connection(asyncio.Protocol):
         "ending",
         "fresh",
         "inbox",
+        "late",
         "out",
         "parted",
         "paused",
         "session",
         "snubbed",
+        "urgent",
     )
 
     def __init__(self, desk: Desk, settings: Settings, registry: dict[Connection, None]) -> None:
@@ -95,6 +97,10 @@ class Connection(asyncio.Protocol):
         """A newer connection has its session; nothing of what it said before is taken up."""
         self.out: list[bytes] = []
         """What the batch under way has to tell this client."""
+        self.urgent = False
+        """Some of that answers it, or is about its requests. The rest is what it watches."""
+        self.late: list[bytes] = []
+        """What it watches and has still to be told, from batches that are stored."""
         self.ending = False
         """Nothing more is read; what was read is answered."""
         self.closed = False
@@ -165,8 +171,28 @@ class Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Send all that the batch has told this client, in one write."""
+        self.urgent = False
+        if self.late:
+            self.late += self.out
+            self.out.clear()
+            self.flush_late()
+            return
         data = b"".join(self.out)
         self.out.clear()
+        self._write(data)
+
+    def postpone(self) -> None:
+        """The batch has told this client only of what it watches: that goes with the next answer, or a little later."""
+        self.late += self.out
+        self.out.clear()
+
+    def flush_late(self) -> None:
+        """Send what it watches."""
+        data = b"".join(self.late)
+        self.late.clear()
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
         transport = self._transport
         if not data or self.closed or transport is None:
             return
@@ -197,6 +223,8 @@ class Connection(asyncio.Protocol):
 
     def finish(self) -> None:
         """Close when all that was written has been sent."""
+        if self.late:
+            self.flush_late()
         if self._transport is not None:
             self._transport.close()
 

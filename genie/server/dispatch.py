@@ -71,6 +71,7 @@ class Dispatch(Telling):
             room = min(room, MOST_OF_SESSION - len(session.bound))
         if not out:
             self.touched.append(connection)
+        connection.urgent = True
         for item in items:
             if type(item) is not bytes:
                 self._note(connection, item)

@@ -29,6 +29,9 @@ HEARTBEAT_S = 1.0
 MIN_TICK_S = 0.025
 """How exactly the patience with the store is kept, at best."""
 
+SHOW_S = 0.005
+"""How late those who watch may be told of what happened."""
+
 MAX_BATCH = 2_000
 """Commands in one batch. An `inspect`, the one with a long answer, ends its batch."""
 
@@ -84,6 +87,8 @@ class Pump:
         self._timer_at = float("inf")
         self._due = False
         """The timer has rung: something may have expired."""
+        self._late: dict[Connection, None] = {}
+        """Those that watch and have to be told of what is stored."""
         self._reserved = 0
         """Ids below this are stored as given out."""
         self._lease_s = settings.lease if store.durable else float("inf")
@@ -241,7 +246,11 @@ class Pump:
     def _deliver(self) -> None:
         dispatch = self._dispatch
         for connection in dispatch.touched:
-            connection.flush()
+            if connection.urgent:
+                connection.flush()
+            elif connection.out:
+                connection.postpone()
+                self._show_later(connection)
         dispatch.touched.clear()
         if dispatch.ending:
             for connection in dispatch.ending:
@@ -251,6 +260,17 @@ class Pump:
             self._arm()
         if self._idle is not None and not self._pending and not self._idle.done():
             self._idle.set_result(None)
+
+    def _show_later(self, connection: Connection) -> None:
+        """Many watch, and much happens: what happens within a few milliseconds goes out in one write for each of them."""
+        if not self._late:
+            self._loop.call_later(SHOW_S, self._show)
+        self._late[connection] = None
+
+    def _show(self) -> None:
+        late, self._late = self._late, {}
+        for connection in late if not self._stopped else ():
+            connection.flush_late()
 
     # -- time ---------------------------------------------------------------------------------------------
 

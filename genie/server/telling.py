@@ -34,7 +34,7 @@ class Telling:
         self.now = 0.0
         self._durable = durable
         self.sessions = Sessions()
-        self.watches = Watches(manager.table, self.say, settings.max_unread // 4)
+        self.watches = Watches(manager.table, self.say, self.show, settings.max_unread // 4)
         self.changes: dict[int, Change] = {}
         self.stored_below = manager.next_id
         """No request from this id on is in the store."""
@@ -44,6 +44,14 @@ class Telling:
     def say(self, connection: Connection | None, line: bytes) -> None:
         """Lay out a message for a connection, if it is still there."""
         if connection is not None and not connection.closed:
+            if not connection.out:
+                self.touched.append(connection)
+            connection.urgent = True
+            connection.out.append(line)
+
+    def show(self, connection: Connection, line: bytes) -> None:
+        """The same for what it watches, which is not urgent."""
+        if not connection.closed:
             if not connection.out:
                 self.touched.append(connection)
             connection.out.append(line)

@@ -24,6 +24,7 @@ MOST_EVENTS = 10_000
 """Messages that may wait for one watcher within a batch."""
 
 Say = Callable[[Connection | None, bytes], None]
+Show = Callable[[Connection, bytes], None]
 
 
 class Watches:
@@ -32,9 +33,10 @@ class Watches:
     A watch ends with its connection. One that can't keep up is told so, and its watches are over.
     """
 
-    def __init__(self, table: Table, say: Say, max_behind: int) -> None:
+    def __init__(self, table: Table, say: Say, show: Show, max_behind: int) -> None:
         self._table = table
         self._say = say
+        self._show = show
         self._max_behind = max_behind
         """Bytes that a watcher may leave unread."""
         self.prefixes: dict[str, dict[Connection, None]] = {}
@@ -83,11 +85,11 @@ class Watches:
             line = b""
             for connection in self._audience(name):
                 line = line or replies.event(request, name, exclusive, state)
-                if len(connection.out) >= MOST_EVENTS or connection.unread > self._max_behind:
+                if len(connection.out) + len(connection.late) >= MOST_EVENTS or connection.unread > self._max_behind:
                     self.leave(connection)
                     self._say(connection, replies.LAGGED)
                 else:
-                    self._say(connection, line)
+                    self._show(connection, line)
 
     def _audience(self, name: str) -> Iterable[Connection]:
         """Each that watches a name, once."""
