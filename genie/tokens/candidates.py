@@ -11,10 +11,16 @@ from genie.tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
 from genie.tokens.held import Held
 from genie.tokens.token import Token
 
-MIN_SPARES = 4
-"""Tokens that are asked for beyond those that are needed. With as many again, and four at least, three of ten may have
-been taken by others a moment ago and a selection still needs one round trip; each costs Genie a name to read.
-"""
+MIN_SPARES = 3
+
+
+def spares(needed: int) -> int:
+    """Tokens that are asked for beyond those that are needed: half as many again, and three at least.
+
+    So three of eight may have been taken by others a moment ago and five are had in one round trip. If one of ten is held,
+    one ask of 200 fails; and each name costs Genie and the client something to read.
+    """
+    return max(needed // 2, MIN_SPARES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class Picked:
     @property
     def strained(self) -> bool:
         """Whether an ask that did not know who holds what would have had too few spares."""
-        return self.passed > max(self.needed, MIN_SPARES)
+        return self.passed > spares(self.needed)
 
 
 def pick(ask: Ask, cache: Cache, held: Held, now: float, *, own: bool, spread: int) -> Picked | None:
@@ -86,7 +92,7 @@ def _pick(ask: Ask, drawn: Iterator[Token], held: Held, now: float, own: bool, s
         if wanted < 0:
             if missing <= 0:
                 needed = len(tokens)
-                wanted = needed + max(needed, MIN_SPARES) * spread
+                wanted = needed + spares(needed) * spread
         elif len(tokens) >= wanted:
             return Picked(tokens, needed, False, passed)
     return Picked(tokens, needed, True, passed) if wanted >= 0 else None
