@@ -208,6 +208,7 @@ async def test_what_this_selector_gives_back_wakes_who_waits_here():
             await first.release()
             async with asyncio.timeout(1), await asking:
                 assert asyncio.get_running_loop().time() - begin < 1
+        assert store.reads == 1
 
 
 @virtual
@@ -240,6 +241,19 @@ async def test_who_waits_for_what_is_then_spent_learns_it_at_once():
         await selection.spend()
         await settle()
         assert [type(task.exception()) for task in asking] == [InsufficientFunds] * 3
+
+
+@virtual
+async def test_a_store_that_tells_nothing_is_read_again_after_each_wait():
+    genie, store = FakeGenie(), store_of(tokens(10), follows=False)
+    genie.take(*(f"t{number}" for number in range(10)))
+    async with SherdlockSelector(genie, store, retries=3, backoff=5.0) as selector:
+        asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
+        await settle()
+        assert store.reads == 1
+        store.put(token("new", 100))
+        assert [each.id for each in (await asking).tokens] == ["new"]
+        assert store.reads == 2
 
 
 @virtual
@@ -557,6 +571,7 @@ async def test_a_limit_that_is_missed_by_a_collision_is_kept_by_the_next_try():
     store = store_of([*tokens(2, 5, "five"), *tokens(3, 10, "ten")])
     genie.take("ten0")
     async with SherdlockSelector(genie, store) as selector:
+        await selector.watching.close()  # nobody tells
         for number in range(30):
             async with await selector.select(20, transaction=f"tx{number}", limit=2, **ALICE) as selection:
                 assert {each.id for each in selection.tokens} == {"ten1", "ten2"}
