@@ -9,6 +9,7 @@ import pytest
 from genie.errors import Unavailable
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
 from genie.tokens.sherdlock import SherdlockSelector
+from genie.tokens.store import Added
 from sherdlock_world import ALICE, GBP, FakeGenie, listen, settle, store_of, token, tokens, virtual
 
 
@@ -198,6 +199,7 @@ async def test_what_is_given_back_wakes_who_waits():
 async def test_what_this_selector_gives_back_wakes_who_waits_here():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store, backoff=1e6) as selector:
+        await settle()
         for order in (False, True):  # whichever of the two is heard first
             genie.delay_s = 0.01 if order else 0.0
             first = await selector.select(8, transaction="first", **ALICE)
@@ -665,6 +667,23 @@ async def test_a_cache_is_read_again_when_the_feed_has_been_away():
 
 
 @virtual
+async def test_a_cache_is_read_again_when_it_is_old_and_the_feed_is_away():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store, freshness=1.0) as selector:
+        await settle()
+        await selector.select(1, transaction="warm", **ALICE)
+        store.follows = False
+        store.tell(None)
+        gone = next(id for id in store.held if id not in genie.tokens_held)
+        del store.held[gone]
+        await asyncio.sleep(2)
+        await selector.select(1, transaction="notices", **ALICE)
+        await settle()
+        assert store.reads == 2
+        assert gone not in selector._wallets._known
+
+
+@virtual
 async def test_who_waits_goes_on_as_soon_as_enough_is_read():
     genie, store = FakeGenie(), store_of(tokens(100), page=10)
     gate = asyncio.Semaphore(0)
@@ -854,6 +873,45 @@ async def test_tokens_of_which_nobody_knows_if_they_are_spent_stay_held_until_th
         spent = set(store.spent)
         await (await selector.select(2, transaction="tx3", **ALICE)).spend()
         assert set(selector.tokens_held.mine).isdisjoint(spent)
+
+
+@virtual
+async def test_a_spend_whose_outcome_is_not_known_is_said_again_later_or_by_a_restored_selection():
+    genie, store = FakeGenie(), store_of(tokens(6))
+
+    async def fail():
+        raise OSError("the answer is lost")
+
+    async with SherdlockSelector(genie, store, lease=100) as selector:
+        first = await selector.select(2, transaction="first", **ALICE)
+        second = await selector.select(2, transaction="second", **ALICE)
+        data = second.checkpoint()
+        await asyncio.sleep(60)
+        store.before_spend = fail
+        for selection in (first, second):
+            with pytest.raises(OSError, match="the answer is lost"):
+                await selection.spend()
+        store.before_spend = None
+        await asyncio.sleep(60)
+        await first.spend()
+        async with await selector.restore(data) as again:
+            await again.spend()
+        assert len(store.spent) == 4
+
+
+@virtual
+async def test_a_token_that_is_told_late_when_it_is_spent_is_not_selected():
+    genie, store = FakeGenie(), store_of(tokens(4))
+    store.hushed = True
+    async with SherdlockSelector(genie, store, retries=0) as selector:
+        await settle()
+        selection = await selector.select(2, transaction="tx", **ALICE)
+        await selection.spend()
+        for feed in store.feeds:
+            feed.put_nowait(Added(selection.tokens[0]))
+        await settle()
+        with pytest.raises(InsufficientFunds):
+            await selector.select(3, transaction="tx", **ALICE)
 
 
 @virtual
