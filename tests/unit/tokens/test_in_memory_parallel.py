@@ -15,7 +15,6 @@ from genie.tokens.token import Token
 from scripted_tokens import ScriptedStore, coins, virtual
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
-SPENDS = 1_000
 INSERTERS = 2
 SPENDERS = 6
 
@@ -38,9 +37,9 @@ class Ledger(ScriptedStore):
         await super().spend(tokens, transaction=transaction, outputs=outputs)
 
 
-@pytest.mark.parametrize("max_tokens", [None, 30])
+@pytest.mark.parametrize(("spends", "max_tokens"), [(10_000, None), (1_000, 30)])
 @virtual
-async def test_nothing_is_spent_twice_by_many_at_once(max_tokens: int | None) -> None:
+async def test_nothing_is_spent_twice_by_many_at_once(spends: int, max_tokens: int | None) -> None:
     chance = random.Random(1)  # noqa: S311
     keys = [{"owner": f"key-{number}", "account": f"acc-{number % 2}"} for number in range(3)]
     ledger = Ledger([token for key in keys for token in coins([10] * 20, key["owner"], **key)])
@@ -49,7 +48,7 @@ async def test_nothing_is_spent_twice_by_many_at_once(max_tokens: int | None) ->
 
     async def insert(name: int) -> None:
         turn = 0
-        while sum(spent.values()) < SPENDERS * SPENDS:
+        while sum(spent.values()) < SPENDERS * spends:
             key = chance.choice(keys)
             if sum(token.owner == key["owner"] for token in ledger.tokens.values()) < chance.randrange(20):
                 turn += 1
@@ -60,7 +59,7 @@ async def test_nothing_is_spent_twice_by_many_at_once(max_tokens: int | None) ->
         nonlocal missed
         key = keys[name % 3]
         mine = {"account": key["account"]} if name < 3 else {"owner": key["owner"]}
-        while spent[name] < SPENDS:
+        while spent[name] < spends:
             amount = chance.randrange(1, 20)
             transaction = f"{name}-{spent[name]}"
             try:
@@ -76,7 +75,7 @@ async def test_nothing_is_spent_twice_by_many_at_once(max_tokens: int | None) ->
 
     async with InMemorySelector(ledger, max_tokens=max_tokens) as selector:
         await asyncio.gather(*map(insert, range(INSERTERS)), *map(spend, range(SPENDERS)))
-    assert sum(spent.values()) == SPENDERS * SPENDS
+    assert sum(spent.values()) == SPENDERS * spends
     assert missed > 0
     assert set(ledger.inputs.values()) == {1}
     left = {id: token.amount for id, token in ledger.tokens.items()}
