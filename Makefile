@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
 
-test: $(VENV)/.tested redis lint
+test: $(VENV)/.tested redis postgres lint
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.tested
@@ -38,6 +38,7 @@ mutants: $(VENV)/.tested
 
 bench: $(VENV)/.installed redis
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/tokens.py
 
 # PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched
@@ -71,14 +72,21 @@ $(VENV)/.benched: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $@ $(VENV)/.installed
 
-# The tests start a real redis-server of their own, on a free port.
-.PHONY: redis
-redis:
-	@command -v redis-server >/dev/null || { \
+# The tests start real servers of their own, on free ports. $(call server,how to see it is there,Debian's package,what to say)
+define server
+	@$(1) || { \
 	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	    apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2); \
 	  elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then \
-	    sudo apt-get update -qq && sudo apt-get install -y -qq --no-install-recommends redis-server; \
+	    sudo apt-get update -qq && sudo apt-get install -y -qq --no-install-recommends $(2); \
 	  fi; }
-	@command -v redis-server >/dev/null || { \
-	  echo "The tests need redis-server (7 or later). Install it: apt install redis-server, brew install redis, dnf install redis"; exit 1; }
+	@$(1) || { echo "The tests need $(3)"; exit 1; }
+endef
+
+.PHONY: redis postgres
+redis:
+	$(call server,command -v redis-server >/dev/null,redis-server,redis-server (7 or later). Install it: apt install redis-server or brew install redis or dnf install redis)
+
+# Debian keeps it off the path.
+postgres:
+	$(call server,{ command -v postgres || ls /usr/lib/postgresql/*/bin/postgres; } >/dev/null 2>&1,postgresql,the server of PostgreSQL. Install it: apt install postgresql or brew install postgresql or dnf install postgresql-server)

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from genie import sync
     from genie.client.aio import Client, connect
     from genie.client.lock import Lock
+    from genie.client.watches import Change
 
     __version__: str
 
 __all__ = [
     "Blocker",
+    "Change",
     "Client",
     "ConnectionLost",
     "CycleStep",
@@ -60,7 +62,12 @@ __all__ = [
     "sync",
 ]
 
-_LATER = {"Client": "genie.client.aio", "connect": "genie.client.aio", "Lock": "genie.client.lock"}
+_LATER = {
+    "Change": "genie.client.watches",
+    "Client": "genie.client.aio",
+    "connect": "genie.client.aio",
+    "Lock": "genie.client.lock",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -24,7 +24,7 @@ class Driver:
         events = self.manager.step(command, self.now)
         check(self.manager)
         for event in events:
-            if isinstance(event, core.Queued | core.Granted):
+            if isinstance(event, core.Queued | core.Granted | core.Taken):
                 self.requests[event.request.id] = event.request
         return events
 
@@ -66,7 +66,7 @@ def log(events: list[core.Event]) -> list[tuple[object, ...]]:
         match event:
             case core.Queued(request):
                 told.append(("queued", request.id))
-            case core.Granted(request):
+            case core.Granted(request) | core.Taken(request):
                 told += [("queued", request.id), ("locked", request.id)]
             case core.Locked(request):
                 told.append(("locked", request.id))

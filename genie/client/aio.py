@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
-from genie.client import calls
+from genie.client import calls, watches
 from genie.client.aio_link import Link
+from genie.client.aio_watch import Watch
+from genie.client.anyof import any_request
 from genie.client.calls import Inspect, Ping, Release, Request
 from genie.client.lock import Hold, Lock, acquire
 from genie.client.reach import addresses
@@ -150,6 +152,51 @@ class Client:
             return await acquire(self._link, request)
         except QueueTimeout:
             return None
+
+    async def acquire_any(
+        self,
+        resources: Sequence[str],
+        target: float,
+        *,
+        weights: Sequence[float] | None = None,
+        transaction: str | None = None,
+        transaction_timeout: float = 10.0,
+    ) -> Lock:
+        """Lock as many of the resources as it takes, of those that are free, and hold them until `lock.release()`.
+
+        The server goes through the resources (10,000 at most) in the order given, in one step, and takes what no other
+        owner holds or waits for, until the `weights` of what it took (1 for each where there are none) reach `target`.
+        `lock.resources` are those that it took. It never waits: where what is free does not reach the target nothing is
+        taken and Insufficient is raised, with the sums of the weights that are free and that are locked. Integers are
+        added exactly, however large.
+
+        Raises RequestRejected where the server refuses it or its line would be longer than 1 MiB, Unavailable where no
+        server has said anything for `connect_timeout`, and ConnectionLost where the client was closed. The lock is
+        lost `transaction_timeout` seconds after it was granted.
+        """
+        request = any_request(
+            self._link.core.ref(),
+            resources,
+            target,
+            weights=weights,
+            transaction=transaction,
+            transaction_timeout=transaction_timeout,
+        )
+        return await acquire(self._link, request)
+
+    def watch(self, prefix: str) -> Watch:
+        """`async for change in client.watch("token/"):` tells who locks and unlocks resources whose names begin so.
+
+        First comes a `locked` for each lock that is held, then what happens, as it happens. After a lost connection, a
+        failover, or where changes came faster than they were taken, the client asks what is held and tells the
+        difference to what it told before. So whoever applies the changes has the right picture, though not every lock
+        that was held for a moment only. More than 10,000 held locks are not told by the server: see `truncated`.
+
+        It waits for a connection for as long as it takes. Raises RequestRejected where the server refuses it, as it
+        does with more than 100 prefixes, and Unavailable where the client is not open. Leaving the loop ends the watch;
+        closing the client ends the loop.
+        """
+        return Watch(self._link, watches.Watch(prefix))
 
     async def inspect(
         self,

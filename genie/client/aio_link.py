@@ -1,52 +1,23 @@
-"""The asyncio shell around the core: a connection that is made again when it is lost, and a timer."""
+"""The asyncio shell around the core: calls, and what comes of them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-from collections.abc import Sequence
 from typing import Any, cast
 
-from genie.client.aio_wire import Wire
+from genie.client.aio_connection import Connection
 from genie.client.calls import Call, Ping, Release, Request
-from genie.client.core import Core
-from genie.client.reach import Address, watch_over
-from genie.client.servers import Servers
-from genie.client.session import Outcome
+from genie.client.watches import Watch
 from genie.errors import GenieError, Unavailable
 
 
-class Link:
-    """Sends calls, brings back their outcomes, and keeps the connection.
+class Link(Connection):
+    """Sends calls and brings back their outcomes; for any number of tasks.
 
     `connect_timeout` (seconds) bounds the first connection, what a call waits for a later one, and what a release
     waits for its answer.
     """
-
-    def __init__(
-        self, addresses: Sequence[Address], connect_timeout: float, session: str | None, session_timeout: float
-    ) -> None:
-        self.connect_timeout = connect_timeout
-        self._servers = Servers(addresses, connect_timeout)
-        self.core = Core(session, session_timeout, connect_timeout)
-        self.core.trouble = lambda: str(self._servers.unavailable())
-        self._loop: asyncio.AbstractEventLoop
-        self._wire: Wire | None = None
-        self._up_since = 0.0
-        self._up = asyncio.Event()
-        """Set when there is a connection, and when there never will be one again."""
-        self._closed = True
-        self._connecting: asyncio.Task[None] | None = None
-        self._flushing = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def address(self) -> Address | None:
-        """The server to which there is a connection."""
-        return None if self._wire is None else self._wire.address
-
-    # -- for the client -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Connect to the first server that leads.
@@ -142,57 +113,31 @@ class Link:
         if self._closed:
             raise Unavailable("the client is not open")
 
-    # -- from the event loop ------------------------------------------------------------------------------
+    async def more(self, watch: Watch) -> None:
+        """Wait until a watch has a change to take, or will never have one. Whoever is cancelled ends the watch."""
+        self.check_open()
+        if watch.waiter is not None:
+            raise RuntimeError("somebody waits for the next change already; each takes a watch of their own")
+        waiter = watch.waiter = self._loop.create_future()
+        self.core.want(watch, self._loop.time())
+        self.flush_soon()
+        try:
+            await waiter
+        except BaseException:
+            self.unwatch(watch)
+            raise
 
-    def reached(self, wire: Wire) -> None:
-        """There is a connection."""
-        transport = cast("asyncio.Transport", wire.transport)
-        if wire.left:
-            transport.abort()
-            return
-        watch_over(transport.get_extra_info("socket"))
-        self._wire = wire
-        self.core.connected()
-        self._flush()
+    def unwatch(self, watch: Watch) -> None:
+        """End a watch."""
+        self._settle(self.core.unwatch(watch))
+        if not self._closed:
+            self.flush_soon()
 
-    def received(self, wire: Wire, data: bytes) -> None:
-        """Bytes have come."""
-        if wire is not self._wire:
-            return
-        was_up = self.core.up
-        self._settle(self.core.receive(data, self._loop.time()))
-        if self.core.broken:
-            self._leave(wire, self.core.broken)
-        elif was_up:
-            self._servers.worked()
-        elif self.core.up:
-            self._up_since = self._loop.time()
-            self._up.set()
-            wire.settled.set()
-        self._flush()
-
-    def lost(self, wire: Wire, why: str) -> None:
-        """A connection has ended."""
-        if wire is not self._wire:
-            return
-        self._wire = None
-        if self.core.elsewhere is not None:
-            self._servers.elsewhere(self.core.elsewhere)
-        if self.core.up:
-            self._up.clear()
-            why = self._servers.lost(wire.address, why, self._loop.time() - self._up_since)
-            if not self._closed and (self._connecting is None or self._connecting.done()):
-                self._connecting = self._loop.create_task(self._reconnect())
-        else:
-            self._servers.failed(why)
-        self._settle(self.core.disconnected(why))
-        wire.settled.set()
-
-    def flush_soon(self) -> None:
-        """Send, together, what is to be sent by the end of this turn of the loop."""
-        if not self._flushing and not self._loop.is_closed():
-            self._flushing = True
-            self._loop.call_soon(self._flush)
+    def drop(self, watch: Watch) -> None:
+        """The same, from wherever garbage is collected."""
+        if not self._closed:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.unwatch, watch)
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -207,37 +152,6 @@ class Link:
             self.core.abandon(call, self._loop.time())
             self.flush_soon()
             raise
-
-    async def _round(self) -> bool:
-        """Try every address once, and those that are named as leaders."""
-        for address in self._servers.round():
-            wire = Wire(self, address)
-            try:
-                async with asyncio.timeout(self._servers.attempt_timeout):
-                    await self._loop.create_connection(lambda wire=wire: wire, *address)  # type: ignore[misc]
-                    await wire.settled.wait()
-            except (OSError, UnicodeError) as error:
-                self._leave(wire, "no answer to hello")
-                self._servers.failed(error)
-            except BaseException:
-                self._leave(wire, "")
-                raise
-            if wire is self._wire:
-                return True
-        return False
-
-    def _leave(self, wire: Wire, why: str) -> None:
-        """Use a connection no more."""
-        wire.left = True
-        self.lost(wire, why)
-        if wire.transport is not None:
-            wire.transport.abort()
-
-    async def _reconnect(self) -> None:
-        while True:
-            await asyncio.sleep(self._servers.delay)
-            if await self._round():
-                return
 
     async def _shut(self) -> None:
         if self._connecting is not None:
@@ -259,48 +173,6 @@ class Link:
         finally:
             if wire is not None and wire.transport is not None:
                 wire.transport.abort()
-
-    def _flush(self) -> None:
-        self._flushing = False
-        if self._wire is not None and self._wire.transport is not None:
-            data = self.core.outgoing()
-            if data:
-                self._wire.transport.write(data)
-        self._set_timer()
-
-    def _settle(self, outcomes: list[Outcome]) -> None:
-        for call, value, error in outcomes:
-            waiter, call.waiter = call.waiter, None
-            if waiter is None:
-                if isinstance(call, Request) and call.error is not None:
-                    self._tell_lost(call)
-            elif not waiter.done():
-                if error is None:
-                    waiter.set_result(value)
-                else:
-                    waiter.set_exception(error)
-
-    def _tell_lost(self, request: Request) -> None:
-        if request.lost is not None:
-            request.lost.set()
-        if request.on_lost is not None:
-            request.on_lost()
-
-    def _set_timer(self) -> None:
-        if self._closed:
-            return
-        if self._timer is not None:
-            if self._timer.when() <= self.core.wake:
-                return
-            self._timer.cancel()
-        self._timer = None if self.core.wake == math.inf else self._loop.call_at(self.core.wake, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._settle(self.core.tick(self._loop.time()))
-        if self.core.broken and self._wire is not None:
-            self._leave(self._wire, self.core.broken)
-        self._flush()
 
     def _give_up(self, release: Release) -> None:
         if release.waiter is not None and not release.waiter.done():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any, Final
 
-from genie.errors import Code, LockLost, RequestRejected
+from genie.errors import Code, GenieError, LockLost, RequestRejected
 from genie.protocol import codec, messages
 from genie.protocol.fields import MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS
 from genie.protocol.framing import MAX_LINE
@@ -48,12 +48,17 @@ class Call:
         self.waiter: Any = None
 
 
+Outcome = tuple[Call, Any, GenieError | None]
+"""A call with its value, or its error. A second one for a `Request` means that its lock is lost."""
+
+
 class Request(Call):
     """`request`, and the lock that comes of it.
 
     `wait` (seconds) is what it may wait in the queue, `asked_at` when its line first went out (None: not yet),
     `patience_ends` when its caller stops waiting for a server that says nothing. `hold` (seconds) is what its hold
-    lasts from the grant or the last extension, `deadline` when that ends on this client's clock. `connection` is the
+    lasts from the grant or the last extension, `deadline` when that ends on this client's clock. `choices` are the
+    resources by their names, where the server takes what it needs of them: then it never waits. `connection` is the
     number of the last one on which the server told that the request lives. `error` says why it is not held any more
     where that is not our doing.
     """
@@ -61,6 +66,7 @@ class Request(Call):
     __slots__ = (
         "abandoned",
         "asked_at",
+        "choices",
         "connection",
         "deadline",
         "error",
@@ -90,6 +96,7 @@ class Request(Call):
         self.state = State.ASKED
         self.abandoned = False
         self.asked_at: float | None = None
+        self.choices: dict[str, str] = {}
         self.patience_ends = math.inf
         self.id = 0
         self.fence = 0
@@ -106,12 +113,17 @@ class Request(Call):
         """It waits for its turn as if it had just been made, but only for what is left of its wait."""
         self.state = State.ASKED
         self.id = 0
-        if self.asked_at is None:
+        if self.asked_at is None or self.choices:
             return
         self.wait = max(0.0, self.asked_at + self.wait - now)
         self.asked_at = now
         payload = codec.loads(self.line)["payload"]
-        self.line = _line("request", **payload | {"queueTimeout": milliseconds(self.wait, "the rest of a wait")})
+        self.line = make_line("request", **payload | {"queueTimeout": milliseconds(self.wait, "the rest of a wait")})
+
+    def took(self, names: Sequence[str]) -> None:
+        """The server has chosen these, each in the mode and the place in which it was asked for."""
+        taken = set(names)
+        self.resources = tuple([resource for name, resource in self.choices.items() if name in taken])
 
 
 class Release(Call):
@@ -168,7 +180,7 @@ class Inspect(Call):
             _check_id(id)
         if limit is not None and not (type(limit) is int and 1 <= limit <= MAX_ROWS):
             raise ValueError(f"limit must be an integer from 1 to {MAX_ROWS}, not {limit!r}")
-        super().__init__(_line("inspect", resource=resource, transactionName=transaction, id=id, limit=limit))
+        super().__init__(make_line("inspect", resource=resource, transactionName=transaction, id=id, limit=limit))
         self.id = id
 
 
@@ -188,13 +200,12 @@ def request(
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"a request names 1 to {MAX_RESOURCES} resources, not {len(resources)}")
-    names = tuple([from_people(_check_str(resource)) for resource in resources])
+    names = tuple([from_people(check_str(resource)) for resource in resources])
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
-    line = _line(
-        "request",
+    line = request_line(
         resources=names,
         queueTimeout=milliseconds(queue_timeout, "queue_timeout"),
         transactionTimeout=milliseconds(transaction_timeout, "transaction_timeout", least_ms=1),
@@ -202,10 +213,18 @@ def request(
         priority=priority or None,
         ref=ref,
     )
-    if len(line) > MAX_LINE:
-        # The server would close the connection, and everybody else's waiting requests with it.
-        raise RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {MAX_LINE} bytes, this request {len(line)}")
     return Request(line, ref, names, queue_timeout, transaction_timeout, watchdog)
+
+
+def request_line(**payload: Any) -> bytes:
+    """The line of a request; RequestRejected, if it is too long.
+
+    The server would close the connection, and with it what everybody else waits for.
+    """
+    line = make_line("request", **payload)
+    if len(line) > MAX_LINE:
+        raise RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {MAX_LINE} bytes, this request {len(line)}")
+    return line
 
 
 def hello(secret: str, session_timeout: float) -> bytes:
@@ -213,7 +232,7 @@ def hello(secret: str, session_timeout: float) -> bytes:
     if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
         raise ValueError(f"session must be a secret of {SECRET_LENGTHS[0]} to {SECRET_LENGTHS[-1]} characters")
     timeout = milliseconds(session_timeout, "session_timeout", least_ms=1)
-    return _line("hello", session=secret, sessionTimeout=timeout)
+    return make_line("hello", session=secret, sessionTimeout=timeout)
 
 
 def milliseconds(seconds: float, what: str, *, least_ms: int = 0) -> float:
@@ -224,14 +243,16 @@ def milliseconds(seconds: float, what: str, *, least_ms: int = 0) -> float:
     return int(ms) if ms == int(ms) else ms
 
 
-def _line(command: str, **payload: Any) -> bytes:
+def make_line(command: str, **payload: Any) -> bytes:
+    """Any line; ValueError, if something in it can't be said in JSON."""
     try:
         return messages.command(command, **payload)
     except TypeError as error:  # a lone surrogate, which a Python string may hold and UTF-8 may not
         raise ValueError(f"{command}: {error}") from None
 
 
-def _check_str(resource: object) -> str:
+def check_str(resource: object) -> str:
+    """A resource, which must be a string; else a TypeError."""
     if not isinstance(resource, str):
         raise TypeError(f"a resource is a string, not {resource!r}; several are several arguments")
     return resource

@@ -2,32 +2,31 @@
 
 Calls go in and bytes come out; bytes go in and outcomes of calls come out. The shells (`aio`, `sync`) move the bytes,
 keep the time, and hand each outcome to whoever waits for it. What goes out, and how it goes on over a new connection,
-is in `session`; what comes in is here.
+is in `session`; what comes in is here, and what it refuses in `refusals`.
 
 Who an answer belongs to:
 - `queued`, and an `error` with a `ref`: to the request with that `ref`, which no other request of this client has. From
   then on the request goes by its id. The `ref` of a `locked` or `released` is looked at in a resume only (there nothing
   else was asked): the answer to the `release` of another client's request carries that client's.
 - `locked`: to the request that waits. One that is held already is told how much of its hold is left.
-- `extended`: to the oldest extension of its id. `pong` and `inspected`: to the oldest ping or inspection.
+- `extended`: to the oldest extension of its id. `pong`, `inspected`, `watching`, `unwatched`: to the oldest call of
+  those kinds. `event`: to every watch that it is for, whichever of them the server tells it for.
 - `released`: of a request that the server has told of on this very connection it comes once unasked, and once more for
   every `release` or `extend` that finds it ended; a `release` that ends it is told once. So the first one for such a
   request is the answer only if its reason is `success` and the answer to a release is due next. What that can't be told
   from, somebody else's release a moment earlier, has the same outcome. A request that this connection has not told of
   has no unasked ones, and neither has one that has ended.
 - any other `error`: to the oldest call that it can mean.
-
-A server that says `unavailable` is left: it doesn't lead, or can't reach its store. A request or a release that it
-refused so is sent again to the next one, as are those whose connection is lost. A release is never given up. That is
-right however often it happens: ids are not reused, and releasing what is released does nothing.
 """
 
 from __future__ import annotations
 
 from genie.client import reasons
-from genie.client.calls import Extend, Inspect, Ping, Release, Request, State
-from genie.client.session import Outcome, Phase, Session
-from genie.errors import Code, GenieError, RequestRejected, Unavailable
+from genie.client.calls import Extend, Inspect, Outcome, Ping, Release, Request, State
+from genie.client.due import InOrder
+from genie.client.refusals import Refusals
+from genie.client.session import Phase
+from genie.client.watches import Unwatch, Watch
 from genie.protocol import messages
 from genie.protocol.framing import Lines, LineTooLong
 
@@ -35,25 +34,16 @@ MAX_ANSWER = 1 << 28
 """Bytes in one line from the server; only an `inspected` with all its rows comes near."""
 
 
-class Core(Session):
-    """The same, with what the server says to it.
-
-    `broken` says why this connection can't go on, where the server said so, or said what can't be understood, or nothing
-    for too long.
-    `elsewhere` is who leads, where this server said that it does not; empty where it doesn't know.
-    """
+class Core(Refusals):
+    """The same, with all that the server says to it."""
 
     def __init__(self, session: str | None = None, session_timeout: float = 10.0, patience: float = 10.0) -> None:
         super().__init__(session, session_timeout, patience)
-        self.broken = ""
-        self.elsewhere: str | None = None
         self._lines = Lines(MAX_ANSWER)
 
     def connected(self) -> None:
         """There is a new connection, with new lines."""
         super().connected()
-        self.broken = ""
-        self.elsewhere = None
         self._lines = Lines(MAX_ANSWER)
 
     def receive(self, data: bytes, now: float) -> list[Outcome]:
@@ -94,12 +84,12 @@ class Core(Session):
                 self._released(message.payload, now, outcomes)
             case messages.Extended():
                 self._extended(message.payload, now, outcomes)
-            case messages.Pong() if self._phase is Phase.RESUMING:
-                self._resumed(now)
             case messages.Pong():
-                self._answered(Ping, None, outcomes)
+                self._pong(now, outcomes)
             case messages.Inspected():
                 self._answered(Inspect, message.payload, outcomes)
+            case messages.Watching() | messages.Unwatched() | messages.Event():
+                self._watched(message, now, outcomes)
             case messages.Error():
                 self._refused(message.payload, now, outcomes)
 
@@ -134,6 +124,8 @@ class Core(Session):
         if request is None:
             return
         request.connection = self._connection
+        if told.resources is not None:
+            request.took(told.resources)
         if request.abandoned:
             self.leave(request, now)
             return
@@ -194,54 +186,34 @@ class Core(Session):
         outcomes.append((call, None, None))
 
     def _answered(self, kind: type[Ping | Inspect], value: object, outcomes: list[Outcome]) -> None:
+        call = self._take_next(kind)
+        if call is not None:
+            outcomes.append((call, value, None))
+
+    def _take_next(self, kind: type[InOrder]) -> InOrder | None:
         call = self._due.take_next(kind)
         if call is None:
             self.broken = f"the server answered a {kind.__name__.lower()} that nobody sent"
+        return call
+
+    def _pong(self, now: float, outcomes: list[Outcome]) -> None:
+        if self._phase is Phase.RESUMING:
+            self._resumed(now)
         else:
-            outcomes.append((call, value, None))
+            self._answered(Ping, None, outcomes)
 
-    # -- errors -------------------------------------------------------------------------------------------
-
-    def _refused(self, told: messages.Error.Payload, now: float, outcomes: list[Outcome]) -> None:
-        error = reasons.refused(told)
-        unavailable = isinstance(error, Unavailable)
-        if unavailable or not self.up:
-            self.broken = self.broken or f"the server said {error}"
-            self.elsewhere = (told.leader or "") if unavailable else self.elsewhere
-        if not self.up:
-            return
-        request = None if told.ref is None else self._requests.asked.get(told.ref)
-        if request is not None:
-            if not unavailable:
-                self._end(request)
-                outcomes.append((request, None, error))
-            return
-        call = self._due.take_meant(told)
-        if call is None:
-            if told.ref is None and told.id is None:
-                # Somebody's call was refused and we can't know whose: rather end all than let one wait for ever.
-                self.broken = f"the server said {error}"
-        elif isinstance(call, Release) and unavailable:
-            self._again.append(call)
-        elif (
-            isinstance(call, Release | Extend) and isinstance(error, RequestRejected) and error.code == Code.UNKNOWN_ID
-        ):
-            self._forgotten(call, error, now, outcomes)
-        else:
-            outcomes.append((call, None, error))
-
-    def _forgotten(self, call: Release | Extend, error: RequestRejected, now: float, outcomes: list[Outcome]) -> None:
-        """The server doesn't know an id. A lock of ours is lost, unless it was released before; what waits is asked anew."""
-        id_ = call.id if isinstance(call, Release) else call.request.id
-        request = self._requests.known.get(id_)
-        answer: GenieError | None = error if isinstance(call, Release) else reasons.forgotten(id_)
-        if request is not None and request.state is State.QUEUED:
-            self._requests.ask_anew(request, now)
-            self._ask(request, now)
-        elif request is not None:
-            if request.state is State.LEAVING and isinstance(call, Release) and call.repeated:
-                answer = None
-            elif request.fence:
-                self._lose(request, reasons.forgotten(id_), outcomes)
-            self._end(request)
-        outcomes.append((call, None if answer else reasons.SUCCESS, answer))
+    def _watched(
+        self, message: messages.Watching | messages.Unwatched | messages.Event, now: float, outcomes: list[Outcome]
+    ) -> None:
+        match message:
+            case messages.Watching():
+                watch = self._take_next(Watch)
+                if isinstance(watch, Watch):
+                    self._watches.told(watch, message.payload, outcomes)
+            case messages.Unwatched():
+                self._take_next(Unwatch)
+            case messages.Event(payload) if payload.state == "lagged":
+                self._watches.lagged()
+                self._watch(now)
+            case messages.Event(payload):
+                self._watches.happened(payload, outcomes)

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections import deque
 
 from genie.client.calls import Extend, Inspect, Ping, Release
+from genie.client.watches import Unwatch, Watch
 from genie.protocol import messages
+
+InOrder = Ping | Inspect | Watch | Unwatch
+"""What is answered in the order in which it was sent."""
 
 
 class Due:
-    """Releases and extensions by their id, pings and inspections in their order."""
+    """Releases and extensions by their id, the others in their order."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, list[Release | Extend]] = {}
-        self._in_order: deque[Ping | Inspect] = deque()
+        self._in_order: deque[InOrder] = deque()
         self._number = 0
 
     def __bool__(self) -> bool:
         """Whether any answer is due."""
         return bool(self._by_id or self._in_order)
 
-    def add(self, call: Release | Extend | Ping | Inspect) -> None:
+    def add(self, call: Release | Extend | InOrder) -> None:
         """A call has been sent."""
         self._number += 1
         call.number = self._number
@@ -29,7 +33,7 @@ class Due:
                 self._by_id.setdefault(call.id, []).append(call)
             case Extend():
                 self._by_id.setdefault(call.request.id, []).append(call)
-            case Ping() | Inspect():
+            case _:
                 self._in_order.append(call)
 
     def first(self, id: int) -> Release | Extend | None:
@@ -45,13 +49,13 @@ class Due:
             del self._by_id[id]
         return call
 
-    def take_next(self, kind: type[Ping | Inspect]) -> Ping | Inspect | None:
-        """The oldest ping or inspection, taken out; None if it is not of this kind."""
+    def take_next(self, kind: type[InOrder]) -> InOrder | None:
+        """The oldest of those in order, taken out; None if it is not of this kind."""
         if self._in_order and isinstance(self._in_order[0], kind):
             return self._in_order.popleft()
         return None
 
-    def take_meant(self, error: messages.Error.Payload) -> Release | Extend | Ping | Inspect | None:
+    def take_meant(self, error: messages.Error.Payload) -> Release | Extend | InOrder | None:
         """The call that an error means, taken out: the oldest that fits its id.
 
         An inspection of an id may be meant by an error with that id. Of two that fit, the older: the server answers in
@@ -72,9 +76,9 @@ class Due:
             isinstance(call, Release) and call.waiter is None for calls in self._by_id.values() for call in calls
         )
 
-    def take_all(self) -> list[Release | Extend | Ping | Inspect]:
+    def take_all(self) -> list[Release | Extend | InOrder]:
         """Everything, the connection being gone: what has an id first."""
-        calls: list[Release | Extend | Ping | Inspect] = []
+        calls: list[Release | Extend | InOrder] = []
         for by_id in self._by_id.values():
             calls += by_id
         calls += self._in_order

@@ -7,6 +7,7 @@ from genie.errors import (
     Deadlock,
     Disconnected,
     GenieError,
+    Insufficient,
     LockError,
     LockLost,
     QueueTimeout,
@@ -31,6 +32,8 @@ def not_granted(told: Released.Payload) -> LockError:
             )
         case "deadlock":
             return Deadlock(id=told.id, cycle=told.cycle, waits=told.waits)
+        case "insufficient" if told.free is not None and told.locked is not None:
+            return Insufficient(id=told.id, free=told.free, locked=told.locked)
         case "success":
             return LockError(f"request {told.id} was cancelled by a release of its id", id=told.id)
         case "transaction-timeout":  # it was granted, and it ended, while there was no connection

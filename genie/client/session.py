@@ -11,9 +11,10 @@ answers nobody. Behind the `pong` both sides know the same, except for what was 
   released, to be told the reason. If the server doesn't know that either, a lock is lost, and what waited is asked for
   anew.
 - A release whose answer was lost is sent again. So is one that nobody could send before.
-- What has a watchdog is extended. Other calls have failed with the connection.
+- What has a watchdog is extended, and what somebody watches is watched anew. Other calls have failed with the
+  connection.
 
-While anything is due, waits or is held the server is watched: `silence` says when it is asked for a word, and when it is
+While anything is due, waits, is held or watched the server is watched: `silence` says when it is asked for a word, and when it is
 taken for gone. A client that wants nothing says nothing.
 
 Where the server does not know the session (it ended, or the server keeps locks in memory and was started again), locks
@@ -30,17 +31,14 @@ import math
 import secrets
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any
 
 from genie.client import calls, reasons
-from genie.client.calls import Call, Extend, Inspect, Ping, Release, Request, State
+from genie.client.calls import Call, Extend, Inspect, Outcome, Ping, Release, Request, State
 from genie.client.due import Due
 from genie.client.requests import Requests
 from genie.client.silence import Silence
-from genie.errors import ConnectionLost, GenieError, LockLost, Unavailable
-
-Outcome = tuple[Call, Any, GenieError | None]
-"""A call with its value, or its error. A second one for a `Request` means that its lock is lost."""
+from genie.client.watches import Unwatch, Watch, Watches
+from genie.errors import ConnectionLost, LockLost, Unavailable
 
 
 class Phase(Enum):
@@ -74,6 +72,7 @@ class Session:
         self._out: list[bytes] = []
         self._due = Due()
         self._requests = Requests(patience)
+        self._watches = Watches()
         self._silence = Silence(patience)
         self._again: list[Release] = []
 
@@ -100,9 +99,11 @@ class Session:
             self._again.append(call)
         else:
             assert self.up, "there is no connection"  # noqa: S101 - the shells see to it
-            assert isinstance(call, Release | Extend | Ping | Inspect)  # noqa: S101 - there are no others
+            assert isinstance(call, Release | Extend | Ping | Inspect | Watch)  # noqa: S101 - there are no others
             if isinstance(call, Extend):
                 call.sent_at = now
+            elif isinstance(call, Watch):
+                self._watches.sent(call)
             self._silence.watch(now)
             self._due.add(call)
             self._out.append(call.line)
@@ -121,6 +122,20 @@ class Session:
         call.waiter = None
         if isinstance(call, Request):
             self._give_up(call, now)
+
+    def want(self, watch: Watch, now: float) -> None:
+        """Somebody waits for a change of a watch that has none to take: its outcome says when to look again."""
+        self._watches.want(watch)
+        self._watch(now)
+
+    def unwatch(self, watch: Watch) -> list[Outcome]:
+        """Nobody wants more of a watch: it ends."""
+        outcomes: list[Outcome] = []
+        if self._watches.close(watch, outcomes):
+            call = Unwatch(watch.prefix)
+            self._due.add(call)
+            self._out.append(call.line)
+        return outcomes
 
     def outgoing(self) -> bytes:
         """What is to be sent, taken out."""
@@ -151,18 +166,20 @@ class Session:
         self._phase = Phase.DOWN
         self._silence.rest()
         self._out.clear()
+        self._watches.disconnected()
         outcomes: list[Outcome] = []
         for call in self._due.take_all():
             if isinstance(call, Release):
                 call.repeated = True
                 self._again.append(call)
-            else:
+            elif not isinstance(call, Watch | Unwatch):
                 outcomes.append((call, None, ConnectionLost(f"{why}, before the answer came")))
         return outcomes
 
     def closing(self, now: float) -> list[Outcome]:
-        """The client is to be closed: nobody waits for a lock any more."""
+        """The client is to be closed: nobody waits for a lock any more, and nobody watches."""
         outcomes: list[Outcome] = []
+        self._watches.close_all(outcomes)
         for request in self._requests.waiting():
             self._give_up(request, now)
             outcomes.append((request, None, ConnectionLost("the client was closed, before the answer came")))
@@ -192,8 +209,8 @@ class Session:
 
     @property
     def _waits_for_word(self) -> bool:
-        """Whether anything is due, waits or is held."""
-        return bool(self._due or self._requests.asked or self._requests.known)
+        """Whether anything is due, waits, is held or watched."""
+        return bool(self._due or self._requests.asked or self._requests.known or self._watches)
 
     def _look(self, now: float) -> list[Outcome]:
         outcomes: list[Outcome] = []
@@ -245,6 +262,11 @@ class Session:
                 self._ask(request, now)
         self._requests.renew_all(now)
         self._silence.watch(now)
+        self._watch(now)
+
+    def _watch(self, now: float) -> None:
+        for watch in self._watches.to_ask() if self.up else ():
+            self.send(watch, now)
 
     def _ask(self, request: Request, now: float) -> None:
         if request.asked_at is None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
-from genie.client import calls
-from genie.client.calls import Extend, Inspect, Ping, Release, Request, State
-from genie.client.held import Held
+from genie.client import calls, watches
+from genie.client.anyof import any_request
+from genie.client.calls import Inspect, Ping, Release, Request
 from genie.client.reach import addresses
-from genie.client.reasons import again
 from genie.client.sync_link import Link
-from genie.errors import Code, GenieError, LockLost, QueueTimeout, RequestRejected, Unavailable
+from genie.client.sync_lock import Hold, Lock, acquire
+from genie.client.sync_watch import Watch
+from genie.errors import QueueTimeout
 
 
 def connect(
@@ -41,101 +40,6 @@ def connect(
     return Client(
         addresses(host, port), connect_timeout=connect_timeout, session=session, session_timeout=session_timeout
     )
-
-
-class Lock(Held):
-    """A lock that was granted. It is held until `release`, or until it is lost: then `lost` is set.
-
-    It stays valid when the client's connection is made again. A lock that nobody releases ends by its
-    `transaction_timeout`, also if its client was closed (then nobody tells `lost`).
-    """
-
-    __slots__ = ("_link",)
-
-    def __init__(self, link: Link, request: Request) -> None:
-        super().__init__(request)
-        self._link = link
-
-    @property
-    def lost(self) -> threading.Event:
-        """Set when the lock ended without `release`: it timed out, or somebody else released its id."""
-        return cast("threading.Event", self._request.lost)
-
-    def release(self) -> None:
-        """Give the lock back. A second time does nothing, and neither does it for a lock that is lost.
-
-        Without a connection it waits for one, for `connect_timeout` at most; then it raises Unavailable, and goes on
-        trying in the background.
-        """
-        if self._request.state is not State.HELD:
-            return
-        try:
-            self._link.leave(self._request, wait=True)
-        except RequestRejected as error:
-            if error.code != Code.UNKNOWN_ID:
-                raise
-
-    def extend(self, seconds: float) -> None:
-        """Let the hold end `seconds` from now, sooner or later than it would have.
-
-        LockLost, if it is not held any more; ConnectionLost, if the answer did not come; Unavailable, if there is no
-        connection within `connect_timeout`.
-        """
-        extend = Extend(self._request, seconds)
-        if self._request.state is State.HELD:
-            self._link.call(extend)
-        if self._request.error is not None:
-            raise again(self._request.error)
-        if self._request.state is not State.HELD:
-            raise LockLost(f"lock {self.id} was released", id=self.id)
-
-
-class Hold:
-    """What `client.lock(…)` returns: `with` it, once, to hold a lock while the block runs.
-
-    A thread can't be interrupted: if the lock was lost meanwhile, LockLost comes out when the block is left. An error
-    of the block's own comes out as it is.
-    """
-
-    __slots__ = ("_link", "_lock", "_request")
-
-    def __init__(self, link: Link, request: Request) -> None:
-        self._link = link
-        self._request = request
-        self._lock: Lock | None = None
-
-    def __enter__(self) -> Lock:
-        if self._request.state is not State.ASKED:
-            raise RuntimeError("this was entered before; ask for another lock with client.lock()")
-        self._lock = _acquire(self._link, self._request)
-        return self._lock
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        lock, request = self._lock, self._request
-        if lock is None:
-            return
-        try:
-            if error is None or self._link.up:
-                lock.release()
-            else:
-                self._link.leave(request, wait=False)  # a block that failed is not kept waiting for a connection
-        except GenieError as refused:
-            self._leave_alone()
-            if error is None:
-                raise
-            error.add_note(f"Besides, lock {lock.id} could not be released: {refused}")
-            return
-        if request.error is not None:
-            if error is None:
-                raise again(request.error)
-            error.add_note(f"Besides, {request.error}")
-
-    def _leave_alone(self) -> None:
-        """Go on trying in the background."""
-        with contextlib.suppress(Unavailable):  # the client was closed
-            self._link.leave(self._request, wait=False)
 
 
 class Client:
@@ -211,7 +115,7 @@ class Client:
 
         Arguments and errors are those of `genie.Client.acquire`; timeouts in seconds.
         """
-        return _acquire(
+        return acquire(
             self._link,
             self._request(
                 resources,
@@ -238,9 +142,39 @@ class Client:
             priority=priority,
         )
         try:
-            return _acquire(self._link, request)
+            return acquire(self._link, request)
         except QueueTimeout:
             return None
+
+    def acquire_any(
+        self,
+        resources: Sequence[str],
+        target: float,
+        *,
+        weights: Sequence[float] | None = None,
+        transaction: str | None = None,
+        transaction_timeout: float = 10.0,
+    ) -> Lock:
+        """Lock as many of the resources as it takes, of those that are free, and hold them until `lock.release()`.
+
+        Arguments and errors are those of `genie.Client.acquire_any`; timeouts in seconds.
+        """
+        request = any_request(
+            self._link.ref(),
+            resources,
+            target,
+            weights=weights,
+            transaction=transaction,
+            transaction_timeout=transaction_timeout,
+        )
+        return acquire(self._link, request)
+
+    def watch(self, prefix: str) -> Watch:
+        """`for change in client.watch("token/"):` tells who locks and unlocks resources whose names begin so.
+
+        What is told, and what is raised, is as with `genie.Client.watch`.
+        """
+        return Watch(self._link, watches.Watch(prefix))
 
     def inspect(
         self,
@@ -270,11 +204,3 @@ class Client:
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
         return calls.request(self._link.ref(), resources, **options)
-
-
-def _acquire(link: Link, request: Request) -> Lock:
-    request.lost = threading.Event()
-    link.call(request)
-    if request.error is not None:  # granted, and lost before this thread's turn came
-        raise again(request.error)
-    return Lock(link, request)

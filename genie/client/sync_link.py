@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from genie.client.calls import Call, Ping, Release, Request
 from genie.client.sync_wire import Wire, settle
+from genie.client.watches import Change, Watch
 from genie.errors import GenieError, Unavailable
 
 
@@ -111,6 +112,35 @@ class Link(Wire):
             self._write()
         return None if release is None or not wait else self._finish(release)
 
+    def next(self, watch: Watch) -> Change | None:
+        """Wait for the next change; None, if there will never be one. Whoever is interrupted ends the watch."""
+        try:
+            while True:
+                with self._changed:
+                    if watch.ended:
+                        return None
+                    if watch.changes:
+                        return watch.changes.popleft()
+                    waiter = self._want(watch)
+                waiter.result()
+        except RuntimeError:  # somebody else's watch goes on
+            raise
+        except BaseException:
+            self.unwatch(watch)
+            raise
+
+    def unwatch(self, watch: Watch) -> None:
+        """End a watch."""
+        with self._changed:
+            outcomes = self._core.unwatch(watch)
+            self._write()
+        settle(outcomes)
+
+    def drop(self, watch: Watch) -> None:
+        """The same, from wherever garbage is collected: that may be inside of anything, with the lock taken."""
+        self._left.append(watch)
+        self._ring()
+
     @property
     def up(self) -> bool:
         """Whether there is a connection."""
@@ -134,6 +164,16 @@ class Link(Wire):
         self.check_open()
         if not self._core.up:
             raise self._servers.unavailable()
+
+    def _want(self, watch: Watch) -> Future[None]:
+        self.check_open()
+        if watch.waiter is not None:
+            raise RuntimeError("somebody waits for the next change already; each takes a watch of their own")
+        waiter: Future[None] = Future()
+        watch.waiter = waiter
+        self._core.want(watch, time.monotonic())
+        self._write()
+        return waiter
 
     def _finish(self, release: Release) -> str:
         waiter = cast("Future[str]", release.waiter)

@@ -13,13 +13,14 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 
-from genie.client.calls import Request
+from genie.client.calls import Outcome, Request
 from genie.client.core import Core
 from genie.client.reach import Address, watch_over
 from genie.client.servers import Servers
-from genie.client.session import Outcome
+from genie.client.watches import Watch
 
 READ_SIZE = 1 << 18
 """Bytes to read at once."""
@@ -52,6 +53,8 @@ class Wire:
         self._wakes_at = math.inf
         self._bell: socket.socket | None = None
         """What wakes the thread out of its sleep."""
+        self._left: deque[Watch] = deque()
+        """Watches that nobody has any more, which the thread is to end."""
 
     # -- by whichever thread calls ------------------------------------------------------------------------
 
@@ -91,7 +94,7 @@ class Wire:
 
     def _ring(self) -> None:
         if self._bell is not None:
-            with contextlib.suppress(BlockingIOError):  # it rings already
+            with contextlib.suppress(OSError):  # it rings already, or nobody listens any more
                 self._bell.send(b"!")
 
     # -- by the thread ------------------------------------------------------------------------------------
@@ -104,6 +107,8 @@ class Wire:
                 now = time.monotonic()
                 with self._changed:
                     outcomes = self._core.tick(now) if self._core.wake <= now else []
+                    while self._left:
+                        outcomes += self._core.unwatch(self._left.popleft())
                     broken = self._core.broken
                     self._write()
                     dropped, self._dropped = self._dropped, []

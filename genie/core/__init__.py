@@ -3,7 +3,7 @@
 `LockManager.step(command, now)` is the way in; `core/README.md` tells the theory.
 """
 
-from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release
+from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release, Take
 from genie.core.events import (
     Blocker,
     Cycle,
@@ -15,14 +15,16 @@ from genie.core.events import (
     Moved,
     NotHeld,
     Queued,
+    Refused,
     Released,
     Repeated,
+    Taken,
     TimedOut,
     Unknown,
     Wait,
 )
 from genie.core.manager import LockManager
-from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Mode, Origin, Reason, Request, State
+from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Mode, Origin, Reason, Request, State, Weight
 from genie.core.view import Inspection, Row, inspect
 
 __all__ = [
@@ -50,14 +52,18 @@ __all__ = [
     "Queued",
     "Reason",
     "Recover",
+    "Refused",
     "Release",
     "Released",
     "Repeated",
     "Request",
     "Row",
     "State",
+    "Take",
+    "Taken",
     "TimedOut",
     "Unknown",
     "Wait",
+    "Weight",
     "inspect",
 ]

@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from genie.core.model import Request
+from genie.core.model import Request, Weight
+
+
+@dataclass(slots=True)
+class Take:
+    """Hold, in the order given, those of the resources that are free now, until their weights reach `target`.
+
+    Or nothing, if they don't reach it: it never waits. `request` is what is granted then; it names nothing yet.
+    """
+
+    request: Request
+    choices: Sequence[tuple[str, bool]]
+    """Names, each once, and whether each is wanted exclusively."""
+    weights: Sequence[Weight]
+    target: Weight
 
 
 @dataclass(slots=True)
@@ -42,4 +56,4 @@ class Recover:
     """After loading: everybody is gone (see `Disconnect`), and every line is looked at for what can be granted."""
 
 
-Command = Request | Release | Extend | Expire | Disconnect | Recover
+Command = Request | Release | Take | Extend | Expire | Disconnect | Recover

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from genie.core.model import Mode, Owner, Reason, Request
+from genie.core.model import Mode, Owner, Reason, Request, Weight
 
 
 @dataclass(slots=True)
@@ -17,6 +17,13 @@ class Queued:
 @dataclass(slots=True)
 class Granted:
     """A request arrived and is held at once, as nearly all are: `Queued` and `Locked` in one."""
+
+    request: Request
+
+
+@dataclass(slots=True)
+class Taken:
+    """The same for a `Take`: `request` names what it took."""
 
     request: Request
 
@@ -49,6 +56,14 @@ class Deadlocked(Released):
     """`deadlock`: the cycle that it would have closed."""
 
     cycle: Cycle
+
+
+@dataclass(slots=True)
+class Refused(Released):
+    """`insufficient`: what a `Take` could have taken does not reach its target. The two sums of weights."""
+
+    free: Weight
+    locked: Weight
 
 
 @dataclass(slots=True)
@@ -118,4 +133,4 @@ class Cycle:
     waits: tuple[Wait, ...]
 
 
-Event = Queued | Granted | Locked | Released | Extended | Moved | Repeated | Unknown | NotHeld
+Event = Queued | Granted | Taken | Locked | Released | Extended | Moved | Repeated | Unknown | NotHeld

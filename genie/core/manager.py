@@ -8,7 +8,7 @@ from math import ceil
 from genie.core import order, waits
 from genie.core.blame import blame
 from genie.core.candidates import candidates
-from genie.core.commands import Command, Disconnect, Expire, Extend, Release
+from genie.core.commands import Command, Disconnect, Expire, Extend, Release, Take
 from genie.core.deadlines import Deadlines
 from genie.core.ended import Ended
 from genie.core.events import (
@@ -20,13 +20,15 @@ from genie.core.events import (
     Moved,
     NotHeld,
     Queued,
+    Refused,
     Released,
     Repeated,
+    Taken,
     TimedOut,
     Unknown,
 )
-from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Owner, Reason, Request
-from genie.core.rule import at_once, clear
+from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Owner, Reason, Request, Weight
+from genie.core.rule import at_once, clear, free
 from genie.core.table import Table, Touched
 
 
@@ -57,6 +59,8 @@ class LockManager:
             self._request(command, now, events)
         elif isinstance(command, Release):
             self._release(command.id, now, events)
+        elif isinstance(command, Take):
+            self._take(command, now, events)
         elif isinstance(command, Extend):
             self._extend(command, now, events)
         elif isinstance(command, Expire):
@@ -91,15 +95,34 @@ class LockManager:
     # -- commands -----------------------------------------------------------------------------------------
 
     def _request(self, request: Request, now: float, events: list[Event]) -> None:
-        request.id = request.owner = self.next_id
-        self.next_id += 1
-        if request.transaction is not None:
-            request.owner = request.transaction
+        self._arrive(request)
         if at_once(self.table, request):
             self._grant(request, now)
             events.append(Granted(request))
         else:
             self._queue(request, now, events)
+
+    def _take(self, take: Take, now: float, events: list[Event]) -> None:
+        """What is free is granted as it is: nobody waits for it, so that nobody is passed and no cycle can close."""
+        request = take.request
+        reached: Weight = 0
+        locked: Weight = 0
+        self._arrive(request)
+        taken: tuple[list[str], list[str]] = [], []
+        for (name, exclusive), weight in zip(take.choices, take.weights, strict=True):
+            if not free(self.table, request.owner, name, exclusive):
+                locked += weight
+                continue
+            taken[exclusive].append(name)
+            reached += weight
+            if reached >= take.target:
+                request.shared, request.exclusive = tuple(taken[False]), tuple(taken[True])
+                self._grant(request, now)
+                events.append(Taken(request))
+                return
+        request.since, request.since_unix_ms = now, now + self.unix_offset_ms
+        events.append(Queued(request))
+        self._end(Refused(request, Reason.INSUFFICIENT, reached, locked), events)
 
     def _queue(self, request: Request, now: float, events: list[Event]) -> None:
         table = self.table
@@ -196,6 +219,13 @@ class LockManager:
         self._settle([(name, True, None) for name in table.resources], now, events)  # nobody waits for the others
 
     # -- what they are made of ----------------------------------------------------------------------------
+
+    def _arrive(self, request: Request) -> None:
+        """Give a newcomer its id and its owner."""
+        request.id = request.owner = self.next_id
+        self.next_id += 1
+        if request.transaction is not None:
+            request.owner = request.transaction
 
     def _grant(self, request: Request, now: float) -> None:
         request.state = HELD

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     TRANSACTION_TIMEOUT = "transaction-timeout"
     DEADLOCK = "deadlock"
     DISCONNECTED = "disconnected"
+    INSUFFICIENT = "insufficient"
 
 
 class State(Enum):
@@ -49,6 +50,8 @@ class Origin(Protocol):
     timeout_ms: float
     """How long it lasts without a connection."""
 
+
+Weight = int | float
 
 Owner = str | int
 """The transaction's name; without one the request is its own owner and this is its id."""
@@ -79,6 +82,8 @@ class Request:
     ref: str | None = None
     release_on_disconnect: bool = False
     origin: Origin | None = None
+    chosen: str | None = None
+    """Set where the names are those that a `Take` took: what it chose from, in short, to know it again."""
 
     id: int = field(init=False)
     owner: Owner = field(init=False)

@@ -57,6 +57,30 @@ def at_once(table: Table, request: Request) -> bool:
     return True
 
 
+def free(table: Table, owner: Owner, name: str, exclusive: bool) -> bool:
+    """Whether an owner can be given a resource at once without adding to anybody's wait.
+
+    It can where it holds it already, in the same or a stronger mode; else where no other owner holds it or waits for it
+    in a conflicting one.
+    """
+    holder = table.sole.get(name)
+    if holder is not None:
+        return holder.owner == owner
+    resource = table.resources.get(name)
+    if resource is None:
+        return True
+    own = table.grants_of(owner, name)
+    if own and (resource.exclusives or not exclusive):
+        return True
+    if resource.exclusives or (exclusive and len(resource.holders) > own):
+        return False
+    line = resource.line
+    return line is None or (
+        line.exclusive.first_of_others(owner) is None
+        and not (exclusive and line.shared.first_of_others(owner) is not None)
+    )
+
+
 def _admits(table: Table, name: str, owner: Owner, exclusive: bool) -> bool:
     if name in table.sole:
         return table.sole[name].owner == owner

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from genie.core import Extend, Release, Request
+from genie.core import Extend, Release, Request, Take, Weight
 from genie.errors import Code, RequestRejected
 from genie.protocol import fields
-from genie.protocol.resources import MAX_NAME, MAX_RESOURCES, check_name, split
+from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES, check_name, choices, split
 
 HTTP = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
 """How a line begins that a web client sends."""
@@ -40,20 +41,40 @@ class Inspect:
     limit: int = 100
 
 
-WireCommand = Request | Release | Extend | Ping | Inspect | Hello
+@dataclass(slots=True)
+class Watch:
+    """Tell of every lock that is taken or given back on names that begin so."""
+
+    prefix: str
+
+
+@dataclass(slots=True)
+class Unwatch:
+    """No longer."""
+
+    prefix: str
+
+
+WireCommand = Request | Take | Release | Extend | Ping | Inspect | Hello | Watch | Unwatch
 
 _Timeout = Annotated[float, Meta(ge=1, le=fields.MAX_TIMEOUT_MS)]
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
+_Weight = Annotated[int, Meta(gt=0, le=fields.MAX_WEIGHT)] | Annotated[float, Meta(gt=0, le=fields.MAX_WEIGHT)]
+
+
 class _Request(Struct, forbid_unknown_fields=True, gc=False):
-    resources: Annotated[list[str], Meta(min_length=1, max_length=MAX_RESOURCES)]
+    resources: Annotated[list[str], Meta(min_length=1, max_length=MAX_RESOURCES)] | None = None
     queueTimeout: Annotated[float, Meta(ge=0, le=fields.MAX_TIMEOUT_MS)] = 10_000  # noqa: N815 - the wire's words
     transactionTimeout: _Timeout = 10_000  # noqa: N815
     transactionName: _Name | None = None  # noqa: N815
     priority: Annotated[float, Meta(ge=-fields.MAX_PRIORITY, le=fields.MAX_PRIORITY)] = 0
     ref: Annotated[str, Meta(min_length=1, max_length=fields.MAX_REF)] | None = None
     onDisconnect: Literal["keep", "release"] = "keep"  # noqa: N815
+    anyOf: Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None  # noqa: N815
+    weights: list[_Weight] | None = None
+    target: _Weight | None = None
 
 
 class _Release(Struct, forbid_unknown_fields=True, gc=False):
@@ -88,8 +109,12 @@ def read(line: bytes) -> WireCommand:
     return known_command
 
 
-def _request(payload: _Request) -> Request:
+def _request(payload: _Request) -> Request | Take:
     resources = payload.resources
+    if resources is None:
+        return _take(payload)
+    if payload.anyOf is not None or payload.weights is not None or payload.target is not None:
+        raise ValueError("resources and anyOf exclude each other")
     one = _ones.get(resources[0]) if len(resources) == 1 else None
     shared, exclusive = one or _split(resources)
     if payload.transactionName is not None:
@@ -104,6 +129,30 @@ def _request(payload: _Request) -> Request:
         payload.ref,
         payload.onDisconnect == "release",
     )
+
+
+def _take(payload: _Request) -> Take:
+    any_of, target = payload.anyOf, payload.target
+    if any_of is None or target is None:
+        raise ValueError("anyOf and target go together")
+    weights: list[Weight] = payload.weights or [1] * len(any_of)
+    if len(weights) != len(any_of):
+        raise ValueError("weights must be as many as anyOf")
+    if payload.transactionName is not None:
+        check_name(payload.transactionName)
+    request = Request(
+        transaction_timeout_ms=payload.transactionTimeout,
+        transaction=payload.transactionName,
+        ref=payload.ref,
+        release_on_disconnect=payload.onDisconnect == "release",
+        chosen="" if payload.ref is None else _digest(any_of, payload.weights, target),
+    )
+    return Take(request, choices(any_of), weights, target)
+
+
+def _digest(any_of: list[str], weights: list[Weight] | None, target: Weight) -> str:
+    """What a request chooses from, so that the same one is known when it comes again."""
+    return blake2b(repr((any_of, weights, target)).encode(), digest_size=16).hexdigest()
 
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]
@@ -130,6 +179,8 @@ _COMMANDS: dict[str, Any] = {
     "extend": lambda known: Extend(known["id"], known["transactionTimeout"]),
     "hello": lambda known: Hello(known.get("session"), float(known.get("sessionTimeout", 10_000))),
     "ping": lambda known: Ping(),  # noqa: ARG005
+    "watch": lambda known: Watch(known["prefix"]),
+    "unwatch": lambda known: Unwatch(known["prefix"]),
     "inspect": lambda known: Inspect(
         known.get("resource"), known.get("id"), known.get("transactionName"), known.get("limit", 100)
     ),

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
-from genie.protocol.resources import MAX_RESOURCES, check_name, split
+from genie.protocol.resources import MAX_CHOICES, MAX_RESOURCES, check_name, choices, split
 
 MAX_TIMEOUT_MS: Final = 2_147_483_647
 MAX_PRIORITY: Final = 2**31
@@ -19,6 +19,7 @@ MAX_REF: Final = 128
 MIN_SECRET: Final = 16
 MAX_SECRET: Final = 128
 MAX_ID: Final = 2**53 - 1
+MAX_WEIGHT: Final = 2**63 - 1
 MAX_ROWS: Final = 1_000
 MAX_DEPTH: Final = 16
 """Objects and lists within each other. No message needs more than three."""
@@ -85,11 +86,40 @@ def _resources(value: Any) -> str | None:
     return None
 
 
+def _any_of(value: Any) -> str | None:
+    if type(value) is not list or not 0 < len(value) <= MAX_CHOICES or not all(type(one) is str for one in value):
+        return f'must be a list of 1 to {MAX_CHOICES} strings like "shared:NAME" or "exclusive:NAME"'
+    try:
+        choices(value)
+    except ValueError as error:
+        return f"is not right: {error}"
+    return None
+
+
+def _weight(value: Any) -> str | None:
+    if type(value) in (int, float) and 0 < value <= MAX_WEIGHT:
+        return None
+    return f"must be a number above 0, at most {MAX_WEIGHT}"
+
+
+def _weights(value: Any) -> str | None:
+    if type(value) is list and value and all(_weight(weight) is None for weight in value):
+        return None
+    return f"must be a list of numbers above 0, each at most {MAX_WEIGHT}, one for each of anyOf"
+
+
+def _prefix(value: Any) -> str | None:
+    return None if value == "" else _name(value)
+
+
 _timeout = _number(1, MAX_TIMEOUT_MS)
 
 COMMANDS: Final[Mapping[str, Mapping[str, Check]]] = {
     "request": {
         "resources": _resources,
+        "anyOf": _any_of,
+        "weights": _weights,
+        "target": _weight,
         "queueTimeout": _number(0, MAX_TIMEOUT_MS),
         "transactionTimeout": _timeout,
         "transactionName": _name,
@@ -102,17 +132,24 @@ COMMANDS: Final[Mapping[str, Mapping[str, Check]]] = {
     "hello": {"session": _secret, "sessionTimeout": _timeout},
     "ping": {},
     "inspect": {"resource": _name, "id": _id, "transactionName": _name, "limit": _integer(1, MAX_ROWS)},
+    "watch": {"prefix": _prefix},
+    "unwatch": {"prefix": _prefix},
 }
 """Every command with its fields. A null counts as left out."""
 
 REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
-    "request": ("resources",),
+    "request": (),
     "release": ("id",),
     "extend": ("id", "transactionTimeout"),
     "hello": (),
     "ping": (),
     "inspect": (),
+    "watch": ("prefix",),
+    "unwatch": ("prefix",),
 }
+
+BARE: Final = ("hello", "ping", "inspect")
+"""Commands that may come without a payload."""
 
 
 def read(line: bytes) -> tuple[str, dict[str, Any]]:
@@ -129,7 +166,7 @@ def read(line: bytes) -> tuple[str, dict[str, Any]]:
     if command not in COMMANDS:
         known = ", ".join(COMMANDS)
         raise RequestRejected(Code.UNKNOWN_COMMAND, f"{command[:64]!r} is no command; there are {known}")
-    if payload is None and not REQUIRED[command]:
+    if payload is None and command in BARE:
         payload = {}
     if type(payload) is not dict:
         raise RequestRejected(Code.BAD_MESSAGE, f"{command}: payload must be an object")
@@ -154,6 +191,23 @@ def _first_wrong(command: str, payload: dict[str, Any]) -> str | None:
         must = COMMANDS[command][name](value)
         if must is not None:
             return f"{name} {must}"
+    return _together_wrong(payload) if command == "request" else None
+
+
+def _together_wrong(payload: Mapping[str, Any]) -> str | None:
+    """What is wrong with the fields of a `request` beside each other: it names resources, or what to choose from."""
+    any_of, weights = payload.get("anyOf"), payload.get("weights")
+    if any_of is None:
+        for name in ("weights", "target"):
+            if name in payload:
+                return f"{name} goes with anyOf, which is missing"
+        return None if "resources" in payload else f"resources is missing: it {_resources(None)}"
+    if "resources" in payload:
+        return "resources and anyOf exclude each other"
+    if "target" not in payload:
+        return f"target is missing: with anyOf it {_weight(None)}"
+    if weights is not None and len(weights) != len(any_of):
+        return f"weights must be as many as anyOf: {len(any_of)}, not {len(weights)}"
     return None
 
 

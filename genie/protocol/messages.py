@@ -54,7 +54,10 @@ class Queued(Struct, tag="queued", tag_field="command", gc=False):
 
 
 class Locked(Struct, tag="locked", tag_field="command", gc=False):
-    """`locked`; where it is told again, with the ms that are left of the hold."""
+    """`locked`; where it is told again, with the ms that are left of the hold.
+
+    `resources` are the names that were taken, where the request left it to the server which.
+    """
 
     class Payload(Struct, gc=False):
         """Its payload."""
@@ -63,12 +66,13 @@ class Locked(Struct, tag="locked", tag_field="command", gc=False):
         fence: int
         ref: str | None = None
         expiresIn: float | None = None  # noqa: N815
+        resources: list[str] | None = None
 
     payload: Payload
 
 
 class Released(Struct, tag="released", tag_field="command"):
-    """`released`; times are ms."""
+    """`released`; times are ms. `free` and `locked` are sums of weights: integers, however large, where those were."""
 
     class Payload(Struct):
         """Its payload."""
@@ -82,6 +86,8 @@ class Released(Struct, tag="released", tag_field="command"):
         blockersTotal: int = 0  # noqa: N815
         cycle: list[str] = []
         waits: list[CycleStep] = []
+        free: int | float | None = None
+        locked: int | float | None = None
 
     payload: Payload
 
@@ -108,6 +114,47 @@ class Inspected(Struct, tag="inspected", tag_field="command"):
     payload: dict[str, Any]
 
 
+class HeldRow(Struct, gc=False):
+    """One lock on one resource, without the mode in its name."""
+
+    resource: str
+    mode: str
+    id: int
+    transactionName: str | None = None  # noqa: N815
+
+
+class Watching(Struct, tag="watching", tag_field="command"):
+    """`watching`: what is held of the names that begin so, or where `truncated` a part of it."""
+
+    class Payload(Struct):
+        """Its payload."""
+
+        prefix: str
+        held: list[HeldRow]
+        truncated: bool = False
+
+    payload: Payload
+
+
+class Unwatched(Struct, tag="unwatched", tag_field="command"):
+    """`unwatched`"""
+
+
+class Event(Struct, tag="event", tag_field="command", gc=False):
+    """`event`; one that is `lagged` names no resource."""
+
+    class Payload(Struct, gc=False):
+        """Its payload."""
+
+        state: str
+        resource: str = ""
+        mode: str = ""
+        id: int = 0
+        transactionName: str | None = None  # noqa: N815
+
+    payload: Payload
+
+
 class Error(Struct, tag="error", tag_field="command"):
     """`error`"""
 
@@ -123,7 +170,7 @@ class Error(Struct, tag="error", tag_field="command"):
     payload: Payload
 
 
-Message = Welcome | Queued | Locked | Released | Extended | Pong | Inspected | Error
+Message = Welcome | Queued | Locked | Released | Extended | Pong | Inspected | Watching | Unwatched | Event | Error
 
 _decode = msgspec.json.Decoder(Message).decode
 

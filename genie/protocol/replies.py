@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from genie import core
-from genie.core import SUCCESS, Blocker, Inspection, Reason, Released, Request, Row
+from genie.core import SUCCESS, Blocker, Inspection, Mode, Reason, Released, Request, Row
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 
@@ -52,9 +52,18 @@ def locked(request: Request) -> bytes:
     return b'{"command":"locked","payload":{"id":%d,"fence":%d%b}}\n' % (request.id, request.fence, _ref(request.ref))
 
 
+def taken(request: Request) -> bytes:
+    """`queued` and `locked` of a request that chose: with what it took."""
+    payload = {"id": request.id, "fence": request.fence, "resources": request.names()}
+    return queued(request) + message("locked", payload, request.ref)
+
+
 def still_locked(request: Request, now: float) -> bytes:
-    """The same, said again: with what is left of the hold."""
+    """`locked`, said again: with what is left of the hold, and where the request chose with what it took."""
     left = max(0, int(request.deadline - now))
+    if request.chosen is not None:
+        payload = {"id": request.id, "fence": request.fence, "expiresIn": left, "resources": request.names()}
+        return message("locked", payload, request.ref)
     return b'{"command":"locked","payload":{"id":%d,"fence":%d,"expiresIn":%d%b}}\n' % (
         request.id,
         request.fence,
@@ -80,6 +89,8 @@ def released(event: Released, now: float) -> bytes:
         payload["waited"] = _ms(now - request.since)
     elif event.reason is Reason.TRANSACTION_TIMEOUT:
         payload["held"] = _ms(now - request.since)
+    if isinstance(event, core.Refused):
+        return _insufficient(event)
     if isinstance(event, core.TimedOut):
         payload["blockers"] = [_blocker(blocker) for blocker in event.blockers]
         payload["blockersTotal"] = event.blockers_total
@@ -89,6 +100,13 @@ def released(event: Released, now: float) -> bytes:
             {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder} for wait in event.cycle.waits
         ]
     return message("released", payload, request.ref)
+
+
+def _insufficient(event: core.Refused) -> bytes:
+    """The sums are integers wherever the weights were, and may be longer than a JSON library takes them."""
+    request = event.request
+    told = b'{"command":"released","payload":{"id":%d,"reason":"insufficient","free":%b,"locked":%b%b}}\n'
+    return told % (request.id, repr(event.free).encode(), repr(event.locked).encode(), _ref(request.ref))
 
 
 def ended(id: int, reason: Reason, ref: str | None) -> bytes:
@@ -122,6 +140,38 @@ def inspected(inspection: Inspection, now: float) -> bytes:
             "queueTotal": inspection.queue_total,
         },
     )
+
+
+def watching(prefix: str, rows: list[bytes], truncated: bool) -> bytes:
+    """The answer to `watch`: what is held now, as `row`s."""
+    held = [codec.Fragment(row) for row in rows]
+    return message("watching", {"prefix": prefix, "held": held, "truncated": truncated})
+
+
+def unwatched(prefix: str) -> bytes:
+    """The answer to `unwatch`."""
+    return message("unwatched", {"prefix": prefix})
+
+
+def held(request: Request, resource: str, exclusive: bool) -> bytes:
+    """A row of `watching`."""
+    return codec.dumps(_lock(request, resource, exclusive))
+
+
+def event(request: Request, resource: str, exclusive: bool, state: str) -> bytes:
+    """A lock was taken, or given back."""
+    return message("event", {"state": state, **_lock(request, resource, exclusive)})
+
+
+def _lock(request: Request, resource: str, exclusive: bool) -> dict[str, Any]:
+    row = {"resource": resource, "mode": Mode.EXCLUSIVE if exclusive else Mode.SHARED, "id": request.id}
+    if request.transaction is not None:
+        row["transactionName"] = request.transaction
+    return row
+
+
+LAGGED = b'{"command":"event","payload":{"state":"lagged"}}\n'
+"""There were more of them than this connection could take: nothing more is told of what it watched."""
 
 
 def error(rejected: RequestRejected, leader: str | None = None) -> bytes:

@@ -10,6 +10,9 @@ MAX_NAME = 512
 MAX_RESOURCES = 1024
 """Resources in one request."""
 
+MAX_CHOICES = 10_000
+"""Resources that one request can choose from."""
+
 SHARED = "shared:"
 EXCLUSIVE = "exclusive:"
 _EXCLUSIVE = len(EXCLUSIVE)
@@ -48,6 +51,19 @@ def split(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         tuple(name for name, exclusive in modes.items() if not exclusive),
         tuple(name for name, exclusive in modes.items() if exclusive),
     )
+
+
+def choices(resources: Sequence[str]) -> tuple[tuple[str, bool], ...]:
+    """The names that a request chooses from, in order, and whether it wants each for itself. None may come twice."""
+    if not 0 < len(resources) <= MAX_CHOICES:
+        raise ValueError(f"anyOf must be a list of 1 to {MAX_CHOICES}, not of {len(resources)}")
+    modes: dict[str, bool] = {}
+    for resource in resources:
+        exclusive, name = parse(resource)
+        if name in modes:
+            raise ValueError(f"anyOf must name each resource once, and names {name[:64]!r} twice")
+        modes[name] = exclusive
+    return tuple(modes.items())
 
 
 def shared(name: str) -> str:

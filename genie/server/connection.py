@@ -175,6 +175,11 @@ class Connection(asyncio.Protocol):
         else:
             transport.write(data)
 
+    @property
+    def unread(self) -> int:
+        """Bytes that wait for the client to read them."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def pause(self) -> None:
         """Read nothing for now: too much waits for the store."""
         self.paused = True

@@ -1,26 +1,23 @@
-"""One command after the other: to the lock manager, and what came of it to whom it concerns.
-
-Messages are only laid out here, in each connection's `out`; the pump sends them when the batch is stored.
-"""
+"""One command after the other, to the lock manager. What comes of it is told in `telling`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from genie import core
-from genie.core import SUCCESS, Disconnect, Event, Expire, Granted, LockManager, Release, Released, Request, State
+from genie.core import Disconnect, Expire, Granted, LockManager, Release, Released, Request, State
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.protocol.commands import Hello, Inspect, Ping, read
+from genie.protocol.commands import Hello, Inspect, Ping, Unwatch, Watch, read
 from genie.protocol.replies import granted, released
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.refusal import refusal
-from genie.server.session import ENDINGS_IN_ALL, LONGEST_ENDING, Session, same
-from genie.server.sessions import Sessions
-from genie.storage.base import Batch, Change, Ending, is_stored, whole
+from genie.server.session import Session, same
+from genie.server.telling import Telling
+from genie.storage.base import Batch, Ending, whole
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -35,26 +32,14 @@ _EXPIRE = Expire()
 _VERSION = version("genie-lock")
 
 
-class Dispatch:
-    """Collects what one batch does: `changes` to be stored, connections `touched` by messages, those `ending`.
-
-    `now` is the manager's time of the batch, to be set before anything else. Without `durable` nothing is stored, and
-    no changes are collected.
-    """
+class Dispatch(Telling):
+    """Carries out what connections ask for, and what time brings."""
 
     def __init__(self, manager: LockManager, settings: Settings, durable: bool = True) -> None:
-        self.manager = manager
-        self.now = 0.0
-        self._durable = durable
+        super().__init__(manager, settings, durable)
         self._namespace = settings.namespace
         self._most = settings.max_requests
-        self.sessions = Sessions()
         self._step, self._held, self._waiting = manager.step, manager.table.held, manager.table.waiting
-        self.changes: dict[int, Change] = {}
-        self.stored_below = manager.next_id
-        """No request from this id on is in the store."""
-        self.touched: list[Connection] = []
-        self.ending: list[Connection] = []
 
     def expire(self) -> None:
         """End what is due, and the sessions that waited in vain for another connection."""
@@ -80,6 +65,7 @@ class Dispatch:
         if connection.fresh:
             items = self._greeted(connection, items)
         session, out, step, now = connection.session, connection.out, self._step, self.now
+        watched = self.watches.prefixes
         room = self._most - len(self._held) - len(self._waiting)
         if session.key is not None:
             room = min(room, MOST_OF_SESSION - len(session.bound))
@@ -107,6 +93,8 @@ class Dispatch:
                     if self._durable:
                         self.changes[command.id] = command
                     out.append(granted(command))
+                    if watched:
+                        self.watches.tell(command, "locked")
                 else:
                     self._tell(events, connection)
             elif type(command) is Release:
@@ -118,8 +106,15 @@ class Dispatch:
                     if self._durable and (event.request.fence or session.key is not None):
                         self.changes[command.id] = event.request
                     out.append(released(event, now))
+                    if watched and event.request.fence:
+                        self.watches.tell(event.request, "unlocked")
                 else:
                     self._tell(events, connection)
+            elif type(command) is core.Take:
+                room -= 1
+                if (room >= 0 and command.request.ref is None) or self._takes(connection, command.request):
+                    command.request.origin = session
+                    self._tell(step(command, now), connection)
             elif type(command) is core.Extend:
                 self._tell(step(command, now), connection)
             elif type(command) is Ping:
@@ -127,6 +122,11 @@ class Dispatch:
             elif type(command) is Inspect:
                 self._look(connection, command)
                 return True
+            elif type(command) is Watch:
+                self.watches.watch(connection, command.prefix)
+                return True
+            elif type(command) is Unwatch:
+                self.watches.unwatch(connection, command.prefix)
             elif type(command) is Hello:
                 why = "hello: it must be the first command of a connection, and comes once"
                 self.say(connection, replies.error(RequestRejected(Code.BAD_REQUEST, why)))
@@ -188,6 +188,7 @@ class Dispatch:
 
     def _part(self, connection: Connection) -> None:
         """A newer connection has this one's session."""
+        self.watches.leave(connection)
         connection.session = Session(connection)
         connection.fresh = connection.parted = True
         connection.stop_reading()
@@ -196,6 +197,7 @@ class Dispatch:
     def _leave(self, connection: Connection) -> None:
         """A connection ends, or has ended: what is bound to it goes, or waits for the session's next connection."""
         session = connection.session
+        self.watches.leave(connection)
         if session.key is not None:
             if session.connection is connection:
                 self._forget_told(session)
@@ -266,116 +268,3 @@ class Dispatch:
         elif not isinstance(known, Ending) and known.state is State.HELD:
             self.say(connection, replies.still_locked(known, self.now))
         return True
-
-    # -- what is told -------------------------------------------------------------------------------------
-
-    def _tell(self, events: list[Event], asker: Connection | None) -> None:
-        """Turn events into messages, and note what must be stored."""
-        for event in events:
-            _TELL[type(event)](self, event, asker)
-
-    def _queued(self, event: core.Queued, asker: Connection | None) -> None:  # noqa: ARG002
-        request = event.request
-        session: Session = request.origin  # type: ignore[assignment]
-        session.queued(request)
-        if session.key is not None and request.state is not State.ENDED:
-            self._change(request)
-        self.say(session.connection, replies.queued(request))
-
-    def _locked(self, event: core.Locked, asker: Connection | None) -> None:  # noqa: ARG002
-        request = event.request
-        session: Session | None = request.origin  # type: ignore[assignment]
-        self._change(request)
-        if session is not None:
-            session.locked(request)
-            self.say(session.connection, replies.locked(request))
-
-    def _released(self, event: Released, asker: Connection | None) -> None:
-        request = event.request
-        session: Session | None = request.origin  # type: ignore[assignment]
-        self._close(request)
-        line = replies.released(event, self.now)
-        if session is not None:
-            if session.key is not None and not (asker is session.connection and event.reason is SUCCESS):
-                self._keep(session, Ending(request.id, request.ref, session, self.now, line), event.reason)
-            self.say(session.connection, line)
-        if asker is not None and (session is None or asker is not session.connection):
-            self.say(asker, line)
-
-    def _keep(self, session: Session, ending: Ending, reason: core.Reason) -> None:
-        """A session may have to be told once more how a request ended, also by the next server."""
-        if len(ending.line) > LONGEST_ENDING:
-            ending.line = replies.ended(ending.id, reason, ending.ref)
-        session.keep(ending)
-        self.sessions.endings += 1
-        self._forget_told(session)
-        if self._durable and ending.id in self.changes:
-            self.changes[ending.id] = ending
-
-    def _forget_told(self, session: Session) -> None:
-        for id_ in session.told(self.now, self.sessions.endings - ENDINGS_IN_ALL):
-            self.sessions.endings -= 1
-            self._unset(id_)
-
-    def _extended(self, event: core.Extended, asker: Connection | None) -> None:
-        self._change(event.request)
-        self.say(asker, replies.extended(event))
-
-    def _moved(self, event: core.Moved, asker: Connection | None) -> None:  # noqa: ARG002
-        """Nobody is told."""
-        if is_stored(event.request):
-            self._change(event.request)
-
-    def _repeated(self, event: core.Repeated, asker: Connection | None) -> None:
-        self.say(asker, replies.ended(event.id, event.reason, event.ref))
-
-    def _unknown(self, event: core.Unknown, asker: Connection | None) -> None:
-        self.say(asker, replies.unknown_id(event.id))
-
-    def _not_held(self, event: core.NotHeld, asker: Connection | None) -> None:
-        request = event.request
-        why = f"extend: {request.id} still waits; only a held lock can be extended"
-        self.say(asker, replies.error(RequestRejected(Code.BAD_REQUEST, why, id=request.id)))
-
-    def _close(self, request: Request) -> None:
-        """A request ended: its session and the store forget it."""
-        session: Session | None = request.origin  # type: ignore[assignment]
-        if session is not None and (session.bound or request.ref is not None):
-            session.released(request)
-        if (
-            request.fence
-            or session is None
-            or (session.key is not None and (request.id < self.stored_below or request.id in self.changes))
-        ):
-            self._change(request)
-
-    def _change(self, request: Request) -> None:
-        """Let the store know. What waits for a connection alone goes with it, and so with this server: it is not stored."""
-        if self._durable:
-            self.changes[request.id] = request
-
-    def _unset(self, id: int) -> None:
-        """Nothing is to be known of this id any more."""
-        if self._durable:
-            self.changes[id] = None
-
-    def say(self, connection: Connection | None, line: bytes) -> None:
-        """Lay out a message for a connection, if it is still there."""
-        if connection is not None and not connection.closed:
-            if not connection.out:
-                self.touched.append(connection)
-            connection.out.append(line)
-
-
-_TELL: dict[type, Callable[[Dispatch, Any, Connection | None], None]] = {
-    core.Queued: Dispatch._queued,  # noqa: SLF001
-    core.Locked: Dispatch._locked,  # noqa: SLF001
-    core.Released: Dispatch._released,  # noqa: SLF001
-    core.TimedOut: Dispatch._released,  # noqa: SLF001
-    core.Deadlocked: Dispatch._released,  # noqa: SLF001
-    core.Extended: Dispatch._extended,  # noqa: SLF001
-    core.Moved: Dispatch._moved,  # noqa: SLF001
-    core.Repeated: Dispatch._repeated,  # noqa: SLF001
-    core.Unknown: Dispatch._unknown,  # noqa: SLF001
-    core.NotHeld: Dispatch._not_held,  # noqa: SLF001
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genie.core import Extend, Release, Request
+from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Hello, read
@@ -22,7 +22,8 @@ def refusal(item: Item, why: str = AWAY, leader: str | None = None) -> bytes | N
                 return None
             rejected = wrong
         else:
-            ref = command.ref if isinstance(command, Request) else None
+            request = command.request if isinstance(command, Take) else command
+            ref = request.ref if isinstance(request, Request) else None
             id_ = command.id if isinstance(command, (Release, Extend)) else None
             return replies.error(RequestRejected(Code.UNAVAILABLE, why, ref=ref, id=id_), leader)
     return replies.error(rejected) if isinstance(rejected, RequestRejected) else None

@@ -118,9 +118,10 @@ class Session:
 
 def same(one: Request, other: Request) -> bool:
     """Whether two requests ask for the same, so that the second may be a repetition of the first."""
+    asked = one.chosen is None and one.shared == other.shared and one.exclusive == other.exclusive
     return (
-        one.shared == other.shared
-        and one.exclusive == other.exclusive
+        (asked or one.chosen is not None)
+        and one.chosen == other.chosen
         and one.transaction == other.transaction
         and one.priority == other.priority
         and one.queue_timeout_ms == other.queue_timeout_ms

@@ -35,6 +35,7 @@ class Record(Struct, omit_defaults=True, gc=False):
     """Its places (minus the priority, ticket) in lines where a reordering gave it another."""
     session: str | None = None
     session_timeout_ms: float = SESSION_TIMEOUT_MS
+    chosen: str | None = None
     line: str = ""
     """Of an ending: the message, without its end."""
 
@@ -67,6 +68,7 @@ def encode(change: Request | Ending) -> bytes:
             None if moved is None else {name: entry[:2] for name, entry in moved.items()},
             key,
             SESSION_TIMEOUT_MS if origin is None or key is None else origin.timeout_ms,
+            change.chosen,
         )
     )
 
@@ -107,6 +109,7 @@ class Reader:
             ref=stored.ref,
             release_on_disconnect=stored.release_on_disconnect,
             origin=None if stored.session is None else self._origin(stored),
+            chosen=stored.chosen,
         )
         request.id = id
         request.owner = id if stored.transaction is None else stored.transaction

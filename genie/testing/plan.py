@@ -21,6 +21,10 @@ FAULTS = (
 )
 """What may happen in any world. (What loses acknowledged writes is in `LOSSES`.)"""
 
+CHOOSING = 1_000_000
+"""Worlds from this seed on have clients that also take any of several resources. (The others are as they were before there
+was that, so that what a seed has shown once can be shown again.)"""
+
 LOSSES = ("lose writes", "flush the store")
 
 
@@ -38,6 +42,7 @@ class Plan:
     shared: float = 0.3
     transactions: bool = True
     priorities: bool = True
+    choosing: bool = False
     at_once: int = 6
     """Requests of one client that live at the same time."""
     think_s: float = 0.3
@@ -73,4 +78,5 @@ def plan(seed: int) -> Plan:
         faults=faults,
         every_s=random.choice([0.7, 1.5, 3.0]),
         slow=random.choice([0.0, 0.02, 0.1]),
+        choosing=seed >= CHOOSING,
     )

@@ -3,3 +3,56 @@
 `SherdlockSelector` is for replicas that share wallets: what each of them holds is locked in Genie.
 `InMemorySelector` is for one process that has its tokens to itself. Both read a `TokenStore`.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
+from genie.tokens.selection import Selection
+from genie.tokens.store import Added, Change, Resync, Spent, TokenStore
+from genie.tokens.token import Token
+
+if TYPE_CHECKING:
+    from genie.tokens.in_memory import InMemorySelector
+    from genie.tokens.memory_store import MemoryTokenStore
+    from genie.tokens.sherdlock import SherdlockSelector
+    from genie.tokens.sql_store import SqlTokenStore
+
+__all__ = [
+    "Added",
+    "Change",
+    "FundsLocked",
+    "InMemorySelector",
+    "InsufficientFunds",
+    "MemoryTokenStore",
+    "Resync",
+    "Selection",
+    "SelectionEnded",
+    "SherdlockSelector",
+    "Spent",
+    "SpentAlready",
+    "SqlTokenStore",
+    "Token",
+    "TokenStore",
+    "TooManyTokens",
+]
+
+_LATER = {
+    "InMemorySelector": "genie.tokens.in_memory",
+    "MemoryTokenStore": "genie.tokens.memory_store",
+    "SherdlockSelector": "genie.tokens.sherdlock",
+    "SqlTokenStore": "genie.tokens.sql_store",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(_LATER[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,7 @@ from genie.config import Settings
 from genie.core import Reason, Request, blame, ended
 from genie.errors import Code
 from genie.protocol import commands, fields, framing, replies, resources
-from genie.server import dispatch, pump, session
+from genie.server import dispatch, pump, session, watches
 from servers import Genie, running_server
 
 PAGE = "protocol.md"
@@ -51,7 +51,8 @@ def test_everything_has_an_example() -> None:
             reasons.add(payload.get("reason"))
             codes.add(payload.get("code"))
     assert set(fields.COMMANDS) <= sent
-    assert told == {"queued", "locked", "released", "extended", "welcome", "pong", "inspected", "error"}
+    answers = {"queued", "locked", "released", "extended", "welcome", "pong", "inspected", "watching", "unwatched"}
+    assert told == answers | {"event", "error"}
     assert set(Reason) <= reasons
     assert codes >= {"bad-json", "bad-message", "bad-request", "unknown-command", "unknown-id", "ref-conflict"}
 
@@ -65,7 +66,7 @@ def test_commands_reasons_and_codes_are_all_there() -> None:
 
 def test_the_fields_of_other_commands_are_all_there() -> None:
     text = "\n".join(prose(PAGE))
-    for command in ("release", "extend", "hello", "ping", "inspect"):
+    for command in fields.COMMANDS.keys() - {"request"}:
         (shown,) = re.findall(rf"^## `{command}`\n\n`\{{(.*?)\}}`", text, re.MULTILINE)
         named = {name.strip().strip('"?').rstrip('"'): name.endswith("?") for name in shown.split(",") if name}
         optional = {field: field not in fields.REQUIRED[command] for field in fields.COMMANDS[command]}
@@ -78,7 +79,10 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
     assert rows.keys() == check.keys()
     default = Request()
     defaults = {
-        "resources": "required",
+        "resources": "this or `anyOf`",
+        "anyOf": "this or `resources`",
+        "weights": "1 each",
+        "target": "required with `anyOf`",
         "queueTimeout": f"{default.queue_timeout_ms:,}",
         "transactionTimeout": f"{default.transaction_timeout_ms:,}",
         "transactionName": "none",
@@ -92,10 +96,16 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
             words = re.findall(r'`"(\w+)"`', row["Type"])
             good: list[object] = [*words]
             bad: list[object] = ["", "other"]
+        elif name in ("weights", "target"):
+            (high,) = map(number, re.findall(r"[\d,]+\d", row["Type"]))
+            good, bad = [high, 0.001], [high + 1, 0, 1e19]
+            if name == "weights":
+                good, bad = [[value] for value in good], [[value] for value in bad]
         else:
             low, high = map(number, re.findall(r"-?[\d,]*\d", row["Type"]))
             make = {
                 "resources": lambda size: [f"shared:{i}" for i in range(size)],
+                "anyOf": lambda size: [f"shared:{i}" for i in range(size)],
                 "transactionName": lambda size: "n" * size,
                 "ref": lambda size: "n" * size,
             }.get(name, lambda value: value)
@@ -110,6 +120,13 @@ def test_the_limits_are_the_code_s() -> None:
         "Bytes in a line": framing.MAX_LINE,
         "Nesting of JSON": fields.MAX_DEPTH,
         "Resources in a request": resources.MAX_RESOURCES,
+        "Resources that one request can choose from": resources.MAX_CHOICES,
+        "Greatest weight, and greatest target": fields.MAX_WEIGHT,
+        "Prefixes watched by a connection": watches.MOST_WATCHES,
+        "Characters in a prefix": resources.MAX_NAME,
+        "Rows of a `watching`": watches.MOST_HELD,
+        "Bytes of rows in a `watching`": watches.MAX_HELD,
+        "Messages for a watcher at once": watches.MOST_EVENTS,
         "Characters in a resource's or transaction's name": resources.MAX_NAME,
         "Characters in a `ref`": fields.MAX_REF,
         "Greatest timeout, ms": fields.MAX_TIMEOUT_MS,
@@ -166,7 +183,7 @@ def test_the_limits_are_the_same_in_sentences(sentence: str) -> None:
 
 def test_what_is_reserved_is_not_there() -> None:
     text = "\n".join(prose(PAGE))
-    (listed,) = re.findall(r"(`watch`[^.]*) are reserved", text)
+    (listed,) = re.findall(r"([^.]*) (?:is|are) reserved", text[text.index("# Not in this version") :])
     reserved = set(re.findall(r"`(\w+)`", listed))
     known = set(fields.COMMANDS) | {field for checks in fields.COMMANDS.values() for field in checks}
     assert reserved

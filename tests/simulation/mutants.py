@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from genie.testing.plan import CHOOSING
+
 ROOT = Path(__file__).parent.parent.parent
 SEEDS = 200
 PROCESSES = 2
@@ -52,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         "does not tell who lost a lock",
-        "server/dispatch.py",
+        "server/telling.py",
         "            self.say(session.connection, line)\n        if asker",
         "            pass\n        if asker",
     ),
@@ -142,7 +144,7 @@ MUTANTS = [
     ),
     Mutant(
         "what waits for a session is not stored",
-        "server/dispatch.py",
+        "server/telling.py",
         "if session.key is not None and request.state is not State.ENDED:",
         "if False:",
     ),
@@ -207,6 +209,31 @@ MUTANTS = [
         "if waits.closes_cycle(table, request):",
         "if False:",
     ),
+    # -- those who choose
+    Mutant(
+        "takes what others hold",
+        "core/rule.py",
+        "    if holder is not None:\n        return holder.owner == owner\n    resource = table.resources.get(name)",
+        "    if holder is not None:\n        return True\n    resource = table.resources.get(name)",
+        first=CHOOSING,
+    ),
+    Mutant(
+        "takes what others wait for",
+        "core/rule.py",
+        "    return line is None or (\n        line.exclusive.first_of_others(owner) is None",
+        "    return line is None or True or (\n        line.exclusive.first_of_others(owner) is None",
+        first=CHOOSING,
+    ),
+    Mutant(
+        "takes less than it needs", "core/manager.py", "if reached >= take.target:", "if reached > 0:", first=CHOOSING
+    ),
+    Mutant(
+        "what was taken is forgotten by a restart",
+        "storage/records.py",
+        "            chosen=stored.chosen,",
+        "            chosen=None,",
+        first=CHOOSING,
+    ),
     Mutant(
         "nobody is granted when somebody leaves",
         "core/manager.py",
@@ -241,7 +268,7 @@ def try_out(mutant: Mutant) -> tuple[Mutant, str]:
     seed = re.search(r"--seed (\d+)", done.stdout)
     why = re.search(r"^\*\*\* (.*)", done.stdout, re.MULTILINE)
     if seed is None:
-        return mutant, f"seed ?: {done.stderr.strip().splitlines()[-1]}"
+        return mutant, f"CRASHES: {done.stderr.strip().splitlines()[-1]}"
     return mutant, f"seed {seed[1]}: {why[1][:110] if why else ''}"
 
 

@@ -8,9 +8,12 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+from genie.testing.plan import CHOOSING
 from genie.testing.soak import run
 
 COUNT = 300
+CHOOSERS = 60
+"""Worlds besides, in which clients also take any of several."""
 PROCESSES = 2
 
 KEPT = [
@@ -41,7 +44,7 @@ def problems(seed: int) -> tuple[int, list[str]]:
 
 
 def test_every_world_goes_well() -> None:
-    seeds = sorted({*range(1, COUNT + 1), *KEPT})
+    seeds = sorted({*range(1, COUNT + 1), *KEPT, *range(CHOOSING, CHOOSING + CHOOSERS)})
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         failed = [(seed, found) for seed, found in pool.map(problems, seeds, chunksize=5) if found]
     told = "\n".join(f"python -m genie.testing.soak --seed {seed}: {found[0]}" for seed, found in failed)

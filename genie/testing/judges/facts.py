@@ -48,6 +48,8 @@ class Case:
     """Told for the first time."""
     fence: int = 0
     ended_at: float | None = None
+    taken: list[str] = field(default_factory=list)
+    """What it was told that it took, where it chose."""
     reason: str = ""
     heard_end: bool = False
     heard: set[int] = field(default_factory=set)
@@ -61,8 +63,10 @@ class Case:
 
     @property
     def modes(self) -> dict[str, str]:
-        """Resource to mode."""
-        return modes(self.payload["resources"])
+        """Resource to mode; of a request that chooses, what it took."""
+        if "anyOf" not in self.payload:
+            return modes(self.payload["resources"])
+        return {name: mode for name, mode in modes(self.payload["anyOf"]).items() if name in self.taken}
 
 
 @dataclass(slots=True)
@@ -168,7 +172,7 @@ class Facts:
         if command == "queued" and case.queued_at is None:
             case.queued_at = entry.at
         elif command == "locked" and case.locked_at is None:
-            case.locked_at, case.fence = entry.at, payload["fence"]
+            case.locked_at, case.fence, case.taken = entry.at, payload["fence"], payload.get("resources", [])
         elif command == "released" and case.ended_at is None:
             case.ended_at, case.reason = entry.at, payload["reason"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genie.testing.history import STORE, TELL, Entry, Message
-from genie.testing.judges.facts import LATE_S, Case, Facts, Hold, Judge, modes, stored_modes
+from genie.testing.judges.facts import LATE_S, Case, Facts, Hold, Judge, stored_modes
 
 
 class Turns(Judge):
@@ -89,7 +89,7 @@ class Turns(Judge):
     def _step(self, step: Message, waiter: str, holder: str, victim: Case, at: float) -> str:  # noqa: PLR0911 - one each
         facts, name = self.facts, step["resource"]
         waiting, hold = facts.cases.get(step["waiter"]), facts.holds.get(step["holder"])
-        wanted = None if waiting is None else modes(waiting.payload["resources"]).get(name)
+        wanted = None if waiting is None else waiting.modes.get(name)
         if waiting is not None and (waiting.owner != waiter or wanted is None):
             return f"{step['waiter']} does not wait for {name} as {waiter}"
         if hold is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genie.testing.history import SAY, TELL, Entry
-from genie.testing.judges.facts import LATE_S, Case, Conversation, Facts, Judge
+from genie.testing.judges.facts import LATE_S, Case, Conversation, Facts, Judge, modes, stored_modes
 
 
 class Words(Judge):
@@ -100,10 +100,26 @@ class Words(Judge):
         if case.fence and case.fence != payload["fence"]:
             self.facts.blame(at, f"{id_} has fence {payload['fence']}, and had {case.fence}")
         record = self.facts.known.get(id_)
+        self._chosen(entry, case)
         if record is None or "fence" not in record:
             self._unstored[id_] = at
         elif record["fence"] != payload["fence"]:
             self.facts.blame(at, f"{id_} is told with fence {payload['fence']}, stored with {record['fence']}")
+
+    def _chosen(self, entry: Entry, case: Case) -> None:
+        """What a request took must be what it could use, be worth what it wanted, and be what the store has."""
+        payload, at, asked = entry.what["payload"], entry.at, case.payload
+        if ("anyOf" in asked) != ("resources" in payload):
+            self.facts.blame(at, f"{case.id} is told what it took if, and only if, it chose: {payload}")
+        if "anyOf" not in asked or "resources" not in payload:
+            return
+        took = payload["resources"]
+        worth = dict(zip(modes(asked["anyOf"]), asked.get("weights") or [1] * len(asked["anyOf"]), strict=True))
+        if not took or not set(took) <= worth.keys() or sum(worth[name] for name in took) < asked["target"]:
+            self.facts.blame(at, f"{case.id} wanted {asked['target']} of {worth}, and took {took}")
+        record = self.facts.known.get(case.id, {})
+        if "fence" in record and stored_modes(record) != {name: modes(asked["anyOf"])[name] for name in took}:
+            self.facts.blame(at, f"{case.id} is told that it took {took}, and the store has {stored_modes(record)}")
 
     def _released(self, entry: Entry, case: Case | None, told: list[str]) -> None:
         payload, at = entry.what["payload"], entry.at
@@ -146,6 +162,9 @@ class Words(Judge):
             where = case.conversation
             if where.left is None and where.session is None and where.server == facts.leader:
                 facts.blame(at, f"{case.id} ended with its connection, which goes on")
+        elif reason == "insufficient":
+            if "anyOf" not in case.payload or case.id in facts.holds:
+                facts.blame(at, f"{case.id} got too little, and did not choose, or was held")
         elif reason != "deadlock":
             facts.blame(at, f"{case.id} ended for the unknown reason {reason}")
 

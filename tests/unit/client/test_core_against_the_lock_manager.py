@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genie.client import calls
+from genie.client.anyof import any_request
 from genie.client.calls import Call, Extend, Ping, Request, State
 from genie.client.core import Core
 from genie.config import Settings
 from genie.core import ENDED, LockManager
 from genie.errors import ConnectionLost, GenieError, LockLost, TransactionTimeout, Unavailable
 from genie.protocol import messages
+from genie.protocol.resources import parse
 from genie.server.connection import HANGUP
 from genie.server.dispatch import Dispatch
 from genie.server.session import Session
@@ -177,9 +179,13 @@ class World:
 
 
 requests = st.tuples(st.just("request"), st.sampled_from("ab"), st.sampled_from([0, 1, 60]), st.sampled_from([3, 60]))
+choices = st.tuples(
+    st.just("choose"), st.sampled_from(["ab", "ba", "abcd"]), st.integers(1, 3), st.sampled_from([3, 60])
+)
 steps = st.one_of(
     requests,
     requests,
+    choices,
     st.tuples(st.just("up")),
     st.tuples(
         st.sampled_from(["leave", "leave", "abandon", "abandon", "extend", "stranger", "by id"]),
@@ -200,6 +206,10 @@ def act(world: World, name: str, values: list) -> None:
     match name, values:
         case "request", [resource, wait, hold]:
             made = calls.request(core.ref(), [resource], queue_timeout=wait, transaction_timeout=hold)
+            world.requests.append(made)
+            world.ask(made)
+        case "choose", [names, target, hold]:
+            made = any_request(core.ref(), [*names], target, transaction_timeout=hold)
             world.requests.append(made)
             world.ask(made)
         case "leave", _ if request and request.state is State.HELD:
@@ -264,6 +274,11 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
     # by the client's clock may end at the server a moment later.
     held = set(world.server.manager.table.held)
     believed = {request.id for request in world.requests if request.state is State.HELD}
+    for request in world.requests:
+        if request.id in held & believed:
+            assert {parse(name)[1] for name in request.resources} == set(
+                world.server.manager.table.held[request.id].names()
+            )
     outlived = {request.id for request, error in world.lost.items() if isinstance(error, TransactionTimeout)}
     assert believed <= held
     assert held - believed <= outlived | world.stray

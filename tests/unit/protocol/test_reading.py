@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genie.core import Release, Request
+from genie.core import Release, Request, Take
 from genie.errors import RequestRejected
 from genie.protocol import commands, fields
 
@@ -27,6 +27,8 @@ RESOURCE = st.one_of(
     st.text(max_size=4).map("shared:".__add__),
     st.sampled_from(["a", "", "exclusive:", "Exclusive:a", "shared:a:b", "exclusive:\x7f", "exclusive:\u00a0"]),
 )
+WEIGHT = st.one_of(st.sampled_from([1, 2, 0.5, 2**53 + 1, 2**63 - 1, 2**63, 9.3e18, 0, -1, 1e-300]), st.integers(1, 9))
+CHOICE = st.lists(RESOURCE, min_size=1, max_size=4)
 FIELDS = {
     "resources": st.one_of(st.lists(RESOURCE, max_size=4), SCALARS),
     "queueTimeout": st.one_of(st.sampled_from([0, 0.5, -0.1, 2147483647, 2147483648, 10]), SCALARS),
@@ -35,6 +37,10 @@ FIELDS = {
     "priority": st.one_of(st.sampled_from([2**31, -(2**31), 2**31 + 1, 0.25]), SCALARS),
     "ref": SCALARS,
     "onDisconnect": SCALARS,
+    "anyOf": st.one_of(st.lists(RESOURCE, max_size=4), SCALARS),
+    "weights": st.one_of(st.lists(WEIGHT, max_size=4), SCALARS),
+    "target": st.one_of(WEIGHT, SCALARS),
+    "prefix": SCALARS,
     "id": SCALARS,
     "other": SCALARS,
 }
@@ -43,11 +49,15 @@ PAYLOAD = st.one_of(
         {"resources": st.lists(RESOURCE, min_size=1, max_size=4)},
         optional={name: values for name, values in FIELDS.items() if name != "resources"},
     ),
+    st.fixed_dictionaries(
+        {"anyOf": CHOICE, "target": WEIGHT},
+        optional={name: values for name, values in FIELDS.items() if name not in ("anyOf", "target", "resources")},
+    ),
     st.fixed_dictionaries({}, optional=FIELDS),
     SCALARS,
 )
 MESSAGE = st.fixed_dictionaries(
-    {"command": st.sampled_from(["request", "request", "release", "ping", "fly"])},
+    {"command": st.sampled_from(["request", "request", "release", "watch", "ping", "fly"])},
     optional={"payload": PAYLOAD, "more": SCALARS},
 )
 
@@ -58,6 +68,9 @@ def slowly(line: bytes) -> Any:
 
 
 def seen(value: Any) -> Any:
+    if isinstance(value, Take):
+        kinds = [type(weight) for weight in [*value.weights, value.target]]
+        return seen(value.request), value.choices, list(value.weights), value.target, kinds
     if isinstance(value, Request):
         return {name: getattr(value, name, None) for name in (field.name for field in fields_of(Request))}
     return value
@@ -113,6 +126,59 @@ def test_defaults() -> None:
     assert isinstance(request, Request)
     assert (request.queue_timeout_ms, request.transaction_timeout_ms, request.priority) == (10_000, 10_000, 0)
     assert commands.read(b'{"payload":{"id":7},"command":"release"}') == Release(7)
+
+
+def test_what_a_choice_says() -> None:
+    take = commands.read(
+        b'{"command":"request","payload":{"anyOf":["shared:a","exclusive:b"],"weights":[9007199254740993,0.5],'
+        b'"target":9223372036854775807,"transactionName":"T","transactionTimeout":7,"onDisconnect":"release"}}'
+    )
+    assert isinstance(take, Take)
+    assert take.choices == (("a", False), ("b", True))
+    assert take.weights == [9007199254740993, 0.5]
+    assert take.target == 2**63 - 1
+    assert type(take.target) is int
+    request = take.request
+    assert (request.transaction, request.transaction_timeout_ms, request.release_on_disconnect) == ("T", 7, True)
+    assert request.chosen == ""
+
+
+def test_the_same_choice_is_known_again() -> None:
+    def chosen(**payload: Any) -> str | None:
+        line = orjson.dumps({"command": "request", "payload": {"ref": "r", "target": 2, **payload}})
+        take = commands.read(line)
+        assert isinstance(take, Take)
+        return take.request.chosen
+
+    names = ["exclusive:a", "exclusive:b"]
+    first = chosen(anyOf=names)
+    assert first
+    assert first == chosen(anyOf=names)
+    others = [chosen(anyOf=names[::-1]), chosen(anyOf=names, target=1), chosen(anyOf=names, weights=[1, 2])]
+    assert len({first, *others}) == 4
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        ({"anyOf": ["exclusive:a"], "resources": ["exclusive:a"], "target": 1}, "resources and anyOf exclude"),
+        ({"anyOf": ["exclusive:a"]}, "target is missing"),
+        ({"anyOf": ["exclusive:a"], "target": 0}, "target must be a number above 0"),
+        ({"anyOf": ["exclusive:a"], "target": True}, "target must be a number above 0"),
+        ({"anyOf": ["exclusive:a"], "target": 2**63}, "target must be a number above 0, at most"),
+        ({"anyOf": ["exclusive:a"], "target": 1, "weights": [1, 2]}, "weights must be as many as anyOf: 1, not 2"),
+        ({"anyOf": ["exclusive:a"], "target": 1, "weights": [0]}, "weights must be a list of numbers above 0"),
+        ({"anyOf": ["exclusive:a", "shared:a"], "target": 1}, "each resource once, and names 'a' twice"),
+        ({"anyOf": [], "target": 1}, "anyOf must be a list of 1 to 10000"),
+        ({"anyOf": ["a"], "target": 1}, "anyOf is not right: a resource must begin"),
+        ({"resources": ["exclusive:a"], "target": 1}, "target goes with anyOf"),
+        ({"resources": ["exclusive:a"], "weights": [1]}, "weights goes with anyOf"),
+        ({}, "resources is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_choice(payload: dict[str, Any], why: str) -> None:
+    with pytest.raises(RequestRejected, match=why):
+        commands.read(orjson.dumps({"command": "request", "payload": payload}))
 
 
 def test_every_field_has_a_rule_and_every_rule_a_field() -> None:

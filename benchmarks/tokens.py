@@ -1,0 +1,18 @@
+"""How fast tokens are selected: in the memory of one process, and by replicas that lock them in Genie.
+
+    python benchmarks/tokens.py [PART ...] [--json]
+
+The table says what was measured, the goal, and whether it is met; see `scale.py`. Ratios are medians of rounds that take
+turns. Rates are as they are: they want a quiet machine.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from scale_parts.table import run
+from tokens_parts.in_memory import in_memory
+from tokens_parts.replicas import replicas
+
+if __name__ == "__main__":
+    sys.exit(run("How fast tokens are selected.", in_memory, replicas))

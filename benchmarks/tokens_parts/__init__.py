@@ -1,0 +1,1 @@
+"""The parts of `tokens.py`, one subject each."""

@@ -1,0 +1,66 @@
+"""What asyncio users watch."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from genie.client import watches
+from genie.client.aio_link import Link
+from genie.client.watches import Change
+
+
+class Watch:
+    """What `client.watch(…)` returns: `async for change in` it, alone or inside `async with`.
+
+    It ends with `aclose`, when the `async with` block is left, when whoever waits for the next change is cancelled, or
+    when nobody has it any more, as behind an `async for` over `client.watch(…)` itself. Then, and when the client is
+    closed, the iteration ends.
+    """
+
+    __slots__ = ("_link", "_watch")
+
+    def __init__(self, link: Link, watch: watches.Watch) -> None:
+        self._link = link
+        self._watch = watch
+
+    @property
+    def prefix(self) -> str:
+        """How the names begin."""
+        return self._watch.prefix
+
+    @property
+    def truncated(self) -> bool:
+        """Whether more was held than the server told when it was last asked: then the picture has gaps.
+
+        What was locked then and is not told is missing. And of what was held before, and ended while there was no
+        connection, the `unlocked` may be missing until somebody else locks it.
+        """
+        return self._watch.truncated
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        watch = self._watch
+        while not watch.ended:
+            if watch.changes:
+                return watch.changes.popleft()
+            await self._link.more(watch)
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Watch no longer. A second time does nothing."""
+        self._link.unwatch(self._watch)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if not self._watch.ended:
+            self._link.drop(self._watch)

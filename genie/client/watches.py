@@ -1,0 +1,226 @@
+"""What is watched, and the difference between what whoever watches was told and what is.
+
+A watch of a connection ends with it, or where the server says `lagged`. Then, and where too many changes wait for whoever
+watches, the watch is `BEHIND`: it gets nothing any more, and when all that it has got is taken it asks the server anew,
+on whatever connection there is. The answer is what is held now, so the watch tells the difference to what it told before:
+an `unlocked` for what is gone, a `locked` for what is new. What was taken and given back meanwhile is not told.
+
+So every `unlocked` follows a `locked` of the same resource and id. And whoever applies the changes never sees together
+what can't be held together: where a lock is told that could not be granted beside another one, the end of the other is
+told first.
+
+An answer with more rows than the server tells is `truncated`. What is not in it may be held or not: it counts as held
+until its `unlocked` comes, or a lock that could not be granted beside it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Literal
+
+from genie.client.calls import Call, Outcome, make_line
+from genie.errors import GenieError
+from genie.protocol.messages import Event, HeldRow, Watching
+from genie.protocol.resources import check_name
+
+BUFFER: Final = 10_000
+"""Changes that may wait for whoever watches before the watch falls behind; the rows of one answer may be more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A lock on `resource` (a name without a mode) was taken (`locked`) or given back (`unlocked`).
+
+    `mode` is `shared` or `exclusive`, `id` the request's, `transaction` its name where it has one. A resource that is
+    shared, or locked several times by one transaction, is held by several ids.
+    """
+
+    resource: str
+    state: Literal["locked", "unlocked"]
+    mode: str
+    id: int
+    transaction: str | None = None
+
+    def excludes(self, other: Change) -> bool:
+        """Whether a request can't be granted this resource while another one holds it."""
+        if self.id == other.id or (self.transaction is not None and self.transaction == other.transaction):
+            return False
+        return "exclusive" in (self.mode, other.mode)
+
+
+class State(Enum):
+    """Whether what the server tells is for this watch."""
+
+    BEHIND = auto()
+    TOLD = auto()
+    ENDED = auto()
+
+
+class Watch(Call):
+    """`watch`, whose answer goes on. Nothing is sent before somebody wants a change.
+
+    `changes` are to be taken, `held` is the picture that they lead to: by resource, then by id. `wanted`: somebody
+    waits for a change. `asked`: an answer is due.
+    """
+
+    __slots__ = ("asked", "changes", "held", "prefix", "state", "truncated", "wanted")
+
+    def __init__(self, prefix: str) -> None:
+        if prefix:
+            check_name(prefix, "a prefix")
+        super().__init__(make_line("watch", prefix=prefix))
+        self.prefix = prefix
+        self.state = State.BEHIND
+        self.changes: deque[Change] = deque()
+        self.held: dict[str, dict[int, Change]] = {}
+        self.wanted = self.asked = self.truncated = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing will be told any more."""
+        return self.state is State.ENDED
+
+    def tell(self, rows: Sequence[HeldRow], truncated: bool) -> None:
+        """What is held now."""
+        self.truncated = truncated
+        if not truncated:
+            there = {(row.resource, row.id) for row in rows}
+            for resource, id_ in [(name, id_) for name, by_id in self.held.items() for id_ in by_id]:
+                if (resource, id_) not in there:
+                    self.unlocked(resource, id_)
+        for row in rows:
+            self.locked(row)
+
+    def locked(self, row: HeldRow | Event.Payload) -> None:
+        """A lock is held, which may have been told before."""
+        change = Change(row.resource, "locked", row.mode, row.id, row.transactionName)
+        beside = self.held.get(row.resource)
+        if beside is not None:
+            if row.id in beside:
+                return
+            for other in list(beside.values()):
+                if change.excludes(other):
+                    self.unlocked(other.resource, other.id)
+        self.held.setdefault(row.resource, {})[row.id] = change
+        self.changes.append(change)
+
+    def unlocked(self, resource: str, id: int) -> None:
+        """A lock is not held any more; it may never have been told."""
+        by_id = self.held.get(resource, {})
+        gone = by_id.pop(id, None)
+        if gone is not None:
+            self.changes.append(Change(resource, "unlocked", gone.mode, id, gone.transaction))
+            if not by_id:
+                del self.held[resource]
+
+
+class Unwatch(Call):
+    """`unwatch`."""
+
+    __slots__ = ()
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(make_line("unwatch", prefix=prefix))
+
+
+class Watches:
+    """All that are open. Several may have one prefix, each with a picture of its own.
+
+    The methods that take `outcomes` add the watches whose waiting has an end.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Watch, None] = {}
+        self._prefixes: set[str] = set()
+        """Those that the server was asked for on this connection, and may tell of."""
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    # -- by whoever watches -------------------------------------------------------------------------------
+
+    def want(self, watch: Watch) -> None:
+        """Somebody waits for a change of a watch that has none, and has not ended."""
+        self._open[watch] = None
+        watch.wanted = True
+
+    def close(self, watch: Watch, outcomes: list[Outcome]) -> bool:
+        """Whether it was the last of a prefix that the server may tell of."""
+        self._open.pop(watch, None)
+        self._end(watch, None, outcomes)
+        if watch.prefix not in self._prefixes or any(other.prefix == watch.prefix for other in self._open):
+            return False
+        self._prefixes.discard(watch.prefix)
+        return True
+
+    def close_all(self, outcomes: list[Outcome]) -> None:
+        """The client is to be closed."""
+        for watch in list(self._open):
+            self.close(watch, outcomes)
+
+    # -- by the connection --------------------------------------------------------------------------------
+
+    def to_ask(self) -> Iterator[Watch]:
+        """Those that are to be asked for."""
+        return (watch for watch in list(self._open) if watch.wanted and not watch.asked and watch.state is State.BEHIND)
+
+    def sent(self, watch: Watch) -> None:
+        """It is asked for."""
+        watch.asked = True
+        self._prefixes.add(watch.prefix)
+
+    def told(self, watch: Watch, told: Watching.Payload, outcomes: list[Outcome]) -> None:
+        """The answer."""
+        watch.asked = False
+        if watch.state is State.BEHIND:
+            watch.state = State.TOLD
+            watch.tell(told.held, told.truncated)
+            self._wake(watch, outcomes)
+
+    def refused(self, watch: Watch, error: GenieError, outcomes: list[Outcome]) -> None:
+        """It will not be answered."""
+        self._open.pop(watch, None)
+        self._end(watch, error, outcomes)
+
+    def happened(self, told: Event.Payload, outcomes: list[Outcome]) -> None:
+        """Something was locked or unlocked."""
+        for watch in self._open:
+            if watch.state is not State.TOLD or not told.resource.startswith(watch.prefix):
+                continue
+            if len(watch.changes) >= BUFFER:
+                watch.state = State.BEHIND
+            elif told.state == "locked":
+                watch.locked(told)
+            elif told.state == "unlocked":
+                watch.unlocked(told.resource, told.id)
+            self._wake(watch, outcomes)
+
+    def lagged(self) -> None:
+        """The server has ended all that it told; what is asked for and not answered yet comes behind that."""
+        self._prefixes = {watch.prefix for watch in self._open if watch.asked}
+        for watch in self._open:
+            watch.state = State.BEHIND
+
+    def disconnected(self) -> None:
+        """The connection is gone, and what was asked on it."""
+        for watch in self._open:
+            watch.asked = False
+        self.lagged()
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _wake(self, watch: Watch, outcomes: list[Outcome]) -> None:
+        if watch.wanted and watch.changes:
+            watch.wanted = False
+            outcomes.append((watch, None, None))
+
+    def _end(self, watch: Watch, error: GenieError | None, outcomes: list[Outcome]) -> None:
+        watch.state = State.ENDED
+        watch.changes.clear()
+        watch.held.clear()
+        if watch.wanted:
+            watch.wanted = False
+            outcomes.append((watch, None, error))

@@ -1,0 +1,168 @@
+"""What came of a command: to whom it concerns, and to the store.
+
+Messages are only laid out here, in each connection's `out`; the pump sends them when the batch is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from genie import core
+from genie.core import SUCCESS, Event, LockManager, Released, Request, State
+from genie.errors import Code, RequestRejected
+from genie.protocol import replies
+from genie.server.connection import Connection
+from genie.server.session import ENDINGS_IN_ALL, LONGEST_ENDING, Session
+from genie.server.sessions import Sessions
+from genie.server.watches import Watches
+from genie.storage.base import Change, Ending, is_stored
+
+if TYPE_CHECKING:
+    from genie.config import Settings
+
+
+class Telling:
+    """Collects what one batch does: `changes` to be stored, connections `touched` by messages, those `ending`.
+
+    `now` is the manager's time of the batch, to be set before anything else. Without `durable` nothing is stored, and
+    no changes are collected.
+    """
+
+    def __init__(self, manager: LockManager, settings: Settings, durable: bool = True) -> None:
+        self.manager = manager
+        self.now = 0.0
+        self._durable = durable
+        self.sessions = Sessions()
+        self.watches = Watches(manager.table, self.say, settings.max_unread // 4)
+        self.changes: dict[int, Change] = {}
+        self.stored_below = manager.next_id
+        """No request from this id on is in the store."""
+        self.touched: list[Connection] = []
+        self.ending: list[Connection] = []
+
+    def say(self, connection: Connection | None, line: bytes) -> None:
+        """Lay out a message for a connection, if it is still there."""
+        if connection is not None and not connection.closed:
+            if not connection.out:
+                self.touched.append(connection)
+            connection.out.append(line)
+
+    def _tell(self, events: list[Event], asker: Connection | None) -> None:
+        """Turn events into messages, and note what must be stored."""
+        for event in events:
+            _TELL[type(event)](self, event, asker)
+
+    def _queued(self, event: core.Queued, asker: Connection | None) -> None:  # noqa: ARG002
+        request = event.request
+        session: Session = request.origin  # type: ignore[assignment]
+        session.queued(request)
+        if session.key is not None and request.state is not State.ENDED:
+            self._change(request)
+        self.say(session.connection, replies.queued(request))
+
+    def _locked(self, event: core.Locked, asker: Connection | None) -> None:  # noqa: ARG002
+        request = event.request
+        session: Session | None = request.origin  # type: ignore[assignment]
+        self._change(request)
+        if session is not None:
+            session.locked(request)
+            self.say(session.connection, replies.locked(request))
+        if self.watches.prefixes:
+            self.watches.tell(request, "locked")
+
+    def _taken(self, event: core.Taken, asker: Connection | None) -> None:
+        request = event.request
+        session: Session = request.origin  # type: ignore[assignment]
+        session.granted(request)
+        self._change(request)
+        self.say(asker, replies.taken(request))
+        if self.watches.prefixes:
+            self.watches.tell(request, "locked")
+
+    def _released(self, event: Released, asker: Connection | None) -> None:
+        request = event.request
+        session: Session | None = request.origin  # type: ignore[assignment]
+        self._close(request)
+        line = replies.released(event, self.now)
+        if session is not None:
+            if session.key is not None and not (asker is session.connection and event.reason is SUCCESS):
+                self._keep(session, Ending(request.id, request.ref, session, self.now, line), event.reason)
+            self.say(session.connection, line)
+        if asker is not None and (session is None or asker is not session.connection):
+            self.say(asker, line)
+        if self.watches.prefixes and request.fence:
+            self.watches.tell(request, "unlocked")
+
+    def _keep(self, session: Session, ending: Ending, reason: core.Reason) -> None:
+        """A session may have to be told once more how a request ended, also by the next server."""
+        if len(ending.line) > LONGEST_ENDING:
+            ending.line = replies.ended(ending.id, reason, ending.ref)
+        session.keep(ending)
+        self.sessions.endings += 1
+        self._forget_told(session)
+        if self._durable and ending.id in self.changes:
+            self.changes[ending.id] = ending
+
+    def _forget_told(self, session: Session) -> None:
+        for id_ in session.told(self.now, self.sessions.endings - ENDINGS_IN_ALL):
+            self.sessions.endings -= 1
+            self._unset(id_)
+
+    def _extended(self, event: core.Extended, asker: Connection | None) -> None:
+        self._change(event.request)
+        self.say(asker, replies.extended(event))
+
+    def _moved(self, event: core.Moved, asker: Connection | None) -> None:  # noqa: ARG002
+        """Nobody is told."""
+        if is_stored(event.request):
+            self._change(event.request)
+
+    def _repeated(self, event: core.Repeated, asker: Connection | None) -> None:
+        self.say(asker, replies.ended(event.id, event.reason, event.ref))
+
+    def _unknown(self, event: core.Unknown, asker: Connection | None) -> None:
+        self.say(asker, replies.unknown_id(event.id))
+
+    def _not_held(self, event: core.NotHeld, asker: Connection | None) -> None:
+        request = event.request
+        why = f"extend: {request.id} still waits; only a held lock can be extended"
+        self.say(asker, replies.error(RequestRejected(Code.BAD_REQUEST, why, id=request.id)))
+
+    def _close(self, request: Request) -> None:
+        """A request ended: its session and the store forget it."""
+        session: Session | None = request.origin  # type: ignore[assignment]
+        if session is not None and (session.bound or request.ref is not None):
+            session.released(request)
+        if (
+            request.fence
+            or session is None
+            or (session.key is not None and (request.id < self.stored_below or request.id in self.changes))
+        ):
+            self._change(request)
+
+    def _change(self, request: Request) -> None:
+        """Let the store know. What waits for a connection alone goes with it, and so with this server: it is not stored."""
+        if self._durable:
+            self.changes[request.id] = request
+
+    def _unset(self, id: int) -> None:
+        """Nothing is to be known of this id any more."""
+        if self._durable:
+            self.changes[id] = None
+
+
+_TELL: dict[type, Callable[[Telling, Any, Connection | None], None]] = {
+    core.Queued: Telling._queued,  # noqa: SLF001
+    core.Taken: Telling._taken,  # noqa: SLF001
+    core.Locked: Telling._locked,  # noqa: SLF001
+    core.Released: Telling._released,  # noqa: SLF001
+    core.Refused: Telling._released,  # noqa: SLF001
+    core.TimedOut: Telling._released,  # noqa: SLF001
+    core.Deadlocked: Telling._released,  # noqa: SLF001
+    core.Extended: Telling._extended,  # noqa: SLF001
+    core.Moved: Telling._moved,  # noqa: SLF001
+    core.Repeated: Telling._repeated,  # noqa: SLF001
+    core.Unknown: Telling._unknown,  # noqa: SLF001
+    core.NotHeld: Telling._not_held,  # noqa: SLF001
+}

@@ -1,0 +1,121 @@
+"""Who watches which names, and is told of every lock that is taken or given back on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from genie.core import Request
+from genie.core.table import Table
+from genie.errors import Code, RequestRejected
+from genie.protocol import replies
+from genie.server.connection import Connection
+
+MOST_WATCHES = 100
+"""Prefixes that one connection can watch."""
+
+MOST_HELD = 10_000
+"""Locks told in one `watching`."""
+
+MAX_HELD = 4 << 20
+"""Bytes of them."""
+
+MOST_EVENTS = 10_000
+"""Messages that may wait for one watcher within a batch."""
+
+Say = Callable[[Connection | None, bytes], None]
+
+
+class Watches:
+    """By prefix, and by its length: to find who watches a name costs one look for each length that is watched.
+
+    A watch ends with its connection. One that can't keep up is told so, and its watches are over.
+    """
+
+    def __init__(self, table: Table, say: Say, max_behind: int) -> None:
+        self._table = table
+        self._say = say
+        self._max_behind = max_behind
+        """Bytes that a watcher may leave unread."""
+        self.prefixes: dict[str, dict[Connection, None]] = {}
+        """Empty while nobody watches, and always the same object."""
+        self._lengths: tuple[int, ...] = ()
+        self._of: dict[Connection, set[str]] = {}
+
+    def watch(self, connection: Connection, prefix: str) -> None:
+        """Tell what is held now, and from now on what changes."""
+        own = self._of.setdefault(connection, set())
+        if prefix not in own and len(own) >= MOST_WATCHES:
+            why = f"watch: a connection can watch {MOST_WATCHES} prefixes, and this one does"
+            self._say(connection, replies.error(RequestRejected(Code.TOO_MANY, why)))
+            return
+        own.add(prefix)
+        self.prefixes.setdefault(prefix, {})[connection] = None
+        self._measure()
+        rows: list[bytes] = []
+        room, truncated = MAX_HELD, False
+        for row in self._held(prefix):
+            room -= len(row)
+            if room < 0 or len(rows) >= MOST_HELD:
+                truncated = True
+                break
+            rows.append(row)
+        self._say(connection, replies.watching(prefix, rows, truncated))
+
+    def unwatch(self, connection: Connection, prefix: str) -> None:
+        """No longer; nothing happens where it was not watched."""
+        own = self._of.get(connection)
+        if own is not None and prefix in own:
+            own.discard(prefix)
+            self._forget(connection, prefix)
+            if not own:
+                del self._of[connection]
+        self._say(connection, replies.unwatched(prefix))
+
+    def leave(self, connection: Connection) -> None:
+        """A connection is gone."""
+        for prefix in self._of.pop(connection, ()):
+            self._forget(connection, prefix)
+
+    def tell(self, request: Request, state: str) -> None:
+        """All that a request names was taken (`locked`) or given back (`unlocked`)."""
+        for name, exclusive in request.wants():
+            line = b""
+            for connection in self._audience(name):
+                line = line or replies.event(request, name, exclusive, state)
+                if len(connection.out) >= MOST_EVENTS or connection.unread > self._max_behind:
+                    self.leave(connection)
+                    self._say(connection, replies.LAGGED)
+                else:
+                    self._say(connection, line)
+
+    def _audience(self, name: str) -> Iterable[Connection]:
+        """Each that watches a name, once."""
+        found: dict[Connection, None] = {}
+        for length in self._lengths:
+            watchers = self.prefixes.get(name[:length]) if length <= len(name) else None
+            if watchers:
+                found |= watchers
+        return found
+
+    def _held(self, prefix: str) -> Iterator[bytes]:
+        table = self._table
+        for name in table.names():
+            if name.startswith(prefix):
+                resource = table.look(name)
+                if resource is None:
+                    continue
+                alike = resource.exclusives in (0, len(resource.holders))  # else they are one owner's, and may differ
+                for holder in islice(resource.holders.values(), MOST_HELD + 1):
+                    exclusive = resource.exclusives > 0 if alike else name in holder.exclusive
+                    yield replies.held(holder, name, exclusive)
+
+    def _forget(self, connection: Connection, prefix: str) -> None:
+        watchers = self.prefixes[prefix]
+        del watchers[connection]
+        if not watchers:
+            del self.prefixes[prefix]
+            self._measure()
+
+    def _measure(self) -> None:
+        self._lengths = tuple({len(prefix) for prefix in self.prefixes})

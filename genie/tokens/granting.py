@@ -1,0 +1,119 @@
+"""Asking Genie for tokens, in as many requests as their names need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from genie.errors import ConnectionLost, Insufficient, Unavailable
+from genie.tokens.locks import EXCLUSIVE_TOKEN, Client, Lock
+from genie.tokens.token import Token
+
+MAX_NAMES = 10_000
+"""Names in one request, as the protocol has it."""
+MAX_BYTES = 1_000_000
+"""Of names and weights in one request: a line has 1 MiB."""
+SURELY_ONE = 500
+"""So many names fit into one line however long they are."""
+RACES = 5
+"""How often the free part of some names is asked for, while others take of it."""
+
+
+class Grants:
+    """Locks on tokens that were given for one transaction. `asked_at` is when the first of them was asked for."""
+
+    __slots__ = ("amount", "asked_at", "locks", "tokens")
+
+    def __init__(self, asked_at: float) -> None:
+        self.asked_at = asked_at
+        self.locks: list[Lock] = []
+        self.tokens: list[Token] = []
+        self.amount = 0
+
+    def add(self, lock: Lock, asked: dict[str, Token]) -> None:
+        """One more."""
+        self.locks.append(lock)
+        for resource in lock.resources:
+            token = asked[resource]
+            self.tokens.append(token)
+            self.amount += token.amount
+
+    async def give_back(self) -> None:
+        """Release them. What can't be done now goes on in the background, or ends by its time."""
+        if len(self.locks) == 1:
+            await _release(self.locks[0])
+        elif self.locks:
+            await all_of(*(_release(lock) for lock in self.locks))
+
+
+async def take(client: Client, tokens: Sequence[Token], amount: int, transaction: str, lease: float) -> Grants | None:
+    """Lock tokens that reach the amount, the first that are free; None if they don't reach it. None are held then.
+
+    One request is one step. Where the names need several, what is free of the first is held while the next is asked.
+    """
+    grants = Grants(asyncio.get_running_loop().time())
+    requests = list(parts(tokens))
+    try:
+        for part in requests:
+            await _take_part(client, grants, part, amount, transaction, lease, last=part is requests[-1])
+            if grants.amount >= amount:
+                return grants
+    except BaseException:
+        await grants.give_back()
+        raise
+    await grants.give_back()
+    return None
+
+
+async def _take_part(
+    client: Client, grants: Grants, part: Sequence[Token], amount: int, transaction: str, lease: float, *, last: bool
+) -> None:
+    """Of one request's names take what is missing; if they don't have it and there are more, all that is free of them."""
+    asked = {EXCLUSIVE_TOKEN + token.id: token for token in part}
+    weights = [token.amount for token in part]
+    target = amount - grants.amount
+    for _ in range(RACES):
+        try:
+            lock = await client.acquire_any(
+                list(asked), target, weights=weights, transaction=transaction, transaction_timeout=lease
+            )
+        except Insufficient as refused:
+            target = int(refused.free)
+            if last or target <= 0:
+                return
+        else:
+            grants.add(lock, asked)
+            return
+
+
+def parts(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
+    """Tokens in parts whose names fit into one request."""
+    if len(tokens) <= SURELY_ONE:
+        yield tokens
+        return
+    begin = size = 0
+    for place, token in enumerate(tokens):
+        bytes_ = _size(token)
+        if size + bytes_ > MAX_BYTES or place - begin == MAX_NAMES:
+            yield tokens[begin:place]
+            begin, size = place, 0
+        size += bytes_
+    yield tokens[begin:]
+
+
+def _size(token: Token) -> int:
+    escaped = token.id.count('"') + token.id.count("\\")
+    return len(token.id.encode(errors="replace")) + escaped + len(EXCLUSIVE_TOKEN) + len(str(token.amount)) + 4
+
+
+async def _release(lock: Lock) -> None:
+    with suppress(Unavailable, ConnectionLost):  # the client goes on trying; where it is closed, the lease ends it
+        await lock.release()
+
+
+async def all_of(*ways: Coroutine[Any, Any, None]) -> None:
+    """Go all the ways to their ends, also if who waits for them is cancelled."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    await asyncio.shield(asyncio.gather(*tasks))

@@ -1,0 +1,157 @@
+"""Which tokens are held: by others, as Genie tells, and by this selector itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import NamedTuple
+
+from genie.tokens.background import Attempts, closing
+from genie.tokens.locks import TOKEN, Client
+
+_PREFIX = len(TOKEN)
+
+BELIEVED_LEASES = 2
+"""For so many leases it is believed that a token is held. Where very much is held Genie does not tell all that is, nor
+all that is not any more.
+"""
+
+
+class Hold:
+    """Tokens that this selector holds, or is asking for, for a transaction.
+
+    `until` is when it ends by itself, at the earliest: from then on it is only what Genie tells that counts.
+    """
+
+    __slots__ = ("ids", "lasting", "transaction", "until")
+
+    def __init__(self, transaction: str, ids: Iterable[str]) -> None:
+        self.transaction = transaction
+        self.ids = set(ids)
+        self.until = inf
+        self.lasting = False
+        """Nobody will give it back."""
+
+    @property
+    def asking(self) -> bool:
+        """Whether Genie has not answered yet."""
+        return self.until == inf
+
+
+class Other(NamedTuple):
+    """A lock that Genie has told of, and when that was."""
+
+    lock: int
+    transaction: str | None
+    told_at: float
+
+
+class Held:
+    """`lease` (seconds) is what holds last. `freed` is told the id of each token that nobody holds any more, as far as is
+    known.
+    """
+
+    __slots__ = ("_also", "_believed_s", "_freed", "_lasting", "mine", "others")
+
+    def __init__(self, lease: float, freed: Callable[[str], None]) -> None:
+        self._believed_s = BELIEVED_LEASES * lease
+        self._freed = freed
+        self.mine: dict[str, Hold] = {}
+        """By token. One whose time is over may still be here."""
+        self.others: dict[str, Other] = {}
+        """By token: the lock that Genie has told of. This selector's own are among them."""
+        self._also: dict[str, list[Other]] = {}
+        """More locks on the same token: one transaction can hold it twice."""
+        self._lasting: deque[Hold] = deque()
+        """Holds that nobody will give back."""
+
+    # -- who may have a token -------------------------------------------------------------------------------
+
+    def here(self, id: str, now: float) -> Hold | None:
+        """The hold that this selector has on a token."""
+        hold = self.mine.get(id)
+        return None if hold is None or hold.until <= now else hold
+
+    def selected(self, ids: Iterable[str], now: float) -> bool:
+        """Whether somebody here holds any of these tokens and may still give them back."""
+        return any((hold := self.here(id, now)) is not None and not hold.lasting for id in ids)
+
+    def elsewhere(self, id: str, now: float) -> Other | None:
+        """The lock on a token that Genie has told of. What it told long ago it may have untold when nobody listened."""
+        other = self.others.get(id)
+        return None if other is None or now - other.told_at > self._believed_s else other
+
+    def by_another(self, id: str, transaction: str, now: float) -> bool:
+        """Whether another transaction holds a token, as Genie has told."""
+        other = self.elsewhere(id, now)
+        return other is not None and other.transaction != transaction
+
+    def anybody(self, id: str, now: float) -> bool:
+        """Whether a token is held."""
+        return self.elsewhere(id, now) is not None or self.here(id, now) is not None
+
+    # -- this selector's own --------------------------------------------------------------------------------
+
+    def take(self, hold: Hold) -> None:
+        """Its tokens are not to be had by anybody else here."""
+        for id in hold.ids:
+            self.mine[id] = hold
+
+    def keep(self, hold: Hold, ids: Iterable[str]) -> None:
+        """Of what was asked for it is these that were given."""
+        kept = set(ids)
+        for id in hold.ids - kept:
+            if self.mine.get(id) is hold:
+                del self.mine[id]  # somebody else's, so nobody is told that it is free
+        hold.ids = kept
+        self.take(hold)
+
+    def drop(self, hold: Hold) -> None:
+        """Its tokens may be had again."""
+        for id in hold.ids:
+            if self.mine.get(id) is hold:
+                del self.mine[id]
+                if id not in self.others:
+                    self._freed(id)
+
+    def leave(self, hold: Hold, now: float) -> None:
+        """Nobody will give it back: it ends when its time is over."""
+        if not hold.lasting:
+            hold.lasting = True
+            self._lasting.append(hold)
+        while self._lasting and self._lasting[0].until <= now:
+            self.drop(self._lasting.popleft())
+
+    # -- what Genie tells -----------------------------------------------------------------------------------
+
+    async def follow(self, client: Client, attempts: Attempts) -> None:
+        """Learn who holds what, until the client can't tell any more."""
+        loop = asyncio.get_running_loop()
+        self.others.clear()
+        self._also.clear()
+        async with closing(client.watch(TOKEN)) as changes:
+            async for change in changes:
+                attempts.worked()
+                id = change.resource[_PREFIX:]
+                if change.state == "locked":
+                    self._locked(id, Other(change.id, change.transaction, loop.time()))
+                else:
+                    self._unlocked(id, change.id)
+
+    def _locked(self, id: str, new: Other) -> None:
+        if id in self.others:
+            self._also.setdefault(id, []).append(new)
+        else:
+            self.others[id] = new
+
+    def _unlocked(self, id: str, lock: int) -> None:
+        if id in self._also:
+            left = [other for other in (self.others[id], *self._also.pop(id)) if other.lock != lock]
+            self.others[id] = left[0]
+            if len(left) > 1:
+                self._also[id] = left[1:]
+        elif id in self.others:
+            del self.others[id]
+            self._freed(id)

@@ -1,0 +1,204 @@
+"""The selector for replicas that share wallets: what each of them holds is locked in Genie.
+
+Tokens are locked by the names `token/<id>`, exclusively, and the lock's owner is the transaction that will spend them.
+What is spent stays locked until its lease ends, so that a replica that has not heard of it passes it by. What a replica
+held when it crashed comes free in the same way. How tokens are found is said in `search.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from math import inf
+from types import TracebackType
+from typing import Any, Self
+
+from genie.tasks import end
+from genie.tokens.background import again_and_again
+from genie.tokens.bag import Prefer
+from genie.tokens.cache import Where
+from genie.tokens.candidates import Ask, Picked
+from genie.tokens.errors import SelectionEnded
+from genie.tokens.held import Held, Hold
+from genie.tokens.hints import Hints
+from genie.tokens.locks import Client
+from genie.tokens.search import Search
+from genie.tokens.sherdlock_selection import Checkpoint, SherdlockSelection
+from genie.tokens.store import TokenStore
+from genie.tokens.token import Token, check_amount, wallet
+from genie.tokens.wallets import Wallets
+
+
+class SherdlockSelector:
+    """Selects unspent tokens and holds them in Genie, under `exclusive:token/<id>`, for the transaction that will spend
+    them. Any number of selectors, in any number of processes, can serve the same wallets. An async context manager; the
+    client must be open while it is.
+
+    `lease` (seconds) is how long a selection is held at most, and how long what is spent, or was held by a replica that
+    crashed, stays locked. `immediate_retries` is how often it is tried again at once when others were faster. `retries` is
+    how often it is waited for what others hold, each time for a random part of `backoff` seconds. `freshness` (seconds) is
+    how old a cache may be while the store's changes can't be followed. `replica` is this process's name, by which others
+    are told which wallets it has seen (`last_seen`).
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        store: TokenStore,
+        *,
+        retries: int = 3,
+        backoff: float = 5.0,
+        immediate_retries: int = 5,
+        lease: float = 180.0,
+        freshness: float = 1.0,
+        replica: str | None = None,
+    ) -> None:
+        if retries < 0 or immediate_retries < 0:
+            raise ValueError("retries and immediate_retries must not be negative")
+        if not backoff >= 0 or not freshness >= 0 or not 0 < lease < inf:
+            raise ValueError("backoff and freshness must not be negative, and lease must be above 0")
+        self.client = client
+        self.store = store
+        self.lease = lease
+        self.tokens_held = Held(lease, self._freed)
+        self._wallets = Wallets(store, freshness, self._is_free)
+        self._search = Search(
+            self, self._wallets, retries=retries, backoff=backoff, immediate_retries=immediate_retries
+        )
+        self._hints = None if replica is None else Hints(client, replica)
+        self._watching: asyncio.Task[object] | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    async def start(self) -> None:
+        """Begin to follow the store and the locks."""
+        self._loop = asyncio.get_running_loop()
+        self._wallets.start()
+        self._watching = self._loop.create_task(
+            again_and_again(
+                "watching the locks of tokens", lambda attempts: self.tokens_held.follow(self.client, attempts)
+            )
+        )
+        if self._hints is not None:
+            self._hints.start()
+
+    async def close(self) -> None:
+        """End what goes on in the background. Selections that are held stay so; who waits for one gets RuntimeError."""
+        await end(self._watching)
+        if self._hints is not None:
+            await self._hints.close()
+        await self._wallets.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- selecting ------------------------------------------------------------------------------------------
+
+    async def select(
+        self,
+        amount: int,
+        *,
+        token_type: str,
+        identifier: str,
+        transaction: str,
+        owner: str | None = None,
+        account: str | None = None,
+        where: Where | None = None,
+        prefer: Prefer | None = None,
+        limit: int | None = None,
+    ) -> SherdlockSelection:
+        """Tokens of one wallet that together reach the amount, held for a transaction.
+
+        The wallet is that of an owner's key or, over all its keys, that of an account. `where` lets tokens through; it is
+        called often and must only look at the token. `prefer` takes the smallest or the largest first, `limit` is how many
+        tokens it may be; if it needs be, the largest are taken to keep it.
+
+        Raises InsufficientFunds, if the wallet has not got the amount; FundsLocked, if others still hold too much of it
+        after all retries; TooManyTokens, if it can't be had in `limit` tokens. Cancelled, or left by any error, nothing
+        stays held. A second selection of the same transaction gets other tokens than the first.
+        """
+        ask = Ask(check_amount(amount), transaction, where, prefer, limit)
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit}")
+        if prefer not in (None, "small", "large"):
+            raise ValueError(f"prefer must be 'small' or 'large', not {prefer!r}")
+        of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
+        self._wallets.check_open()
+        grants, hold = await self._search.find(ask, of)
+        if self._hints is not None:
+            self._hints.saw(of, self.now())
+        return SherdlockSelection(self, grants, hold, amount)
+
+    def last_seen(
+        self, *, token_type: str, identifier: str, owner: str | None = None, account: str | None = None
+    ) -> str | None:
+        """Which replica has selected from a wallet last, as far as is known: a hint, by which asks can be routed there.
+
+        None where nobody has lately, and for a selector without a `replica` name, which does not listen for it.
+        """
+        of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
+        return None if self._hints is None else self._hints.last_seen(of)
+
+    async def restore(self, data: Mapping[str, Any]) -> SherdlockSelection:
+        """The selection that `checkpoint` gave data of, held again for the same transaction; by any replica.
+
+        SelectionEnded, if another transaction holds any of its tokens by now, which can't be before the lease has ended,
+        and if they are selected here and not left yet.
+        If the tokens are spent, it is `spend` that finds out: by this very transaction, it has no effect; else
+        SpentAlready.
+        """
+        self._wallets.check_open()
+        of = Checkpoint.of(data)
+        hold = Hold(of.transaction, [token.id for token in of.tokens])
+        total = sum(token.amount for token in of.tokens)
+        async with self._search.turns.turn(of.transaction):
+            if self.tokens_held.selected(hold.ids, self.now()):
+                raise SelectionEnded(f"the tokens of {of.transaction!r} are selected here already")
+            grants = await self._search.hold(hold, Picked(of.tokens, len(of.tokens), whole=True), total)
+        if grants is None:
+            raise SelectionEnded(f"another transaction holds tokens of {of.transaction!r} by now")
+        return SherdlockSelection(self, grants, hold, of.asked, of.locks)
+
+    # -- for selections -------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """The event loop's time."""
+        return self._loop.time()
+
+    def dropped(self, hold: Hold) -> None:
+        """Tokens are held no longer."""
+        self.tokens_held.drop(hold)
+
+    def left(self, hold: Hold) -> None:
+        """Nobody will give these tokens back."""
+        self.tokens_held.leave(hold, self.now())
+
+    def spent(self, ids: Sequence[str]) -> None:
+        """Tokens are no part of any wallet any more."""
+        for id in ids:
+            self._wallets.spent(id)
+
+    def expect(self, outputs: Sequence[Token]) -> list[Token]:
+        """These are about to be issued."""
+        return self._wallets.expect(outputs)
+
+    def issued(self, expected: Sequence[Token]) -> None:
+        """They are issued."""
+        self._wallets.issued(expected)
+
+    def expect_no_more(self, expected: Sequence[Token]) -> None:
+        """They were issued or not, or nobody knows."""
+        self._wallets.expect_no_more(expected)
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _is_free(self, id: str) -> bool:
+        return not self.tokens_held.anybody(id, self.now())
+
+    def _freed(self, id: str) -> None:
+        self._wallets.freed(id)

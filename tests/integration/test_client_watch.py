@@ -1,0 +1,413 @@
+"""The clients watch who locks what: at a real server that restarts and hands over, and at one that the test speaks for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import orjson
+import pytest
+
+from fake import Line, error, fake_server
+from genie import Change, Client, RequestRejected, Unavailable, connect, sync
+from genie.client.aio_watch import Watch
+from servers import WAIT_S, Genie, Redis, running_server
+
+pytestmark = pytest.mark.usefixtures("_bounded")
+
+
+@pytest.fixture
+async def _bounded() -> AsyncIterator[None]:
+    async with asyncio.timeout(3 * WAIT_S):
+        yield
+
+
+@pytest.fixture
+async def client(genie: Genie):
+    async with connect(*genie.address) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(genie: Genie):
+    async with connect(*genie.address) as client:
+        yield client
+
+
+@pytest.fixture
+async def fake():
+    async with fake_server() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def watcher(fake):
+    """A client of the server that the test speaks for."""
+    async with connect("127.0.0.1", fake.port) as client:
+        yield client
+
+
+def say(command: str, **payload: object) -> str:
+    return orjson.dumps({"command": command, "payload": payload}).decode()
+
+
+def row(resource: str, id: int = 1) -> dict[str, object]:
+    return {"resource": resource, "mode": "exclusive", "id": id}
+
+
+def watching(*held: dict[str, object]) -> str:
+    return say("watching", prefix="t/", held=held, truncated=False)
+
+
+def event(state: str, resource: str, id: int = 1) -> str:
+    return say("event", state=state, **row(resource, id))
+
+
+async def until(picture: dict[tuple[str, int], Change], watch: Watch, names: set[str]) -> None:
+    """Apply the changes until the picture shows these names, each held once."""
+    while len(picture) != len(names) or {name for name, _ in picture} != names:
+        apply(picture, await anext(watch))
+
+
+def apply(picture: dict[tuple[str, int], Change], change: Change) -> None:
+    if change.state == "locked":
+        assert picture.setdefault((change.resource, change.id), change) is change
+    else:
+        del picture[change.resource, change.id]
+
+
+# -- a real server ----------------------------------------------------------------------------------------
+
+
+async def test_first_what_is_held_then_what_happens(client, other):
+    held = await other.acquire("first/1", transaction="t-first")
+    async with client.watch("first/") as watch:
+        assert await anext(watch) == Change("first/1", "locked", "exclusive", held.id, "t-first")
+        async with other.lock("shared:first/2", "elsewhere") as lock:
+            assert await anext(watch) == Change("first/2", "locked", "shared", lock.id)
+        assert await anext(watch) == Change("first/2", "unlocked", "shared", lock.id)
+        await held.release()
+        assert await anext(watch) == Change("first/1", "unlocked", "exclusive", held.id, "t-first")
+        assert not watch.truncated
+        assert watch.prefix == "first/"
+    with pytest.raises(StopAsyncIteration):
+        await anext(watch)
+
+
+async def test_two_of_one_prefix_are_told_all_and_each_ends_by_itself(client, other):
+    first, second = client.watch("two/"), client.watch("two/")
+    async with other.lock("two/1"):
+        assert await anext(first) == await anext(second)
+        async with other.lock("two/2"):
+            assert (await anext(first)).resource == "two/2"
+            await first.aclose()
+        assert [(await anext(second)).state for _ in range(2)] == ["locked", "unlocked"]
+    assert (await anext(second)).resource == "two/1"
+
+
+async def test_threads_first_what_is_held_then_what_happens(client, genie):
+    held = await client.acquire("threads/1", transaction="t")
+
+    def work() -> list[Change]:
+        with sync.connect(*genie.address) as watcher, watcher.watch("threads/") as watch:
+            found = [next(watch)]
+            with watcher.lock("threads/2", "shared:threads/3"):
+                found += [next(watch), next(watch)]
+            found += [next(watch), next(watch)]
+            assert watch.prefix == "threads/"
+            assert not watch.truncated
+            return found
+
+    found = await asyncio.to_thread(work)
+    assert found[0] == Change("threads/1", "locked", "exclusive", held.id, "t")
+    assert {(change.resource, change.mode) for change in found[1:3]} == {
+        ("threads/2", "exclusive"),
+        ("threads/3", "shared"),
+    }
+    assert [change.state for change in found] == 3 * ["locked"] + 2 * ["unlocked"]
+    await held.release()
+
+
+async def test_more_changes_than_the_server_has_room_for_end_in_the_right_picture(client, other):
+    """All at once: the server says `lagged`, or it does not; who watches needs not know."""
+    picture: dict[tuple[str, int], Change] = {}
+    watch = client.watch("many/")
+    many = await other.acquire_any([f"many/{number}" for number in range(9_900)], 9_900, transaction_timeout=3600)
+    await until(picture, watch, {f"many/{number}" for number in range(9_900)})
+    few = [f"many/few/{number}" for number in range(1000)]
+    _, lock = await asyncio.gather(many.release(), other.acquire(*few, transaction_timeout=3600))
+    await until(picture, watch, set(few))
+    await lock.release()
+    await until(picture, watch, set())
+
+
+async def test_a_server_that_is_killed_and_started_again(redis: Redis):
+    with running_server(redis) as durable:
+        async with connect(*durable.address) as client, connect(*durable.address) as other:
+            picture: dict[tuple[str, int], Change] = {}
+            stays, goes = [await other.acquire(name, transaction_timeout=3600) for name in ("k/stays", "k/goes")]
+            watch = client.watch("k/")
+            await until(picture, watch, {"k/stays", "k/goes"})
+            durable.kill()
+            next_change = asyncio.create_task(anext(watch))
+            release = asyncio.create_task(goes.release())
+            await asyncio.to_thread(durable.start)
+            await release
+            apply(picture, await next_change)
+            assert {name for name, _ in picture} == {"k/stays"}
+            assert picture["k/stays", stays.id].id == stays.id
+            durable.kill()
+            durable.redis_url = None  # it comes back and knows of nothing
+            await asyncio.to_thread(durable.start)
+            await until(picture, watch, set())
+
+
+async def test_the_next_leader_goes_on(redis: Redis):
+    with running_server(redis, lease=1) as leader, running_server(redis, lease=1) as follower:
+        servers = [f"127.0.0.1:{node.port}" for node in (leader, follower)]
+        async with connect(servers) as client, connect(servers) as other:
+            picture: dict[tuple[str, int], Change] = {}
+            watch = client.watch("n/")
+            lock = await other.acquire("n/1", transaction_timeout=3600)
+            await until(picture, watch, {"n/1"})
+            next_change = asyncio.create_task(anext(watch))
+            leader.kill()
+            async with other.lock("n/2", queue_timeout=WAIT_S, transaction_timeout=3600):
+                apply(picture, await next_change)
+                assert {name for name, _ in picture} == {"n/1", "n/2"}
+            await until(picture, watch, {"n/1"})
+            await lock.release()
+            await until(picture, watch, set())
+
+
+# -- a server that the test speaks for --------------------------------------------------------------------
+
+
+async def begin(client: Client, line: Line) -> Watch:
+    """A watch that has told of one lock."""
+    watch = client.watch("t/")
+    first = asyncio.create_task(anext(watch))
+    assert await line.expect("watch") == {"prefix": "t/"}
+    line.say(watching(row("t/1")))
+    assert (await first).resource == "t/1"
+    return watch
+
+
+async def test_the_difference_is_told_after_a_lost_connection(fake, watcher):
+    line = await fake.accept()
+    watch = await begin(watcher, line)
+    waiting = asyncio.create_task(anext(watch))
+    line.cut()
+    line = await fake.accept()
+    assert await line.expect("watch") == {"prefix": "t/"}
+    line.say(watching(row("t/2", 2)))
+    assert await waiting == Change("t/1", "unlocked", "exclusive", 1)
+    assert await anext(watch) == Change("t/2", "locked", "exclusive", 2)
+
+
+async def test_lagging_behind_is_made_up_for(fake, watcher):
+    line = await fake.accept()
+    watch = await begin(watcher, line)
+    waiting = asyncio.create_task(anext(watch))
+    line.say(say("event", state="lagged"))
+    await line.expect("watch")
+    line.say(watching(row("t/1"), row("t/2", 2)), event("unlocked", "t/1"))
+    assert await waiting == Change("t/2", "locked", "exclusive", 2)
+    assert await anext(watch) == Change("t/1", "unlocked", "exclusive", 1)
+
+
+async def test_leaving_the_loop_ends_the_watch(fake, watcher):
+    line = await fake.accept()
+
+    async def first() -> Change:
+        async for change in watcher.watch("t/"):
+            return change
+        raise AssertionError
+
+    found = asyncio.create_task(first())
+    await line.expect("watch")
+    line.say(watching(row("t/1"), row("t/2", 2)))
+    assert (await found).resource == "t/1"
+    gc.collect()
+    assert await line.expect("unwatch") == {"prefix": "t/"}
+
+
+async def test_who_is_cancelled_watches_no_more(fake, watcher):
+    line = await fake.accept()
+    watch = await begin(watcher, line)
+    waiting = asyncio.create_task(anext(watch))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await line.expect("unwatch")
+    line.say(event("locked", "t/2"), say("unwatched", prefix="t/"))
+    with pytest.raises(StopAsyncIteration):
+        await anext(watch)
+
+
+async def test_aclose_ends_whoever_waits(fake, watcher):
+    line = await fake.accept()
+    watch = await begin(watcher, line)
+    waiting = asyncio.create_task(anext(watch))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="somebody waits"):
+        await anext(watch)
+    await watch.aclose()
+    await watch.aclose()
+    await line.expect("unwatch")
+    with pytest.raises(StopAsyncIteration):
+        await waiting
+
+
+async def test_a_closed_client_ends_the_loop(fake):
+    seen = []
+    async with connect("127.0.0.1", fake.port) as client:
+        line = await fake.accept()
+
+        async def look() -> None:
+            seen.extend([change async for change in client.watch("t/")])
+
+        looking = asyncio.create_task(look())
+        await line.expect("watch")
+        line.say(watching(row("t/1")))
+        watch = client.watch("t/")
+        waiting = asyncio.create_task(anext(watch))
+        await line.expect("watch")
+        line.say(watching(row("t/1")))
+        await waiting
+    await looking
+    assert len(seen) == 1
+    with pytest.raises(StopAsyncIteration):
+        await anext(watch)
+    await watch.aclose()
+    with pytest.raises(Unavailable):
+        await anext(client.watch("t/"))
+
+
+async def test_a_client_that_was_never_opened():
+    watch = connect("127.0.0.1", 1).watch("t/")
+    with pytest.raises(Unavailable):
+        await anext(watch)
+    await watch.aclose()
+    with pytest.raises(Unavailable):
+        next(sync.connect("127.0.0.1", 1).watch("t/"))
+
+
+async def test_a_refused_watch_raises(fake, watcher):
+    line = await fake.accept()
+    watch = watcher.watch("t/")
+    first = asyncio.create_task(anext(watch))
+    await line.expect("watch")
+    line.say(error("too-many"))
+    with pytest.raises(RequestRejected, match="too-many"):
+        await first
+    with pytest.raises(StopAsyncIteration):
+        await anext(watch)
+    with pytest.raises(ValueError, match="a prefix"):
+        watcher.watch("x" * 513)
+
+
+async def test_a_server_that_falls_silent_is_left(fake):
+    async with fake_server() as second:
+        servers = [f"127.0.0.1:{each.port}" for each in (fake, second)]
+        async with connect(servers, connect_timeout=0.5) as client:
+            line = await fake.accept()
+            watch = await begin(client, line)
+            waiting = asyncio.create_task(anext(watch))
+            await line.expect("ping")
+            assert await line.reader.read() == b"", "nothing more is said, and the connection ends"
+            line = await second.accept()
+            await line.expect("watch")
+            line.say(watching())
+            assert (await waiting).state == "unlocked"
+
+
+class TestThreads:
+    async def test_the_difference_is_told_after_a_lost_connection_and_leaving_the_loop_ends_it(self, fake):
+        left = threading.Event()
+
+        def work() -> list[Change]:
+            with sync.connect("127.0.0.1", fake.port) as client:
+                found = []
+                for change in client.watch("t/"):
+                    found.append(change)
+                    if len(found) == 3:
+                        break
+                left.wait()
+            return found
+
+        working = asyncio.create_task(asyncio.to_thread(work))
+        line = await fake.accept()
+        await line.expect("watch")
+        line.say(watching(row("t/1")))
+        line.writer.write_eof()
+        line = await fake.accept()
+        await line.expect("watch")
+        line.say(watching(row("t/2", 2)))
+        await line.expect("unwatch")
+        left.set()
+        assert await working == [
+            Change("t/1", "locked", "exclusive", 1),
+            Change("t/1", "unlocked", "exclusive", 1),
+            Change("t/2", "locked", "exclusive", 2),
+        ]
+
+    async def test_close_ends_whoever_waits(self, fake):
+        asked = threading.Event()
+
+        def work() -> None:
+            with sync.connect("127.0.0.1", fake.port) as client, ThreadPoolExecutor() as threads:
+                watch = client.watch("t/")
+                waiting = threads.submit(list, watch)
+                asked.wait()
+                with pytest.raises(RuntimeError, match="somebody waits"):
+                    next(watch)
+                watch.close()
+                watch.close()
+                assert waiting.result() == []
+
+        working = asyncio.create_task(asyncio.to_thread(work))
+        line = await fake.accept()
+        await line.expect("watch")
+        asked.set()
+        await line.expect("unwatch")
+        await working
+
+    async def test_a_closed_client_ends_the_loop(self, fake):
+        told = threading.Event()
+
+        def work() -> None:
+            with ThreadPoolExecutor() as threads:
+                with sync.connect("127.0.0.1", fake.port) as client:
+                    watch = client.watch("t/")
+                    waiting = threads.submit(lambda: [told.set() for _ in watch])
+                    told.wait()
+                assert waiting.result() == [None]
+                assert list(watch) == []
+                watch.close()
+                with pytest.raises(Unavailable):
+                    next(client.watch("t/"))
+
+        working = asyncio.create_task(asyncio.to_thread(work))
+        line = await fake.accept()
+        await line.expect("watch")
+        line.say(watching(row("t/1")))
+        await working
+
+    async def test_a_refused_watch_raises(self, fake):
+        def work() -> None:
+            with sync.connect("127.0.0.1", fake.port) as client:
+                watch = client.watch("t/")
+                with pytest.raises(RequestRejected, match="too-many"):
+                    next(watch)
+                assert list(watch) == []
+
+        working = asyncio.create_task(asyncio.to_thread(work))
+        line = await fake.accept()
+        await line.expect("watch")
+        line.say(error("too-many"))
+        await working

@@ -1,0 +1,229 @@
+"""Replicas that select from the same wallets, and a real server between them. Who has spent what is told by a ledger that
+knows nothing of locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from genie import connect
+from genie.tokens.errors import FundsLocked, InsufficientFunds
+from genie.tokens.sherdlock import SherdlockSelector
+from genie.tokens.sherdlock_selection import SherdlockSelection
+from genie.tokens.token import Token
+from servers import WAIT_S, Genie, Redis, running_server
+from sherdlock_world import GBP, FakeStore
+
+NUMBERS = itertools.count()
+
+
+class Ledger(FakeStore):
+    """A store that notes who spends what before it looks at anything else: every token once, and no money made or lost."""
+
+    def __init__(self, tokens: Sequence[Token], **options: Any) -> None:
+        super().__init__({each.id: each for each in tokens}, **options)
+        self.issued = {each.id: each.amount for each in tokens}
+        self.spenders: dict[str, list[str]] = {}
+
+    async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
+        assert sum(each.amount for each in tokens) == sum(each.amount for each in outputs)
+        for each in tokens:
+            assert each.amount == self.issued[each.id]
+            self.spenders.setdefault(each.id, []).append(transaction)
+        await asyncio.sleep(0.001)
+        await super().spend(tokens, transaction=transaction, outputs=outputs)
+        self.issued |= {each.id: each.amount for each in outputs}
+
+    def check(self, total: int) -> None:
+        twice = {id: by for id, by in self.spenders.items() if len(set(by)) > 1}
+        assert twice == {}
+        assert sum(amount for id, amount in self.issued.items() if id not in self.spenders) == total
+
+    def worth(self, owner: str) -> int:
+        return sum(each.amount for each in self.held.values() if each.owner == owner)
+
+
+def new_wallet(count: int, amount: int) -> tuple[str, Ledger]:
+    """Names of its own: all tests of a file share a server."""
+    owner = f"owner-{next(NUMBERS)}"
+    return owner, Ledger([Token(f"{owner}-{number}", owner, "Fiat", "GBP", amount) for number in range(count)])
+
+
+@asynccontextmanager
+async def replicas(genie: Genie, ledger: Ledger, count: int, **options: Any) -> AsyncIterator[list[SherdlockSelector]]:
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                SherdlockSelector(
+                    await stack.enter_async_context(connect(*genie.address)),
+                    ledger,
+                    **options,
+                )
+            )
+            for _ in range(count)
+        ]
+
+
+async def pay(selection: SherdlockSelection, to: str) -> None:
+    """Spend what was asked for; the change goes back to the wallet."""
+    owner = selection.tokens[0].owner
+    outputs = [Token(f"{selection.transaction}-paid", to, "Fiat", "GBP", selection.asked)]
+    if selection.change:
+        outputs.append(Token(f"{selection.transaction}-change", owner, "Fiat", "GBP", selection.change))
+    await selection.spend(outputs)
+
+
+async def ask(selector: SherdlockSelector, amount: int, owner: str, transaction: str) -> bool | InsufficientFunds:
+    try:
+        async with await selector.select(amount, owner=owner, transaction=transaction, **GBP) as selection:
+            await pay(selection, f"{owner}-shop")
+    except InsufficientFunds as error:
+        return error
+    return True
+
+
+async def all_asks(
+    selectors: list[SherdlockSelector], each: int, amount: int, owner: str
+) -> list[bool | InsufficientFunds]:
+    asks = [
+        ask(selector, amount, owner, f"{owner}-{place}-{number}")
+        for number in range(each)
+        for place, selector in enumerate(selectors)
+    ]
+    async with asyncio.timeout(WAIT_S):
+        return await asyncio.gather(*asks)
+
+
+async def test_one_replica_and_a_hundred_asks_at_once_with_change(genie: Genie) -> None:
+    owner, ledger = new_wallet(20, 50)
+    async with replicas(genie, ledger, 1) as selectors:
+        assert await all_asks(selectors, 100, 7, owner) == [True] * 100
+    ledger.check(1000)
+    assert ledger.worth(f"{owner}-shop") == 700
+
+
+async def test_three_replicas_and_a_hundred_asks_each_take_all_of_300_tokens(genie: Genie) -> None:
+    owner, ledger = new_wallet(300, 1)
+    async with replicas(genie, ledger, 3) as selectors:
+        assert await all_asks(selectors, 100, 1, owner) == [True] * 300
+        with pytest.raises(InsufficientFunds) as caught:
+            await selectors[0].select(1, owner=owner, transaction="late", **GBP)
+        assert type(caught.value) is InsufficientFunds
+    ledger.check(300)
+    assert ledger.worth(owner) == 0
+
+
+async def test_twenty_replicas_share_a_hundred_tokens_without_back_off(genie: Genie) -> None:
+    owner, ledger = new_wallet(100, 1)
+    async with replicas(genie, ledger, 20, backoff=0.0) as selectors:
+        assert await all_asks(selectors, 1, 5, owner) == [True] * 20
+    ledger.check(100)
+    assert ledger.worth(owner) == 0
+
+
+async def test_more_asks_than_money_end_with_no_money_left_and_the_rest_told(genie: Genie) -> None:
+    owner, ledger = new_wallet(50, 2)
+    async with replicas(genie, ledger, 10) as selectors:
+        results = await all_asks(selectors, 4, 3, owner)
+    ledger.check(100)
+    assert results.count(True) == 33
+    assert {type(each) for each in results if each is not True} == {InsufficientFunds}
+    assert ledger.worth(f"{owner}-shop") == 99
+    assert ledger.worth(owner) == 1
+
+
+async def test_two_replicas_that_each_need_both_of_two_tokens(genie: Genie) -> None:
+    owner, ledger = new_wallet(2, 3)
+
+    async def give_back(selector: SherdlockSelector, transaction: str) -> None:
+        async with await selector.select(4, owner=owner, transaction=transaction, **GBP) as selection:
+            assert selection.amount == 6
+            await asyncio.sleep(0.01)
+
+    async with replicas(genie, ledger, 2, backoff=WAIT_S) as selectors, asyncio.timeout(WAIT_S):
+        for number in range(10):
+            await asyncio.gather(
+                *(give_back(each, f"{owner}-{place}-{number}") for place, each in enumerate(selectors))
+            )
+        results = await all_asks(selectors, 1, 4, owner)
+    assert sorted(type(each).__name__ for each in results) == ["InsufficientFunds", "bool"]
+    ledger.check(6)
+
+
+async def test_what_others_hold_is_told_apart(genie: Genie) -> None:
+    owner, ledger = new_wallet(10, 1)
+    async with replicas(genie, ledger, 2, retries=1, backoff=0.01) as (one, other):
+        async with await one.select(8, owner=owner, transaction=f"{owner}-holds", **GBP):
+            with pytest.raises(FundsLocked) as caught:
+                await other.select(3, owner=owner, transaction=f"{owner}-asks", **GBP)
+            assert (caught.value.free, caught.value.locked) == (2, 8)
+        async with await other.select(10, owner=owner, transaction=f"{owner}-asks", **GBP) as selection:
+            assert selection.amount == 10
+
+
+async def test_replicas_come_and_go_and_what_they_held_is_free_when_the_lease_ends(genie: Genie) -> None:
+    owner, ledger = new_wallet(10, 1)
+    async with replicas(genie, ledger, 1, lease=WAIT_S, backoff=WAIT_S) as [stays]:
+        async with replicas(genie, ledger, 1, lease=0.5) as [goes]:
+            await goes.select(10, owner=owner, transaction=f"{owner}-gone", **GBP)
+        async with asyncio.timeout(WAIT_S):
+            selection = await stays.select(10, owner=owner, transaction=f"{owner}-next", **GBP)
+        assert selection.amount == 10
+        await selection.release()
+
+
+async def test_a_selection_is_held_again_by_another_replica(genie: Genie) -> None:
+    owner, ledger = new_wallet(10, 1)
+    async with replicas(genie, ledger, 2, retries=0) as (one, other):
+        first = await one.select(6, owner=owner, transaction=f"{owner}-tx", **GBP)
+        async with await other.restore(first.checkpoint()) as again:
+            assert set(again.tokens) == set(first.tokens)
+            await pay(again, "shop")
+        result = await ask(one, 5, owner, f"{owner}-next")
+        assert isinstance(result, InsufficientFunds)
+    ledger.check(10)
+
+
+async def test_replicas_hear_who_has_seen_a_wallet(genie: Genie) -> None:
+    owner, ledger = new_wallet(10, 1)
+    async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(*genie.address)) for _ in range(2)]
+        one = await stack.enter_async_context(SherdlockSelector(clients[0], ledger, replica="r1"))
+        other = await stack.enter_async_context(SherdlockSelector(clients[1], ledger, replica="r2"))
+        assert await ask(one, 1, owner, f"{owner}-one") is True
+        await told(other, owner, "r1")
+        assert await ask(other, 1, owner, f"{owner}-other") is True
+        await told(one, owner, "r2")
+
+
+async def told(selector: SherdlockSelector, owner: str, replica: str) -> None:
+    while selector.last_seen(owner=owner, **GBP) != replica:  # noqa: ASYNC110 - nothing is told when a hint comes
+        await asyncio.sleep(0.001)
+
+
+async def test_the_server_restarts_in_the_middle_of_selections(redis: Redis) -> None:
+    owner, ledger = new_wallet(200, 2)
+    with running_server(redis) as genie:
+        async with replicas(genie, ledger, 4) as selectors, asyncio.timeout(2 * WAIT_S):
+            restarting = asyncio.Event()
+
+            async def many(place: int, selector: SherdlockSelector) -> None:
+                for number in range(25):
+                    assert await ask(selector, 3, owner, f"{owner}-{place}-{number}") is True
+                    if len(ledger.spenders) > 30:
+                        restarting.set()
+
+            tasks = [asyncio.create_task(many(place, each)) for place, each in enumerate(selectors)]
+            await restarting.wait()
+            genie.kill()
+            await asyncio.sleep(0)  # somebody asks while nobody answers
+            genie.start()
+            await asyncio.gather(*tasks)
+    ledger.check(400)
+    assert ledger.worth(f"{owner}-shop") == 300

@@ -1,0 +1,220 @@
+"""A request that leaves the choice to the server: its line, what it took, and what there is where it isn't enough."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import Future
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genie.client.anyof import any_request
+from genie.client.calls import Request, State
+from genie.client.core import Core
+from genie.client.held import Held
+from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
+from genie.protocol import commands
+from talk import SECRET, connected, cut, error, locked, queued, release, released
+
+MOST = 2**63 - 1
+
+
+def choose(core: Core, *resources: str, target: float = 1, **options: object) -> Request:
+    request = any_request(core.ref(), resources or ("a", "shared:b", "c"), target, **options)  # type: ignore[arg-type]
+    core.send(request, 0.0)
+    return request
+
+
+def asked(core: Core, **options: object) -> Request:
+    request = choose(core, **options)
+    assert core.outgoing() == request.line
+    return request
+
+
+def test_the_line_is_that_of_the_wire():
+    core = connected()
+    choose(core, "a", "shared:b", target=4.5, weights=[1, 4], transaction="t", transaction_timeout=0.25)
+    assert core.outgoing() == (
+        b'{"command":"request","payload":{"anyOf":["exclusive:a","shared:b"],"weights":[1,4],"target":4.5,'
+        b'"transactionTimeout":250,"transactionName":"t","ref":"1"}}\n'
+    )
+    choose(core, "a", target=1)
+    assert core.outgoing() == (
+        b'{"command":"request","payload":{"anyOf":["exclusive:a"],"target":1,"transactionTimeout":10000,"ref":"2"}}\n'
+    )
+
+
+def test_the_lock_is_of_what_was_taken_as_it_was_asked_for():
+    core = connected()
+    request = asked(core)
+    assert core.receive(queued(101, "1") + locked(101, "1", resources=["c", "b"]), 0.0) == [(request, None, None)]
+    assert request.state is State.HELD
+    assert Held(request).resources == ("shared:b", "exclusive:c")
+
+
+def test_what_is_not_enough_says_how_much_there_is():
+    core = connected()
+    request = asked(core)
+    [(call, _, caught)] = core.receive(
+        queued(101, "1") + released(101, "insufficient", ref="1", free=1.5, locked=2), 0.0
+    )
+    assert (call, request.state) == (request, State.ENDED)
+    assert isinstance(caught, Insufficient)
+    assert (caught.id, caught.free, caught.locked) == (101, 1.5, 2)
+
+
+def test_large_numbers_go_and_come_as_they_are():
+    core = connected()
+    request = asked(core, weights=[MOST, MOST - 2, 2**53 + 1], target=MOST)
+    payload = orjson.loads(request.line)["payload"]
+    assert (payload["weights"], payload["target"]) == ([MOST, MOST - 2, 2**53 + 1], MOST)
+    [(_, _, caught)] = core.receive(
+        queued(101, "1")
+        + b'{"command":"released","payload":{"id":101,"reason":"insufficient","free":%d,"locked":%d}}\n'
+        % (MOST - 1, 10_000 * MOST - 1),
+        0.0,
+    )
+    assert isinstance(caught, Insufficient)
+    assert (caught.free, caught.locked) == (MOST - 1, 10_000 * MOST - 1)
+    assert type(caught.locked) is int
+
+
+def test_an_insufficient_without_its_sums_does_not_make_them_up():
+    core = connected()
+    asked(core)
+    [(_, _, caught)] = core.receive(queued(101, "1") + released(101, "insufficient"), 0.0)
+    assert type(caught) is LockError
+
+
+class TestWhereTheConnectionIsLost:
+    def test_it_is_asked_again_by_the_same_line(self):
+        core = connected()
+        request = asked(core)
+        line = request.line
+        assert cut(core) == []
+        assert core.outgoing() == line
+        assert core.receive(queued(101, "1") + locked(101, "1", resources=["a"]), 0.0) == [(request, None, None)]
+        assert request.resources == ("exclusive:a",)
+
+    def test_it_is_told_what_it_took(self):
+        core = connected()
+        request = asked(core)
+        told = locked(101, "1", resources=["b"], expiresIn=4000)
+        assert cut(core, told, now=2.0) == [(request, None, None)]
+        assert (request.resources, request.deadline) == (("shared:b",), 6.0)
+        assert core.outgoing() == b""
+        assert cut(core, told, now=3.0) == []
+        assert request.resources == ("shared:b",)
+
+    def test_it_is_told_that_it_took_nothing(self):
+        core = connected()
+        request = asked(core)
+        [(call, _, caught)] = cut(core, released(101, "insufficient", ref="1", free=0, locked=3))
+        assert call is request
+        assert isinstance(caught, Insufficient)
+
+    @pytest.mark.parametrize("told", [b"", queued(101, "1")])
+    def test_a_server_that_has_forgotten_all_is_asked_by_the_same_line(self, told):
+        core = connected()
+        request = asked(core)
+        line = request.line
+        core.receive(told, 0.0)
+        assert cut(core, resumed=False, now=0.5) == []
+        assert core.outgoing() == (release(101) if told else b"") + line
+        assert b"queueTimeout" not in line
+
+
+def test_who_is_cancelled_gives_back_what_was_taken():
+    core = connected()
+    request = asked(core)
+    request.waiter = Future()
+    core.abandon(request, 0.0)
+    assert core.receive(queued(101, "1") + locked(101, "1", resources=["a"]), 0.0) == []
+    assert core.outgoing() == release(101)
+    core.receive(released(101, "success"), 0.0)
+    assert not core.owes
+
+
+def test_a_server_that_says_nothing_is_not_waited_for():
+    core = connected()
+    request = asked(core)
+    assert core.tick(9.9) == []
+    [(call, _, caught)] = core.tick(10.0)
+    assert call is request
+    assert isinstance(caught, Unavailable)
+
+
+def test_a_refusal_is_its_own():
+    core = connected()
+    request = asked(core)
+    [(call, _, caught)] = core.receive(error("bad-request", "target", ref="1"), 0.0)
+    assert call is request
+    assert isinstance(caught, RequestRejected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "what"),
+    [
+        (([], 1), {}, "1 to 10000"),
+        ((["a"] * 10_001, 1), {}, "1 to 10000"),
+        ((["a", "exclusive:a"], 1), {}, "once"),
+        ((["a", "shared:a"], 1), {}, "once"),
+        ((["exclsive:a"], 1), {}, "no mode"),
+        ((["a"], 0), {}, "target"),
+        ((["a"], -1), {}, "target"),
+        ((["a"], True), {}, "target"),
+        ((["a"], math.nan), {}, "target"),
+        ((["a"], math.inf), {}, "target"),
+        ((["a"], 2**63), {}, "target"),
+        ((["a", "b"], 1), {"weights": [1]}, "weights"),
+        ((["a"], 1), {"weights": []}, "weights"),
+        ((["a"], 1), {"weights": [0]}, "a weight"),
+        ((["a"], 1), {"weights": [2**63]}, "a weight"),
+        ((["a"], 1), {"weights": ["1"]}, "a weight"),
+        ((["a"], 1), {"transaction": ""}, "transaction"),
+        ((["a"], 1), {"transaction_timeout": 0}, "transaction_timeout"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_sent(arguments, options, what):
+    with pytest.raises(ValueError, match=what):
+        any_request("1", *arguments, **options)
+
+
+@pytest.mark.parametrize("resources", ["token/1", [1]])
+def test_what_is_no_list_of_resources(resources):
+    with pytest.raises(TypeError):
+        any_request("1", resources, 1)
+
+
+def test_a_line_that_would_end_the_connection_for_everybody_is_not_sent():
+    with pytest.raises(RequestRejected, match="line-too-long"):
+        any_request("1", [f"{number:05}" + "x" * 100 for number in range(10_000)], 1)
+
+
+def test_as_many_as_can_be_chosen_from():
+    core = Core(SECRET)
+    request = choose(core, *[f"token/{number:05}" for number in range(10_000)], weights=[MOST] * 10_000)
+    assert len(request.line) < 1 << 20
+
+
+weights_of_the_wire = st.one_of(st.integers(1, MOST), st.floats(0, 2.0**62, exclude_min=True))
+
+
+@given(
+    names=st.lists(
+        st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20), min_size=1, unique=True
+    ),
+    data=st.data(),
+    target=weights_of_the_wire,
+    transaction=st.none() | st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20),
+)
+def test_whatever_is_accepted_here_is_accepted_by_the_server(names, data, target, transaction):
+    weights = data.draw(st.none() | st.lists(weights_of_the_wire, min_size=len(names), max_size=len(names)))
+    request = any_request("1", [f"shared:{name}" for name in names], target, weights=weights, transaction=transaction)
+    read = commands.read(request.line.rstrip(b"\n"))
+    assert isinstance(read, commands.Take)
+    assert (read.request.ref, read.request.transaction, read.target) == ("1", transaction, target)
+    assert [name for name, _ in read.choices] == names
+    assert list(read.weights) == (weights or [1] * len(names))

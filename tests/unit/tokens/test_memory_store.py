@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import gc
+
+from genie.tokens.memory_store import PAGE, SLACK, MemoryTokenStore
+from genie.tokens.store import Resync
+from genie.tokens.token import Wallet
+from tokens_made import ids, token
+
+OWN, GROUP = Wallet("Fiat", "GBP", "alice", None), Wallet("Fiat", "GBP", None, "acme")
+
+
+async def test_what_was_spent_leaves_its_wallets() -> None:
+    """Else a wallet that much passes through would be walked past all that it ever had."""
+    store = MemoryTokenStore()
+    await store.add([token(f"{number}", account="acme") for number in range(100)])
+    for number in range(2_000):
+        change = token(f"{number + 100}", account="acme")
+        await store.spend([token(f"{number}")], transaction="T", outputs=[change])
+        for wallet in (OWN, GROUP):
+            assert len(store._shelves[wallet].tokens) <= 2 * 101 + SLACK
+    assert await ids(store, owner="alice") == await ids(store, account="acme") == {f"{n}" for n in range(2_000, 2_100)}
+
+
+async def test_an_empty_wallet_is_forgotten() -> None:
+    store = MemoryTokenStore()
+    await store.add([token(f"{number}", owner=f"{number}", account="acme") for number in range(10)])
+    await store.spend([token(f"{number}") for number in range(10)], transaction="T")
+    assert not store._shelves
+
+
+async def test_a_walk_goes_on_over_what_is_left_while_its_wallet_is_tidied_up() -> None:
+    store = MemoryTokenStore()
+    many = [token(f"{number}") for number in range(3 * PAGE)]
+    await store.add(many)
+    walk = store.unspent(owner="alice", token_type="Fiat", identifier="GBP")
+    found = await anext(walk)
+    await store.spend(many[:-2], transaction="T")
+    assert len(store._shelves[OWN].tokens) < PAGE
+    assert [page async for page in walk] == [many[-2:]]
+    assert found == many[:PAGE]
+
+
+async def test_who_reads_changes_no_more_is_forgotten() -> None:
+    store = MemoryTokenStore()
+    changes = store.changes()
+    assert await anext(changes) == Resync()
+    assert store._feeds
+    del changes
+    gc.collect()
+    assert not store._feeds

@@ -1,0 +1,905 @@
+"""Selecting from wallets that others select from as well, against a Genie and a store that do what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from genie.errors import Unavailable
+from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
+from genie.tokens.sherdlock import SherdlockSelector
+from genie.tokens.store import Added, Spent
+from sherdlock_world import ALICE, GBP, FakeGenie, settle, store_of, token, tokens, virtual
+
+
+@virtual
+async def test_a_selection_holds_tokens_that_reach_the_amount_and_gives_them_back():
+    genie, store = FakeGenie(), store_of(tokens(10, 3))
+    async with SherdlockSelector(genie, store) as selector:
+        async with await selector.select(8, transaction="tx", **ALICE) as selection:
+            assert (len(selection.tokens), selection.amount, selection.change) == (3, 9, 1)
+            assert genie.tokens_held == {each.id for each in selection.tokens}
+            assert genie.holders(selection.tokens[0].id) == {"tx"}
+            assert selection.held
+        assert genie.tokens_held == set()
+        assert not selection.held
+        with pytest.raises(SelectionEnded):
+            await selection.spend()
+        async with await selector.select(30, transaction="tx2", **ALICE) as selection:
+            assert selection.amount == 30
+
+
+@virtual
+async def test_an_error_in_the_block_releases():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store) as selector:
+        with pytest.raises(ZeroDivisionError):
+            async with await selector.select(5, transaction="tx", **ALICE):
+                raise ZeroDivisionError
+        assert genie.tokens_held == set()
+
+
+@virtual
+async def test_one_round_trip_and_one_reading_are_enough():
+    genie, store = FakeGenie(), store_of(tokens(1000))
+    async with SherdlockSelector(genie, store) as selector:
+        await selector.select(1, transaction="first", **ALICE)
+        genie.asks.clear()
+        for number in range(20):
+            await selector.select(5, transaction=f"tx{number}", **ALICE)
+        assert len(genie.asks) == 20
+        assert {len(ask) for ask in genie.asks} == {10}
+        assert store.reads == 1
+
+
+@virtual
+async def test_replicas_try_different_tokens():
+    genie, store = FakeGenie(), store_of(tokens(1000))
+    genie.hushed = True
+    async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
+        for number in range(10):
+            await one.select(1, transaction=f"one{number}", **ALICE)
+            await other.select(1, transaction=f"other{number}", **ALICE)
+    first = [ask[0] for ask in genie.asks]
+    assert len(set(first)) > 15
+
+
+@virtual
+async def test_spent_tokens_stay_locked_until_the_lease_ends_and_nobody_tries_them():
+    genie, store = FakeGenie(), store_of(tokens(4, 5))
+    store.hushed = True
+    async with SherdlockSelector(genie, store, lease=60) as one, SherdlockSelector(genie, store, lease=60) as other:
+        assert (await other.select(1, transaction="warm", **ALICE)).amount == 5
+        async with await one.select(10, transaction="tx", **ALICE) as selection:
+            await selection.spend()
+            assert not selection.held
+        spent = {each.id for each in selection.tokens}
+        assert genie.tokens_held > spent
+        await settle()
+        genie.asks.clear()
+        async with await other.select(5, transaction="tx2", **ALICE) as selection:
+            assert selection.tokens[0].id not in spent
+        assert not spent & {id for ask in genie.asks for id in ask}
+        await asyncio.sleep(61)
+        assert not genie.tokens_held & spent
+
+
+@virtual
+async def test_what_was_spent_is_not_selected_here_again_even_when_its_lock_has_ended():
+    genie, store = FakeGenie(), store_of(tokens(4, 5))
+    store.hushed = True  # nothing is heard of it by the store either
+    async with SherdlockSelector(genie, store, lease=60) as selector:
+        async with await selector.select(10, transaction="tx", **ALICE) as selection:
+            await selection.spend(outputs=[token("change", 1)])
+        await asyncio.sleep(61)
+        async with await selector.select(10, transaction="tx2", **ALICE) as again:
+            assert not {each.id for each in again.tokens} & {each.id for each in selection.tokens}
+
+
+@virtual
+async def test_change_is_selected_as_soon_as_the_store_tells_it():
+    genie, store = FakeGenie(), store_of([token("note", 10)])
+    async with SherdlockSelector(genie, store) as selector:
+        for number in range(9):
+            async with await selector.select(1, transaction=f"tx{number}", **ALICE) as selection:
+                await selection.spend(outputs=[token(f"change{number}", selection.change)])
+        assert store.reads <= 2
+        assert [each.amount for each in store.held.values()] == [1]
+
+
+# -- others hold them ---------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_what_others_hold_is_not_tried():
+    genie, store = FakeGenie(), store_of(tokens(100))
+    genie.take(*(f"t{number}" for number in range(95)))
+    async with SherdlockSelector(genie, store) as selector:
+        await settle()
+        selection = await selector.select(5, transaction="tx", **ALICE)
+        assert {each.id for each in selection.tokens} == {f"t{number}" for number in range(95, 100)}
+        assert {id for ask in genie.asks for id in ask} == {f"t{number}" for number in range(95, 100)}
+
+
+@virtual
+async def test_a_collision_costs_no_second_round_trip():
+    genie, store = FakeGenie(), store_of(tokens(100))
+    async with SherdlockSelector(genie, store) as selector:
+        await selector.select(1, transaction="warm", **ALICE)
+        genie.asks.clear()
+        genie.hushed, genie.delay_s = True, 0.001
+        asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
+        await settle()
+        genie.take(*genie.asks[0][:3])
+        selection = await asking
+        assert selection.amount == 5
+        assert len(genie.asks) == 1
+
+
+@virtual
+async def test_many_collisions_are_answered_by_more_spares_at_once_without_waiting():
+    genie, store = FakeGenie(), store_of(tokens(3000))
+    async with SherdlockSelector(genie, store) as selector:
+        await selector.select(1, transaction="warm", **ALICE)
+        genie.asks.clear()
+        genie.hushed = True
+        genie.take(*(f"t{number}" for number in range(2990) if genie.holders(f"t{number}") == set()))
+        begin = asyncio.get_running_loop().time()
+        selection = await selector.select(5, transaction="tx", **ALICE)
+        assert selection.amount == 5
+        assert asyncio.get_running_loop().time() == begin
+        sizes = [len(ask) for ask in genie.asks]
+        assert sizes == sorted(sizes)
+        assert sizes[0] == 10
+        assert len(sizes) <= 6
+
+
+@virtual
+async def test_enough_that_others_hold_is_told_apart_when_all_waits_are_over():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    genie.take(*(f"t{number}" for number in range(7)))
+    async with SherdlockSelector(genie, store, retries=3, backoff=5.0) as selector:
+        begin = asyncio.get_running_loop().time()
+        with pytest.raises(FundsLocked) as caught:
+            await selector.select(5, transaction="tx", **ALICE)
+        assert (caught.value.asked, caught.value.free, caught.value.locked) == (5, 3, 7)
+        assert 0 < asyncio.get_running_loop().time() - begin <= 15
+        assert genie.holders("t9") == set()
+
+
+@virtual
+async def test_funds_locked_is_what_genie_says_not_what_was_heard():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    lock = genie.take(*(f"t{number}" for number in range(7)))
+    async with SherdlockSelector(genie, store, retries=2, backoff=5.0) as selector:
+        await settle()
+        genie.hushed = True  # the release is not heard of
+        genie.end(lock)
+        assert (await selector.select(5, transaction="tx", **ALICE)).amount == 5
+
+
+@virtual
+async def test_what_is_given_back_wakes_who_waits():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    lock = genie.take(*(f"t{number}" for number in range(7)))
+    async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
+        asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
+        await settle()
+        assert not asking.done()
+        genie.end(lock)
+        await settle()
+        assert (await asking).amount == 5
+        assert asyncio.get_running_loop().time() == 0
+
+
+@virtual
+async def test_what_this_selector_gives_back_wakes_who_waits_here():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store, backoff=1e6) as selector:
+        for order in (False, True):  # whichever of the two is heard first
+            genie.delay_s = 0.01 if order else 0.0
+            first = await selector.select(8, transaction="first", **ALICE)
+            asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
+            await settle()
+            assert not asking.done()
+            begin = asyncio.get_running_loop().time()
+            await first.release()
+            async with asyncio.timeout(1), await asking:
+                assert asyncio.get_running_loop().time() - begin < 1
+
+
+@virtual
+async def test_change_wakes_who_waits():
+    genie, store = FakeGenie(), store_of([token("note", 10)])
+    async with SherdlockSelector(genie, store, backoff=1e6) as selector:
+        first = await selector.select(4, transaction="first", **ALICE)
+        asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
+        await settle()
+        await first.spend(outputs=[token("change", 6)])
+        async with asyncio.timeout(1):
+            assert [each.id for each in (await asking).tokens] == ["change"]
+
+
+@virtual
+async def test_who_waits_for_what_is_then_spent_learns_it_at_once():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with (
+        SherdlockSelector(genie, store) as one,
+        SherdlockSelector(genie, store, backoff=1e6) as here,
+        SherdlockSelector(genie, store, backoff=1e6) as there,
+    ):
+        selection = await one.select(8, transaction="first", **ALICE)
+        asking = [
+            asyncio.create_task(selector.select(amount, transaction=f"tx{amount}", **ALICE))
+            for selector, amount in ((one, 3), (here, 4), (there, 5))
+        ]
+        await settle()
+        assert not any(task.done() for task in asking)
+        await selection.spend()
+        await settle()
+        assert [type(task.exception()) for task in asking] == [InsufficientFunds] * 3
+
+
+@virtual
+async def test_being_woken_in_vain_does_not_use_up_the_waits():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    locks = [genie.take(f"t{number}") for number in range(8)]
+    async with SherdlockSelector(genie, store, retries=1, backoff=1e6, lease=1e7) as selector:
+        asking = asyncio.create_task(selector.select(10, transaction="tx", **ALICE))
+        for lock in locks:
+            await settle()
+            assert not asking.done()
+            genie.end(lock)
+        await settle()
+        assert asking.done()
+
+
+@virtual
+async def test_two_that_each_need_both_of_two_tokens_both_get_them():
+    genie, store = FakeGenie(), store_of(tokens(2, 3))
+    genie.delay_s = 0.001
+
+    async def spend(selector, name):
+        async with await selector.select(4, transaction=name, **ALICE) as selection:
+            await asyncio.sleep(0.5)
+            change = [token(f"{name}-change", selection.change)] if selection.change else []
+            await selection.spend(outputs=[token(f"{name}-back", 4), *change])
+
+    async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
+        async with asyncio.timeout(30):
+            await asyncio.gather(spend(one, "a"), spend(other, "b"))
+    assert sum(each.amount for each in store.held.values()) == 6
+
+
+@virtual
+async def test_what_was_told_to_be_held_long_ago_is_tried_again():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    lock = genie.take(*(f"t{number}" for number in range(10)))
+    async with SherdlockSelector(genie, store, lease=60, retries=0) as selector:
+        await settle()
+        genie.hushed = True
+        genie.end(lock)
+        await asyncio.sleep(121)
+        await selector.select(5, transaction="tx", **ALICE)
+        assert len(genie.asks) == 1
+
+
+@virtual
+async def test_a_transaction_that_holds_a_token_twice_holds_it_until_both_locks_have_ended():
+    genie, store = FakeGenie(), store_of(tokens(1))
+    locks = [genie.take("t0", transaction="twice") for _ in range(3)]
+    async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
+        asking = asyncio.create_task(selector.select(1, transaction="tx", **ALICE))
+        for lock in (locks[1], locks[0], locks[2]):
+            await settle()
+            assert not asking.done()
+            assert genie.asks == []
+            genie.end(lock)
+        await settle()
+        assert asking.done()
+
+
+# -- there are not enough -----------------------------------------------------------------------------------
+
+
+@virtual
+async def test_not_enough_is_said_at_once():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    genie.take("t0", "t1")
+    async with SherdlockSelector(genie, store) as selector:
+        await settle()
+        with pytest.raises(InsufficientFunds, match="Fiat GBP of owner 'alice'") as caught:
+            await selector.select(11, transaction="tx", **ALICE)
+        assert type(caught.value) is InsufficientFunds
+        assert (caught.value.asked, caught.value.free, caught.value.locked) == (11, 8, 2)
+        assert asyncio.get_running_loop().time() == 0
+        assert genie.asks == []
+
+
+@virtual
+async def test_not_enough_is_only_said_by_a_reading_that_began_after_the_ask():
+    store = store_of(tokens(10), follows=False)
+    genie = FakeGenie()
+    async with SherdlockSelector(genie, store, freshness=1e6) as selector:
+        await selector.select(1, transaction="warm", **ALICE)
+        store.put(token("new", 100))  # and nothing is told
+        assert (await selector.select(50, transaction="tx", **ALICE)).amount >= 100
+        assert store.reads == 2
+
+
+@virtual
+async def test_a_reading_that_began_before_the_ask_is_no_proof():
+    genie, store = FakeGenie(), store_of(tokens(10), follows=False)
+    gate = asyncio.Event()
+    store.turn = gate.wait
+    async with SherdlockSelector(genie, store) as selector:
+        early = asyncio.create_task(selector.select(50, transaction="early", **ALICE))
+        await settle()
+        late = asyncio.create_task(selector.select(50, transaction="late", **ALICE))
+        await settle()
+        assert store.reads == 1
+        gate.set()
+        results = await asyncio.gather(early, late, return_exceptions=True)
+        assert [type(each) for each in results] == [InsufficientFunds] * 2
+        assert store.reads == 2
+
+
+@virtual
+async def test_change_that_moves_past_a_reading_of_several_pages_is_no_lack_of_funds():
+    # The big token goes from a page that is still to come into one that has been told.
+    genie = FakeGenie()
+    store = store_of([*tokens(4, name="m"), token("z", 100)], page=2, follows=False)
+    turns = 0
+
+    async def turn():
+        nonlocal turns
+        turns += 1
+        if turns == 2:
+            del store.held["z"]
+            store.held["a"] = token("a", 100)
+
+    store.turn = turn
+    async with SherdlockSelector(genie, store) as selector:
+        assert (await selector.select(50, transaction="tx", **ALICE)).amount >= 100
+
+
+@virtual
+async def test_a_spend_in_this_moment_is_no_lack_of_funds():
+    # What is spent leaves the cache at once, and its change has not been told yet.
+    genie, store = FakeGenie(), store_of([token("note", 10)])
+    async with SherdlockSelector(genie, store, retries=1, backoff=1.0) as selector:
+        first = await selector.select(4, transaction="first", **ALICE)
+        asking = asyncio.create_task(selector.select(5, transaction="tx", **ALICE))
+        await settle()
+        store.hushed = True
+        await first.spend(outputs=[token("change", 6)])
+        assert [each.id for each in (await asking).tokens] == ["change"]
+
+
+@virtual
+async def test_what_the_own_transaction_holds_does_not_count():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store) as selector:
+        first = await selector.select(7, transaction="tx", **ALICE)
+        with pytest.raises(InsufficientFunds) as caught:
+            await selector.select(4, transaction="tx", **ALICE)
+        assert type(caught.value) is InsufficientFunds
+        assert caught.value.free == 3
+        second = await selector.select(3, transaction="tx", **ALICE)
+        assert not {each.id for each in first.tokens} & {each.id for each in second.tokens}
+
+
+@virtual
+async def test_asks_of_one_transaction_at_the_same_time_get_different_tokens():
+    genie, store = FakeGenie(), store_of(tokens(40))
+    genie.delay_s = 0.01
+    async with SherdlockSelector(genie, store) as selector:
+        selections = await asyncio.gather(*(selector.select(5, transaction="tx", **ALICE) for _ in range(8)))
+        ids = [each.id for selection in selections for each in selection.tokens]
+        assert len(ids) == len(set(ids)) == 40
+
+
+@virtual
+async def test_what_a_crashed_replica_holds_for_the_same_transaction_is_free_to_it():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    genie.take(*(f"t{number}" for number in range(10)), transaction="tx")
+    async with SherdlockSelector(genie, store) as selector:
+        await settle()
+        assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
+    async with SherdlockSelector(genie, store, retries=0) as selector:
+        with pytest.raises(FundsLocked):
+            await selector.select(1, transaction="other", **ALICE)
+
+
+@virtual
+async def test_what_the_transaction_has_spent_elsewhere_is_not_free_to_it_in_an_old_cache():
+    genie, store = FakeGenie(), store_of(tokens(10, 5))
+    store.hushed = True
+    async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
+        await (await other.select(50, transaction="warm", **ALICE)).release()
+        async with await one.select(25, transaction="tx", **ALICE) as selection:
+            await selection.spend()
+        await settle()
+        for _ in range(5):
+            again = await other.select(5, transaction="tx", **ALICE)
+            assert not {each.id for each in again.tokens} & set(store.spent)
+
+
+# -- where, prefer, limit -----------------------------------------------------------------------------------
+
+
+@virtual
+async def test_where_lets_tokens_through():
+    genie = FakeGenie()
+    store = store_of([*tokens(5, name="a", issuer="bank"), *tokens(5, name="b", issuer="mint")])
+    async with SherdlockSelector(genie, store) as selector:
+        selection = await selector.select(5, transaction="tx", where=lambda each: each.issuer == "mint", **ALICE)
+        assert {each.issuer for each in selection.tokens} == {"mint"}
+        with pytest.raises(InsufficientFunds) as caught:
+            await selector.select(6, transaction="tx2", where=lambda each: each.issuer == "bank", **ALICE)
+        assert caught.value.free == 5
+        with pytest.raises(ZeroDivisionError):
+            await selector.select(6, transaction="tx2", where=lambda each: 1 / 0, **ALICE)  # noqa: ARG005
+        assert len(genie.tokens_held) == 5
+
+
+@virtual
+async def test_small_or_large_ones_first():
+    genie = FakeGenie()
+    store = store_of([token(f"t{amount}", amount) for amount in range(1, 21)])
+    async with SherdlockSelector(genie, store) as selector:
+        async with await selector.select(6, transaction="tx", prefer="small", **ALICE) as selection:
+            assert [each.amount for each in selection.tokens] == [1, 2, 3]
+        async with await selector.select(39, transaction="tx", prefer="large", **ALICE) as selection:
+            assert [each.amount for each in selection.tokens] == [20, 19]
+        with pytest.raises(ValueError, match="prefer"):
+            await selector.select(39, transaction="tx", prefer="middle", **ALICE)
+
+
+@virtual
+async def test_a_limit_is_kept_by_taking_the_largest():
+    genie = FakeGenie()
+    store = store_of([*tokens(100), *tokens(3, 50, "big")])
+    async with SherdlockSelector(genie, store, retries=0) as selector:
+        for prefer in (None, "small", "large"):
+            async with await selector.select(120, transaction="tx", limit=3, prefer=prefer, **ALICE) as selection:
+                assert len(selection.tokens) == 3
+        with pytest.raises(TooManyTokens) as caught:
+            await selector.select(151, transaction="tx", limit=3, **ALICE)
+        assert (caught.value.asked, caught.value.limit, caught.value.reached) == (151, 3, 150)
+        lock = genie.take("big0")
+        await settle()
+        with pytest.raises(FundsLocked):
+            await selector.select(150, transaction="tx", limit=3, **ALICE)
+        with pytest.raises(TooManyTokens) as caught:
+            await selector.select(151, transaction="tx", limit=3, **ALICE)
+        assert caught.value.reached == 101
+        with pytest.raises(InsufficientFunds, match="251"):
+            await selector.select(251, transaction="tx", limit=3, **ALICE)
+        assert genie.tokens_held == {"big0"}
+        genie.end(lock)
+        with pytest.raises(ValueError, match="limit"):
+            await selector.select(1, transaction="tx", limit=0, **ALICE)
+
+
+@virtual
+async def test_a_limit_that_is_missed_by_a_collision_is_kept_by_the_next_try():
+    genie = FakeGenie()
+    store = store_of([*tokens(5, 5, "five"), *tokens(2, 10, "ten")])
+    async with SherdlockSelector(genie, store) as selector:
+        await selector.select(1, transaction="warm", where=lambda each: each.id == "five0", **ALICE)
+        genie.hushed = True
+        genie.take("five1")
+        for number in range(10):
+            selection = await selector.select(20, transaction=f"tx{number}", limit=2, **ALICE)
+            assert [each.amount for each in selection.tokens] == [10, 10]
+            await selection.release()
+
+
+@virtual
+async def test_an_account_is_selected_from_over_its_owners_keys():
+    genie = FakeGenie()
+    store = store_of(
+        [token("a", 5, owner="k1", account="acc"), token("b", 5, owner="k2", account="acc"), token("c", 5)]
+    )
+    async with SherdlockSelector(genie, store) as selector:
+        selection = await selector.select(10, transaction="tx", account="acc", **GBP)
+        assert {each.id for each in selection.tokens} == {"a", "b"}
+        await selection.spend(outputs=[token("d", 10, owner="k3", account="acc")])
+        await settle()
+        assert (await selector.select(10, transaction="tx2", account="acc", **GBP)).tokens[0].id == "d"
+        with pytest.raises(ValueError, match="one of owner= and account="):
+            await selector.select(10, transaction="tx2", **GBP)
+
+
+@virtual
+async def test_more_names_than_one_request_can_have():
+    genie, store = FakeGenie(), store_of(tokens(11_000), page=11_000)
+    async with SherdlockSelector(genie, store, retries=1) as selector:
+        async with await selector.select(10_500, transaction="tx", **ALICE) as selection:
+            assert selection.amount == 10_500
+            assert len(genie.locks) == 2
+        assert genie.tokens_held == set()
+        genie.take(*(f"t{number}" for number in range(1000)))
+        with pytest.raises(FundsLocked):
+            await selector.select(10_500, transaction="tx", **ALICE)
+        assert len(genie.tokens_held) == 1000
+
+
+@virtual
+async def test_names_are_long_and_a_line_is_not():
+    long = [token(f"{number:04}" + "é" * 396, 1) for number in range(3000)]
+    genie, store = FakeGenie(), store_of(long)
+    async with SherdlockSelector(genie, store) as selector:
+        assert (await selector.select(3000, transaction="tx", **ALICE)).amount == 3000
+        assert len(genie.locks) > 1
+
+
+# -- caches -------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_a_stale_cache_is_read_once_for_ten_and_blocks_none_of_them():
+    genie, store = FakeGenie(), store_of(tokens(1000), follows=False)
+    async with SherdlockSelector(genie, store, freshness=1.0) as selector:
+        await selector.select(1, transaction="warm", **ALICE)
+        await asyncio.sleep(2)
+        gate = asyncio.Event()
+        store.turn = gate.wait
+        for number in range(10):
+            await selector.select(5, transaction=f"tx{number}", **ALICE)
+        await settle()
+        assert store.reads == 2
+        gate.set()
+
+
+@virtual
+async def test_a_cache_that_is_followed_is_never_stale():
+    genie, store = FakeGenie(), store_of(tokens(1000))
+    async with SherdlockSelector(genie, store, freshness=1.0) as selector:
+        await settle()
+        for number in range(10):
+            await asyncio.sleep(100)
+            await selector.select(5, transaction=f"tx{number}", **ALICE)
+        assert store.reads == 1
+
+
+@virtual
+async def test_a_cache_is_read_again_when_the_feed_has_been_away():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store, freshness=1.0) as selector:
+        await settle()
+        await selector.select(1, transaction="warm", **ALICE)
+        store.hushed = True
+        store.put(token("missed", 100))
+        store.hushed = False
+        store.tell(None)  # the feed ends, and begins anew
+        await asyncio.sleep(10)
+        await selector.select(1, transaction="notices", **ALICE)
+        await settle()
+        assert store.reads == 2
+        assert (await selector.select(100, transaction="tx", **ALICE)).amount >= 100
+        assert store.reads == 2
+
+
+@virtual
+async def test_who_waits_goes_on_as_soon_as_enough_is_read():
+    genie, store = FakeGenie(), store_of(tokens(100), page=10)
+    gate = asyncio.Semaphore(0)
+    store.turn = gate.acquire
+    async with SherdlockSelector(genie, store) as selector:
+        asking = asyncio.create_task(selector.select(15, transaction="tx", **ALICE))
+        gate.release()
+        await settle()
+        assert not asking.done()
+        gate.release()
+        await settle()
+        assert asking.done()
+        assert store.pages == 2
+
+
+@virtual
+async def test_what_is_spent_while_a_wallet_is_read_does_not_come_back():
+    genie, store = FakeGenie(), store_of(tokens(3))
+    held = asyncio.Event()
+
+    async def turn():
+        if store.reads == 1:
+            return
+        page = dict(store.held)
+        store.tell(Spent("t0"), Added(token("new", 1)))
+        store.held = page  # what is told is of a moment before
+        await settle()
+        held.set()
+
+    store.turn = turn
+    store.page = 1000
+    async with SherdlockSelector(genie, store, retries=0) as selector:
+        await settle()
+        with pytest.raises(InsufficientFunds):
+            await selector.select(4, transaction="warm", **ALICE)
+        store.hushed = True
+        with pytest.raises(InsufficientFunds):
+            await selector.select(9, transaction="reads", **ALICE)
+        assert store.reads == 2
+        cache = next(iter(selector._wallets._caches.values()))
+        assert {each.id for each in cache} == {"t0", "t1", "t2"}
+
+
+@virtual
+async def test_a_store_that_fails_is_told_to_who_needs_it_and_nothing_is_held():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store) as selector:
+        await selector.select(2, transaction="warm", **ALICE)
+        store.fails = OSError("the store is down")
+        assert (await selector.select(2, transaction="tx", **ALICE)).amount == 2
+        with pytest.raises(OSError, match="the store is down"):
+            await selector.select(7, transaction="tx2", **ALICE)
+        assert len(genie.tokens_held) == 4
+        store.fails = None
+        assert (await selector.select(6, transaction="tx2", **ALICE)).amount == 6
+
+
+@virtual
+async def test_wallets_that_nobody_uses_are_forgotten():
+    genie = FakeGenie()
+    store = store_of([token(f"t{number}", 1, owner=f"o{number}", account="acc") for number in range(20)])
+    async with SherdlockSelector(genie, store) as selector:
+        for number in range(20):
+            await selector.select(1, transaction=f"tx{number}", owner=f"o{number}", **GBP)
+            await asyncio.sleep(100)
+        assert len(selector._wallets._caches) <= 7
+        assert len(selector._wallets._known) <= 7
+
+
+# -- ends ---------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_cancelled_at_any_moment_nothing_stays_held():
+    for moment in range(40):
+        genie, store = FakeGenie(), store_of(tokens(30), page=10)
+        genie.delay_s = 0.001
+        amount = len(store.held)
+        lock = genie.take("t1") if moment % 2 else None
+        async with SherdlockSelector(genie, store) as selector:
+            asking = asyncio.create_task(selector.select(amount, transaction="tx", **ALICE))
+            for _ in range(moment):
+                await asyncio.sleep(0.0003)
+            asking.cancel()
+            (result,) = await asyncio.gather(asking, return_exceptions=True)
+            if not isinstance(result, BaseException):
+                await result.release()
+            await asyncio.sleep(1)
+            assert genie.tokens_held == ({"t1"} if lock else set())
+            assert selector.tokens_held.mine == {}
+
+
+@virtual
+async def test_cancelled_while_the_grant_is_on_its_way():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store) as selector:
+        genie.answer = asyncio.Event()
+        asking = asyncio.create_task(selector.select(10, transaction="tx", **ALICE))
+        await settle()
+        assert len(genie.tokens_held) == 10
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert genie.tokens_held == set()
+        genie.answer = None
+        assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
+
+
+@virtual
+async def test_cancelled_while_another_ask_of_the_transaction_has_its_turn():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store) as selector:
+        await (await selector.select(1, transaction="warm", **ALICE)).release()
+        genie.answer = asyncio.Event()
+        asking = [asyncio.create_task(selector.select(2, transaction="tx", **ALICE)) for _ in range(4)]
+        await settle()
+        asking[1].cancel()
+        await settle()
+        genie.answer.set()
+        await asyncio.wait(asking)
+        assert [task.cancelled() for task in asking] == [False, True, False, False]
+        assert len(genie.tokens_held) == 6
+
+
+@virtual
+async def test_the_lease_begins_anew_before_a_spend_in_its_second_half():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store, lease=100) as selector:
+        selection = await selector.select(3, transaction="tx", **ALICE)
+        await asyncio.sleep(60)
+        await selection.spend()
+        assert len(genie.extended) == 1
+        await asyncio.sleep(90)
+        assert len(genie.tokens_held) == 3
+        await asyncio.sleep(11)
+        assert genie.tokens_held == set()
+        quick = await selector.select(3, transaction="tx", **ALICE)
+        await asyncio.sleep(40)
+        await quick.spend()
+        assert len(genie.extended) == 1
+
+
+@virtual
+async def test_what_is_not_held_any_more_is_not_spent():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store, lease=100) as selector:
+        late = await selector.select(3, transaction="late", **ALICE)
+        lost = await selector.select(3, transaction="lost", **ALICE)
+        unheard = await selector.select(3, transaction="unheard", **ALICE)
+        genie.lose(genie.locks[lost._grants.locks[0].id])
+        with pytest.raises(SelectionEnded):
+            await lost.spend()
+        await asyncio.sleep(60)
+        genie.end(genie.locks[unheard._grants.locks[0].id])
+        with pytest.raises(SelectionEnded):
+            await unheard.spend()
+        await asyncio.sleep(60)
+        with pytest.raises(SelectionEnded):
+            await late.spend()
+        assert store.spent == {}
+        assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
+
+
+@virtual
+async def test_what_others_have_spent_without_holding_it_is_not_selected_again():
+    genie, store = FakeGenie(), store_of(tokens(3))
+    store.hushed = True
+    async with SherdlockSelector(genie, store) as selector:
+        with pytest.raises(SpentAlready):
+            async with await selector.select(3, transaction="tx", **ALICE) as selection:
+                store.spent["t0"] = "thief"
+                del store.held["t0"]
+                await selection.spend()
+        assert genie.tokens_held == set()
+        async with await selector.select(2, transaction="tx2", **ALICE) as selection:
+            assert {each.id for each in selection.tokens} == {"t1", "t2"}
+            await selection.spend()
+
+
+@virtual
+async def test_tokens_of_which_nobody_knows_if_they_are_spent_stay_held_until_the_lease_ends():
+    genie, store = FakeGenie(), store_of(tokens(6))
+
+    async def fail():
+        raise OSError("the answer is lost")
+
+    async with SherdlockSelector(genie, store, lease=100, retries=0) as selector:
+        store.before_spend = fail
+        with pytest.raises(OSError, match="the answer is lost"):
+            async with await selector.select(4, transaction="tx", **ALICE) as selection:
+                await selection.spend()
+        assert len(genie.tokens_held) == 4
+        with pytest.raises(FundsLocked):
+            await selector.select(3, transaction="tx2", **ALICE)
+        store.before_spend = None
+        await selection.spend()  # it can be said again
+        assert len(store.spent) == 4
+        await asyncio.sleep(101)
+        spent = set(store.spent)
+        await (await selector.select(2, transaction="tx3", **ALICE)).spend()
+        assert set(selector.tokens_held.mine).isdisjoint(spent)
+
+
+@virtual
+async def test_unspent_tokens_come_free_when_the_lease_of_an_unknown_spend_ends():
+    genie, store = FakeGenie(), store_of(tokens(4))
+
+    async def fail():
+        raise OSError("the answer is lost")
+
+    store.before_spend = fail
+    async with SherdlockSelector(genie, store, lease=100, backoff=1000) as selector:
+        with pytest.raises(OSError, match="the answer is lost"):
+            async with await selector.select(4, transaction="tx", **ALICE) as selection:
+                await selection.spend()
+        asking = asyncio.create_task(selector.select(4, transaction="tx2", **ALICE))
+        await asyncio.sleep(99)
+        assert not asking.done()
+        await asyncio.sleep(2)
+        assert asking.done()
+
+
+@virtual
+async def test_a_checkpoint_holds_the_same_tokens_again_in_another_replica():
+    genie, store = FakeGenie(), store_of(tokens(10, 3, issuer="bank", metadata={"a": [1]}))
+    async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
+        selection = await one.select(7, transaction="tx", **ALICE)
+        data = selection.checkpoint()
+        with pytest.raises(SelectionEnded, match="here already"):
+            await one.restore(data)
+        async with await other.restore(data) as again:
+            assert set(again.tokens) == set(selection.tokens)
+            assert (again.asked, again.transaction, again.change) == (7, "tx", 2)
+        assert genie.tokens_held == set()  # the locks from before are given back as well
+        async with await other.restore(data) as again:
+            await again.spend()
+        lock = genie.take(selection.tokens[0].id, transaction="thief") if not genie.tokens_held else None
+        assert lock is None
+        genie.end(next(iter(genie.locks.values())))
+        genie.take(selection.tokens[0].id, transaction="thief")
+        with pytest.raises(SelectionEnded):
+            await other.restore(data | {"transaction": "tx"})
+        with pytest.raises(SelectionEnded):
+            again.checkpoint()
+
+
+@virtual
+async def test_genie_being_away_is_told_and_nothing_is_marked_as_held():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store) as selector:
+        selection = await selector.select(3, transaction="tx", **ALICE)
+        genie.down = True
+        with pytest.raises(Unavailable):
+            await selector.select(3, transaction="tx2", **ALICE)
+        await selection.release()
+        assert selector.tokens_held.mine == {}
+        genie.down = False
+        genie.cut_watchers()
+        await asyncio.sleep(10)
+        lock = genie.take(*(f"t{number}" for number in range(9)))
+        await settle()
+        genie.asks.clear()
+        await selector.select(1, transaction="tx3", **ALICE)
+        assert genie.asks == [["t9"]]
+        genie.end(lock)
+
+
+@virtual
+async def test_a_selector_that_is_closed_tells_those_who_wait():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    lock = genie.take("t0")
+    async with SherdlockSelector(genie, store, backoff=1e6) as selector:
+        asking = asyncio.create_task(selector.select(10, transaction="tx", **ALICE))
+        await settle()
+        with pytest.raises(RuntimeError, match="open already"):
+            await selector.start()
+    with pytest.raises(RuntimeError, match="not open"):
+        await asking
+    with pytest.raises(RuntimeError, match="not open"):
+        await selector.select(1, transaction="tx", **ALICE)
+    assert lock.id in genie.locks
+    assert genie.tokens_held == {"t0"}
+
+
+def test_what_makes_no_sense_is_refused():
+    for wrong in ({"retries": -1}, {"immediate_retries": -1}, {"backoff": -1}, {"lease": 0}, {"freshness": -1}):
+        with pytest.raises(ValueError, match="must"):
+            SherdlockSelector(FakeGenie(), store_of([]), **wrong)
+    with pytest.raises(ValueError, match="replica"):
+        SherdlockSelector(FakeGenie(), store_of([]), replica="")
+
+
+# -- hints --------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_replicas_tell_who_has_seen_a_wallet_last():
+    genie, store = FakeGenie(), store_of(tokens(100))
+    async with (
+        SherdlockSelector(genie, store, replica="r/1") as one,
+        SherdlockSelector(genie, store, replica="r2") as other,
+    ):
+        assert one.last_seen(**ALICE) is None
+        for number in range(20):
+            await one.select(1, transaction=f"tx{number}", **ALICE)
+        await settle()
+        assert one.last_seen(**ALICE) == other.last_seen(**ALICE) == "r/1"
+        assert sum(name.startswith("wallet-seen/") for name in genie.held) == 1
+        await other.select(1, transaction="tx", **ALICE)
+        await settle()
+        assert one.last_seen(**ALICE) == other.last_seen(**ALICE) == "r2"
+        await asyncio.sleep(6)
+        await one.select(1, transaction="last", **ALICE)
+        await settle()
+        assert other.last_seen(**ALICE) == "r/1"
+        await asyncio.sleep(60)
+        assert other.last_seen(**ALICE) is None
+    async with SherdlockSelector(genie, store) as nameless:
+        assert nameless.last_seen(**ALICE) is None
