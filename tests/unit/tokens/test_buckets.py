@@ -42,7 +42,9 @@ def test_sums_and_stacks_are_right_whatever_is_done(seed: int, max_tokens: int |
     tokens: dict[str, Token] = {}
     holders: dict[str, object] = {}
     claims: list[tuple[object, list[Any]]] = []
-    keys: list[dict[str, Any]] = [{"owner": f"k{number}", "account": [None, "a", "b"][number % 3]} for number in range(7)]
+    keys: list[dict[str, Any]] = [
+        {"owner": f"k{number}", "account": [None, "a", "b"][number % 3]} for number in range(7)
+    ]
     for turn in range(1500):
         what = chance.random()
         if what < 0.3 + 0.2 * (turn < 500):

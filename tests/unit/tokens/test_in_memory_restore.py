@@ -74,7 +74,11 @@ async def test_it_can_be_restored_while_the_load_runs_and_behind_it() -> None:
         store.calls.clear()
 
         async def pause(
-            _page: object, at: int = pages_before, store: ScriptedStore = store, there: asyncio.Event = there, go: asyncio.Event = go
+            _page: object,
+            at: int = pages_before,
+            store: ScriptedStore = store,
+            there: asyncio.Event = there,
+            go: asyncio.Event = go,
         ) -> None:
             if store.calls["page"] == at + 1:
                 there.set()

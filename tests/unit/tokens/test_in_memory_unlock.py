@@ -114,14 +114,16 @@ async def test_tokens_whose_spend_has_an_unknown_outcome_stay_held_and_it_can_be
             raise ConnectionError("the answer was lost")
 
     store.before["spend"] = lose_the_answer
-    async with InMemorySelector(store, auto_unlock=10) as selector:
-        async with await selector.select(100, transaction="a", **ALICE) as selection:
-            with pytest.raises(ConnectionError):
-                await selection.spend()
-            await settle()
-            assert selection.lost == ("t0",)
+    async with (
+        InMemorySelector(store, auto_unlock=10) as selector,
+        await selector.select(100, transaction="a", **ALICE) as selection,
+    ):
+        with pytest.raises(ConnectionError):
             await selection.spend()
-            assert store.spenders == {"t0": "a"}
+        await settle()
+        assert selection.lost == ("t0",)
+        await selection.spend()
+        assert store.spenders == {"t0": "a"}
 
 
 @virtual
