@@ -104,6 +104,8 @@ async def test_a_second_resync_during_a_load_begins_it_anew() -> None:
     follower = Follower(store, sink)
     await follower.start()
     assert first.is_set()
+    await asyncio.sleep(10)
+    assert store.calls["page"] == 2 + 3
     assert {*sink.there} == {*store.tokens}
     await follower.close()
 
