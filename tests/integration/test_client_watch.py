@@ -273,6 +273,8 @@ async def test_aclose_ends_whoever_waits(fake, watcher):
         await anext(watch)
     await watch.aclose()
     await watch.aclose()
+    await asyncio.sleep(0)
+    assert watcher._link.core.outgoing() == b"", "it is sent at once"
     await line.expect("unwatch")
     with pytest.raises(StopAsyncIteration):
         await waiting
