@@ -47,6 +47,7 @@ class Done:
     collisions: int = 0
     failed: int = 0
     seconds: float = 0.0
+    cpu_s: float = 0.0
 
 
 def replica(number: int, port: int, owners: list[str], pipe: Connection) -> None:
@@ -69,13 +70,13 @@ async def _serve(number: int, port: int, owners: list[str], pipe: Connection) ->
         }
         pipe.send(None)
         while (work := await asyncio.to_thread(pipe.recv)) is not None:
-            done, begin = Done(), time.perf_counter()
-            before = selector.collisions
+            done, begin, cpu = Done(), time.perf_counter(), time.process_time()
+            before = getattr(selector, "collisions", 0)
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(AT_A_TIME):
                     tasks.create_task(_go_on(ways[work.way], work, begin + work.seconds, done))
-            done.seconds = time.perf_counter() - begin
-            done.collisions += selector.collisions - before
+            done.seconds, done.cpu_s = time.perf_counter() - begin, time.process_time() - cpu
+            done.collisions += getattr(selector, "collisions", 0) - before
             pipe.send(done)
 
 

@@ -37,6 +37,7 @@ class Replicas:
             sum(one.collisions for one in done),
             sum(one.failed for one in done),
             max(one.seconds for one in done),
+            sum(one.cpu_s for one in done),
         )
 
 
@@ -72,6 +73,8 @@ def replicas() -> Iterator[Row]:
     rates = [[done.selections / done.seconds for done in one] for one in results]
     own, one, classic_own, classic_one = rates
     yield Row(f"selections of {TOKENS} tokens, a wallet for each", statistics.median(own), "/s", RATE, True, 0)
+    cpu_us = statistics.median(1e6 * done.cpu_s / max(1, done.selections) for done in results[0])
+    yield Row("CPU of the replicas for each of them", cpu_us, "us", digits=0)
     yield Row(
         f"one wallet of {WALLET:,} for all: the same, beside a wallet for each",
         ratio(one, own),

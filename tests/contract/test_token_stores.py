@@ -1,6 +1,5 @@
 """What every token store must do: memory, a file of SQLite and a real PostgreSQL."""
 
-# ruff: noqa: S106 - the type of a token is no password
 from __future__ import annotations
 
 import asyncio

@@ -33,7 +33,7 @@ async def test_a_walk_goes_on_over_what_is_left_while_its_wallet_is_tidied_up() 
     store = MemoryTokenStore()
     many = [token(f"{number}") for number in range(3 * PAGE)]
     await store.add(many)
-    walk = store.unspent(owner="alice", token_type="Fiat", identifier="GBP")  # noqa: S106
+    walk = store.unspent(owner="alice", token_type="Fiat", identifier="GBP")
     found = await anext(walk)
     await store.spend(many[:-2], transaction="T")
     assert len(store._shelves[OWN].tokens) < PAGE

@@ -263,7 +263,8 @@ async def test_two_that_each_need_both_of_two_tokens_both_get_them():
     async def spend(selector, name):
         async with await selector.select(4, transaction=name, **ALICE) as selection:
             await asyncio.sleep(0.5)
-            await selection.spend(outputs=[token(f"{name}-back", 4), token(f"{name}-change", 2)])
+            change = [token(f"{name}-change", selection.change)] if selection.change else []
+            await selection.spend(outputs=[token(f"{name}-back", 4), *change])
 
     async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
         async with asyncio.timeout(30):

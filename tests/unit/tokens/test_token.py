@@ -1,4 +1,3 @@
-# ruff: noqa: S106 - the type of a token is no password
 from __future__ import annotations
 
 import dataclasses
