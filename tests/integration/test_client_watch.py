@@ -389,8 +389,11 @@ class TestThreads:
                 assert asked.wait(WAIT_S)
                 with pytest.raises(RuntimeError, match="somebody waits"):
                     next(watch)
+                assert not waiting.done(), "the one who waited goes on"
+                assert not watch._watch.ended
                 watch.close()
                 watch.close()
+                assert client._link._core.outgoing() == b"", "it is sent at once"
                 assert waiting.result() == []
 
         working = asyncio.create_task(asyncio.to_thread(work))
