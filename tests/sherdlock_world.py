@@ -36,6 +36,14 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def listen(*selectors: Any) -> None:
+    """Let selectors hear who holds what, as they do once it is of use."""
+    for selector in selectors:
+        selector.watching._strain = 1.0
+        selector.watching.asked(strained=True)
+    await settle()
+
+
 def token(id: str, amount: int, **more: Any) -> Token:
     return Token(id, more.pop("owner", "alice"), "Fiat", "GBP", amount, **more)
 
@@ -85,12 +93,17 @@ class FakeGenie:
         self.delay_s = 0.0
         self.down = False
         self.hushed = False
+        self.before_watch: Callable[[], None] | None = None
         self.answer: asyncio.Event | None = None
         """If there is one, grants are told when it is set."""
         self._watchers: dict[asyncio.Queue[LockChange | None], str] = {}
 
     def holders(self, id: str) -> set[str | None]:
         return set(self.held.get(f"token/{id}", {}).values())
+
+    @property
+    def listeners(self) -> int:
+        return len(self._watchers)
 
     @property
     def tokens_held(self) -> set[str]:
@@ -146,8 +159,15 @@ class FakeGenie:
             self.end(self.locks[id])
         return "success"
 
+    async def ping(self) -> None:
+        await asyncio.sleep(self.delay_s)
+        if self.down:
+            raise Unavailable("the fake is down")
+
     async def watch(self, prefix: str) -> AsyncIterator[LockChange]:
         changes: asyncio.Queue[LockChange | None] = asyncio.Queue()
+        if self.before_watch is not None:
+            self.before_watch()
         for name, locks in self.held.items():
             for id, transaction in locks.items():
                 if name.startswith(prefix):

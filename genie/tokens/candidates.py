@@ -11,10 +11,16 @@ from genie.tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
 from genie.tokens.held import Held
 from genie.tokens.token import Token
 
-MIN_SPARES = 4
-"""Tokens that are asked for beyond those that are needed. With as many again, and four at least, three of ten may have
-been taken by others a moment ago and a selection still needs one round trip; each costs Genie a name to read.
-"""
+MIN_SPARES = 3
+
+
+def spares(needed: int) -> int:
+    """Tokens that are asked for beyond those that are needed: half as many again, and three at least.
+
+    So three of eight may have been taken by others a moment ago and five are had in one round trip. If one of ten is held,
+    one ask of 200 fails; and each name costs Genie and the client something to read.
+    """
+    return max(needed // 2, MIN_SPARES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +33,27 @@ class Ask:
     prefer: Prefer | None
     limit: int | None
 
+    def passes(self, token: Token) -> bool:
+        """Whether it is one of those that are asked for."""
+        return self.where is None or self.where(token)
+
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Tokens in the order in which they are to be tried. The first `needed` reach the amount; `whole`: there are no more."""
+    """Tokens in the order in which they are to be tried. The first `needed` reach the amount; `whole`: there are no more.
+
+    `passed` are those that were passed by because others hold them.
+    """
 
     tokens: list[Token]
     needed: int
     whole: bool
+    passed: int = 0
+
+    @property
+    def strained(self) -> bool:
+        """Whether an ask that did not know who holds what would have had too few spares."""
+        return self.passed > spares(self.needed)
 
 
 def pick(ask: Ask, cache: Cache, held: Held, now: float, *, own: bool, spread: int) -> Picked | None:
@@ -56,7 +75,7 @@ def _pick(ask: Ask, drawn: Iterator[Token], held: Held, now: float, own: bool, s
     mine, others = held.mine, held.others
     tokens: list[Token] = []
     wanted = -1
-    needed = 0
+    needed = passed = 0
     for token in drawn:
         id = token.id
         if id in mine and held.here(id, now) is not None:
@@ -64,6 +83,7 @@ def _pick(ask: Ask, drawn: Iterator[Token], held: Held, now: float, own: bool, s
         if id in others:
             other = held.elsewhere(id, now)
             if other is not None and not (own and other.transaction == transaction):
+                passed += 1
                 continue
         if where is not None and not where(token):
             continue
@@ -72,10 +92,10 @@ def _pick(ask: Ask, drawn: Iterator[Token], held: Held, now: float, own: bool, s
         if wanted < 0:
             if missing <= 0:
                 needed = len(tokens)
-                wanted = needed + max(needed, MIN_SPARES) * spread
+                wanted = needed + spares(needed) * spread
         elif len(tokens) >= wanted:
-            return Picked(tokens, needed, whole=False)
-    return Picked(tokens, needed, whole=True) if wanted >= 0 else None
+            return Picked(tokens, needed, False, passed)
+    return Picked(tokens, needed, True, passed) if wanted >= 0 else None
 
 
 def everything(ask: Ask, cache: Cache, held: Held, now: float) -> Picked | None:
@@ -83,7 +103,7 @@ def everything(ask: Ask, cache: Cache, held: Held, now: float) -> Picked | None:
     free: list[Token] = []
     locked: list[Token] = []
     for token in cache.draw("large" if ask.limit is not None else ask.prefer):
-        if held.here(token.id, now) is None and (ask.where is None or ask.where(token)):
+        if held.here(token.id, now) is None and ask.passes(token):
             (locked if held.by_another(token.id, ask.transaction, now) else free).append(token)
     tokens = free + locked
     reached = 0
@@ -112,7 +132,7 @@ class Survey:
         free: list[int] = []
         locked: list[int] = []
         for token in tokens:
-            if ask.where is not None and not ask.where(token):
+            if not ask.passes(token):
                 continue
             hold = held.here(token.id, now)
             if hold is None:

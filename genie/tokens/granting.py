@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from genie.errors import ConnectionLost, Insufficient, Unavailable
 from genie.tokens.locks import EXCLUSIVE_TOKEN, Client, Lock
@@ -48,44 +48,59 @@ class Grants:
             await all_of(*(_release(lock) for lock in self.locks))
 
 
-async def take(client: Client, tokens: Sequence[Token], amount: int, transaction: str, lease: float) -> Grants | None:
-    """Lock tokens that reach the amount, the first that are free; None if they don't reach it. None are held then.
+class Short(NamedTuple):
+    """What tokens came to that did not reach the amount: what was free, and what others held."""
+
+    free: int
+    locked: int
+
+
+async def take(client: Client, tokens: Sequence[Token], amount: int, transaction: str, lease: float) -> Grants | Short:
+    """Lock tokens that reach the amount, the first that are free. If they don't reach it none are held.
 
     One request is one step. Where the names need several, what is free of the first is held while the next is asked.
     """
     grants = Grants(asyncio.get_running_loop().time())
     requests = list(parts(tokens))
+    free = locked = 0
     try:
         for part in requests:
-            await _take_part(client, grants, part, amount, transaction, lease, last=part is requests[-1])
+            short = await _take_part(client, grants, part, amount, transaction, lease, last=part is requests[-1])
             if grants.amount >= amount:
                 return grants
+            free, locked = free + short.free, locked + short.locked
     except BaseException:
         await grants.give_back()
         raise
     await grants.give_back()
-    return None
+    return Short(free, locked)
 
 
 async def _take_part(
     client: Client, grants: Grants, part: Sequence[Token], amount: int, transaction: str, lease: float, *, last: bool
-) -> None:
-    """Of one request's names take what is missing; if they don't have it and there are more, all that is free of them."""
+) -> Short:
+    """Of one request's names take what is missing; if they don't have it and there are more, all that is free of them.
+
+    Returns what they came to.
+    """
     asked = {EXCLUSIVE_TOKEN + token.id: token for token in part}
     weights = [token.amount for token in part]
     target = amount - grants.amount
+    short = Short(0, 0)
     for _ in range(RACES):
         try:
             lock = await client.acquire_any(
                 list(asked), target, weights=weights, transaction=transaction, transaction_timeout=lease
             )
         except Insufficient as refused:
-            target = int(refused.free)
-            if last or target <= 0:
-                return
+            short = Short(int(refused.free), int(refused.locked))
+            if last or not short.free:
+                break
+            target = short.free
         else:
             grants.add(lock, asked)
-            return
+            break
+    return short
 
 
 def parts(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from math import inf
 from typing import NamedTuple
-
-from genie.tokens.background import Attempts, closing
-from genie.tokens.locks import TOKEN, Client
-
-_PREFIX = len(TOKEN)
 
 BELIEVED_LEASES = 2
 """For so many leases it is believed that a token is held. Where very much is held Genie does not tell all that is, nor
@@ -126,27 +120,21 @@ class Held:
 
     # -- what Genie tells -----------------------------------------------------------------------------------
 
-    async def follow(self, client: Client, attempts: Attempts) -> None:
-        """Learn who holds what, until the client can't tell any more."""
-        loop = asyncio.get_running_loop()
+    def forget(self) -> None:
+        """Nothing is heard any more, or all from the beginning."""
         self.others.clear()
         self._also.clear()
-        async with closing(client.watch(TOKEN)) as changes:
-            async for change in changes:
-                attempts.worked()
-                id = change.resource[_PREFIX:]
-                if change.state == "locked":
-                    self._locked(id, Other(change.id, change.transaction, loop.time()))
-                else:
-                    self._unlocked(id, change.id)
 
-    def _locked(self, id: str, new: Other) -> None:
+    def locked(self, id: str, lock: int, transaction: str | None, now: float) -> None:
+        """A token is locked."""
+        new = Other(lock, transaction, now)
         if id in self.others:
             self._also.setdefault(id, []).append(new)
         else:
             self.others[id] = new
 
-    def _unlocked(self, id: str, lock: int) -> None:
+    def unlocked(self, id: str, lock: int) -> None:
+        """One lock on a token has ended."""
         if id in self._also:
             left = [other for other in (self.others[id], *self._also.pop(id)) if other.lock != lock]
             self.others[id] = left[0]

@@ -79,5 +79,8 @@ class Client(Protocol):
     async def release(self, id: int) -> str:
         """End a lock by its id."""
 
+    async def ping(self) -> None:
+        """Return when the server has answered."""
+
     def watch(self, prefix: str) -> AsyncIterator[LockChange]:
         """What is held on names that begin so, and then every change."""

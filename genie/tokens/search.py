@@ -15,30 +15,42 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from random import random
+from typing import NamedTuple
 
+from genie.errors import GenieError
 from genie.tokens.cache import Cache
 from genie.tokens.candidates import Ask, Picked, Survey, everything, pick
-from genie.tokens.granting import Grants, take
+from genie.tokens.errors import FundsLocked
+from genie.tokens.granting import Grants, Short, take
 from genie.tokens.held import Hold
 from genie.tokens.sherdlock_selection import Keeper
-from genie.tokens.token import MAX_AMOUNT, Wallet
+from genie.tokens.token import MAX_AMOUNT, Token, Wallet
 from genie.tokens.turns import Turns
 from genie.tokens.wallets import Wallets
 
 MORE_SPARES = 8
 """How many times more spares each immediate retry has."""
+COUNTED = 1_000
+"""Tokens of which Genie is asked how much others hold, only to say it in an error."""
 MOVING = 2
 """How often a wallet is read again at once because it moved while it was read."""
 
-Found = tuple[Grants, Hold]
+
+class Found(NamedTuple):
+    """Tokens that are held."""
+
+    grants: Grants
+    hold: Hold
 
 
 class Search:
     """`immediate_retries`, `retries` and `backoff` (seconds) are those of the selector."""
 
-    __slots__ = ("_backoff", "_held", "_immediate_retries", "_keeper", "_retries", "_wallets", "turns")
+    __slots__ = ("_backoff", "_held", "_immediate_retries", "_keeper", "_retries", "_wallets", "collisions", "turns")
 
     def __init__(
         self, keeper: Keeper, wallets: Wallets, *, retries: int, backoff: float, immediate_retries: int
@@ -50,6 +62,8 @@ class Search:
         self._backoff = backoff
         self._immediate_retries = immediate_retries
         self.turns = Turns()
+        self.collisions = 0
+        """Asks that Genie has refused: others were faster, and that was not known."""
 
     async def find(self, ask: Ask, of: Wallet) -> Found:
         """Tokens of a wallet, held. InsufficientFunds, FundsLocked or TooManyTokens where there are none; then, and
@@ -60,6 +74,7 @@ class Search:
         patience = Patience(cache.loads, self._retries)
         self._wallets.refresh(cache, now)
         while True:
+            self._wallets.check_open()
             found = await self._try(ask, cache, own=patience.has_read(cache))
             if found is not None:
                 return found
@@ -67,26 +82,24 @@ class Search:
             survey = Survey.of(ask, cache, self._held, self._keeper.now())
             if patience.must_read(cache, enough=survey.enough(ask), followed=self._wallets.follows(cache)):
                 await self._read_on(ask, cache, survey, patience)
-            elif not survey.enough(ask) and self._may_have_moved(ask, cache) and patience.rereads:
+            elif not survey.enough(ask) and await self._may_have_moved(ask, cache) and patience.rereads:
                 patience.reread(cache)
             elif not await self._wait(ask, cache, survey, patience):
                 return await self._last(ask, cache)
 
-    async def hold(self, hold: Hold, picked: Picked, amount: int, limit: int | None = None) -> Grants | None:
-        """Have Genie lock some of the tokens; None, and nothing is held, if others were faster. It must be the
-        transaction's turn.
-        """
+    async def hold(self, hold: Hold, picked: Picked, amount: int, limit: int | None = None) -> Grants | Short:
+        """Have Genie lock some of the tokens; if others were faster nothing is held. It must be the transaction's turn."""
         keeper, held = self._keeper, self._held
         held.take(hold)
         try:
             grants = await take(keeper.client, picked.tokens, amount, hold.transaction, keeper.lease)
-            if grants is not None and limit is not None and len(grants.tokens) > limit:
+            if isinstance(grants, Grants) and limit is not None and len(grants.tokens) > limit:
                 await grants.give_back()
-                grants = None
+                grants = Short(grants.amount, 0)
         except BaseException:
             held.drop(hold)
             raise
-        if grants is None:
+        if isinstance(grants, Short):
             held.keep(hold, ())
         else:
             hold.until = grants.asked_at + keeper.lease
@@ -103,8 +116,10 @@ class Search:
                 if picked is None:
                     return None
                 found = await self._take(ask, picked)
-            if found is not None:
+            self._keeper.watching.asked(strained=picked.strained or isinstance(found, Short))
+            if not isinstance(found, Short):
                 return found
+            self.collisions += 1
             if ask.limit is not None and ask.prefer != "large":
                 ask = replace(ask, prefer="large")  # which needs the fewest tokens
             elif picked.whole:
@@ -112,23 +127,23 @@ class Search:
             spread = spread * MORE_SPARES if left > 1 else sys.maxsize
         return None
 
-    async def _take(self, ask: Ask, picked: Picked) -> Found | None:
+    async def _take(self, ask: Ask, picked: Picked) -> Found | Short:
         hold = Hold(ask.transaction, [token.id for token in picked.tokens[: picked.needed]])
         grants = await self.hold(hold, picked, ask.amount, ask.limit)
-        return None if grants is None else (grants, hold)
+        return grants if isinstance(grants, Short) else Found(grants, hold)
 
     async def _last(self, ask: Ask, cache: Cache) -> Found:
         async with self.turns.turn(ask.transaction):
             picked = everything(ask, cache, self._held, self._keeper.now())
             found = None if picked is None else await self._take(ask, picked)
-        if found is not None:
+        if isinstance(found, Found):
             return found
         survey = Survey.of(ask, cache, self._held, self._keeper.now())
+        if found is not None and ask.limit is None and survey.enough(ask):
+            raise FundsLocked(ask.amount, found.free, survey.free + survey.locked - found.free, cache.wallet)
         if not survey.enough(ask) and cache.done is not None:
             # It has moved since it was read: what was there then is partly somebody's change by now.
             survey = Survey.of(ask, cache.done.told.values(), self._held, self._keeper.now())
-        if survey.free >= ask.amount and ask.limit is None:
-            survey = Survey(ask.amount - 1, survey.locked + survey.free - ask.amount + 1)  # as Genie has just said
         raise survey.verdict(ask, cache.wallet)
 
     # -- reading --------------------------------------------------------------------------------------------
@@ -142,13 +157,28 @@ class Search:
         if load.error is not None and load.number > patience.since:
             raise load.error
 
-    def _may_have_moved(self, ask: Ask, cache: Cache) -> bool:
+    async def _may_have_moved(self, ask: Ask, cache: Cache) -> bool:
         """Whether the last reading leaves it open if the amount can be reached. Raises where it can't."""
         if cache.done is not None and cache.steady:
-            told = Survey.of(ask, cache.done.told.values(), self._held, self._keeper.now())
-            if not told.enough(ask):
-                raise told.verdict(ask, cache.wallet)
+            told = cache.done.told.values()
+            survey = Survey.of(ask, told, self._held, self._keeper.now())
+            if not survey.enough(ask):
+                raise (await self._counted(ask, told, survey)).verdict(ask, cache.wallet)
         return True
+
+    async def _counted(self, ask: Ask, tokens: Iterable[Token], survey: Survey) -> Survey:
+        """How much of too little others hold, for those who are told. Genie knows, also where it is not listened to: it is
+        asked for more than there is.
+        """
+        now = self._keeper.now()
+        others = [each for each in tokens if self._held.here(each.id, now) is None and ask.passes(each)]
+        total = sum(each.amount for each in others)
+        if 0 < len(others) <= COUNTED and total < MAX_AMOUNT:
+            with suppress(GenieError):
+                short = await take(self._keeper.client, others, total + 1, ask.transaction, self._keeper.lease)
+                if isinstance(short, Short):
+                    return replace(survey, free=short.free, locked=survey.free + survey.locked - short.free)
+        return survey
 
     # -- waiting --------------------------------------------------------------------------------------------
 
@@ -159,7 +189,9 @@ class Search:
                 return False
             patience.waits -= 1
             patience.until = self._keeper.now() + random() * self._backoff  # noqa: S311 - no secret
-        if not await cache.wait(survey.missing(ask), survey.spare(ask), ask.where, patience.until):
+        with self._keeper.watching:
+            in_time = await cache.wait(survey.missing(ask), survey.spare(ask), ask.where, patience.until)
+        if not in_time:
             patience.until = None
             patience.waited = True
             if not self._wallets.follows(cache):

@@ -13,12 +13,11 @@ from math import inf
 from types import TracebackType
 from typing import Any, Self
 
-from genie.tasks import end
-from genie.tokens.background import again_and_again
 from genie.tokens.bag import Prefer
 from genie.tokens.cache import Where
 from genie.tokens.candidates import Ask, Picked
 from genie.tokens.errors import SelectionEnded
+from genie.tokens.granting import Short
 from genie.tokens.held import Held, Hold
 from genie.tokens.hints import Hints
 from genie.tokens.locks import Client
@@ -27,6 +26,7 @@ from genie.tokens.sherdlock_selection import Checkpoint, SherdlockSelection
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token, check_amount, wallet
 from genie.tokens.wallets import Wallets
+from genie.tokens.watching import Watching
 
 
 class SherdlockSelector:
@@ -62,28 +62,23 @@ class SherdlockSelector:
         self.lease = lease
         self.tokens_held = Held(lease, self._freed)
         self._wallets = Wallets(store, freshness, self._is_free)
+        self.watching = Watching(client, self.tokens_held, self._wallets.wake)
         self._search = Search(
             self, self._wallets, retries=retries, backoff=backoff, immediate_retries=immediate_retries
         )
         self._hints = None if replica is None else Hints(client, replica)
-        self._watching: asyncio.Task[object] | None = None
         self._loop: asyncio.AbstractEventLoop
 
     async def start(self) -> None:
-        """Begin to follow the store and the locks."""
+        """Begin to follow the store."""
         self._loop = asyncio.get_running_loop()
         self._wallets.start()
-        self._watching = self._loop.create_task(
-            again_and_again(
-                "watching the locks of tokens", lambda attempts: self.tokens_held.follow(self.client, attempts)
-            )
-        )
         if self._hints is not None:
             self._hints.start()
 
     async def close(self) -> None:
         """End what goes on in the background. Selections that are held stay so; who waits for one gets RuntimeError."""
-        await end(self._watching)
+        await self.watching.close()
         if self._hints is not None:
             await self._hints.close()
         await self._wallets.close()
@@ -134,6 +129,11 @@ class SherdlockSelector:
             self._hints.saw(of, self.now())
         return SherdlockSelection(self, grants, hold, amount)
 
+    @property
+    def collisions(self) -> int:
+        """How often Genie had to be asked once more, because others held too many of the tokens that were tried."""
+        return self._search.collisions
+
     def last_seen(
         self, *, token_type: str, identifier: str, owner: str | None = None, account: str | None = None
     ) -> str | None:
@@ -160,7 +160,7 @@ class SherdlockSelector:
             if self.tokens_held.selected(hold.ids, self.now()):
                 raise SelectionEnded(f"the tokens of {of.transaction!r} are selected here already")
             grants = await self._search.hold(hold, Picked(of.tokens, len(of.tokens), whole=True), total)
-        if grants is None:
+        if isinstance(grants, Short):
             raise SelectionEnded(f"another transaction holds tokens of {of.transaction!r} by now")
         return SherdlockSelection(self, grants, hold, of.asked, of.locks)
 
@@ -201,4 +201,5 @@ class SherdlockSelector:
         return not self.tokens_held.anybody(id, self.now())
 
     def _freed(self, id: str) -> None:
-        self._wallets.freed(id)
+        if self.watching.somebody_waits:
+            self._wallets.freed(id)

@@ -15,6 +15,7 @@ from genie.tokens.locks import Client
 from genie.tokens.selection import Selection, State
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token
+from genie.tokens.watching import Watching
 
 FIELDS = tuple(field.name for field in fields(Token))
 
@@ -26,6 +27,7 @@ class Keeper(Protocol):
     store: TokenStore
     lease: float
     tokens_held: Held
+    watching: Watching
 
     def now(self) -> float:
         """The event loop's time."""

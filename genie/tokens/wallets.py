@@ -50,8 +50,7 @@ class Wallets:
         self._open = False
         for task in list(self._tasks):
             await end(task)
-        for cache in self._caches.values():
-            cache.wake()
+        self.wake()
 
     # -- for those who select -------------------------------------------------------------------------------
 
@@ -116,6 +115,11 @@ class Wallets:
         if token is not None:
             self._offer(token)
 
+    def wake(self) -> None:
+        """Let all who wait look again."""
+        for cache in self._caches.values():
+            cache.wake()
+
     def check_open(self) -> None:
         """RuntimeError before the start and after the end."""
         if not self._open:
@@ -165,7 +169,8 @@ class Wallets:
                 async for page in pages:
                     for token in cache.page(page):
                         self._known[token.id] = token
-                        self._offer(token)
+                        if cache.waited_for and self._free(token.id):
+                            cache.offer(token)
         except Exception as error:  # noqa: BLE001 - it is raised to those who can't do without
             cache.end(error)
         except BaseException:

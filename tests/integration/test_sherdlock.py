@@ -13,46 +13,49 @@ from typing import Any
 import pytest
 
 from genie import connect
-from genie.tokens.errors import FundsLocked, InsufficientFunds
-from genie.tokens.sherdlock import SherdlockSelector
-from genie.tokens.sherdlock_selection import SherdlockSelection
-from genie.tokens.token import Token
+from genie.tokens import FundsLocked, InsufficientFunds, MemoryTokenStore, Selection, SherdlockSelector, Token
 from servers import WAIT_S, Genie, Redis, running_server
-from sherdlock_world import GBP, FakeStore
+from sherdlock_world import GBP
 
 NUMBERS = itertools.count()
 
 
-class Ledger(FakeStore):
+class Ledger(MemoryTokenStore):
     """A store that notes who spends what before it looks at anything else: every token once, and no money made or lost."""
 
-    def __init__(self, tokens: Sequence[Token], **options: Any) -> None:
-        super().__init__({each.id: each for each in tokens}, **options)
-        self.issued = {each.id: each.amount for each in tokens}
+    def __init__(self) -> None:
+        super().__init__()
+        self.issued: dict[str, Token] = {}
         self.spenders: dict[str, list[str]] = {}
+
+    async def add(self, tokens: Sequence[Token]) -> None:
+        self.issued |= {each.id: each for each in tokens}
+        await super().add(tokens)
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
         assert sum(each.amount for each in tokens) == sum(each.amount for each in outputs)
         for each in tokens:
-            assert each.amount == self.issued[each.id]
+            assert each == self.issued[each.id]
             self.spenders.setdefault(each.id, []).append(transaction)
         await asyncio.sleep(0.001)
         await super().spend(tokens, transaction=transaction, outputs=outputs)
-        self.issued |= {each.id: each.amount for each in outputs}
+        self.issued |= {each.id: each for each in outputs}
 
     def check(self, total: int) -> None:
         twice = {id: by for id, by in self.spenders.items() if len(set(by)) > 1}
         assert twice == {}
-        assert sum(amount for id, amount in self.issued.items() if id not in self.spenders) == total
+        assert sum(self.worth(owner) for owner in {each.owner for each in self.issued.values()}) == total
 
     def worth(self, owner: str) -> int:
-        return sum(each.amount for each in self.held.values() if each.owner == owner)
+        there = [each for id, each in self.issued.items() if id not in self.spenders]
+        return sum(each.amount for each in there if each.owner == owner)
 
 
-def new_wallet(count: int, amount: int) -> tuple[str, Ledger]:
+async def new_wallet(count: int, amount: int) -> tuple[str, Ledger]:
     """Names of its own: all tests of a file share a server."""
-    owner = f"owner-{next(NUMBERS)}"
-    return owner, Ledger([Token(f"{owner}-{number}", owner, "Fiat", "GBP", amount) for number in range(count)])
+    owner, ledger = f"owner-{next(NUMBERS)}", Ledger()
+    await ledger.add([Token(f"{owner}-{number}", owner, "Fiat", "GBP", amount) for number in range(count)])
+    return owner, ledger
 
 
 @asynccontextmanager
@@ -70,7 +73,7 @@ async def replicas(genie: Genie, ledger: Ledger, count: int, **options: Any) -> 
         ]
 
 
-async def pay(selection: SherdlockSelection, to: str) -> None:
+async def pay(selection: Selection, to: str) -> None:
     """Spend what was asked for; the change goes back to the wallet."""
     owner = selection.tokens[0].owner
     outputs = [Token(f"{selection.transaction}-paid", to, "Fiat", "GBP", selection.asked)]
@@ -101,7 +104,7 @@ async def all_asks(
 
 
 async def test_one_replica_and_a_hundred_asks_at_once_with_change(genie: Genie) -> None:
-    owner, ledger = new_wallet(20, 50)
+    owner, ledger = await new_wallet(20, 50)
     async with replicas(genie, ledger, 1) as selectors:
         assert await all_asks(selectors, 100, 7, owner) == [True] * 100
     ledger.check(1000)
@@ -109,7 +112,7 @@ async def test_one_replica_and_a_hundred_asks_at_once_with_change(genie: Genie) 
 
 
 async def test_three_replicas_and_a_hundred_asks_each_take_all_of_300_tokens(genie: Genie) -> None:
-    owner, ledger = new_wallet(300, 1)
+    owner, ledger = await new_wallet(300, 1)
     async with replicas(genie, ledger, 3) as selectors:
         assert await all_asks(selectors, 100, 1, owner) == [True] * 300
         with pytest.raises(InsufficientFunds) as caught:
@@ -120,7 +123,7 @@ async def test_three_replicas_and_a_hundred_asks_each_take_all_of_300_tokens(gen
 
 
 async def test_twenty_replicas_share_a_hundred_tokens_without_back_off(genie: Genie) -> None:
-    owner, ledger = new_wallet(100, 1)
+    owner, ledger = await new_wallet(100, 1)
     async with replicas(genie, ledger, 20, backoff=0.0) as selectors:
         assert await all_asks(selectors, 1, 5, owner) == [True] * 20
     ledger.check(100)
@@ -128,7 +131,7 @@ async def test_twenty_replicas_share_a_hundred_tokens_without_back_off(genie: Ge
 
 
 async def test_more_asks_than_money_end_with_no_money_left_and_the_rest_told(genie: Genie) -> None:
-    owner, ledger = new_wallet(50, 2)
+    owner, ledger = await new_wallet(50, 2)
     async with replicas(genie, ledger, 10) as selectors:
         results = await all_asks(selectors, 4, 3, owner)
     ledger.check(100)
@@ -139,7 +142,7 @@ async def test_more_asks_than_money_end_with_no_money_left_and_the_rest_told(gen
 
 
 async def test_two_replicas_that_each_need_both_of_two_tokens(genie: Genie) -> None:
-    owner, ledger = new_wallet(2, 3)
+    owner, ledger = await new_wallet(2, 3)
 
     async def give_back(selector: SherdlockSelector, transaction: str) -> None:
         async with await selector.select(4, owner=owner, transaction=transaction, **GBP) as selection:
@@ -157,7 +160,7 @@ async def test_two_replicas_that_each_need_both_of_two_tokens(genie: Genie) -> N
 
 
 async def test_what_others_hold_is_told_apart(genie: Genie) -> None:
-    owner, ledger = new_wallet(10, 1)
+    owner, ledger = await new_wallet(10, 1)
     async with replicas(genie, ledger, 2, retries=1, backoff=0.01) as (one, other):
         async with await one.select(8, owner=owner, transaction=f"{owner}-holds", **GBP):
             with pytest.raises(FundsLocked) as caught:
@@ -168,7 +171,7 @@ async def test_what_others_hold_is_told_apart(genie: Genie) -> None:
 
 
 async def test_replicas_come_and_go_and_what_they_held_is_free_when_the_lease_ends(genie: Genie) -> None:
-    owner, ledger = new_wallet(10, 1)
+    owner, ledger = await new_wallet(10, 1)
     async with replicas(genie, ledger, 1, lease=WAIT_S, backoff=WAIT_S) as [stays]:
         async with replicas(genie, ledger, 1, lease=0.5) as [goes]:
             await goes.select(10, owner=owner, transaction=f"{owner}-gone", **GBP)
@@ -179,7 +182,7 @@ async def test_replicas_come_and_go_and_what_they_held_is_free_when_the_lease_en
 
 
 async def test_a_selection_is_held_again_by_another_replica(genie: Genie) -> None:
-    owner, ledger = new_wallet(10, 1)
+    owner, ledger = await new_wallet(10, 1)
     async with replicas(genie, ledger, 2, retries=0) as (one, other):
         first = await one.select(6, owner=owner, transaction=f"{owner}-tx", **GBP)
         async with await other.restore(first.checkpoint()) as again:
@@ -191,7 +194,7 @@ async def test_a_selection_is_held_again_by_another_replica(genie: Genie) -> Non
 
 
 async def test_replicas_hear_who_has_seen_a_wallet(genie: Genie) -> None:
-    owner, ledger = new_wallet(10, 1)
+    owner, ledger = await new_wallet(10, 1)
     async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(*genie.address)) for _ in range(2)]
         one = await stack.enter_async_context(SherdlockSelector(clients[0], ledger, replica="r1"))
@@ -208,7 +211,7 @@ async def told(selector: SherdlockSelector, owner: str, replica: str) -> None:
 
 
 async def test_the_server_restarts_in_the_middle_of_selections(redis: Redis) -> None:
-    owner, ledger = new_wallet(200, 2)
+    owner, ledger = await new_wallet(200, 2)
     with running_server(redis) as genie:
         async with replicas(genie, ledger, 4) as selectors, asyncio.timeout(2 * WAIT_S):
             restarting = asyncio.Event()

@@ -9,8 +9,7 @@ import pytest
 from genie.errors import Unavailable
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
 from genie.tokens.sherdlock import SherdlockSelector
-from genie.tokens.store import Added, Spent
-from sherdlock_world import ALICE, GBP, FakeGenie, settle, store_of, token, tokens, virtual
+from sherdlock_world import ALICE, GBP, FakeGenie, listen, settle, store_of, token, tokens, virtual
 
 
 @virtual
@@ -49,7 +48,7 @@ async def test_one_round_trip_and_one_reading_are_enough():
         for number in range(20):
             await selector.select(5, transaction=f"tx{number}", **ALICE)
         assert len(genie.asks) == 20
-        assert {len(ask) for ask in genie.asks} == {10}
+        assert {len(ask) for ask in genie.asks} == {8}
         assert store.reads == 1
 
 
@@ -71,6 +70,7 @@ async def test_spent_tokens_stay_locked_until_the_lease_ends_and_nobody_tries_th
     store.hushed = True
     async with SherdlockSelector(genie, store, lease=60) as one, SherdlockSelector(genie, store, lease=60) as other:
         assert (await other.select(1, transaction="warm", **ALICE)).amount == 5
+        await listen(other)
         async with await one.select(10, transaction="tx", **ALICE) as selection:
             await selection.spend()
             assert not selection.held
@@ -116,7 +116,7 @@ async def test_what_others_hold_is_not_tried():
     genie, store = FakeGenie(), store_of(tokens(100))
     genie.take(*(f"t{number}" for number in range(95)))
     async with SherdlockSelector(genie, store) as selector:
-        await settle()
+        await listen(selector)
         selection = await selector.select(5, transaction="tx", **ALICE)
         assert {each.id for each in selection.tokens} == {f"t{number}" for number in range(95, 100)}
         assert {id for ask in genie.asks for id in ask} == {f"t{number}" for number in range(95, 100)}
@@ -151,7 +151,8 @@ async def test_many_collisions_are_answered_by_more_spares_at_once_without_waiti
         assert asyncio.get_running_loop().time() == begin
         sizes = [len(ask) for ask in genie.asks]
         assert sizes == sorted(sizes)
-        assert sizes[0] == 10
+        assert selector.collisions == len(sizes) - 1
+        assert sizes[0] == 8
         assert len(sizes) <= 6
 
 
@@ -173,7 +174,7 @@ async def test_funds_locked_is_what_genie_says_not_what_was_heard():
     genie, store = FakeGenie(), store_of(tokens(10))
     lock = genie.take(*(f"t{number}" for number in range(7)))
     async with SherdlockSelector(genie, store, retries=2, backoff=5.0) as selector:
-        await settle()
+        await listen(selector)
         genie.hushed = True  # the release is not heard of
         genie.end(lock)
         assert (await selector.select(5, transaction="tx", **ALICE)).amount == 5
@@ -276,13 +277,14 @@ async def test_two_that_each_need_both_of_two_tokens_both_get_them():
 async def test_what_was_told_to_be_held_long_ago_is_tried_again():
     genie, store = FakeGenie(), store_of(tokens(10))
     lock = genie.take(*(f"t{number}" for number in range(10)))
-    async with SherdlockSelector(genie, store, lease=60, retries=0) as selector:
-        await settle()
+    async with SherdlockSelector(genie, store, lease=60) as selector:
+        await listen(selector)
         genie.hushed = True
         genie.end(lock)
         await asyncio.sleep(121)
+        assert len(selector.tokens_held.others) == 10
         await selector.select(5, transaction="tx", **ALICE)
-        assert len(genie.asks) == 1
+        assert asyncio.get_running_loop().time() == 121
 
 
 @virtual
@@ -290,6 +292,7 @@ async def test_a_transaction_that_holds_a_token_twice_holds_it_until_both_locks_
     genie, store = FakeGenie(), store_of(tokens(1))
     locks = [genie.take("t0", transaction="twice") for _ in range(3)]
     async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
+        await listen(selector)
         asking = asyncio.create_task(selector.select(1, transaction="tx", **ALICE))
         for lock in (locks[1], locks[0], locks[2]):
             await settle()
@@ -300,6 +303,65 @@ async def test_a_transaction_that_holds_a_token_twice_holds_it_until_both_locks_
         assert asking.done()
 
 
+@virtual
+async def test_nobody_listens_where_spares_are_enough():
+    genie, store = FakeGenie(), store_of(tokens(1000))
+    genie.take(*(f"t{number}" for number in range(100)))
+    async with SherdlockSelector(genie, store) as selector:
+        for number in range(100):
+            await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
+        assert genie.listeners == 0
+
+
+@virtual
+async def test_where_spares_are_too_few_it_is_listened_until_that_is_over():
+    genie, store = FakeGenie(), store_of(tokens(1000))
+    lock = genie.take(*(f"t{number}" for number in range(950)))
+    async with SherdlockSelector(genie, store) as selector:
+
+        async def select_some(count):
+            for number in range(count):
+                await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
+                await asyncio.sleep(0.1)
+
+        await select_some(20)
+        assert genie.listeners == 1
+        genie.asks.clear()
+        await select_some(100)
+        assert len(genie.asks) == 100  # and none of them fails
+        assert genie.listeners == 1
+        genie.end(lock)
+        await select_some(200)
+        assert genie.listeners == 0
+        assert selector.tokens_held.others == {}
+
+
+@virtual
+async def test_it_is_listened_while_somebody_waits():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    lock = genie.take("t0")
+    async with SherdlockSelector(genie, store, backoff=1e6) as selector:
+        asking = asyncio.create_task(selector.select(10, transaction="tx", **ALICE))
+        await asyncio.sleep(100)
+        assert genie.listeners == 1
+        genie.end(lock)
+        await settle()
+        assert asking.done()
+        await asyncio.sleep(100)
+        assert genie.listeners == 0
+
+
+@virtual
+async def test_what_is_given_back_before_it_is_listened_is_not_missed():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    lock = genie.take("t0")
+    async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
+        await (await selector.select(1, transaction="warm", **ALICE)).release()
+        genie.before_watch = lambda: genie.end(lock)
+        async with asyncio.timeout(1):
+            assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
+
+
 # -- there are not enough -----------------------------------------------------------------------------------
 
 
@@ -308,13 +370,16 @@ async def test_not_enough_is_said_at_once():
     genie, store = FakeGenie(), store_of(tokens(10))
     genie.take("t0", "t1")
     async with SherdlockSelector(genie, store) as selector:
-        await settle()
         with pytest.raises(InsufficientFunds, match="Fiat GBP of owner 'alice'") as caught:
             await selector.select(11, transaction="tx", **ALICE)
         assert type(caught.value) is InsufficientFunds
         assert (caught.value.asked, caught.value.free, caught.value.locked) == (11, 8, 2)
         assert asyncio.get_running_loop().time() == 0
-        assert genie.asks == []
+        assert len(genie.asks) == 1  # how much others hold
+        assert len(genie.locks) == 1
+        genie.down = True
+        with pytest.raises(InsufficientFunds):
+            await selector.select(11, transaction="tx", **ALICE)
 
 
 @virtual
@@ -392,8 +457,9 @@ async def test_what_the_own_transaction_holds_does_not_count():
 
 @virtual
 async def test_asks_of_one_transaction_at_the_same_time_get_different_tokens():
-    genie, store = FakeGenie(), store_of(tokens(40))
-    genie.delay_s = 0.01
+    genie, store = FakeGenie(), store_of(tokens(80))
+    genie.delay_s, genie.hushed = 0.01, True
+    genie.take(*(f"t{number}" for number in range(30)))  # so that spares are needed
     async with SherdlockSelector(genie, store) as selector:
         selections = await asyncio.gather(*(selector.select(5, transaction="tx", **ALICE) for _ in range(8)))
         ids = [each.id for selection in selections for each in selection.tokens]
@@ -405,8 +471,9 @@ async def test_what_a_crashed_replica_holds_for_the_same_transaction_is_free_to_
     genie, store = FakeGenie(), store_of(tokens(10))
     genie.take(*(f"t{number}" for number in range(10)), transaction="tx")
     async with SherdlockSelector(genie, store) as selector:
-        await settle()
+        await listen(selector)
         assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
+        assert asyncio.get_running_loop().time() == 0
     async with SherdlockSelector(genie, store, retries=0) as selector:
         with pytest.raises(FundsLocked):
             await selector.select(1, transaction="other", **ALICE)
@@ -418,6 +485,7 @@ async def test_what_the_transaction_has_spent_elsewhere_is_not_free_to_it_in_an_
     store.hushed = True
     async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
         await (await other.select(50, transaction="warm", **ALICE)).release()
+        await listen(other)
         async with await one.select(25, transaction="tx", **ALICE) as selection:
             await selection.spend()
         await settle()
@@ -486,15 +554,13 @@ async def test_a_limit_is_kept_by_taking_the_largest():
 @virtual
 async def test_a_limit_that_is_missed_by_a_collision_is_kept_by_the_next_try():
     genie = FakeGenie()
-    store = store_of([*tokens(5, 5, "five"), *tokens(2, 10, "ten")])
+    store = store_of([*tokens(2, 5, "five"), *tokens(3, 10, "ten")])
+    genie.take("ten0")
     async with SherdlockSelector(genie, store) as selector:
-        await selector.select(1, transaction="warm", where=lambda each: each.id == "five0", **ALICE)
-        genie.hushed = True
-        genie.take("five1")
-        for number in range(10):
-            selection = await selector.select(20, transaction=f"tx{number}", limit=2, **ALICE)
-            assert [each.amount for each in selection.tokens] == [10, 10]
-            await selection.release()
+        for number in range(30):
+            async with await selector.select(20, transaction=f"tx{number}", limit=2, **ALICE) as selection:
+                assert {each.id for each in selection.tokens} == {"ten1", "ten2"}
+        assert asyncio.get_running_loop().time() == 0
 
 
 @virtual
@@ -600,34 +666,6 @@ async def test_who_waits_goes_on_as_soon_as_enough_is_read():
 
 
 @virtual
-async def test_what_is_spent_while_a_wallet_is_read_does_not_come_back():
-    genie, store = FakeGenie(), store_of(tokens(3))
-    held = asyncio.Event()
-
-    async def turn():
-        if store.reads == 1:
-            return
-        page = dict(store.held)
-        store.tell(Spent("t0"), Added(token("new", 1)))
-        store.held = page  # what is told is of a moment before
-        await settle()
-        held.set()
-
-    store.turn = turn
-    store.page = 1000
-    async with SherdlockSelector(genie, store, retries=0) as selector:
-        await settle()
-        with pytest.raises(InsufficientFunds):
-            await selector.select(4, transaction="warm", **ALICE)
-        store.hushed = True
-        with pytest.raises(InsufficientFunds):
-            await selector.select(9, transaction="reads", **ALICE)
-        assert store.reads == 2
-        cache = next(iter(selector._wallets._caches.values()))
-        assert {each.id for each in cache} == {"t0", "t1", "t2"}
-
-
-@virtual
 async def test_a_store_that_fails_is_told_to_who_needs_it_and_nothing_is_held():
     genie, store = FakeGenie(), store_of(tokens(10))
     async with SherdlockSelector(genie, store) as selector:
@@ -690,6 +728,22 @@ async def test_cancelled_while_the_grant_is_on_its_way():
         assert genie.tokens_held == set()
         genie.answer = None
         assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
+
+
+@virtual
+async def test_cancelled_between_the_requests_that_many_names_need():
+    for seconds in (2.5, 3.5):
+        genie, store = FakeGenie(), store_of(tokens(10_200), page=11_000)
+        genie.delay_s = 1.0
+        async with SherdlockSelector(genie, store) as selector:
+            asking = asyncio.create_task(selector.select(10_100, transaction="tx", **ALICE))
+            await asyncio.sleep(seconds)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await asyncio.sleep(2)
+            assert genie.tokens_held == set()
+    assert len(genie.asks) == 3
 
 
 @virtual
@@ -841,14 +895,35 @@ async def test_genie_being_away_is_told_and_nothing_is_marked_as_held():
         await selection.release()
         assert selector.tokens_held.mine == {}
         genie.down = False
+        await listen(selector)
         genie.cut_watchers()
-        await asyncio.sleep(10)
+        await asyncio.sleep(1)
         lock = genie.take(*(f"t{number}" for number in range(9)))
         await settle()
         genie.asks.clear()
         await selector.select(1, transaction="tx3", **ALICE)
         assert genie.asks == [["t9"]]
         genie.end(lock)
+
+
+@virtual
+async def test_a_selector_that_is_closed_listens_no_more():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store) as selector:
+        await selector.select(1, transaction="warm", **ALICE)
+        await listen(selector)
+        assert genie.listeners == 1
+        genie.answer = asyncio.Event()
+        asking = asyncio.create_task(selector.select(2, transaction="tx", **ALICE))
+        await settle()
+    assert genie.listeners == 0
+    selector.watching._strain = 1.0
+    genie.answer.set()
+    await (await asking).release()
+    selector.watching.asked(strained=True)
+    await settle()
+    assert genie.listeners == 0
+    assert len(asyncio.all_tasks()) == 1
 
 
 @virtual
@@ -891,7 +966,7 @@ async def test_replicas_tell_who_has_seen_a_wallet_last():
             await one.select(1, transaction=f"tx{number}", **ALICE)
         await settle()
         assert one.last_seen(**ALICE) == other.last_seen(**ALICE) == "r/1"
-        assert sum(name.startswith("wallet-seen/") for name in genie.held) == 1
+        assert [len(locks) for name, locks in genie.held.items() if name.startswith("wallet-seen/")] == [1]
         await other.select(1, transaction="tx", **ALICE)
         await settle()
         assert one.last_seen(**ALICE) == other.last_seen(**ALICE) == "r2"
