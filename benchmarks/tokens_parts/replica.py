@@ -71,12 +71,12 @@ async def _serve(number: int, port: int, owners: list[str], pipe: Connection) ->
         pipe.send(None)
         while (work := await asyncio.to_thread(pipe.recv)) is not None:
             done, begin, cpu = Done(), time.perf_counter(), time.process_time()
-            before = getattr(selector, "collisions", 0)
+            before = selector.collisions
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(AT_A_TIME):
                     tasks.create_task(_go_on(ways[work.way], work, begin + work.seconds, done))
             done.seconds, done.cpu_s = time.perf_counter() - begin, time.process_time() - cpu
-            done.collisions += getattr(selector, "collisions", 0) - before
+            done.collisions += selector.collisions - before
             pipe.send(done)
 
 

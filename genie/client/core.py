@@ -61,7 +61,14 @@ class Core(Refusals):
             except ValueError as error:
                 self.broken = f"the server sent what is no message: {line[:80]!r} ({error})"
                 break
-            self._take(message, now, outcomes)
+            if (
+                type(message) is messages.Event
+                and message.payload.state != "lagged"
+                and self._phase is not Phase.GREETING
+            ):
+                self._watches.happened(message.payload, outcomes)  # they are many where others are busy
+            else:
+                self._take(message, now, outcomes)
         return outcomes
 
     def tick(self, now: float) -> list[Outcome]:
@@ -212,8 +219,6 @@ class Core(Refusals):
                     self._watches.told(watch, message.payload, outcomes)
             case messages.Unwatched():
                 self._take_next(Unwatch)
-            case messages.Event(payload) if payload.state == "lagged":
+            case messages.Event():
                 self._watches.lagged()
                 self._watch(now)
-            case messages.Event(payload):
-                self._watches.happened(payload, outcomes)

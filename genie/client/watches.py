@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from genie.client.calls import Call, Outcome, make_line
 from genie.errors import GenieError
@@ -30,8 +31,7 @@ BUFFER: Final = 10_000
 """Changes that may wait for whoever watches before the watch falls behind; the rows of one answer may be more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True, gc=False):
     """A lock on `resource` (a name without a mode) was taken (`locked`) or given back (`unlocked`).
 
     `mode` is `shared` or `exclusive`, `id` the request's, `transaction` its name where it has one. A resource that is
@@ -57,6 +57,9 @@ class State(Enum):
     BEHIND = auto()
     TOLD = auto()
     ENDED = auto()
+
+
+TOLD: Final = State.TOLD
 
 
 class Watch(Call):
@@ -98,19 +101,22 @@ class Watch(Call):
         """A lock is held, which may have been told before."""
         change = Change(row.resource, "locked", row.mode, row.id, row.transactionName)
         beside = self.held.get(row.resource)
-        if beside is not None:
-            if row.id in beside:
-                return
-            for other in list(beside.values()):
-                if change.excludes(other):
-                    self.unlocked(other.resource, other.id)
+        if beside is None:
+            self.held[row.resource] = {row.id: change}
+            self.changes.append(change)
+            return
+        if row.id in beside:
+            return
+        for other in list(beside.values()):
+            if change.excludes(other):
+                self.unlocked(other.resource, other.id)
         self.held.setdefault(row.resource, {})[row.id] = change
         self.changes.append(change)
 
     def unlocked(self, resource: str, id: int) -> None:
         """A lock is not held any more; it may never have been told."""
-        by_id = self.held.get(resource, {})
-        gone = by_id.pop(id, None)
+        by_id = self.held.get(resource)
+        gone = None if by_id is None else by_id.pop(id, None)
         if gone is not None:
             self.changes.append(Change(resource, "unlocked", gone.mode, id, gone.transaction))
             if not by_id:
@@ -188,7 +194,7 @@ class Watches:
     def happened(self, told: Event.Payload, outcomes: list[Outcome]) -> None:
         """Something was locked or unlocked."""
         for watch in self._open:
-            if watch.state is not State.TOLD or not told.resource.startswith(watch.prefix):
+            if watch.state is not TOLD or not told.resource.startswith(watch.prefix):
                 continue
             if len(watch.changes) >= BUFFER:
                 watch.state = State.BEHIND
@@ -196,7 +202,8 @@ class Watches:
                 watch.locked(told)
             elif told.state == "unlocked":
                 watch.unlocked(told.resource, told.id)
-            self._wake(watch, outcomes)
+            if watch.wanted:
+                self._wake(watch, outcomes)
 
     def lagged(self) -> None:
         """The server has ended all that it told; what is asked for and not answered yet comes behind that."""

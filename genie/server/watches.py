@@ -17,7 +17,7 @@ MOST_WATCHES = 100
 MOST_HELD = 10_000
 """Locks told in one `watching`."""
 
-MAX_HELD = 4 << 20
+MAX_HELD = 1 << 20
 """Bytes of them."""
 
 MOST_EVENTS = 10_000

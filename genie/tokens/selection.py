@@ -71,7 +71,8 @@ class Selection(ABC):
         """Spend the tokens and issue `outputs`, all or nothing.
 
         SelectionEnded, where they are not held any more; SpentAlready, where somebody has spent them without holding
-        them. If the store fails otherwise the outcome is not known: it can be said again.
+        them; ValueError, where the outputs can't be issued. If the store fails otherwise the outcome is not known: it can be
+        said again.
         """
         if self._state not in (State.HELD, State.SPENDING):
             raise SelectionEnded(f"the selection of {self.transaction!r} was {self._state.name.lower()} before")
@@ -79,7 +80,7 @@ class Selection(ABC):
         self._state = State.SPENDING
         try:
             await self._store.spend(self.tokens, transaction=self.transaction, outputs=outputs)
-        except SpentAlready:
+        except (SpentAlready, ValueError):  # nothing was changed
             self._state = State.HELD
             raise
         self._state = State.SPENT

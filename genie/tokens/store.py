@@ -64,5 +64,6 @@ class TokenStore(Protocol):
         """Spend tokens and issue outputs, all or nothing.
 
         SpentAlready, where another transaction was first. The same transaction that spends the same once more has no
-        effect: so it can be said again when its outcome is not known.
+        effect: so it can be said again when its outcome is not known. ValueError, where a token is named twice or an output's id
+        is not new; then, too, nothing is changed.
         """

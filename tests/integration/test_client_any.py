@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import wraps
 
 import pytest
 
@@ -14,18 +16,30 @@ from servers import WAIT_S, Genie, Redis, running_server
 MOST = 2**63 - 1
 
 
+def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """A test that fails where it would wait for ever."""
+
+    @wraps(test)
+    async def run(*args: object, **fixtures: object) -> None:
+        async with asyncio.timeout(3 * WAIT_S):
+            await test(*args, **fixtures)
+
+    return run
+
+
 @pytest.fixture
 async def client(genie: Genie):
-    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
+    async with connect(*genie.address) as client:
         yield client
 
 
 @pytest.fixture
 async def other(genie: Genie):
-    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
+    async with connect(*genie.address) as client:
         yield client
 
 
+@bounded
 async def test_what_is_free_is_taken_until_it_is_enough(client, other):
     async with other.lock("any/1", "shared:any/2"):
         names = ["any/1", "shared:any/2", "any/3", "any/4"]
@@ -43,12 +57,14 @@ async def test_what_is_free_is_taken_until_it_is_enough(client, other):
     assert not lock.lost.is_set()
 
 
+@bounded
 async def test_each_counts_one_where_nothing_else_is_said(client):
     lock = await client.acquire_any([f"one/{number}" for number in range(5)], 3)
     assert lock.resources == ("exclusive:one/0", "exclusive:one/1", "exclusive:one/2")
     await lock.release()
 
 
+@bounded
 async def test_what_is_not_enough_is_left_and_says_how_much_there_is(client, other):
     async with other.lock("few/1"):
         with pytest.raises(Insufficient) as caught:
@@ -58,6 +74,7 @@ async def test_what_is_not_enough_is_left_and_says_how_much_there_is(client, oth
             pass
 
 
+@bounded
 async def test_sums_are_exact_beyond_what_a_float_can_say(client, other):
     names = [f"large/{number}" for number in range(10_000)]
     async with other.lock(*names[:1000]):
@@ -72,6 +89,7 @@ async def test_sums_are_exact_beyond_what_a_float_can_say(client, other):
     await lock.release()
 
 
+@bounded
 async def test_two_that_choose_from_the_same_never_meet(client, other):
     names = [f"meet/{number}" for number in range(100)]
     locks = await asyncio.gather(*(who.acquire_any(names, 5) for who in [client, other] * 10))
@@ -82,6 +100,7 @@ async def test_two_that_choose_from_the_same_never_meet(client, other):
     await asyncio.gather(*(lock.release() for lock in locks))
 
 
+@bounded
 async def test_what_a_transaction_holds_is_free_to_it(client):
     async with client.lock("own/1", transaction="t-own"):
         lock = await client.acquire_any(["own/1", "own/2"], 2, transaction="t-own")
@@ -89,6 +108,7 @@ async def test_what_a_transaction_holds_is_free_to_it(client):
         await lock.release()
 
 
+@bounded
 async def test_it_is_lost_when_its_time_is_over(client):
     lock = await client.acquire_any(["short/1"], 1)
     with suppress(LockLost):
@@ -98,6 +118,7 @@ async def test_it_is_lost_when_its_time_is_over(client):
         await lock.extend(1)
 
 
+@bounded
 async def test_who_is_cancelled_takes_nothing(client, other):
     call = asyncio.create_task(client.acquire_any(["cancel/1"], 1))
     await asyncio.sleep(0)
@@ -108,6 +129,7 @@ async def test_who_is_cancelled_takes_nothing(client, other):
         pass
 
 
+@bounded
 async def test_a_line_that_is_too_long_is_refused_here(client):
     with pytest.raises(RequestRejected, match="line-too-long"):
         await client.acquire_any([f"{number:05}" + "x" * 100 for number in range(10_000)], 1)
@@ -127,26 +149,27 @@ def test_threads_take_what_is_free(genie):
         assert not lock.lost.is_set()
 
 
+@bounded
 async def test_it_outlives_the_server_and_is_not_taken_twice(redis: Redis):
-    async with asyncio.timeout(3 * WAIT_S):
-        with running_server(redis) as durable:
-            async with connect(*durable.address) as client:
-                lock = await client.acquire_any(["durable/1", "durable/2"], 1, transaction_timeout=3600)
-                durable.kill()
-                calls = [asyncio.create_task(client.acquire_any(["durable/1", "durable/2"], 1)) for _ in range(2)]
-                await asyncio.to_thread(durable.start)
-                taken, refused = sorted(
-                    await asyncio.gather(*calls, return_exceptions=True), key=lambda it: isinstance(it, Exception)
-                )
-                assert taken.resources == ("exclusive:durable/2",)
-                assert isinstance(refused, Insufficient)
-                await lock.extend(3600)
-                assert lock.resources == ("exclusive:durable/1",)
-                await lock.release()
+    with running_server(redis) as durable:
+        async with connect(*durable.address) as client:
+            lock = await client.acquire_any(["durable/1", "durable/2"], 1, transaction_timeout=3600)
+            durable.kill()
+            calls = [asyncio.create_task(client.acquire_any(["durable/1", "durable/2"], 1)) for _ in range(2)]
+            await asyncio.to_thread(durable.start)
+            taken, refused = sorted(
+                await asyncio.gather(*calls, return_exceptions=True), key=lambda it: isinstance(it, Exception)
+            )
+            assert taken.resources == ("exclusive:durable/2",)
+            assert isinstance(refused, Insufficient)
+            await lock.extend(3600)
+            assert lock.resources == ("exclusive:durable/1",)
+            await lock.release()
 
 
+@bounded
 async def test_what_was_granted_while_nobody_listened_is_told_with_what_it_took():
-    async with asyncio.timeout(WAIT_S), fake_server() as fake, connect("127.0.0.1", fake.port) as client:
+    async with fake_server() as fake, connect("127.0.0.1", fake.port) as client:
         line = await fake.accept()
         call = asyncio.create_task(client.acquire_any(["a", "shared:b"], 1))
         asked = await line.expect("request")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
 
 import orjson
 import pytest
@@ -16,13 +17,16 @@ from genie import Change, Client, RequestRejected, Unavailable, connect, sync
 from genie.client.aio_watch import Watch
 from servers import WAIT_S, Genie, Redis, running_server
 
-pytestmark = pytest.mark.usefixtures("_bounded")
 
+def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """A test that fails where it would wait for ever."""
 
-@pytest.fixture
-async def _bounded() -> AsyncIterator[None]:
-    async with asyncio.timeout(3 * WAIT_S):
-        yield
+    @wraps(test)
+    async def run(*args: object, **fixtures: object) -> None:
+        async with asyncio.timeout(3 * WAIT_S):
+            await test(*args, **fixtures)
+
+    return run
 
 
 @pytest.fixture
@@ -82,6 +86,7 @@ def apply(picture: dict[tuple[str, int], Change], change: Change) -> None:
 # -- a real server ----------------------------------------------------------------------------------------
 
 
+@bounded
 async def test_first_what_is_held_then_what_happens(client, other):
     held = await other.acquire("first/1", transaction="t-first")
     async with client.watch("first/") as watch:
@@ -97,6 +102,7 @@ async def test_first_what_is_held_then_what_happens(client, other):
         await anext(watch)
 
 
+@bounded
 async def test_two_of_one_prefix_are_told_all_and_each_ends_by_itself(client, other):
     first, second = client.watch("two/"), client.watch("two/")
     async with other.lock("two/1"):
@@ -108,6 +114,7 @@ async def test_two_of_one_prefix_are_told_all_and_each_ends_by_itself(client, ot
     assert (await anext(second)).resource == "two/1"
 
 
+@bounded
 async def test_threads_first_what_is_held_then_what_happens(client, genie):
     held = await client.acquire("threads/1", transaction="t")
 
@@ -131,6 +138,7 @@ async def test_threads_first_what_is_held_then_what_happens(client, genie):
     await held.release()
 
 
+@bounded
 async def test_more_changes_than_the_server_has_room_for_end_in_the_right_picture(client, other):
     """All at once: the server says `lagged`, or it does not; who watches needs not know."""
     picture: dict[tuple[str, int], Change] = {}
@@ -144,6 +152,7 @@ async def test_more_changes_than_the_server_has_room_for_end_in_the_right_pictur
     await until(picture, watch, set())
 
 
+@bounded
 async def test_a_server_that_is_killed_and_started_again(redis: Redis):
     with running_server(redis) as durable:
         async with connect(*durable.address) as client, connect(*durable.address) as other:
@@ -165,6 +174,7 @@ async def test_a_server_that_is_killed_and_started_again(redis: Redis):
             await until(picture, watch, set())
 
 
+@bounded
 async def test_the_next_leader_goes_on(redis: Redis):
     with running_server(redis, lease=1) as leader, running_server(redis, lease=1) as follower:
         servers = [f"127.0.0.1:{node.port}" for node in (leader, follower)]
@@ -196,6 +206,7 @@ async def begin(client: Client, line: Line) -> Watch:
     return watch
 
 
+@bounded
 async def test_the_difference_is_told_after_a_lost_connection(fake, watcher):
     line = await fake.accept()
     watch = await begin(watcher, line)
@@ -208,6 +219,7 @@ async def test_the_difference_is_told_after_a_lost_connection(fake, watcher):
     assert await anext(watch) == Change("t/2", "locked", "exclusive", 2)
 
 
+@bounded
 async def test_lagging_behind_is_made_up_for(fake, watcher):
     line = await fake.accept()
     watch = await begin(watcher, line)
@@ -219,6 +231,7 @@ async def test_lagging_behind_is_made_up_for(fake, watcher):
     assert await anext(watch) == Change("t/1", "unlocked", "exclusive", 1)
 
 
+@bounded
 async def test_leaving_the_loop_ends_the_watch(fake, watcher):
     line = await fake.accept()
 
@@ -235,6 +248,7 @@ async def test_leaving_the_loop_ends_the_watch(fake, watcher):
     assert await line.expect("unwatch") == {"prefix": "t/"}
 
 
+@bounded
 async def test_who_is_cancelled_watches_no_more(fake, watcher):
     line = await fake.accept()
     watch = await begin(watcher, line)
@@ -249,6 +263,7 @@ async def test_who_is_cancelled_watches_no_more(fake, watcher):
         await anext(watch)
 
 
+@bounded
 async def test_aclose_ends_whoever_waits(fake, watcher):
     line = await fake.accept()
     watch = await begin(watcher, line)
@@ -258,11 +273,14 @@ async def test_aclose_ends_whoever_waits(fake, watcher):
         await anext(watch)
     await watch.aclose()
     await watch.aclose()
+    await asyncio.sleep(0)
+    assert watcher._link.core.outgoing() == b"", "it is sent at once"
     await line.expect("unwatch")
     with pytest.raises(StopAsyncIteration):
         await waiting
 
 
+@bounded
 async def test_a_closed_client_ends_the_loop(fake):
     seen = []
     async with connect("127.0.0.1", fake.port) as client:
@@ -288,6 +306,7 @@ async def test_a_closed_client_ends_the_loop(fake):
         await anext(client.watch("t/"))
 
 
+@bounded
 async def test_a_client_that_was_never_opened():
     watch = connect("127.0.0.1", 1).watch("t/")
     with pytest.raises(Unavailable):
@@ -297,6 +316,7 @@ async def test_a_client_that_was_never_opened():
         next(sync.connect("127.0.0.1", 1).watch("t/"))
 
 
+@bounded
 async def test_a_refused_watch_raises(fake, watcher):
     line = await fake.accept()
     watch = watcher.watch("t/")
@@ -311,6 +331,7 @@ async def test_a_refused_watch_raises(fake, watcher):
         watcher.watch("x" * 513)
 
 
+@bounded
 async def test_a_server_that_falls_silent_is_left(fake):
     async with fake_server() as second:
         servers = [f"127.0.0.1:{each.port}" for each in (fake, second)]
@@ -327,6 +348,7 @@ async def test_a_server_that_falls_silent_is_left(fake):
 
 
 class TestThreads:
+    @bounded
     async def test_the_difference_is_told_after_a_lost_connection_and_leaving_the_loop_ends_it(self, fake):
         left = threading.Event()
 
@@ -337,7 +359,7 @@ class TestThreads:
                     found.append(change)
                     if len(found) == 3:
                         break
-                left.wait()
+                assert left.wait(WAIT_S)
             return found
 
         working = asyncio.create_task(asyncio.to_thread(work))
@@ -356,6 +378,7 @@ class TestThreads:
             Change("t/2", "locked", "exclusive", 2),
         ]
 
+    @bounded
     async def test_close_ends_whoever_waits(self, fake):
         asked = threading.Event()
 
@@ -363,11 +386,14 @@ class TestThreads:
             with sync.connect("127.0.0.1", fake.port) as client, ThreadPoolExecutor() as threads:
                 watch = client.watch("t/")
                 waiting = threads.submit(list, watch)
-                asked.wait()
+                assert asked.wait(WAIT_S)
                 with pytest.raises(RuntimeError, match="somebody waits"):
                     next(watch)
+                assert not waiting.done(), "the one who waited goes on"
+                assert not watch._watch.ended
                 watch.close()
                 watch.close()
+                assert client._link._core.outgoing() == b"", "it is sent at once"
                 assert waiting.result() == []
 
         working = asyncio.create_task(asyncio.to_thread(work))
@@ -377,6 +403,7 @@ class TestThreads:
         await line.expect("unwatch")
         await working
 
+    @bounded
     async def test_a_closed_client_ends_the_loop(self, fake):
         told = threading.Event()
 
@@ -385,7 +412,7 @@ class TestThreads:
                 with sync.connect("127.0.0.1", fake.port) as client:
                     watch = client.watch("t/")
                     waiting = threads.submit(lambda: [told.set() for _ in watch])
-                    told.wait()
+                    assert told.wait(WAIT_S)
                 assert waiting.result() == [None]
                 assert list(watch) == []
                 watch.close()
@@ -398,6 +425,7 @@ class TestThreads:
         line.say(watching(row("t/1")))
         await working
 
+    @bounded
     async def test_a_refused_watch_raises(self, fake):
         def work() -> None:
             with sync.connect("127.0.0.1", fake.port) as client:

@@ -70,7 +70,7 @@ MUTANTS = [
         "storage/lua/commit.lua",
         "if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then",
         "if false then",
-        first=60,
+        first=1546,
     ),
     Mutant(
         "the script does not see a gap",

@@ -1,0 +1,102 @@
+"""The buckets, whatever is done to them, against a plain list of who has what."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from genie.tokens.buckets import BY_ACCOUNT, BY_OWNER, GONE, SLACK, Buckets, give_back, take
+from genie.tokens.token import Token, wallets_of
+from scripted_tokens import coins
+
+
+def check(buckets: Buckets, tokens: dict[str, Token], claims: dict[str, object], whole: int | None) -> None:
+    """Sums are those of the tokens, and each free entry stands exactly once in each of its buckets."""
+    assert set(buckets.ids()) == set(tokens)
+    wallets = {wallet for token in tokens.values() for wallet in wallets_of(token)}
+    assert set(buckets._buckets) == wallets
+    for wallet in wallets:
+        bucket = buckets.find(wallet)
+        assert bucket is not None
+        mine = [token for token in tokens.values() if wallet.has(token)]
+        free = {token.id for token in mine if claims.get(token.id) is None}
+        assert (bucket.count, bucket.total) == (len(mine), sum(token.amount for token in mine))
+        assert bucket.free == sum(tokens[id].amount for id in free)
+        assert sorted(entry.id for entry in bucket.free_entries()) == sorted(free)
+        assert len(bucket.stack) == len(set(bucket.stack)) <= 2 * bucket.count + SLACK
+        for entry in bucket.stack:
+            assert entry.claim is GONE or entry.stands & bucket.bit
+    entries = [buckets.entry(id) for id in tokens]
+    assert all(entry is not None and entry.claim is claims.get(entry.id) for entry in entries)
+    assert buckets.whole == sum(entry is not None and entry.token is not None for entry in entries)
+    assert whole is None or buckets.whole <= whole
+
+
+@pytest.mark.parametrize("max_tokens", [None, 40])
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_and_stacks_are_right_whatever_is_done(seed: int, max_tokens: int | None) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    buckets = Buckets(max_tokens)
+    tokens: dict[str, Token] = {}
+    holders: dict[str, object] = {}
+    claims: list[tuple[object, list[Any]]] = []
+    keys: list[dict[str, Any]] = [
+        {"owner": f"k{number}", "account": [None, "a", "b"][number % 3]} for number in range(7)
+    ]
+    for turn in range(1500):
+        what = chance.random()
+        if what < 0.3 + 0.2 * (turn < 500):
+            [token] = coins([chance.randrange(1, 9)], f"{turn}-", **chance.choice(keys))
+            assert buckets.add(token) is not None
+            assert buckets.add(token) is None
+            tokens[token.id] = token
+        elif what < 0.5 and tokens:
+            id = chance.choice(list(tokens))
+            del tokens[id]
+            holders.pop(id, None)
+            assert buckets.remove(id)
+            assert not buckets.remove(id)
+        elif what < 0.75 and tokens:
+            bucket = buckets.find(chance.choice(wallets_of(chance.choice(list(tokens.values())))))
+            assert bucket is not None
+            claim, taken = object(), list[Any]()
+            if bucket.free and chance.random() < 0.5:
+                taken = bucket.pick(chance.randrange(1, bucket.free + 1), claim)
+            elif chance.random() < 0.5:
+                bucket.search(chance.randrange(1, 20), claim, lambda token: token.amount % 2 == 0, taken)
+            else:
+                taken = [entry for entry in bucket.free_entries() if chance.random() < 0.2]
+                take(taken, claim)
+            holders.update({entry.id: claim for entry in taken})
+            claims.append((claim, taken))
+        elif claims:
+            claim, taken = claims.pop(chance.randrange(len(claims)))
+            give_back(taken, claim)
+            give_back(taken, claim)
+            holders = {id: holder for id, holder in holders.items() if holder is not claim}
+        if turn % 10 == 0:
+            check(buckets, tokens, holders, max_tokens)
+    for id in list(tokens):
+        buckets.remove(id)
+    assert (len(buckets), buckets.whole, buckets._buckets) == (0, 0, {})
+
+
+def test_what_is_spent_through_one_bucket_does_not_pile_up_in_the_other() -> None:
+    buckets = Buckets()
+    keep = coins([1], "keep", account="a")[0]
+    buckets.add(keep)
+    by_owner, by_account = wallets_of(keep)
+    for token in coins([1] * 1000, account="a"):
+        buckets.add(token)
+        bucket = buckets.find(by_owner)
+        assert bucket is not None
+        [entry] = bucket.pick(1, object())
+        assert entry.stands == BY_ACCOUNT
+        give_back([entry], entry.claim)
+        assert entry.stands == BY_OWNER | BY_ACCOUNT
+        buckets.remove(token.id)
+    other = buckets.find(by_account)
+    assert other is not None
+    assert len(other.stack) <= SLACK + 2

@@ -1,0 +1,278 @@
+"""Following a store: nothing is missed and nothing kept too long, however the load, changes and failures fall."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from genie.tokens.errors import InsufficientFunds
+from genie.tokens.follow import Follower
+from genie.tokens.in_memory import InMemorySelector
+from genie.tokens.store import Added, Change, Resync, Spent
+from genie.tokens.token import Token
+from scripted_tokens import ScriptedStore, coins, settle, virtual
+
+ALICE = {"owner": "alice", "token_type": "Fiat", "identifier": "GBP"}
+
+
+class Ids:
+    """A sink that knows ids."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, Token] = {}
+
+    def add(self, token: Token) -> None:
+        self.there[token.id] = token
+
+    def remove(self, id: str) -> bool:
+        return self.there.pop(id, None) is not None
+
+    def ids(self) -> list[str]:
+        return list(self.there)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@virtual
+async def test_1300_tokens_come_in_pages_while_others_are_issued_and_redeemed(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    store = ScriptedStore(coins([1] * 1300))
+    issued = 0
+
+    async def meanwhile(_page: object) -> None:
+        nonlocal issued
+        for _ in range(chance.randrange(20)):
+            if chance.random() < 0.5:
+                issued += 1
+                await store.add(coins([1], f"new-{issued}-"))
+            else:
+                token = chance.choice(list(store.tokens.values()))
+                await store.spend([token], transaction="elsewhere")
+            await asyncio.sleep(chance.choice([0, 0, 0.1]))
+
+    store.before["page"] = meanwhile
+    async with InMemorySelector(store) as selector:
+        await settle()
+        assert store.calls["page"] == 13
+        assert issued > 20
+        selection = await selector.select(len(store.tokens), transaction="a", **ALICE)
+        assert {token.id for token in selection.tokens} == set(store.tokens)
+        with pytest.raises(InsufficientFunds) as short:
+            await selector.select(1, transaction="a", **ALICE)
+        assert (short.value.free, short.value.locked) == (0, 0)
+
+
+@virtual
+async def test_what_was_missed_is_made_good_when_the_store_says_so() -> None:
+    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+    follower = Follower(store, sink)
+    await follower.start()
+    for id in ("t0", "t120", "t249"):
+        del store.tokens[id]
+    store.tokens["missed"] = coins([1], "missed")[0]
+    assert len(sink.there) == 250
+
+    async def meanwhile(_page: object) -> None:
+        if store.calls["page"] == 4:
+            await store.add(coins([1], "new"))
+            await store.spend([store.tokens["t1"]], transaction="elsewhere")
+
+    store.before["page"] = meanwhile
+    store.tell(Resync())
+    await settle()
+    assert {*sink.there} == {"missed0" if id == "missed" else id for id in store.tokens}
+    await follower.close()
+
+
+@virtual
+async def test_a_second_resync_during_a_load_begins_it_anew() -> None:
+    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+    first = asyncio.Event()
+
+    async def held_up(page: list[Token]) -> None:
+        if store.calls["page"] == 2:
+            del store.tokens["t3"], store.tokens["t201"]
+            store.tokens["t9999"] = coins([1] * 10000)[9999]
+            store.tell(Resync())
+            first.set()
+            await asyncio.sleep(5)
+            raise AssertionError(f"{len(page)} tokens are of a load that is over")
+
+    store.before["page"] = held_up
+    follower = Follower(store, sink)
+    await follower.start()
+    assert first.is_set()
+    await asyncio.sleep(10)
+    assert store.calls["page"] == 2 + 3
+    assert {*sink.there} == {*store.tokens}
+    await follower.close()
+
+
+@virtual
+async def test_changes_that_fail_are_followed_again_and_the_trouble_is_told() -> None:
+    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+    follower = Follower(store, sink)
+    await follower.start()
+    assert follower.trouble is None
+    down = True
+
+    async def still_down(_none: object) -> None:
+        if down:
+            raise OSError(f"down {store.calls['changes']}")
+
+    store.before["changes"] = still_down
+    store.tell(OSError("down"))
+    await asyncio.sleep(60)
+    attempts = store.calls["changes"]
+    assert 20 < attempts < 100, "it waits longer and longer, up to some seconds"
+    assert str(follower.trouble) == f"down {attempts}"
+    await store.spend([store.tokens["t0"]], transaction="elsewhere")
+    await store.add(coins([1], "new"))
+    assert "t0" in sink.there
+    down = False
+    await asyncio.sleep(3)
+    assert follower.trouble is None
+    assert {*sink.there} == {*store.tokens}
+    await store.add(coins([1], "newer"))
+    await settle()
+    assert "newer0" in sink.there
+    assert follower.ready
+    await follower.close()
+    assert not follower.ready
+    assert not store.listeners
+
+
+@virtual
+async def test_changes_that_just_end_are_followed_again() -> None:
+    store, sink = ScriptedStore(coins([1] * 5)), Ids()
+    ended = 0
+
+    async def short() -> Any:
+        nonlocal ended
+        yield Resync()
+        await asyncio.sleep(1)
+        ended += 1
+
+    store.changes = short  # type: ignore[method-assign]
+    follower = Follower(store, sink)
+    await follower.start()
+    await asyncio.sleep(1)
+    assert isinstance(follower.trouble, ConnectionError)
+    await asyncio.sleep(10)
+    assert ended >= 5
+    await follower.close()
+
+
+@virtual
+async def test_a_load_that_fails_later_is_tried_again_and_changes_are_taken_meanwhile() -> None:
+    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+    follower = Follower(store, sink)
+    await follower.start()
+    store.calls.clear()
+
+    async def fail(_page: object) -> None:
+        if store.calls["page"] % 3 == 2 and store.calls["page"] < 20:
+            raise OSError("down")
+
+    store.before["page"] = fail
+    del store.tokens["t7"]
+    store.tell(Resync())
+    await settle()
+    assert str(follower.trouble) == "down"
+    assert "t7" in sink.there
+    await store.spend([store.tokens["t0"]], transaction="elsewhere")
+    await settle()
+    assert "t0" not in sink.there
+    await asyncio.sleep(60)
+    assert follower.trouble is None
+    assert {*sink.there} == {*store.tokens}
+    await follower.close()
+
+
+@virtual
+async def test_what_was_spent_here_is_not_brought_back_by_what_comes_late() -> None:
+    store, sink = ScriptedStore(coins([1] * 250)), Ids()
+    follower = Follower(store, sink)
+    await follower.start()
+    token = store.tokens.pop("t0")
+    follower.spent_here("t0")
+    assert "t0" not in sink.there
+    store.tell(Added(token))
+    await settle()
+    assert "t0" not in sink.there
+    store.tell(Spent("t0"))
+    await settle()
+    assert not follower._untold
+
+    async def spent_behind_the_page(page: list[Token]) -> None:
+        if any(token.id == "t1" for token in page):
+            follower.spent_here("t1")
+
+    store.before["page"] = spent_behind_the_page
+    store.tell(Resync())
+    await settle()
+    assert "t1" not in sink.there
+    store.tell(Resync())
+    await settle()
+    assert not follower._untold, "what the store told while nobody listened is not waited for"
+    await follower.close()
+
+
+@virtual
+async def test_it_is_started_once_and_again_when_it_was_closed() -> None:
+    store, sink = ScriptedStore(coins([1] * 5)), Ids()
+    follower = Follower(store, sink)
+    with pytest.raises(RuntimeError):
+        await follower.loaded()
+    await follower.close()
+    await follower.start()
+    with pytest.raises(RuntimeError):
+        await follower.start()
+    await follower.close()
+    with pytest.raises(RuntimeError):
+        await follower.loaded()
+    del store.tokens["t0"]
+    await follower.start()
+    assert {*sink.there} == {*store.tokens}
+    await follower.close()
+
+
+@virtual
+async def test_who_waits_for_a_load_that_is_closed_is_told() -> None:
+    store = ScriptedStore(coins([1] * 5))
+    store.before["page"] = lambda _page: asyncio.sleep(3600)
+    follower = Follower(store, Ids())
+    starting = asyncio.create_task(follower.start())
+    await settle()
+    waiting = asyncio.create_task(follower.loaded())
+    await settle()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    with pytest.raises(RuntimeError, match="closed"):
+        await waiting
+
+
+@virtual
+async def test_a_store_that_can_not_be_closed_is_followed_too() -> None:
+    class Changes:
+        def __aiter__(self) -> Changes:
+            return self
+
+        async def __anext__(self) -> Change:
+            changes = (Resync(), Added(coins([1])[0]))
+            if (turn := next(self.turns)) < len(changes):
+                return changes[turn]
+            await asyncio.sleep(3600)
+            raise StopAsyncIteration
+
+        turns = iter(range(100))
+
+    store, sink = ScriptedStore(), Ids()
+    store.changes = Changes  # type: ignore[method-assign, assignment]
+    follower = Follower(store, sink)
+    await follower.start()
+    assert {*sink.there} == {"t0"}
+    await follower.close()
