@@ -1,0 +1,92 @@
+"""docs/tokens.md is true: its Python runs and prints what is shown, its tables are those of the code."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from matching import Screen
+from pages import Block, blocks, code, prose, table
+
+from genie import GenieError, tokens
+from servers import WAIT_S, Genie, running_server
+
+PAGE = "docs/tokens.md"
+BLOCKS = blocks(PAGE)
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+@pytest.fixture
+def genie() -> Iterator[Genie]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_runs_and_prints_what_is_shown(block: Block, genie: Genie, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block.text],
+        env=os.environ | {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(genie.port)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), str(block)
+    shown = dict(pairwise(BLOCKS))[block]
+    assert shown.language == "text"
+    Screen().match_all(shown.lines, done.stdout.splitlines())
+
+
+def test_every_error_is_there() -> None:
+    raised = {
+        name
+        for name in tokens.__all__
+        if isinstance(thing := getattr(tokens, name), type) and issubclass(thing, GenieError)
+    }
+    assert {code(row["Error"]) for row in table(PAGE, "Error")} == raised
+
+
+def test_the_calls_are_the_code_s() -> None:
+    """Every argument that is named is there, with the default that is shown, and none is missing."""
+    owners = {
+        "selector": [tokens.SherdlockSelector, tokens.InMemorySelector],
+        "store": [tokens.MemoryTokenStore, tokens.SqlTokenStore],
+        "selection": [tokens.Selection],
+    }
+    checked = 0
+    for row in table(PAGE, "Call"):
+        for call, arguments in re.findall(r"`([A-Za-z._]+)\((.*?)\)`", row["Call"]):
+            owner, _, name = call.rpartition(".")
+            if arguments == "…":
+                continue
+            candidates = owners[owner] if owner else [tokens]
+            real = next(getattr(thing, name) for thing in candidates if hasattr(thing, name))
+            parameters = dict(inspect.signature(real).parameters)
+            parameters.pop("self", None)
+            shown = {}
+            for argument in arguments.replace("owner or account", "owner, account").split(", ") if arguments else ():
+                parameter, _, default = argument.partition("=")
+                shown[parameter] = default
+            left_out = {"prefer"} if name == "select" else set()
+            assert set(shown) == set(parameters) - left_out, call
+            for parameter, default in shown.items():
+                if default:
+                    assert repr(parameters[parameter].default) == default, (call, parameter)
+            checked += 1
+    assert checked >= 10
+
+
+def test_every_name_of_the_package_exists() -> None:
+    for name in re.findall(r"`genie\.tokens\.(\w+)`", "\n".join(prose(PAGE))):
+        assert hasattr(tokens, name)
+    for name in tokens.__all__:
+        assert getattr(tokens, name) is not None
