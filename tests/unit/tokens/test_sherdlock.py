@@ -9,7 +9,7 @@ import pytest
 from genie.errors import Unavailable
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
 from genie.tokens.sherdlock import SherdlockSelector
-from genie.tokens.store import Added
+from genie.tokens.store import Added, Spent
 from sherdlock_world import ALICE, GBP, FakeGenie, listen, settle, store_of, token, tokens, virtual
 
 
@@ -107,6 +107,26 @@ async def test_change_is_selected_as_soon_as_the_store_tells_it():
                 await selection.spend(outputs=[token(f"change{number}", selection.change)])
         assert store.reads <= 2
         assert [each.amount for each in store.held.values()] == [1]
+
+
+@virtual
+async def test_change_that_others_have_spent_before_it_is_heard_of_is_not_selected():
+    genie, store = FakeGenie(), store_of([token("note", 10)])
+
+    async def somebody_is_fast():
+        del store.held["change"]
+        store.spent["change"] = "thief"
+        store.tell(Spent("change"))
+        await settle()
+
+    store.after_spend = somebody_is_fast
+    async with SherdlockSelector(genie, store) as selector:
+        await settle()
+        async with await selector.select(1, transaction="tx", **ALICE) as selection:
+            await selection.spend(outputs=[token("change", 9)])
+        assert selector._wallets._known == {}
+        with pytest.raises(InsufficientFunds):
+            await selector.select(1, transaction="tx2", **ALICE)
 
 
 # -- others hold them ---------------------------------------------------------------------------------------
@@ -255,6 +275,20 @@ async def test_a_store_that_tells_nothing_is_read_again_after_each_wait():
         assert store.reads == 1
         store.put(token("new", 100))
         assert [each.id for each in (await asking).tokens] == ["new"]
+        assert store.reads == 2
+
+
+@virtual
+async def test_a_store_that_should_have_told_is_read_after_the_first_wait():
+    genie, store = FakeGenie(), store_of(tokens(10))
+    async with SherdlockSelector(genie, store, retries=3, backoff=5.0) as selector:
+        await settle()
+        await (await selector.select(1, transaction="warm", **ALICE)).release()
+        genie.take(*(f"t{number}" for number in range(10)))
+        store.hushed = True
+        store.put(token("new", 100))
+        assert [each.id for each in (await selector.select(5, transaction="tx", **ALICE)).tokens] == ["new"]
+        assert asyncio.get_running_loop().time() <= 5
         assert store.reads == 2
 
 
@@ -846,6 +880,7 @@ async def test_what_others_have_spent_without_holding_it_is_not_selected_again()
                 del store.held["t0"]
                 await selection.spend()
         assert genie.tokens_held == set()
+        assert set(selector._wallets._known) == {"t1", "t2"}
         async with await selector.select(2, transaction="tx2", **ALICE) as selection:
             assert {each.id for each in selection.tokens} == {"t1", "t2"}
             await selection.spend()
