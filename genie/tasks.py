@@ -1,9 +1,13 @@
-"""Ending tasks."""
+"""Ending what goes on: tasks, and what is iterated over."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 AGAIN_S = 0.1
 
@@ -17,3 +21,13 @@ async def end(task: asyncio.Task[Any] | None) -> None:
     while task is not None and not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=AGAIN_S)
+
+
+@asynccontextmanager
+async def closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close what is iterated over when it is left, if it can be closed: it may hold a connection."""
+    try:
+        yield iterator
+    finally:
+        if hasattr(iterator, "aclose"):
+            await iterator.aclose()

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 
 from genie.tokens.errors import SpentAlready
-from genie.tokens.sql_store import SqlTokenStore
+from genie.tokens.stores.sql import SqlTokenStore
 from tokens_made import token
 
 

@@ -16,9 +16,9 @@ from genie.tokens.token import Token
 
 if TYPE_CHECKING:
     from genie.tokens.in_memory import InMemorySelector
-    from genie.tokens.memory_store import MemoryTokenStore
     from genie.tokens.sherdlock import SherdlockSelector
-    from genie.tokens.sql_store import SqlTokenStore
+    from genie.tokens.stores.memory import MemoryTokenStore
+    from genie.tokens.stores.sql import SqlTokenStore
 
 __all__ = [
     "Added",
@@ -41,9 +41,9 @@ __all__ = [
 
 _LATER = {
     "InMemorySelector": "genie.tokens.in_memory",
-    "MemoryTokenStore": "genie.tokens.memory_store",
+    "MemoryTokenStore": "genie.tokens.stores.memory",
     "SherdlockSelector": "genie.tokens.sherdlock",
-    "SqlTokenStore": "genie.tokens.sql_store",
+    "SqlTokenStore": "genie.tokens.stores.sql",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 MAX_AMOUNT = 2**63 - 1
@@ -36,6 +36,10 @@ class Token:
             raise ValueError(f"id must be 1 to {MAX_ID} printable characters, not {self.id!r}")
         if type(self.amount) is not int or not 0 < self.amount <= MAX_AMOUNT:
             raise ValueError(f"amount must be an integer from 1 to {MAX_AMOUNT}, not {self.amount!r}")
+
+    def plain(self) -> dict[str, Any]:
+        """It as plain data (what JSON can say); `Token(**data)` is the token again."""
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"metadata": dict(self.metadata)}
 
 
 class Wallet(NamedTuple):

@@ -21,11 +21,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 import spending_process
-from genie.tokens import sqlite as sqlite_module
-from genie.tokens.sql_rows import unspent_page
-from genie.tokens.sql_schema import WrongSchema
-from genie.tokens.sql_store import SqlTokenStore
 from genie.tokens.store import Added, Change, Resync, Spent
+from genie.tokens.stores import sqlite as sqlite_module
+from genie.tokens.stores.rows import unspent_page
+from genie.tokens.stores.schema import WrongSchema
+from genie.tokens.stores.sql import SqlTokenStore
 from postgres import Postgres, postgres
 from servers import WAIT_S
 from tokens_made import ids, token

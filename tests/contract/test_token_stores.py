@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from genie.tokens import feed as feeds
 from genie.tokens.errors import SpentAlready
-from genie.tokens.memory_store import MemoryTokenStore
-from genie.tokens.sql_store import SqlTokenStore
 from genie.tokens.store import Added, Change, Resync, Spent
+from genie.tokens.stores import feed as feeds
+from genie.tokens.stores.memory import MemoryTokenStore
+from genie.tokens.stores.sql import SqlTokenStore
 from genie.tokens.token import MAX_AMOUNT, MAX_ID
 from postgres import postgres
 from servers import WAIT_S

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.tokens.consolidation import split
 from genie.tokens.errors import FundsLocked
 from genie.tokens.in_memory import InMemorySelector
+from genie.tokens.in_memory.consolidation import split
 from genie.tokens.token import MAX_AMOUNT
 from scripted_tokens import ScriptedStore, coins, settle, virtual
 

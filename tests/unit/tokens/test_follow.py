@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from genie.tokens.errors import InsufficientFunds
-from genie.tokens.follow import Follower
 from genie.tokens.in_memory import InMemorySelector
+from genie.tokens.in_memory.follow import Follower
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.token import Token
 from scripted_tokens import ScriptedStore, coins, settle, virtual

@@ -11,7 +11,7 @@ import pytest
 
 from genie.tokens.errors import InsufficientFunds
 from genie.tokens.in_memory import InMemorySelector
-from genie.tokens.memory_store import MemoryTokenStore
+from genie.tokens.stores.memory import MemoryTokenStore
 from genie.tokens.token import Token
 from scripted_tokens import coins, virtual
 

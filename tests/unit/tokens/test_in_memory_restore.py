@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from genie.tokens.consolidation import Consolidation
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready
 from genie.tokens.in_memory import InMemorySelector
+from genie.tokens.in_memory.consolidation import Consolidation
 from genie.tokens.store import Spent
 from scripted_tokens import ScriptedStore, coins, settle, virtual
 

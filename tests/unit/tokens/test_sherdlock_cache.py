@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from genie.tokens.cache import Cache, Load
+from genie.tokens.sherdlock.cache import Cache, Load
 from genie.tokens.token import Token, Wallet
 from sherdlock_world import token, tokens
 

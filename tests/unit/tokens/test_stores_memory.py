@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import gc
 
-from genie.tokens.memory_store import PAGE, SLACK, MemoryTokenStore
 from genie.tokens.store import Resync
+from genie.tokens.stores.memory import PAGE, SLACK, MemoryTokenStore
 from genie.tokens.token import Wallet
 from tokens_made import ids, token
 

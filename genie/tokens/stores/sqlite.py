@@ -12,10 +12,10 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from genie.tokens.feed import Feeds
-from genie.tokens.sql_backend import Backend
-from genie.tokens.sql_changes import TEXTS, Follower, Get
-from genie.tokens.sql_schema import CHANGES, TOKENS, ensure
+from genie.tokens.stores.backend import Backend
+from genie.tokens.stores.changes import TEXTS, Follower, Get
+from genie.tokens.stores.feed import Feeds
+from genie.tokens.stores.schema import CHANGES, TOKENS, ensure
 
 BUSY_S = 30.0
 """How long a writer waits for writers of other processes."""

@@ -12,10 +12,10 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.sql import Select
 
-from genie.tokens.feed import Feeds
-from genie.tokens.sql_backend import Backend
-from genie.tokens.sql_changes import TEXTS, Follower, Get
-from genie.tokens.sql_schema import TOKENS, ensure
+from genie.tokens.stores.backend import Backend
+from genie.tokens.stores.changes import TEXTS, Follower, Get
+from genie.tokens.stores.feed import Feeds
+from genie.tokens.stores.schema import TOKENS, ensure
 
 CONNECTIONS = 10
 """Of a process, and one more that listens."""

@@ -13,7 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
-from genie.tokens.buckets import GONE, Bucket, Buckets, Entry, give_back, take
+from genie.tokens.in_memory.buckets import GONE, Bucket, Buckets, Entry, give_back, take
 from genie.tokens.token import Token
 
 

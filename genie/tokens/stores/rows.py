@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, select, tuple_
 
-from genie.tokens.sql_schema import TOKENS, UNSPENT
+from genie.tokens.stores.schema import TOKENS, UNSPENT
 from genie.tokens.token import Token
 
 PAGE = 1000

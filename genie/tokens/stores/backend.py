@@ -11,8 +11,8 @@ from sqlalchemy import URL, ColumnElement, Row, Select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from genie.tokens.feed import Feeds
-from genie.tokens.sql_changes import Follower, Get
+from genie.tokens.stores.changes import Follower, Get
+from genie.tokens.stores.feed import Feeds
 
 
 class Backend(ABC):

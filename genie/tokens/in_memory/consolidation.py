@@ -11,10 +11,10 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from genie.tokens.buckets import Entry
-from genie.tokens.claims import Claim, Claims
-from genie.tokens.follow import Follower
-from genie.tokens.in_memory_selection import InMemorySelection
+from genie.tokens.in_memory.buckets import Entry
+from genie.tokens.in_memory.claims import Claim, Claims
+from genie.tokens.in_memory.follow import Follower
+from genie.tokens.in_memory.selection import InMemorySelection
 from genie.tokens.store import TokenStore
 from genie.tokens.token import MAX_AMOUNT, Token
 

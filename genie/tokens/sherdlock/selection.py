@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from genie.errors import GenieError, LockLost
 from genie.tokens.errors import SelectionEnded, SpentAlready
-from genie.tokens.granting import Grants, all_of
-from genie.tokens.held import Held, Hold
-from genie.tokens.locks import Client
 from genie.tokens.selection import Selection, State
+from genie.tokens.sherdlock.granting import Grants, all_of
+from genie.tokens.sherdlock.held import Held, Hold
+from genie.tokens.sherdlock.locks import Client
+from genie.tokens.sherdlock.watching import Watching
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token
-from genie.tokens.watching import Watching
-
-FIELDS = tuple(field.name for field in fields(Token))
 
 
 class Keeper(Protocol):
@@ -85,10 +83,7 @@ class SherdlockSelection(Selection):
         return {
             "transaction": self.transaction,
             "asked": self.asked,
-            "tokens": [
-                {name: getattr(token, name) for name in FIELDS} | {"metadata": dict(token.metadata)}
-                for token in self.tokens
-            ],
+            "tokens": [token.plain() for token in self.tokens],
             "locks": [*self._earlier, *(lock.id for lock in self._grants.locks)],
         }
 

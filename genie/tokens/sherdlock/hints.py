@@ -10,9 +10,9 @@ import hashlib
 from math import inf
 
 from genie.errors import GenieError
-from genie.tasks import end
-from genie.tokens.background import Attempts, again_and_again, closing
-from genie.tokens.locks import Client, LockChange
+from genie.tasks import closing, end
+from genie.tokens.sherdlock.background import Attempts, again_and_again
+from genie.tokens.sherdlock.locks import Client, LockChange
 from genie.tokens.token import Wallet
 
 SEEN = "wallet-seen/"

@@ -22,15 +22,15 @@ from random import random
 from typing import NamedTuple
 
 from genie.errors import GenieError
-from genie.tokens.cache import Cache
-from genie.tokens.candidates import Ask, Picked, Survey, everything, pick
 from genie.tokens.errors import FundsLocked
-from genie.tokens.granting import Grants, Short, take
-from genie.tokens.held import Hold
-from genie.tokens.sherdlock_selection import Keeper
+from genie.tokens.sherdlock.cache import Cache
+from genie.tokens.sherdlock.candidates import Ask, Picked, Survey, everything, pick
+from genie.tokens.sherdlock.granting import Grants, Short, take
+from genie.tokens.sherdlock.held import Hold
+from genie.tokens.sherdlock.selection import Keeper
+from genie.tokens.sherdlock.turns import Turns
+from genie.tokens.sherdlock.wallets import Wallets
 from genie.tokens.token import MAX_AMOUNT, Token, Wallet
-from genie.tokens.turns import Turns
-from genie.tokens.wallets import Wallets
 
 MORE_SPARES = 8
 """How many times more spares each immediate retry has."""

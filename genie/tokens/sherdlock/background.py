@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
 
 from genie.client.reach import delays
@@ -41,13 +40,3 @@ async def again_and_again(what: str, once: Callable[[Attempts], Awaitable[None]]
         except Exception as error:  # noqa: BLE001 - whatever a store or a connection can raise
             _log.warning("%s failed, and is begun again: %r", what, error)
         await asyncio.sleep(attempts.delay_s())
-
-
-@asynccontextmanager
-async def closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close what is iterated over when it is left, if it can be closed: it may hold a connection."""
-    try:
-        yield iterator
-    finally:
-        if hasattr(iterator, "aclose"):
-            await iterator.aclose()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from genie.tokens.bag import Prefer
-from genie.tokens.cache import Cache, Where
 from genie.tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
-from genie.tokens.held import Held
+from genie.tokens.sherdlock.bag import Prefer
+from genie.tokens.sherdlock.cache import Cache, Where
+from genie.tokens.sherdlock.held import Held
 from genie.tokens.token import Token
 
 MIN_SPARES = 3

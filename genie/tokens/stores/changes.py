@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from genie.tasks import end
-from genie.tokens.feed import Feeds
 from genie.tokens.store import Added, Change, Spent
+from genie.tokens.stores.feed import Feeds
 from genie.tokens.token import Token
 
 MOST_BYTES = 7900

@@ -12,12 +12,11 @@ A store that fails is asked again, after a while that grows up to some seconds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 from genie.client.reach import delays
-from genie.tasks import end
+from genie.tasks import closing, end
 from genie.tokens.store import Added, Change, Resync, Spent, TokenStore
 from genie.tokens.token import Token
 
@@ -102,7 +101,7 @@ class Follower:
     async def _follow(self, first: asyncio.Future[None]) -> None:
         while not (first.done() and first.exception()):
             try:
-                async with _closing(self._store.changes()) as changes:
+                async with closing(self._store.changes()) as changes:
                     async for change in changes:
                         self._take(change, first)
                 raise ConnectionError("the store tells no more changes")  # noqa: TRY301 - as if it had failed
@@ -162,19 +161,9 @@ class Follower:
             first.set_result(None)
 
     async def _read(self) -> None:
-        async with _closing(self._store.unspent()) as pages:
+        async with closing(self._store.unspent()) as pages:
             async for page in pages:
                 for token in page:
                     if self._spent is None or token.id not in self._spent:
                         self._there(token)
                 await asyncio.sleep(0)  # whatever the store does between pages, others get their turn
-
-
-@asynccontextmanager
-async def _closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close what a store iterates over when it is left, if it can be closed: it may hold a connection."""
-    try:
-        yield iterator
-    finally:
-        if hasattr(iterator, "aclose"):
-            await iterator.aclose()

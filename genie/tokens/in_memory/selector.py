@@ -11,15 +11,15 @@ import asyncio
 from types import TracebackType
 from typing import Any, Self
 
-from genie.tokens.buckets import Buckets, take
-from genie.tokens.claims import Claim, Claims
-from genie.tokens.consolidation import Consolidation, smallest
 from genie.tokens.errors import FundsLocked
-from genie.tokens.follow import Follower
-from genie.tokens.in_memory_selection import InMemorySelection, token_from
-from genie.tokens.picking import Picker, Where, whole
+from genie.tokens.in_memory.buckets import Buckets, take
+from genie.tokens.in_memory.claims import Claim, Claims
+from genie.tokens.in_memory.consolidation import Consolidation, smallest
+from genie.tokens.in_memory.follow import Follower
+from genie.tokens.in_memory.picking import Picker, Where, whole
+from genie.tokens.in_memory.selection import InMemorySelection
 from genie.tokens.store import TokenStore
-from genie.tokens.token import check_amount, wallet
+from genie.tokens.token import Token, check_amount, wallet
 
 
 class InMemorySelector:
@@ -142,7 +142,7 @@ class InMemorySelector:
         transaction holds some of them: then nothing is held. Those that were spent meanwhile are told by the
         selection's `lost`, as soon as the store is loaded.
         """
-        tokens = [token_from(token) for token in data["tokens"]]
+        tokens = [Token(**token) for token in data["tokens"]]
         claim = Claim(data["transaction"])
         others = set(self._claims.again(claim, tokens))
         if others:

@@ -13,20 +13,20 @@ from math import inf
 from types import TracebackType
 from typing import Any, Self
 
-from genie.tokens.bag import Prefer
-from genie.tokens.cache import Where
-from genie.tokens.candidates import Ask, Picked
 from genie.tokens.errors import SelectionEnded
-from genie.tokens.granting import Short
-from genie.tokens.held import Held, Hold
-from genie.tokens.hints import Hints
-from genie.tokens.locks import Client
-from genie.tokens.search import Search
-from genie.tokens.sherdlock_selection import Checkpoint, SherdlockSelection
+from genie.tokens.sherdlock.bag import Prefer
+from genie.tokens.sherdlock.cache import Where
+from genie.tokens.sherdlock.candidates import Ask, Picked
+from genie.tokens.sherdlock.granting import Short
+from genie.tokens.sherdlock.held import Held, Hold
+from genie.tokens.sherdlock.hints import Hints
+from genie.tokens.sherdlock.locks import Client
+from genie.tokens.sherdlock.search import Search
+from genie.tokens.sherdlock.selection import Checkpoint, SherdlockSelection
+from genie.tokens.sherdlock.wallets import Wallets
+from genie.tokens.sherdlock.watching import Watching
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token, check_amount, wallet
-from genie.tokens.wallets import Wallets
-from genie.tokens.watching import Watching
 
 
 class SherdlockSelector:

@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from genie.tasks import end
-from genie.tokens.background import Attempts, again_and_again, closing
-from genie.tokens.cache import Cache, Load
+from genie.tasks import closing, end
+from genie.tokens.sherdlock.background import Attempts, again_and_again
+from genie.tokens.sherdlock.cache import Cache, Load
 from genie.tokens.store import Added, Spent, TokenStore
 from genie.tokens.token import Token, Wallet, wallets_of
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from genie.tokens.buckets import Bucket, Entry, largest, take
-from genie.tokens.claims import Claim, Claims
 from genie.tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
+from genie.tokens.in_memory.buckets import Bucket, Entry, largest, take
+from genie.tokens.in_memory.claims import Claim, Claims
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token, Wallet
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from genie.errors import ConnectionLost, Insufficient, Unavailable
-from genie.tokens.locks import EXCLUSIVE_TOKEN, Client, Lock
+from genie.tokens.sherdlock.locks import EXCLUSIVE_TOKEN, Client, Lock
 from genie.tokens.token import Token
 
 MAX_NAMES = 10_000

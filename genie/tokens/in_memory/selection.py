@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
-from genie.tokens.claims import Claim, Claims
 from genie.tokens.errors import SelectionEnded, SpentAlready
-from genie.tokens.follow import Follower
+from genie.tokens.in_memory.claims import Claim, Claims
+from genie.tokens.in_memory.follow import Follower
 from genie.tokens.selection import Selection, State
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token
-
-FIELDS = tuple(field.name for field in fields(Token))
 
 
 class InMemorySelection(Selection):
@@ -55,7 +52,7 @@ class InMemorySelection(Selection):
         return {
             "transaction": self.transaction,
             "asked": self.asked,
-            "tokens": [token_data(token) for token in self.tokens],
+            "tokens": [token.plain() for token in self.tokens],
         }
 
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
@@ -83,13 +80,3 @@ class InMemorySelection(Selection):
         for token in self.tokens:
             self._follower.spent_here(token.id)
         self._claims.end(self._claim)
-
-
-def token_data(token: Token) -> dict[str, Any]:
-    """A token as plain data."""
-    return {name: getattr(token, name) for name in FIELDS} | {"metadata": dict(token.metadata)}
-
-
-def token_from(data: dict[str, Any]) -> Token:
-    """A token from its plain data."""
-    return Token(**data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from genie.tokens.bag import Bag, ByAmount, Prefer
+from genie.tokens.sherdlock.bag import Bag, ByAmount, Prefer
 from genie.tokens.token import Token, Wallet
 
 Where = Callable[[Token], bool]

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from genie.tokens.feed import Feed, Feeds
-from genie.tokens.spending import can_spend, check_issued, distinct, some
 from genie.tokens.store import Added, Change, Spent
+from genie.tokens.stores.feed import Feed, Feeds
+from genie.tokens.stores.spending import can_spend, check_issued, distinct, some
 from genie.tokens.token import Token, Wallet, wallets_of
 
 PAGE = 1000

@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import Callable
 
 from genie.errors import GenieError
-from genie.tasks import end
-from genie.tokens.background import Attempts, again_and_again, closing
-from genie.tokens.held import Held
-from genie.tokens.locks import TOKEN, Client
+from genie.tasks import closing, end
+from genie.tokens.sherdlock.background import Attempts, again_and_again
+from genie.tokens.sherdlock.held import Held
+from genie.tokens.sherdlock.locks import TOKEN, Client
 
 LINGERS_S = 5.0
 """It goes on for so long after it was last of use."""
