@@ -36,6 +36,7 @@ class Connection:
         self._connecting: asyncio.Task[None] | None = None
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
 
     @property
     def address(self) -> Address | None:
@@ -156,11 +157,13 @@ class Connection:
     def _set_timer(self) -> None:
         if self._closed:
             return
+        wake = self.core.wake
         if self._timer is not None:
-            if self._timer.when() <= self.core.wake:
+            if self._timer_at <= wake:
                 return
             self._timer.cancel()
-        self._timer = None if self.core.wake == math.inf else self._loop.call_at(self.core.wake, self._tick)
+        self._timer_at = wake  # uvloop's handle of a time that is past can't say when
+        self._timer = None if wake == math.inf else self._loop.call_at(wake, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

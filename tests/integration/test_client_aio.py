@@ -373,6 +373,29 @@ async def test_a_large_request_goes_through(client):
         assert len(lock.resources) == 1024
 
 
+def test_it_runs_on_uvloop(genie):
+    """Whose timers for times that are past are no timers. Locks that last a moment have many of them."""
+    uvloop = pytest.importorskip("uvloop")
+    wrong = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+        async with connect(*genie.address) as client:
+
+            async def lock(number):
+                for _ in range(100):
+                    with suppress(LockError):
+                        async with client.lock(f"uv/{number % 5}", transaction_timeout=0.002, queue_timeout=0.003):
+                            pass
+
+            await asyncio.gather(*(lock(number) for number in range(40)))
+            await client.ping()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+    assert wrong == []
+
+
 def test_import_is_light_and_everything_is_there():
     program = (
         "import sys, genie\n"
