@@ -44,6 +44,13 @@ async def listen(*selectors: Any) -> None:
     await settle()
 
 
+async def bustle(genie: FakeGenie, seconds: float) -> None:
+    """Let so much happen elsewhere that listening is dear."""
+    for _ in range(round(seconds * 10)):
+        genie.end(genie.take(*(f"elsewhere-{number}" for number in range(50))))
+        await asyncio.sleep(0.1)
+
+
 def token(id: str, amount: int, **more: Any) -> Token:
     return Token(id, more.pop("owner", "alice"), "Fiat", "GBP", amount, **more)
 

@@ -73,6 +73,7 @@ class SherdlockSelector:
         """Begin to follow the store."""
         self._loop = asyncio.get_running_loop()
         self._wallets.start()
+        self.watching.start()
         if self._hints is not None:
             self._hints.start()
 

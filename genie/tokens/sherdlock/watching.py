@@ -1,16 +1,18 @@
-"""Listening to Genie about who holds which tokens: while it is of use, and no longer.
+"""Listening to Genie about who holds which tokens: while it costs little, or is of use.
 
-Every lock that anybody takes is told to everybody who listens, so with many replicas listening costs far more than locking.
-Where few tokens of many are held it buys nothing: an ask has spares for those that others have just taken. It is of use
+What is held is not tried. But every lock that anybody takes is told to everybody who listens, so with many busy replicas
+listening costs far more than locking; and where few tokens of many are held it buys nothing, for an ask has spares for those
+that others have just taken. Then it is left off for a while. It goes on, whatever it costs,
 
-- to those who wait for what others hold: they are woken when it is given back;
-- where so much is held that spares are not enough: then what is held is not tried.
+- for those who wait for what others hold: they are woken when it is given back;
+- where so much is held that spares are not enough.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 
 from genie.errors import GenieError
 from genie.tasks import closing, end
@@ -18,6 +20,12 @@ from genie.tokens.sherdlock.background import Attempts, again_and_again
 from genie.tokens.sherdlock.held import Held
 from genie.tokens.sherdlock.locks import TOKEN, Client
 
+LOOK_S = 1.0
+"""How often it is looked whether it should go on."""
+FEW_PER_S = 500.0
+"""So many changes cost next to nothing to hear: some milliseconds in each second."""
+PAUSE_S = 30.0
+"""Where there were more, and it was of no use, it is tried again after this."""
 LINGERS_S = 5.0
 """It goes on for so long after it was last of use."""
 WEIGHT = 0.05
@@ -39,12 +47,23 @@ class Watching:
         self._held = held
         self._heard = heard
         self._strain = 0.0
-        self._needed_at = 0.0
+        self._needed_at = -inf
         self._waiting = 0
+        self._changes = 0
+        """Heard since it was looked last."""
         self._watch: asyncio.Task[None] | None = None
         self._check: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    def start(self) -> None:
+        """Begin to listen."""
+        loop = asyncio.get_running_loop()
+        if self._watch is None and not self._closed:
+            if self._check is not None:
+                self._check.cancel()
+            self._watch = loop.create_task(again_and_again("watching the locks of tokens", self._follow))
+            self._check = loop.call_later(LOOK_S, self._look)
 
     def asked(self, *, strained: bool) -> None:
         """Somebody has asked Genie for tokens; `strained`: without listening, spares are, or would be, too few."""
@@ -75,18 +94,17 @@ class Watching:
     # -- inside ---------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._needed_at = loop.time()
-        if self._watch is None and not self._closed:
-            self._watch = loop.create_task(again_and_again("watching the locks of tokens", self._follow))
-            self._check = loop.call_later(LINGERS_S, self._look)
+        self._needed_at = asyncio.get_running_loop().time()
+        self.start()
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._waiting or self._strain > LITTLE or loop.time() - self._needed_at < LINGERS_S:
-            self._check = loop.call_later(LINGERS_S, self._look)
+        few, self._changes = self._changes <= FEW_PER_S * LOOK_S, 0
+        if few or self._waiting or self._strain > LITTLE or loop.time() - self._needed_at < LINGERS_S:
+            self._check = loop.call_later(LOOK_S, self._look)
         else:
             self._end()
+            self._check = loop.call_later(PAUSE_S, self.start)
 
     def _end(self) -> None:
         watch, self._watch = self._watch, None
@@ -105,6 +123,7 @@ class Watching:
             begin = loop.create_task(self._begin(attempts))
             try:
                 async for change in changes:
+                    self._changes += 1
                     if change.state == "locked":
                         held.locked(change.resource[_PREFIX:], change.id, change.transaction, loop.time())
                     else:
@@ -119,4 +138,5 @@ class Watching:
             attempts.worked()
         except GenieError:
             pass  # those who wait look for themselves, this once
+        self._changes = 0  # what there was at the beginning is told once
         self._heard()

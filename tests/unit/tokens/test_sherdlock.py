@@ -10,7 +10,7 @@ from genie.errors import Unavailable
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
 from genie.tokens.sherdlock import SherdlockSelector
 from genie.tokens.store import Added, Spent
-from sherdlock_world import ALICE, GBP, FakeGenie, listen, settle, store_of, token, tokens, virtual
+from sherdlock_world import ALICE, GBP, FakeGenie, bustle, listen, settle, store_of, token, tokens, virtual
 
 
 @virtual
@@ -354,13 +354,32 @@ async def test_a_transaction_that_holds_a_token_twice_holds_it_until_both_locks_
 
 
 @virtual
-async def test_nobody_listens_where_spares_are_enough():
+async def test_what_others_hold_is_not_tried_where_listening_costs_little():
+    genie, store = FakeGenie(), store_of(tokens(100))
+    held = {f"t{number}" for number in range(50)}
+    genie.take(*held)
+    async with SherdlockSelector(genie, store) as selector:
+        await settle()
+        for number in range(100):
+            await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
+            await asyncio.sleep(0.1)
+        assert genie.listeners == 1
+        assert not held & {name.removeprefix("exclusive:token/") for names in genie.asks for name in names}
+
+
+@virtual
+async def test_nobody_listens_where_much_happens_and_spares_are_enough():
     genie, store = FakeGenie(), store_of(tokens(1000))
     genie.take(*(f"t{number}" for number in range(100)))
     async with SherdlockSelector(genie, store) as selector:
+        await bustle(genie, 1.5)
+        assert genie.listeners == 0
         for number in range(100):
             await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
         assert genie.listeners == 0
+        assert selector.tokens_held.others == {}
+        await asyncio.sleep(60)
+        assert genie.listeners == 1
 
 
 @virtual
@@ -374,14 +393,18 @@ async def test_where_spares_are_too_few_it_is_listened_until_that_is_over():
                 await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
                 await asyncio.sleep(0.1)
 
+        await bustle(genie, 1.5)
+        assert genie.listeners == 0
         await select_some(20)
         assert genie.listeners == 1
+        await bustle(genie, 3)
         genie.asks.clear()
         await select_some(100)
         assert len(genie.asks) == 100  # and none of them fails
         assert genie.listeners == 1
         genie.end(lock)
         await select_some(200)
+        await bustle(genie, 1.5)
         assert genie.listeners == 0
         assert selector.tokens_held.others == {}
 
@@ -392,12 +415,12 @@ async def test_it_is_listened_while_somebody_waits():
     lock = genie.take("t0")
     async with SherdlockSelector(genie, store, backoff=1e6) as selector:
         asking = asyncio.create_task(selector.select(10, transaction="tx", **ALICE))
-        await asyncio.sleep(100)
+        await bustle(genie, 20)
         assert genie.listeners == 1
         genie.end(lock)
         await settle()
         assert asking.done()
-        await asyncio.sleep(100)
+        await bustle(genie, 10)
         assert genie.listeners == 0
 
 
@@ -407,6 +430,8 @@ async def test_what_is_given_back_before_it_is_listened_is_not_missed():
     lock = genie.take("t0")
     async with SherdlockSelector(genie, store, backoff=1e6, lease=1e7) as selector:
         await (await selector.select(1, transaction="warm", **ALICE)).release()
+        await bustle(genie, 1.5)
+        assert genie.listeners == 0
         genie.before_watch = lambda: genie.end(lock)
         async with asyncio.timeout(1):
             assert (await selector.select(10, transaction="tx", **ALICE)).amount == 10
