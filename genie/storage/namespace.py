@@ -128,7 +128,7 @@ class Namespace:
         """
         meta = await self.read()
         before = None if meta is None else meta.tenure
-        if before is not None and before == self._attempted and before != self.tenure:
+        if before is not None and before == self._attempted:
             self.tenure, self._attempted = before, None  # it was done, and only the answer was lost
             return
         if before is not None and before.epoch >= self.tenure.epoch and before != self.tenure:

@@ -23,6 +23,7 @@ KEPT = [
     114,  # the only server stood down while Redis was away, and Redis had lost writes when it came back
     118,  # Redis lost writes, was written anew, and lost writes again
     278,  # a follower was told to stop in the moment in which a reply came
+    389,  # a dead client had left something waiting, with a session that outlived the faults
     429,  # Redis lost writes, and in the next moment the leader died
     692,  # as 81
     3549,  # reading the records was broken off, and the old replica was fed what came behind the gap

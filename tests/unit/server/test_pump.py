@@ -48,9 +48,11 @@ class Shelf(MemoryStore):
 
     durable = True
     last = Batch()
+    commits = 0
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
         self.last = batch
+        self.commits += 1
         done(None)
 
 
@@ -65,6 +67,23 @@ class Room:
         connection = Connection(self.pump, Settings(), self.registry)
         connection.connection_made(Transport(self.told, name))
         return connection
+
+
+async def test_who_may_not_lead_any_more_looks_before_it_answers() -> None:
+    store = Shelf()
+    room = Room(store)
+    asking = room.enter("asking")
+    asking.data_received(PING)
+    await asyncio.sleep(0)
+    commits = store.commits
+    asking.data_received(PING)
+    await asyncio.sleep(0)
+    assert store.commits == commits
+    room.pump._sent_at -= 2 * Settings().lease
+    asking.data_received(PING)
+    await asyncio.sleep(0)
+    assert store.commits == commits + 1
+    assert len(room.told) == 3
 
 
 @pytest.mark.parametrize("line", [PING, b"bad\n", LOOK])
