@@ -31,7 +31,7 @@ from genie.errors import (
 from genie.protocol.resources import exclusive, shared
 
 if TYPE_CHECKING:
-    from genie import sync
+    from genie import sync, tokens
     from genie.client.aio import Client, connect
     from genie.client.lock import Lock
     from genie.client.watches import Change
@@ -60,6 +60,7 @@ __all__ = [
     "exclusive",
     "shared",
     "sync",
+    "tokens",
 ]
 
 _LATER = {
@@ -74,8 +75,8 @@ def __getattr__(name: str) -> object:
     value: object
     if name in _LATER:
         value = getattr(import_module(_LATER[name]), name)
-    elif name == "sync":
-        value = import_module("genie.sync")
+    elif name in ("sync", "tokens"):
+        value = import_module(f"genie.{name}")
     elif name == "__version__":
         value = import_module("importlib.metadata").version("genie-lock")
     else:

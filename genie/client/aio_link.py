@@ -113,6 +113,12 @@ class Link(Connection):
         if self._closed:
             raise Unavailable("the client is not open")
 
+    def begin(self, watch: Watch) -> None:
+        """Let the server tell what is watched, before anybody waits for it."""
+        self.check_open()
+        self.core.want(watch, self._loop.time())
+        self.flush_soon()
+
     async def more(self, watch: Watch) -> None:
         """Wait until a watch has a change to take, or will never have one. Whoever is cancelled ends the watch."""
         self.check_open()

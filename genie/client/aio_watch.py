@@ -47,6 +47,7 @@ class Watch:
             if watch.changes:
                 return watch.changes.popleft()
             await self._link.more(watch)
+        watch.check()
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
@@ -54,6 +55,8 @@ class Watch:
         self._link.unwatch(self._watch)
 
     async def __aenter__(self) -> Self:
+        """Begin to watch: what happens from here on is told, whenever it is asked for."""
+        self._link.begin(self._watch)
         return self
 
     async def __aexit__(

@@ -23,8 +23,8 @@ def any_request(
     It never waits, so it has nothing in common with a `queue_timeout`. ValueError or TypeError says what is wrong with
     an argument, RequestRejected that the line would be too long.
     """
-    if isinstance(resources, str):
-        raise TypeError(f"resources are a list of strings, not {resources!r}")
+    if isinstance(resources, str) or not isinstance(resources, Sequence):
+        raise TypeError(f"resources are a list of strings, not {resources!r}; what each is worth are the weights")
     if not 0 < len(resources) <= MAX_CHOICES:
         raise ValueError(f"1 to {MAX_CHOICES} resources can be chosen from, not {len(resources)}")
     names = tuple([from_people(check_str(resource)) for resource in resources])

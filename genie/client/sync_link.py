@@ -112,12 +112,20 @@ class Link(Wire):
             self._write()
         return None if release is None or not wait else self._finish(release)
 
+    def begin(self, watch: Watch) -> None:
+        """Let the server tell what is watched, before anybody waits for it."""
+        with self._changed:
+            self.check_open()
+            self._core.want(watch, time.monotonic())
+            self._write()
+
     def next(self, watch: Watch) -> Change | None:
         """Wait for the next change; None, if there will never be one. Whoever is interrupted ends the watch."""
         try:
             while True:
                 with self._changed:
                     if watch.ended:
+                        watch.check()
                         return None
                     if watch.changes:
                         return watch.changes.popleft()

@@ -52,6 +52,8 @@ class Watch:
         self._link.unwatch(self._watch)
 
     def __enter__(self) -> Self:
+        """Begin to watch: what happens from here on is told, whenever it is asked for."""
+        self._link.begin(self._watch)
         return self
 
     def __exit__(

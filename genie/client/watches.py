@@ -69,7 +69,7 @@ class Watch(Call):
     waits for a change. `asked`: an answer is due.
     """
 
-    __slots__ = ("asked", "changes", "held", "prefix", "state", "truncated", "wanted")
+    __slots__ = ("asked", "changes", "error", "held", "prefix", "state", "truncated", "wanted")
 
     def __init__(self, prefix: str) -> None:
         if prefix:
@@ -80,11 +80,19 @@ class Watch(Call):
         self.changes: deque[Change] = deque()
         self.held: dict[str, dict[int, Change]] = {}
         self.wanted = self.asked = self.truncated = False
+        self.error: GenieError | None = None
+        """Why it was refused, while nobody was there to be told."""
 
     @property
     def ended(self) -> bool:
         """Whether nothing will be told any more."""
         return self.state is State.ENDED
+
+    def check(self) -> None:
+        """Raise why it was refused, if nobody was told yet."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
 
     def tell(self, rows: Sequence[HeldRow], truncated: bool) -> None:
         """What is held now."""
@@ -189,6 +197,7 @@ class Watches:
     def refused(self, watch: Watch, error: GenieError, outcomes: list[Outcome]) -> None:
         """It will not be answered."""
         self._open.pop(watch, None)
+        watch.error = error if watch.waiter is None else None
         self._end(watch, error, outcomes)
 
     def happened(self, told: Event.Payload, outcomes: list[Outcome]) -> None:

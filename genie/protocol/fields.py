@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
-from genie.protocol.resources import MAX_CHOICES, MAX_RESOURCES, check_name, choices, split
+from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES, check_name, choices, split
 
 MAX_TIMEOUT_MS: Final = 2_147_483_647
 MAX_PRIORITY: Final = 2**31
@@ -109,7 +109,8 @@ def _weights(value: Any) -> str | None:
 
 
 def _prefix(value: Any) -> str | None:
-    return None if value == "" else _name(value)
+    wrong = None if value == "" else _name(value)
+    return wrong and wrong.replace(f"1 to {MAX_NAME}", f"at most {MAX_NAME}")
 
 
 _timeout = _number(1, MAX_TIMEOUT_MS)

@@ -50,7 +50,14 @@ _LATER = {
 def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(_LATER[name]), name)
+    try:
+        globals()[name] = value = getattr(import_module(_LATER[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("sqlalchemy", "aiosqlite", "asyncpg"):
+            raise
+        raise ModuleNotFoundError(
+            f"{name} needs more packages: pip install 'genie-lock[sql]'", name=error.name
+        ) from None
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Self
@@ -11,6 +11,16 @@ from typing import Any, Self
 from genie.tokens.errors import SelectionEnded, SpentAlready
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token
+
+
+def read_checkpoint(data: Mapping[str, Any]) -> tuple[str, int, list[Token]]:
+    """The transaction, what was asked for and the tokens of a checkpoint; ValueError, if it is none."""
+    try:
+        transaction, asked = data["transaction"], data["asked"]
+        tokens = [Token(**token) for token in data["tokens"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is not what a selection's checkpoint() gave: {error!r}") from None
+    return transaction, asked, tokens
 
 
 class State(Enum):

@@ -103,6 +103,38 @@ async def test_first_what_is_held_then_what_happens(client, other):
 
 
 @bounded
+async def test_what_happens_inside_the_block_is_told_whenever_it_is_asked_for(client, genie):
+    async with client.watch("block/") as watch:
+        await client.ping()
+        await (await client.acquire("block/1")).release()
+        assert [(await anext(watch)).state for _ in range(2)] == ["locked", "unlocked"]
+
+    def work() -> list[str]:
+        with sync.connect(*genie.address) as threads, threads.watch("block/") as watch:
+            threads.ping()
+            threads.acquire("block/2").release()
+            return [next(watch).state for _ in range(2)]
+
+    assert await asyncio.to_thread(work) == ["locked", "unlocked"]
+
+
+@bounded
+async def test_a_watch_that_is_refused_before_anybody_waits_raises(fake, watcher):
+    line = await fake.accept()
+    async with watcher.watch("t/") as watch:
+        await line.expect("watch")
+        line.say(error("too-many"))
+        ping = asyncio.create_task(watcher.ping())
+        await line.expect("ping")
+        line.say(say("pong"))
+        await ping
+        with pytest.raises(RequestRejected, match="too-many"):
+            await anext(watch)
+        with pytest.raises(StopAsyncIteration):
+            await anext(watch)
+
+
+@bounded
 async def test_two_of_one_prefix_are_told_all_and_each_ends_by_itself(client, other):
     first, second = client.watch("two/"), client.watch("two/")
     async with other.lock("two/1"):

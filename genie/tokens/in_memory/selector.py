@@ -18,8 +18,9 @@ from genie.tokens.in_memory.consolidation import Consolidation, smallest
 from genie.tokens.in_memory.follow import Follower
 from genie.tokens.in_memory.picking import Picker, Where, whole
 from genie.tokens.in_memory.selection import InMemorySelection
+from genie.tokens.selection import read_checkpoint
 from genie.tokens.store import TokenStore
-from genie.tokens.token import Token, check_amount, wallet
+from genie.tokens.token import check_amount, wallet
 
 
 class InMemorySelector:
@@ -142,8 +143,8 @@ class InMemorySelector:
         transaction holds some of them: then nothing is held. Those that were spent meanwhile are told by the
         selection's `lost`, as soon as the store is loaded.
         """
-        tokens = [Token(**token) for token in data["tokens"]]
-        claim = Claim(data["transaction"])
+        transaction, asked, tokens = read_checkpoint(data)
+        claim = Claim(transaction)
         others = set(self._claims.again(claim, tokens))
         if others:
             locked = sum(token.amount for token in tokens if token.id in others)
@@ -151,7 +152,7 @@ class InMemorySelector:
             raise FundsLocked(total, total - locked, locked, f"what {claim.transaction!r} held before")
         if "into" in data:
             return Consolidation(self._store, tokens, data["into"], claim, self._claims, self._follower)
-        return InMemorySelection(self._store, tokens, data["asked"], claim, self._claims, self._follower)
+        return InMemorySelection(self._store, tokens, asked, claim, self._claims, self._follower)
 
 
 def _loop_time() -> float:

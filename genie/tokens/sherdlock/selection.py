@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from genie.errors import GenieError, LockLost
 from genie.tokens.errors import SelectionEnded, SpentAlready
-from genie.tokens.selection import Selection, State
+from genie.tokens.selection import Selection, State, read_checkpoint
 from genie.tokens.sherdlock.granting import Grants, all_of
 from genie.tokens.sherdlock.held import Held, Hold
 from genie.tokens.sherdlock.locks import Client
@@ -154,6 +154,4 @@ class Checkpoint:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Checkpoint:
         """Read it."""
-        return cls(
-            data["transaction"], data["asked"], [Token(**token) for token in data["tokens"]], list(data["locks"])
-        )
+        return cls(*read_checkpoint(data), list(data.get("locks", ())))

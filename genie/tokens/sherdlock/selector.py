@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from inspect import iscoroutinefunction
 from math import inf
 from types import TracebackType
 from typing import Any, Self
@@ -57,6 +58,8 @@ class SherdlockSelector:
             raise ValueError("retries and immediate_retries must not be negative")
         if not backoff >= 0 or not freshness >= 0 or not 0 < lease < inf:
             raise ValueError("backoff and freshness must not be negative, and lease must be above 0")
+        if not iscoroutinefunction(getattr(client, "acquire_any", None)):
+            raise TypeError(f"client must be one of genie.connect() (asyncio), not {client!r}")
         self.client = client
         self.store = store
         self.lease = lease

@@ -1,0 +1,39 @@
+"""What is said to those who use it wrongly from the outside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import genie
+from genie.tokens import InMemorySelector, MemoryTokenStore, SherdlockSelector
+from servers import WAIT_S
+
+
+def test_it_is_loaded_by_name() -> None:
+    program = (
+        "import sys, genie\n"
+        "assert genie.tokens.MemoryTokenStore and 'sqlalchemy' not in sys.modules\n"
+        "sys.modules['sqlalchemy'] = None\n"
+        "try:\n"
+        "    genie.tokens.SqlTokenStore\n"
+        "except ModuleNotFoundError as error:\n"
+        "    assert 'genie-lock[sql]' in str(error), error\n"
+        "else:\n"
+        "    raise AssertionError('it is there')\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=WAIT_S)
+
+
+def test_sherdlock_is_for_asyncio() -> None:
+    with pytest.raises(TypeError, match="asyncio"):
+        SherdlockSelector(genie.sync.connect(), MemoryTokenStore())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("data", [{}, {"transaction": "t", "asked": 1, "tokens": [{"id": "x"}]}])
+async def test_what_is_no_checkpoint_is_no_selection(data: dict[str, object]) -> None:
+    async with InMemorySelector(MemoryTokenStore()) as selector:
+        with pytest.raises(ValueError, match="checkpoint"):
+            await selector.restore(data)
