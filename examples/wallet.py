@@ -30,13 +30,20 @@ from pathlib import Path
 from typing import TypeAlias
 
 import genie
-from genie.tokens import FundsLocked, InsufficientFunds, SherdlockSelector, SpentAlready, SqlTokenStore, Token
+from genie.tokens import (
+    FundsLocked,
+    InsufficientFunds,
+    SelectionEnded,
+    SherdlockSelector,
+    SpentAlready,
+    SqlTokenStore,
+    Token,
+)
 
 KIND = {"token_type": "Fiat", "identifier": "CHF"}
 TOKEN = 1_000  # what each token is worth at the beginning, in cents
 LARGEST_PAYMENT = 4_000
-PATIENCE = 30.0  # seconds that a replica may take to begin
-COUNTED = ("payments", "not enough", "held by others", "spent before")
+COUNTED = ("payments", "not enough", "held by others", "too late")
 
 Counts: TypeAlias = "Array[c_longlong]"  # shared memory: the numbers of COUNTED for each replica
 
@@ -67,8 +74,8 @@ class Replica:
             except InsufficientFunds:
                 self.count("not enough")
                 await asyncio.sleep(0.05)
-            except SpentAlready:  # would be a defect, unless a lease was shorter than its payment
-                self.count("spent before")
+            except (SpentAlready, SelectionEnded):  # would be a defect, unless the lease was shorter than the payment
+                self.count("too late")
 
     async def pay(self, payer: str, payee: str, amount: int) -> None:
         """Move an amount. What is selected is released on every way out on which it was not spent."""
@@ -140,7 +147,10 @@ async def watch_over(url: str, options: argparse.Namespace) -> int:
         for number in range(options.replicas):
             begin(number)
         for _ in range(options.replicas):
-            await asyncio.to_thread(ready.acquire, timeout=PATIENCE)  # one that can't begin says why
+            while not await asyncio.to_thread(ready.acquire, timeout=0.1):
+                if any(process.exitcode for process in replicas):  # one that can't begin says why
+                    stop.set()
+                    return 1
         end, victim = time.monotonic() + options.seconds, replicas[0]
         half = end - options.seconds / 2
         while time.monotonic() < end:
@@ -179,8 +189,10 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=0.05, help="seconds at most that a payment takes (0.05)")
     parser.add_argument("--seed", type=int, default=1, help="another one chooses other wallets and amounts (1)")
     options = parser.parse_args()
-    if options.replicas < 1 or options.wallets < 2 or options.tokens < 1:  # noqa: PLR2004 - a payment takes two
-        parser.error("there must be a replica, two wallets and a token in each")
+    if min(options.replicas, options.wallets - 1, options.tokens, options.at_a_time) < 1:
+        parser.error("there must be a replica, two wallets, a token in each and a payment at a time")
+    if not (options.seconds >= 1 and options.lease >= 1 and options.pause >= 0):
+        parser.error("it takes a second or more, and so does a lease; a pause is not negative")
     try:
         asyncio.run(reach())
     except (genie.GenieError, ValueError) as error:
