@@ -150,8 +150,8 @@ class InMemorySelector:
             total = sum(token.amount for token in tokens)
             raise FundsLocked(total, total - locked, locked, f"what {claim.transaction!r} held before")
         if "into" in data:
-            return Consolidation(self._store, tokens, data["into"], claim, self._claims, self._follower)
-        return InMemorySelection(self._store, tokens, data["asked"], claim, self._claims, self._follower)
+            return Consolidation(self._store, tokens, data["into"], claim, self._claims, self._follower, restored=True)
+        return InMemorySelection(self._store, tokens, data["asked"], claim, self._claims, self._follower, restored=True)
 
 
 def _loop_time() -> float:
