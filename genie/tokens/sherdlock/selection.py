@@ -92,7 +92,7 @@ class SherdlockSelection(Selection):
 
         What others turn out to have spent is not selected any more.
         """
-        first = self._state is State.HELD
+        first = self._state is State.HELD and not self._earlier
         expected = self._keeper.expect(outputs)
         try:
             await super().spend(outputs)

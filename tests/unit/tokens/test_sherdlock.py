@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from genie.errors import Unavailable
+from genie.tokens import MemoryTokenStore
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
 from genie.tokens.sherdlock import SherdlockSelector
 from genie.tokens.store import Added, Spent
@@ -957,6 +958,24 @@ async def test_a_spend_whose_outcome_is_not_known_is_said_again_later_or_by_a_re
         async with await selector.restore(data) as again:
             await again.spend()
         assert len(store.spent) == 4
+
+
+@virtual
+async def test_what_a_restored_selection_has_issued_before_and_others_have_spent_does_not_come_back():
+    genie, store = FakeGenie(), MemoryTokenStore()
+    await store.add([token("coin", 10)])
+    change, later = token("change", 10), token("later", 10)
+    async with SherdlockSelector(genie, store) as one:
+        selection = await one.select(10, transaction="tx", **ALICE)
+        data = selection.checkpoint()
+    await store.spend(selection.tokens, transaction="tx", outputs=[change])
+    await store.spend([change], transaction="other", outputs=[later])
+    async with SherdlockSelector(genie, store, retries=0) as other:
+        async with await other.select(10, transaction="tx2", **ALICE):
+            pass
+        await (await other.restore(data)).spend([change])
+        with pytest.raises(InsufficientFunds):
+            await other.select(20, transaction="tx2", **ALICE)
 
 
 @virtual
