@@ -74,9 +74,9 @@ class Selection(ABC):
         them; ValueError, where the outputs can't be issued. If the store fails otherwise the outcome is not known: it can be
         said again.
         """
-        if self._state not in (State.HELD, State.SPENDING):
-            raise SelectionEnded(f"the selection of {self.transaction!r} was {self._state.name.lower()} before")
+        self._check_not_ended()
         await self._prepare_spend()
+        self._check_not_ended()  # it may have been released meanwhile
         self._state = State.SPENDING
         try:
             await self._store.spend(self.tokens, transaction=self.transaction, outputs=outputs)
@@ -85,6 +85,10 @@ class Selection(ABC):
             raise
         self._state = State.SPENT
         self._spent()
+
+    def _check_not_ended(self) -> None:
+        if self._state not in (State.HELD, State.SPENDING):
+            raise SelectionEnded(f"the selection of {self.transaction!r} was {self._state.name.lower()} before")
 
     async def release(self) -> None:
         """Give the tokens back. A second time does nothing, and neither does it for what was spent or is lost.

@@ -143,15 +143,15 @@ class InMemorySelector:
         selection's `lost`, as soon as the store is loaded.
         """
         tokens = [Token(**token) for token in data["tokens"]]
-        claim = Claim(data["transaction"])
+        claim, asked, into = Claim(data["transaction"]), data["asked"], data.get("into")
         others = set(self._claims.again(claim, tokens))
         if others:
             locked = sum(token.amount for token in tokens if token.id in others)
             total = sum(token.amount for token in tokens)
             raise FundsLocked(total, total - locked, locked, f"what {claim.transaction!r} held before")
-        if "into" in data:
-            return Consolidation(self._store, tokens, data["into"], claim, self._claims, self._follower, restored=True)
-        return InMemorySelection(self._store, tokens, data["asked"], claim, self._claims, self._follower, restored=True)
+        if into is not None:
+            return Consolidation(self._store, tokens, into, claim, self._claims, self._follower, restored=True)
+        return InMemorySelection(self._store, tokens, asked, claim, self._claims, self._follower, restored=True)
 
 
 def _loop_time() -> float:
