@@ -20,6 +20,7 @@ from genie.tokens.sherdlock.candidates import Ask, Picked
 from genie.tokens.sherdlock.granting import Short
 from genie.tokens.sherdlock.held import Held, Hold
 from genie.tokens.sherdlock.hints import Hints
+from genie.tokens.sherdlock.lingering import Lingering
 from genie.tokens.sherdlock.locks import Client
 from genie.tokens.sherdlock.search import Search
 from genie.tokens.sherdlock.selection import Checkpoint, SherdlockSelection
@@ -61,6 +62,7 @@ class SherdlockSelector:
         self.store = store
         self.lease = lease
         self.tokens_held = Held(lease, self._freed)
+        self.lingering = Lingering()
         self._wallets = Wallets(store, freshness, self._is_free)
         self.watching = Watching(client, self.tokens_held, self._wallets.wake)
         self._search = Search(
@@ -79,6 +81,7 @@ class SherdlockSelector:
 
     async def close(self) -> None:
         """End what goes on in the background. Selections that are held stay so; who waits for one gets RuntimeError."""
+        await self.lingering.close()
         await self.watching.close()
         if self._hints is not None:
             await self._hints.close()

@@ -9,9 +9,9 @@ import pytest
 from genie.errors import Unavailable
 from genie.tokens import MemoryTokenStore
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
-from genie.tokens.sherdlock import SherdlockSelector
+from genie.tokens.sherdlock import SherdlockSelector, lingering
 from genie.tokens.store import Added, Spent
-from sherdlock_world import ALICE, GBP, FakeGenie, bustle, listen, settle, store_of, token, tokens, virtual
+from sherdlock_world import ALICE, GBP, FakeGenie, FakeLock, bustle, listen, settle, store_of, token, tokens, virtual
 
 
 @virtual
@@ -1130,3 +1130,40 @@ async def test_replicas_tell_who_has_seen_a_wallet_last():
         assert other.last_seen(**ALICE) is None
     async with SherdlockSelector(genie, store) as nameless:
         assert nameless.last_seen(**ALICE) is None
+
+
+@virtual
+async def test_of_the_locks_on_what_is_spent_the_oldest_are_given_back_beyond_a_number(monkeypatch):
+    monkeypatch.setattr(lingering, "MOST", 3)
+    genie, store = FakeGenie(), store_of(tokens(8))
+    spent = []
+    async with SherdlockSelector(genie, store, lease=100) as selector:
+        for number in range(5):
+            selection = await selector.select(1, transaction=f"tx-{number}", **ALICE)
+            await selection.spend()
+            spent.append(selection.tokens[0].id)
+        await settle()
+        assert genie.tokens_held == set(spent[2:])
+        await asyncio.sleep(101)
+        await (await selector.select(1, transaction="late", **ALICE)).spend()
+        await settle()
+        assert len(genie.tokens_held) == 1
+
+
+@virtual
+async def test_what_is_released_while_its_locks_are_extended_is_not_spent(monkeypatch):
+    genie, store = FakeGenie(), store_of(tokens(2))
+    extend = FakeLock.extend
+
+    async def answered_late(lock, seconds):
+        await extend(lock, seconds)
+        await selection.release()
+
+    monkeypatch.setattr(FakeLock, "extend", answered_late)
+    async with SherdlockSelector(genie, store, lease=100) as selector:
+        selection = await selector.select(2, transaction="tx", **ALICE)
+        await asyncio.sleep(60)
+        with pytest.raises(SelectionEnded, match="released"):
+            await selection.spend()
+        assert store.spent == {}
+        assert not selection.held
