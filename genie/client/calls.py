@@ -246,7 +246,8 @@ def milliseconds(seconds: float, what: str, *, least_ms: int = 0) -> float:
 def make_line(command: str, **payload: Any) -> bytes:
     """Any line; ValueError, if something in it can't be said in JSON."""
     try:
-        return messages.command(command, **payload)
+        # A copy: the library leaves each line in a block of 4 KB, and a request's is kept for as long as it is held.
+        return bytes(memoryview(messages.command(command, **payload)))
     except TypeError as error:  # a lone surrogate, which a Python string may hold and UTF-8 may not
         raise ValueError(f"{command}: {error}") from None
 

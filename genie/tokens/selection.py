@@ -20,7 +20,16 @@ def read_checkpoint(data: Mapping[str, Any]) -> tuple[str, int, list[Token]]:
         tokens = [Token(**token) for token in data["tokens"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"this is not what a selection's checkpoint() gave: {error!r}") from None
+    if type(transaction) is not str or type(asked) is not int or len({token.id for token in tokens}) < len(tokens):
+        raise ValueError("this is not what a selection's checkpoint() gave: a token is there twice, or a field is wrong")
     return transaction, asked, tokens
+
+
+def check_limit(limit: int | None) -> int | None:
+    """How many tokens a selection may be, if that is limited; else a ValueError."""
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise ValueError(f"limit must be an integer of at least 1, not {limit!r}")
+    return limit
 
 
 class State(Enum):
@@ -84,17 +93,24 @@ class Selection(ABC):
         them; ValueError, where the outputs can't be issued. If the store fails otherwise the outcome is not known: it can be
         said again.
         """
-        if self._state not in (State.HELD, State.SPENDING):
-            raise SelectionEnded(f"the selection of {self.transaction!r} was {self._state.name.lower()} before")
+        self._check_not_ended()
         await self._prepare_spend()
-        self._state = State.SPENDING
+        self._check_not_ended()  # it may have been released meanwhile
+        again, self._state = self._state is State.SPENDING, State.SPENDING
         try:
             await self._store.spend(self.tokens, transaction=self.transaction, outputs=outputs)
-        except (SpentAlready, ValueError):  # nothing was changed
+        except SpentAlready:  # nothing was changed
             self._state = State.HELD
+            raise
+        except ValueError:  # nor here; but what is said again may have been carried out before
+            self._state = State.SPENDING if again else State.HELD
             raise
         self._state = State.SPENT
         self._spent()
+
+    def _check_not_ended(self) -> None:
+        if self._state not in (State.HELD, State.SPENDING):
+            raise SelectionEnded(f"the selection of {self.transaction!r} was {self._state.name.lower()} before")
 
     async def release(self) -> None:
         """Give the tokens back. A second time does nothing, and neither does it for what was spent or is lost.

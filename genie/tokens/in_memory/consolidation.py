@@ -25,9 +25,18 @@ class Consolidation(InMemorySelection):
     __slots__ = ("amounts",)
 
     def __init__(
-        self, store: TokenStore, tokens: Sequence[Token], into: int, claim: Claim, claims: Claims, follower: Follower
+        self,
+        store: TokenStore,
+        tokens: Sequence[Token],
+        into: int,
+        claim: Claim,
+        claims: Claims,
+        follower: Follower,
+        *,
+        restored: bool = False,
     ) -> None:
-        super().__init__(store, tokens, sum(token.amount for token in tokens), claim, claims, follower)
+        asked = sum(token.amount for token in tokens)
+        super().__init__(store, tokens, asked, claim, claims, follower, restored=restored)
         self.amounts = split(self.amount, into)
 
     def checkpoint(self) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class Follower:
         self._delays = delays()
         self._untold: set[str] = set()
         """Spent by this process, and the store has not told it yet."""
+        self._expected: set[str] = set()
+        """Being issued by this process, and not known to be spent."""
         self._spent: set[str] | None = None
         """Spent since the load began; None when there is none."""
         self._doubted: set[str] = set()
@@ -91,10 +93,25 @@ class Follower:
 
     def spent_here(self, id: str) -> None:
         """A token was spent by this process: it is removed now, and what comes late from before does not bring it back."""
+        self._expected.discard(id)
         if self._sink.remove(id):
             self._untold.add(id)
         if self._spent is not None:
             self._spent.add(id)
+
+    def expect(self, outputs: Iterable[Token]) -> None:
+        """Tokens are about to be issued by this process: see whether they are spent before that is known."""
+        self._expected.update(token.id for token in outputs)
+
+    def issued_here(self, outputs: Iterable[Token]) -> None:
+        """They are issued, and there now. So nobody misses change whose spend is over, however late the store tells."""
+        for token in outputs:
+            if token.id in self._expected:
+                self._there(token)
+
+    def expect_no_more(self, outputs: Iterable[Token]) -> None:
+        """Their issue is over, however it went."""
+        self._expected.difference_update(token.id for token in outputs)
 
     # -- changes ------------------------------------------------------------------------------------------
 
@@ -114,6 +131,7 @@ class Follower:
             self._there(change.token)
         elif isinstance(change, Spent):
             self._untold.discard(change.id)
+            self._expected.discard(change.id)
             self._doubted.discard(change.id)
             if self._spent is not None:
                 self._spent.add(change.id)

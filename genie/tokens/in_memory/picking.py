@@ -82,15 +82,24 @@ class Picker:
         claim.entries = bucket.pick(asked, claim)
         if limit is not None and len(claim.entries) > limit:
             self._claims.end(claim)
-            self._take_largest(claim, bucket.free_entries(), asked, limit)
+            self._take_largest(claim, bucket.free_entries(), self._of_others(bucket, claim), asked, limit, of)
         self._claims.hold(claim)
 
-    def _take_largest(self, claim: Claim, entries: Iterable[Entry], asked: int, limit: int) -> None:
-        chosen, reached = largest(entries, asked, limit)
+    def _take_largest(
+        self, claim: Claim, entries: Iterable[Entry], held: list[Entry], asked: int, limit: int, of: Wallet
+    ) -> None:
+        """`held` is what others hold: with it the limit may well be kept."""
+        free = list(entries)
+        chosen, reached = largest(free, asked, limit)
+        if reached < asked and largest([*free, *held], asked, limit)[1] >= asked:
+            raise FundsLocked(asked, _worth(free), _worth(held), of)
         if reached < asked:
             raise TooManyTokens(asked, limit, reached)
         take(chosen, claim)
         claim.entries = chosen
+
+    def _of_others(self, bucket: Bucket, claim: Claim) -> list[Entry]:
+        return [entry for entry, holder in self._claims.claimed(bucket) if holder.transaction != claim.transaction]
 
     # -- with one -----------------------------------------------------------------------------------------
 
@@ -114,7 +123,9 @@ class Picker:
             free = [entry for entry in matching if entry.claim is None]
             if _worth(free) < asked:
                 raise await self._short_where(claim, bucket, asked, _worth(free), where)
-            self._take_largest(claim, free, asked, limit)
+            held = await self.matching(self._of_others(bucket, claim), where)
+            free = [entry for entry in free if entry.claim is None]
+            self._take_largest(claim, free, held, asked, limit, of)
         self._claims.hold(claim)
 
     def _claim_where(
@@ -132,8 +143,8 @@ class Picker:
     async def _short_where(
         self, claim: Claim, bucket: Bucket, asked: int, free: int, where: Where
     ) -> InsufficientFunds:
-        held = [entry for entry, holder in self._claims.claimed(bucket) if holder.transaction != claim.transaction]
-        return _short(asked, free, _worth(await self.matching(held, where)), bucket.wallet)
+        held = await self.matching(self._of_others(bucket, claim), where)
+        return _short(asked, free, _worth(held), bucket.wallet)
 
     async def matching(self, entries: Iterable[Entry], where: Where) -> list[Entry]:
         """Those that a predicate lets through. The store may have been awaited: they may be claimed or gone by then."""

@@ -14,14 +14,26 @@ from genie.tokens.token import Token
 
 
 class InMemorySelection(Selection):
-    """Tokens that are held in memory, until they are spent or released, or their time is over."""
+    """Tokens that are held in memory, until they are spent or released, or their time is over.
 
-    __slots__ = ("_claim", "_claims", "_follower")
+    `restored`: its transaction may have spent them before.
+    """
+
+    __slots__ = ("_claim", "_claims", "_follower", "_restored")
 
     def __init__(
-        self, store: TokenStore, tokens: Sequence[Token], asked: int, claim: Claim, claims: Claims, follower: Follower
+        self,
+        store: TokenStore,
+        tokens: Sequence[Token],
+        asked: int,
+        claim: Claim,
+        claims: Claims,
+        follower: Follower,
+        *,
+        restored: bool = False,
     ) -> None:
         super().__init__(store, tokens, asked, claim.transaction)
+        self._restored = restored
         self._claim = claim
         self._claims = claims
         self._follower = follower
@@ -59,14 +71,20 @@ class InMemorySelection(Selection):
         """Spend the tokens and issue `outputs`, all or nothing; see `Selection.spend`.
 
         From here on the tokens are held for as long again as at first. What others turn out to have spent is not
-        selected any more.
+        selected any more. What is issued can be selected as soon as this returns.
         """
+        # Otherwise they may have been issued long ago, and be spent by now: the store tells.
+        issued = () if self._restored or self._state is not State.HELD else outputs
+        self._follower.expect(issued)
         try:
             await super().spend(outputs)
+            self._follower.issued_here(issued)
         except SpentAlready as error:
             for id in set(error.ids).intersection(token.id for token in self.tokens):
                 self._follower.spent_here(id)
             raise
+        finally:
+            self._follower.expect_no_more(issued)
 
     async def _give_back(self) -> None:
         self._claims.end(self._claim)

@@ -18,7 +18,7 @@ from genie.tokens.in_memory.consolidation import Consolidation, smallest
 from genie.tokens.in_memory.follow import Follower
 from genie.tokens.in_memory.picking import Picker, Where, whole
 from genie.tokens.in_memory.selection import InMemorySelection
-from genie.tokens.selection import read_checkpoint
+from genie.tokens.selection import check_limit, read_checkpoint
 from genie.tokens.store import TokenStore
 from genie.tokens.token import check_amount, wallet
 
@@ -82,8 +82,7 @@ class InMemorySelector:
         there is not enough; FundsLocked, where there is, but others hold too much of it; TooManyTokens.
         """
         check_amount(amount)
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit!r}")
+        check_limit(limit)
         of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
         if not self._follower.ready:
             await self._follower.loaded()
@@ -144,15 +143,17 @@ class InMemorySelector:
         selection's `lost`, as soon as the store is loaded.
         """
         transaction, asked, tokens = read_checkpoint(data)
-        claim = Claim(transaction)
+        claim, into = Claim(transaction), data.get("into")
+        if into is not None and not (type(into) is int and 1 <= into < len(tokens)):
+            raise ValueError(f"into must be an integer from 1 and below the number of tokens, not {into!r}")
         others = set(self._claims.again(claim, tokens))
         if others:
             locked = sum(token.amount for token in tokens if token.id in others)
             total = sum(token.amount for token in tokens)
             raise FundsLocked(total, total - locked, locked, f"what {claim.transaction!r} held before")
-        if "into" in data:
-            return Consolidation(self._store, tokens, data["into"], claim, self._claims, self._follower)
-        return InMemorySelection(self._store, tokens, asked, claim, self._claims, self._follower)
+        if into is not None:
+            return Consolidation(self._store, tokens, into, claim, self._claims, self._follower, restored=True)
+        return InMemorySelection(self._store, tokens, asked, claim, self._claims, self._follower, restored=True)
 
 
 def _loop_time() -> float:

@@ -12,6 +12,7 @@ from genie.tokens.errors import SelectionEnded, SpentAlready
 from genie.tokens.selection import Selection, State, read_checkpoint
 from genie.tokens.sherdlock.granting import Grants, all_of
 from genie.tokens.sherdlock.held import Held, Hold
+from genie.tokens.sherdlock.lingering import Lingering
 from genie.tokens.sherdlock.locks import Client
 from genie.tokens.sherdlock.watching import Watching
 from genie.tokens.store import TokenStore
@@ -26,6 +27,7 @@ class Keeper(Protocol):
     lease: float
     tokens_held: Held
     watching: Watching
+    lingering: Lingering
 
     def now(self) -> float:
         """The event loop's time."""
@@ -92,7 +94,7 @@ class SherdlockSelection(Selection):
 
         What others turn out to have spent is not selected any more.
         """
-        first = self._state is State.HELD
+        first = self._state is State.HELD and not self._earlier
         expected = self._keeper.expect(outputs)
         try:
             await super().spend(outputs)
@@ -126,6 +128,7 @@ class SherdlockSelection(Selection):
 
     def _spent(self) -> None:
         self._keeper.left(self._hold)
+        self._keeper.lingering.leave(self._grants.locks, self._hold.until, self._keeper.now())
         self._keeper.spent([token.id for token in self.tokens])
 
     async def _give_back(self) -> None:

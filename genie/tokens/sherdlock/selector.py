@@ -15,12 +15,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from genie.tokens.errors import SelectionEnded
+from genie.tokens.selection import check_limit
 from genie.tokens.sherdlock.bag import Prefer
 from genie.tokens.sherdlock.cache import Where
 from genie.tokens.sherdlock.candidates import Ask, Picked
 from genie.tokens.sherdlock.granting import Short
 from genie.tokens.sherdlock.held import Held, Hold
 from genie.tokens.sherdlock.hints import Hints
+from genie.tokens.sherdlock.lingering import Lingering
 from genie.tokens.sherdlock.locks import Client
 from genie.tokens.sherdlock.search import Search
 from genie.tokens.sherdlock.selection import Checkpoint, SherdlockSelection
@@ -64,6 +66,7 @@ class SherdlockSelector:
         self.store = store
         self.lease = lease
         self.tokens_held = Held(lease, self._freed)
+        self.lingering = Lingering()
         self._wallets = Wallets(store, freshness, self._is_free)
         self.watching = Watching(client, self.tokens_held, self._wallets.wake)
         self._search = Search(
@@ -82,6 +85,7 @@ class SherdlockSelector:
 
     async def close(self) -> None:
         """End what goes on in the background. Selections that are held stay so; who waits for one gets RuntimeError."""
+        await self.lingering.close()
         await self.watching.close()
         if self._hints is not None:
             await self._hints.close()
@@ -121,9 +125,9 @@ class SherdlockSelector:
         after all retries; TooManyTokens, if it can't be had in `limit` tokens. Cancelled, or left by any error, nothing
         stays held. A second selection of the same transaction gets other tokens than the first.
         """
-        ask = Ask(check_amount(amount), transaction, where, prefer, limit)
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit}")
+        ask = Ask(check_amount(amount), transaction, where, prefer, check_limit(limit))
+        if type(transaction) is not str or not transaction:
+            raise ValueError(f"transaction must be the name of the one that will spend the tokens, not {transaction!r}")
         if prefer not in (None, "small", "large"):
             raise ValueError(f"prefer must be 'small' or 'large', not {prefer!r}")
         of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)

@@ -8,7 +8,7 @@ import pytest
 
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
 from genie.tokens.in_memory import InMemorySelector
-from genie.tokens.store import Added, Spent
+from genie.tokens.store import Added, Change, Spent
 from genie.tokens.token import Token
 from scripted_tokens import ScriptedStore, coins, settle, virtual
 
@@ -287,3 +287,47 @@ async def test_what_can_not_be_meant_is_refused() -> None:
         for wrong in ({"owner": None}, {"account": "acc"}, {"limit": 0}, {"amount": 0}):
             with pytest.raises(ValueError, match=r"owner|limit|amount"):
                 await selector.select(**({"amount": 1, "transaction": "a", **ALICE} | wrong))
+
+
+@virtual
+async def test_change_can_be_selected_as_soon_as_its_spend_is_over_however_late_it_is_told() -> None:
+    store = ScriptedStore(coins([100]))
+    change, second = coins([90], "change"), coins([40], "second")
+    late: list[Change | Exception] = []
+    async with InMemorySelector(store) as selector:
+        tell, store.tell = store.tell, late.append  # type: ignore[method-assign]
+        first = await selector.select(10, transaction="a", **ALICE)
+        await first.spend(change)
+        again = await selector.select(50, transaction="b", **ALICE)
+        await again.spend(second)
+        for told in late:
+            tell(told)
+        await settle()
+        assert ids((await selector.select(40, transaction="c", **ALICE)).tokens) == ids(tuple(second))
+        with pytest.raises(FundsLocked):
+            await selector.select(40, transaction="d", **ALICE)
+        with pytest.raises(InsufficientFunds, match="others hold 40"):
+            await selector.select(41, transaction="d", **ALICE)
+
+
+@virtual
+async def test_what_was_issued_and_spent_by_others_before_the_answer_came_is_not_there() -> None:
+    store = ScriptedStore(coins([100]))
+    change = coins([90], "change")
+
+    async def spent_before(_: object) -> None:
+        del store.before["spend"]
+        await store.spend(change, transaction="other")
+        await settle()
+
+    async with InMemorySelector(store) as selector:
+        selection = await selector.select(10, transaction="a", **ALICE)
+        data = selection.checkpoint()
+        store.before["spend"] = spent_before
+        await selection.spend(change)
+        with pytest.raises(InsufficientFunds, match="0 is free"):
+            await selector.select(1, transaction="b", **ALICE)
+        again = await selector.restore(data)
+        await again.spend(change)
+        with pytest.raises(InsufficientFunds, match="0 is free"):
+            await selector.select(1, transaction="b", **ALICE)

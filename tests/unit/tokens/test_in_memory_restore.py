@@ -211,3 +211,14 @@ async def test_a_spent_selection_is_not_written_down_and_a_consolidation_comes_b
         again = await selector.restore(data)
         assert isinstance(again, Consolidation)
         assert again.amounts == (7,)
+
+
+@virtual
+async def test_what_is_no_checkpoint_holds_nothing() -> None:
+    store = ScriptedStore(coins([100]))
+    data = await checkpoint_of(store, 100)
+    del data["asked"]
+    async with InMemorySelector(store) as selector:
+        with pytest.raises(KeyError):
+            await selector.restore(data)
+        assert (await selector.select(100, transaction="new", **ALICE)).amount == 100

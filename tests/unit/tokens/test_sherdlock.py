@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from genie.errors import Unavailable
+from genie.tokens import MemoryTokenStore
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
-from genie.tokens.sherdlock import SherdlockSelector
+from genie.tokens.sherdlock import SherdlockSelector, lingering
 from genie.tokens.store import Added, Spent
-from sherdlock_world import ALICE, GBP, FakeGenie, bustle, listen, settle, store_of, token, tokens, virtual
+from sherdlock_world import ALICE, GBP, FakeGenie, FakeLock, bustle, listen, settle, store_of, token, tokens, virtual
 
 
 @virtual
@@ -960,6 +961,24 @@ async def test_a_spend_whose_outcome_is_not_known_is_said_again_later_or_by_a_re
 
 
 @virtual
+async def test_what_a_restored_selection_has_issued_before_and_others_have_spent_does_not_come_back():
+    genie, store = FakeGenie(), MemoryTokenStore()
+    await store.add([token("coin", 10)])
+    change, later = token("change", 10), token("later", 10)
+    async with SherdlockSelector(genie, store) as one:
+        selection = await one.select(10, transaction="tx", **ALICE)
+        data = selection.checkpoint()
+    await store.spend(selection.tokens, transaction="tx", outputs=[change])
+    await store.spend([change], transaction="other", outputs=[later])
+    async with SherdlockSelector(genie, store, retries=0) as other:
+        async with await other.select(10, transaction="tx2", **ALICE):
+            pass
+        await (await other.restore(data)).spend([change])
+        with pytest.raises(InsufficientFunds):
+            await other.select(20, transaction="tx2", **ALICE)
+
+
+@virtual
 async def test_a_token_that_is_told_late_when_it_is_spent_is_not_selected():
     genie, store = FakeGenie(), store_of(tokens(4))
     store.hushed = True
@@ -1111,3 +1130,40 @@ async def test_replicas_tell_who_has_seen_a_wallet_last():
         assert other.last_seen(**ALICE) is None
     async with SherdlockSelector(genie, store) as nameless:
         assert nameless.last_seen(**ALICE) is None
+
+
+@virtual
+async def test_of_the_locks_on_what_is_spent_the_oldest_are_given_back_beyond_a_number(monkeypatch):
+    monkeypatch.setattr(lingering, "MOST", 3)
+    genie, store = FakeGenie(), store_of(tokens(8))
+    spent = []
+    async with SherdlockSelector(genie, store, lease=100) as selector:
+        for number in range(5):
+            selection = await selector.select(1, transaction=f"tx-{number}", **ALICE)
+            await selection.spend()
+            spent.append(selection.tokens[0].id)
+        await settle()
+        assert genie.tokens_held == set(spent[2:])
+        await asyncio.sleep(101)
+        await (await selector.select(1, transaction="late", **ALICE)).spend()
+        await settle()
+        assert len(genie.tokens_held) == 1
+
+
+@virtual
+async def test_what_is_released_while_its_locks_are_extended_is_not_spent(monkeypatch):
+    genie, store = FakeGenie(), store_of(tokens(2))
+    extend = FakeLock.extend
+
+    async def answered_late(lock, seconds):
+        await extend(lock, seconds)
+        await selection.release()
+
+    monkeypatch.setattr(FakeLock, "extend", answered_late)
+    async with SherdlockSelector(genie, store, lease=100) as selector:
+        selection = await selector.select(2, transaction="tx", **ALICE)
+        await asyncio.sleep(60)
+        with pytest.raises(SelectionEnded, match="released"):
+            await selection.spend()
+        assert store.spent == {}
+        assert not selection.held
