@@ -21,7 +21,9 @@ def read_checkpoint(data: Mapping[str, Any]) -> tuple[str, int, list[Token]]:
     except (KeyError, TypeError) as error:
         raise ValueError(f"this is not what a selection's checkpoint() gave: {error!r}") from None
     if type(transaction) is not str or type(asked) is not int or len({token.id for token in tokens}) < len(tokens):
-        raise ValueError("this is not what a selection's checkpoint() gave: a token is there twice, or a field is wrong")
+        raise ValueError(
+            "this is not what a selection's checkpoint() gave: a token is there twice, or a field is wrong"
+        )
     return transaction, asked, tokens
 
 

@@ -331,3 +331,19 @@ async def test_what_was_issued_and_spent_by_others_before_the_answer_came_is_not
         await again.spend(change)
         with pytest.raises(InsufficientFunds, match="0 is free"):
             await selector.select(1, transaction="b", **ALICE)
+
+
+@virtual
+async def test_a_limit_that_could_be_kept_with_what_others_hold_is_no_limit_missed() -> None:
+    large = coins([100], "large-")
+    async with InMemorySelector(ScriptedStore([*large, *coins([1] * 100, "small-")])) as selector:
+        other = await selector.select(
+            100, transaction="other", **ALICE, limit=1, where=lambda token: token.amount == 100
+        )
+        for where in (None, lambda token: token.amount > 0):
+            with pytest.raises(FundsLocked) as found:
+                await selector.select(50, transaction="tx", **ALICE, limit=3, where=where)
+            assert (found.value.free, found.value.locked) == (100, 100)
+        await other.release()
+        async with await selector.select(50, transaction="tx", **ALICE, limit=3) as selection:
+            assert [token.amount for token in selection.tokens] == [100]

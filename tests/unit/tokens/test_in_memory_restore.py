@@ -219,6 +219,6 @@ async def test_what_is_no_checkpoint_holds_nothing() -> None:
     data = await checkpoint_of(store, 100)
     del data["asked"]
     async with InMemorySelector(store) as selector:
-        with pytest.raises(KeyError):
+        with pytest.raises(ValueError, match="checkpoint"):
             await selector.restore(data)
         assert (await selector.select(100, transaction="new", **ALICE)).amount == 100
