@@ -51,6 +51,9 @@ class Origin(Protocol):
     """How long it lasts without a connection."""
 
 
+FEW: Final = 16
+"""Names that are searched for one among them as they are."""
+
 Weight = int | float
 
 Owner = str | int
@@ -99,6 +102,8 @@ class Request:
     """Where it stands in every line, by priority and arrival. None unless it waits."""
     moved: dict[str, Entry] | None = field(default=None, init=False)
     """Where a reordering put it instead, by resource."""
+    alone: frozenset[str] | None = field(default=None, init=False)
+    """What it wants exclusively, where that is much and was looked for; see `excludes`."""
     simple: bool = field(init=False)
     """Set while it waits: whether it can lead a search for cycles nowhere but along the one line in which it stands."""
 
@@ -123,9 +128,17 @@ class Request:
             moved[name] = (place[0], place[1], self)
         self.moved = moved or None
 
+    def excludes(self, name: str) -> bool:
+        """Whether it wants `name` exclusively. One of many is not searched for among all of them, time and again."""
+        if len(self.exclusive) <= FEW:
+            return name in self.exclusive
+        if self.alone is None:
+            self.alone = frozenset(self.exclusive)
+        return name in self.alone
+
     def mode(self, name: str) -> Mode:
         """In which mode it asks for `name`."""
-        return Mode.EXCLUSIVE if name in self.exclusive else Mode.SHARED
+        return Mode.EXCLUSIVE if self.excludes(name) else Mode.SHARED
 
     def wants(self) -> Iterator[tuple[str, bool]]:
         """Every resource that it names, each once, and whether it wants it exclusively."""

@@ -112,5 +112,5 @@ def conflicts(table: Table, request: Request, name: str, exclusive: bool) -> Ite
                 yield holder
     elif resource.exclusives:
         for holder in resource.holders.values():
-            if holder.owner != owner and name in holder.exclusive:
+            if holder.owner != owner and holder.excludes(name):
                 yield holder

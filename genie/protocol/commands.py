@@ -73,7 +73,7 @@ class _Request(Struct, forbid_unknown_fields=True, gc=False):
     ref: Annotated[str, Meta(min_length=1, max_length=fields.MAX_REF)] | None = None
     onDisconnect: Literal["keep", "release"] = "keep"  # noqa: N815
     anyOf: Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None  # noqa: N815
-    weights: list[_Weight] | None = None
+    weights: Annotated[list[_Weight], Meta(min_length=1)] | None = None
     target: _Weight | None = None
 
 

@@ -77,6 +77,7 @@ class Connection(asyncio.Protocol):
         "parted",
         "paused",
         "session",
+        "shown",
         "snubbed",
         "urgent",
     )
@@ -101,6 +102,8 @@ class Connection(asyncio.Protocol):
         """Some of that answers it, or is about its requests. The rest is what it watches."""
         self.late: list[bytes] = []
         """What it watches and has still to be told, from batches that are stored."""
+        self.shown = 0
+        """Bytes of what it watches, in `out` and `late`."""
         self.ending = False
         """Nothing more is read; what was read is answered."""
         self.closed = False
@@ -176,10 +179,11 @@ class Connection(asyncio.Protocol):
             self.late += self.out
             self.out.clear()
             self.flush_late()
-            return
-        data = b"".join(self.out)
-        self.out.clear()
-        self._write(data)
+        else:
+            data = b"".join(self.out)
+            self.out.clear()
+            self._write(data)
+        self.shown = 0
 
     def postpone(self) -> None:
         """The batch has told this client only of what it watches: that goes with the next answer, or a little later."""
@@ -190,6 +194,7 @@ class Connection(asyncio.Protocol):
         """Send what it watches."""
         data = b"".join(self.late)
         self.late.clear()
+        self.shown -= len(data)
         self._write(data)
 
     def _write(self, data: bytes) -> None:

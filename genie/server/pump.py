@@ -18,6 +18,7 @@ from genie.core import LockManager
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.dispatch import Dispatch
 from genie.server.refusal import refuse
+from genie.server.watches import MOST_EVENTS
 from genie.storage.base import Batch, Change, Ending, Store, Superseded
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ SHOW_S = 0.005
 MAX_BATCH = 2_000
 """Commands in one batch. An `inspect`, the one with a long answer, ends its batch."""
 
+MAX_BATCH_BYTES = 512 << 10
+"""Bytes of commands in one batch, more or less. A line may name thousands of resources: it is worth many commands."""
+
 MAX_TURN = 200
 """Commands of one connection, before it is the turn of others that wait."""
 
@@ -45,7 +49,7 @@ MAX_AHEAD = 256 << 10
 """Bytes of commands that may wait for one connection, before no more of it are read."""
 
 MAX_UNTOLD = 10_000
-"""Messages that may wait for the outcome of a batch, for a connection that goes on asking while the store is away."""
+"""Messages that may wait for the outcome of a batch, for a connection that goes on asking while the store is away, besides what it watches."""
 
 
 class Pump:
@@ -181,8 +185,8 @@ class Pump:
 
     def _take_up(self) -> None:
         """Step what waits, as much as one batch may be. They take turns: whoever has more goes to the end of the line."""
-        take, pending, room = self._dispatch.take, self._pending, MAX_BATCH
-        while pending and room > 0:
+        take, pending, room, room_bytes = self._dispatch.take, self._pending, MAX_BATCH, MAX_BATCH_BYTES
+        while pending and room > 0 and room_bytes > 0:
             connection = pending.popleft()
             inbox = connection.inbox
             items, count, size = inbox.popleft()
@@ -192,6 +196,7 @@ class Pump:
                 inbox.appendleft((items, left, size))
             else:
                 self._done_with(connection, size)
+                room_bytes -= size
             if inbox:
                 pending.append(connection)
             if looked:
@@ -331,7 +336,7 @@ class Pump:
         if not waiting and connection.out:
             self._dispatch.touched.pop()  # nobody else was told anything since
             connection.flush()
-        elif len(connection.out) > MAX_UNTOLD:
+        elif len(connection.out) > MAX_UNTOLD + MOST_EVENTS:
             connection.abort()
 
     async def settled(self) -> None:

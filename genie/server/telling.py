@@ -54,6 +54,7 @@ class Telling:
         if not connection.closed:
             if not connection.out:
                 self.touched.append(connection)
+            connection.shown += len(line)
             connection.out.append(line)
 
     def _tell(self, events: list[Event], asker: Connection | None) -> None:

@@ -21,7 +21,7 @@ MAX_HELD = 1 << 20
 """Bytes of them."""
 
 MOST_EVENTS = 10_000
-"""Messages that may wait for one watcher within a batch."""
+"""Messages that may wait to be written to one watcher."""
 
 Say = Callable[[Connection | None, bytes], None]
 Show = Callable[[Connection, bytes], None]
@@ -38,7 +38,7 @@ class Watches:
         self._say = say
         self._show = show
         self._max_behind = max_behind
-        """Bytes that a watcher may leave unread."""
+        """Bytes that a watcher may leave unread, with those that wait to be written to it."""
         self.prefixes: dict[str, dict[Connection, None]] = {}
         """Empty while nobody watches, and always the same object."""
         self._lengths: tuple[int, ...] = ()
@@ -85,11 +85,15 @@ class Watches:
             line = b""
             for connection in self._audience(name):
                 line = line or replies.event(request, name, exclusive, state)
-                if len(connection.out) + len(connection.late) >= MOST_EVENTS or connection.unread > self._max_behind:
+                if self._lags(connection):
                     self.leave(connection)
                     self._say(connection, replies.LAGGED)
                 else:
                     self._show(connection, line)
+
+    def _lags(self, connection: Connection) -> bool:
+        many = len(connection.out) + len(connection.late) >= MOST_EVENTS
+        return many or connection.shown + connection.unread > self._max_behind
 
     def _audience(self, name: str) -> Iterable[Connection]:
         """Each that watches a name, once."""
@@ -109,7 +113,7 @@ class Watches:
                     continue
                 alike = resource.exclusives in (0, len(resource.holders))  # else they are one owner's, and may differ
                 for holder in islice(resource.holders.values(), MOST_HELD + 1):
-                    exclusive = resource.exclusives > 0 if alike else name in holder.exclusive
+                    exclusive = resource.exclusives > 0 if alike else holder.excludes(name)
                     yield replies.held(holder, name, exclusive)
 
     def _forget(self, connection: Connection, prefix: str) -> None:

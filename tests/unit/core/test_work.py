@@ -263,6 +263,28 @@ SITUATIONS: list[Callable[[int], float]] = [
 ]
 
 
+class Name(str):
+    """A name that counts how often one is compared with another."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, other)  # type: ignore[arg-type]
+
+    __hash__ = str.__hash__
+
+
+def test_what_somebody_holds_among_much_is_not_searched_for_time_and_again() -> None:
+    core = LockManager()
+    names = tuple(Name(number) for number in range(1_000))
+    core.step(Request(exclusive=names), 0)
+    Name.compared = 0
+    core.step(Request(shared=names, queue_timeout_ms=0), 0)
+    assert Name.compared < 20 * len(names)
+
+
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.__name__)
 def test_it_is_not_twice_the_work_that_it_was(situation: Callable[[int], float]) -> None:
     assert 0 < situation(SMALL) < 2 * RECORDED[situation.__name__]

@@ -167,6 +167,7 @@ def test_the_same_choice_is_known_again() -> None:
         ({"anyOf": ["exclusive:a"], "target": True}, "target must be a number above 0"),
         ({"anyOf": ["exclusive:a"], "target": 2**63}, "target must be a number above 0, at most"),
         ({"anyOf": ["exclusive:a"], "target": 1, "weights": [1, 2]}, "weights must be as many as anyOf: 1, not 2"),
+        ({"anyOf": ["exclusive:a"], "target": 1, "weights": []}, "weights must be a list of numbers above 0"),
         ({"anyOf": ["exclusive:a"], "target": 1, "weights": [0]}, "weights must be a list of numbers above 0"),
         ({"anyOf": ["exclusive:a", "shared:a"], "target": 1}, "each resource once, and names 'a' twice"),
         ({"anyOf": [], "target": 1}, "anyOf must be a list of 1 to 10000"),

@@ -36,6 +36,9 @@ class Transport(asyncio.Transport):
 
         return Socket()
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def is_closing(self) -> bool:
         return False
 
@@ -54,6 +57,19 @@ class Shelf(MemoryStore):
         self.last = batch
         self.commits += 1
         done(None)
+
+
+class Silence(MemoryStore):
+    """Takes batches, and answers when it is told to."""
+
+    durable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Callable[[BaseException | None], None]] = []
+
+    def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
+        self.waiting.append(done)
 
 
 class Room:
@@ -142,4 +158,37 @@ async def test_an_id_is_stored_as_given_out_before_it_is_told(monkeypatch: pytes
         assert sum(lines for _, lines in room.told) == number + 2, "the first is locked at once"
         assert room.pump._manager.next_id <= shelf.last.next_id == room.pump.whole().next_id
     assert not room.failed
+    room.pump.stop()
+
+
+async def test_what_a_watcher_is_still_to_be_told_does_not_cut_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Silence()
+    room = Room(store)
+    watcher, other = room.enter("watcher"), room.enter("other")
+    room.pump.submit(watcher, [b'{"command":"watch","payload":{"prefix":""}}'], 1)
+    await asyncio.sleep(0)
+    store.waiting.pop()(None)
+    room.pump.submit(other, [b'{"command":"request","payload":{"resources":["exclusive:a","exclusive:b"]}}'], 1)
+    await asyncio.sleep(0)
+    monkeypatch.setattr(module, "MAX_UNTOLD", 1)
+    room.pump._lose_patience()
+    room.pump.submit(watcher, [PING], 1)
+    store.waiting.pop()(None)
+    await asyncio.sleep(2 * module.SHOW_S)
+    assert room.told == [("watcher", 1), ("other", 2), ("watcher", 3)]
+    room.pump.stop()
+
+
+async def test_long_commands_do_not_make_one_long_batch() -> None:
+    store = Silence()
+    room = Room(store)
+    first, second, third = (room.enter(name) for name in ("first", "second", "third"))
+    room.pump.submit(first, [PING], module.MAX_BATCH_BYTES // 2)
+    room.pump.submit(second, [PING], module.MAX_BATCH_BYTES // 2)
+    room.pump.submit(third, [b'{"command":"request","payload":{"resources":["exclusive:a"]}}'], 1)
+    await asyncio.sleep(0)
+    store.waiting.pop()(None)
+    assert room.told == [("first", 1), ("second", 1)]
+    store.waiting.pop()(None)
+    assert room.told[2:] == [("third", 2)]
     room.pump.stop()
