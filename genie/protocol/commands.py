@@ -61,7 +61,8 @@ _Timeout = Annotated[float, Meta(ge=1, le=fields.MAX_TIMEOUT_MS)]
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
-_Weight = Annotated[int, Meta(gt=0, le=fields.MAX_WEIGHT)] | Annotated[float, Meta(gt=0, le=fields.MAX_WEIGHT)]
+_MOST = float(2**63 - 1024)  # the greatest double below 2^63
+_Weight = Annotated[int, Meta(gt=0, le=fields.MAX_WEIGHT)] | Annotated[float, Meta(gt=0, le=_MOST)]
 
 
 class _Request(Struct, forbid_unknown_fields=True, gc=False):

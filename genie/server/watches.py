@@ -106,15 +106,15 @@ class Watches:
 
     def _held(self, prefix: str) -> Iterator[bytes]:
         table = self._table
-        for name in table.names():
-            if name.startswith(prefix):
-                resource = table.look(name)
-                if resource is None:
-                    continue
-                alike = resource.exclusives in (0, len(resource.holders))  # else they are one owner's, and may differ
-                for holder in islice(resource.holders.values(), MOST_HELD + 1):
-                    exclusive = resource.exclusives > 0 if alike else holder.excludes(name)
-                    yield replies.held(holder, name, exclusive)
+        for name in islice((name for name in table.sole if name.startswith(prefix)), MOST_HELD + 1):
+            yield replies.held(table.sole[name], name, exclusive=True)
+        for name, resource in table.resources.items():
+            if not name.startswith(prefix):
+                continue
+            alike = resource.exclusives in (0, len(resource.holders))  # else they are one owner's, and may differ
+            for holder in islice(resource.holders.values(), MOST_HELD + 1):
+                exclusive = resource.exclusives > 0 if alike else holder.excludes(name)
+                yield replies.held(holder, name, exclusive)
 
     def _forget(self, connection: Connection, prefix: str) -> None:
         watchers = self.prefixes[prefix]

@@ -27,7 +27,10 @@ RESOURCE = st.one_of(
     st.text(max_size=4).map("shared:".__add__),
     st.sampled_from(["a", "", "exclusive:", "Exclusive:a", "shared:a:b", "exclusive:\x7f", "exclusive:\u00a0"]),
 )
-WEIGHT = st.one_of(st.sampled_from([1, 2, 0.5, 2**53 + 1, 2**63 - 1, 2**63, 9.3e18, 0, -1, 1e-300]), st.integers(1, 9))
+WEIGHT = st.one_of(
+    st.sampled_from([1, 2, 0.5, 2**53 + 1, 2**63 - 1, 2**63, 2.0**63, 2.0**63 - 1024, 9.3e18, 0, -1, 1e-300]),
+    st.integers(1, 9),
+)
 CHOICE = st.lists(RESOURCE, min_size=1, max_size=4)
 FIELDS = {
     "resources": st.one_of(st.lists(RESOURCE, max_size=4), SCALARS),
