@@ -8,8 +8,9 @@ BIN    := $(VENV)/bin
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
 
+# Most tests wait for processes to start: two at a time take little more than half the time.
 test: $(VENV)/.tested redis postgres lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff format --check .
