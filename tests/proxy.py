@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Protocol, TypeVar
 
 
 class Proxy:
@@ -16,7 +17,7 @@ class Proxy:
         self.lost = asyncio.Event()
         self.bytes_a_second: float | None = None
         self._lose_after: bytes | None = None
-        self.connections: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -30,11 +31,11 @@ class Proxy:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.connections.add(task)
+        self.tasks.add(task)
         try:
             await self._forward(reader, writer)
         finally:
-            self.connections.discard(task)
+            self.tasks.discard(task)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -77,15 +78,32 @@ class Proxy:
                     await end.wait_closed()
 
 
+class Serving(Protocol):
+    """A proxy, whatever it does to what it forwards."""
+
+    port: int
+    tasks: set[asyncio.Task[None]]
+    """One for each connection."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None: ...
+
+
+P = TypeVar("P", bound=Serving)
+
+
 @asynccontextmanager
-async def faulty_proxy(target: int) -> AsyncIterator[Proxy]:
-    proxy = Proxy(target)
+async def serving(proxy: P) -> AsyncIterator[P]:
+    """Let a proxy serve at a free port; in the end its connections are ended, too."""
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     proxy.port = server.sockets[0].getsockname()[1]
     try:
         yield proxy
     finally:
         server.close()
-        for task in proxy.connections:
+        for task in proxy.tasks:
             task.cancel()
-        await asyncio.gather(*proxy.connections, return_exceptions=True)
+        await asyncio.gather(*proxy.tasks, return_exceptions=True)
+
+
+def faulty_proxy(target: int) -> AbstractAsyncContextManager[Proxy]:
+    return serving(Proxy(target))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import orjson
+
+from proxy import serving
 
 Place = Literal["before", "within", "behind"]
 PLACES: tuple[Place, ...] = ("before", "within", "behind")
@@ -113,16 +115,6 @@ class Cutter:
                 await writer.drain()
 
 
-@asynccontextmanager
-async def cutting(target: int, split: Split) -> AsyncIterator[Cutter]:
+def cutting(target: int, split: Split) -> AbstractAsyncContextManager[Cutter]:
     """A cutter that serves."""
-    cutter = Cutter(target, split)
-    server = await asyncio.start_server(cutter.serve, "127.0.0.1", 0)
-    cutter.port = server.sockets[0].getsockname()[1]
-    try:
-        yield cutter
-    finally:
-        server.close()
-        for task in cutter.tasks:
-            task.cancel()
-        await asyncio.gather(*cutter.tasks, return_exceptions=True)
+    return serving(Cutter(target, split))

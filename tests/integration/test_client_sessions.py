@@ -7,13 +7,14 @@ import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 import orjson
 import pytest
 
 import genie as genie_module
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
+from proxy import serving
 from servers import WAIT_S, Genie, Redis, running_server
 from wire import Wire
 
@@ -293,18 +294,8 @@ class CuttingProxy:
                 await writer.drain()
 
 
-@asynccontextmanager
-async def cutting_proxy(target: int, decide: Decide) -> AsyncIterator[CuttingProxy]:
-    proxy = CuttingProxy(target, decide)
-    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    proxy.port = server.sockets[0].getsockname()[1]
-    try:
-        yield proxy
-    finally:
-        server.close()
-        for task in proxy.tasks:
-            task.cancel()
-        await asyncio.gather(*proxy.tasks, return_exceptions=True)
+def cutting_proxy(target: int, decide: Decide) -> AbstractAsyncContextManager[CuttingProxy]:
+    return serving(CuttingProxy(target, decide))
 
 
 def once(command: str, number: int) -> Decide:
