@@ -38,24 +38,25 @@ os.execv(sys.argv[1], sys.argv[1:])
 """Runs a command as a terminal's shell does: in its foreground. (The session is new already.)"""
 COUNT_INTERRUPTS = """
 import os, signal
-interrupts = 0
-def interrupted(*_):
-    global interrupts
-    interrupts += 1
-    print("INT")
-signal.signal(signal.SIGINT, interrupted)
-signal.signal(signal.SIGUSR1, lambda *_: print(interrupts))
+HEARD = {signal.SIGINT, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
 print(os.getpid())
+interrupts = 0
 while True:
-    signal.pause()
+    if signal.sigwait(HEARD) == signal.SIGINT:
+        interrupts += 1
+        print("INT")
+    else:
+        print(interrupts)
 """
+"""Waits for signals that are blocked: one that came just before a pause(2) would not end it."""
 TELL_SIGNALS = """
 import os, signal
-for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):
-    signal.signal(getattr(signal, f"SIG{name}"), lambda *_, name=name: print(name))
+HEARD = {getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")}
+signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
 print(os.getpid())
 while True:
-    signal.pause()
+    print(signal.sigwait(HEARD).name.removeprefix("SIG"))
 """
 
 
