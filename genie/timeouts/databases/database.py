@@ -1,0 +1,63 @@
+"""What the handler asks of a kind of database."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from sqlalchemy import URL, ColumnElement, Table
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+CONNECT_S = 10.0
+"""How long a connection may take."""
+
+LOCKED_S = 30
+"""How long a statement waits for rows or a file that others have locked."""
+
+
+class Database(ABC):
+    """One database: how it is read and written, and how two runs are kept apart in it."""
+
+    commits_in_order = False
+    """Whether nothing can be committed later with a smaller number than what is there."""
+
+    def __init__(self, url: URL, engine: AsyncEngine) -> None:
+        self.name = url.render_as_string(hide_password=True)
+        self._engine = engine
+        self._reading = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._engine.dispose()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """Each statement sees what is committed when it begins, and locks nothing."""
+        async with self._reading.connect() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction, which is committed if the block ends well."""
+        async with self._engine.begin() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def creating(self) -> AsyncIterator[AsyncConnection]:
+        """As `writing`, for who creates tables: one at a time."""
+        async with self.writing() as connection:
+            yield connection
+
+    @abstractmethod
+    def turn(self) -> AbstractAsyncContextManager[bool]:
+        """Whether nobody else has the turn in this database; if so it is ours until the block ends, or we do."""
+
+    def date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """A date of the ledger, so that it can be compared with others."""
+        return column
+
+    @abstractmethod
+    async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+        """Insert many rows, which all have the same columns (by their keys), as fast as the driver can."""

@@ -1,0 +1,63 @@
+"""MariaDB and MySQL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from sqlalchemy import URL, Table, func, insert, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database
+
+
+class Mysql(Database):
+    """A database, by asyncmy."""
+
+    def __init__(self, url: URL) -> None:
+        # Under the level that is usual there, what one transaction has read others can't write.
+        settings = f"SET time_zone = '+00:00', innodb_lock_wait_timeout = {LOCKED_S}"
+        engine = create_async_engine(
+            url,
+            isolation_level="READ COMMITTED",
+            pool_size=2,
+            max_overflow=0,
+            pool_pre_ping=True,
+            connect_args={"connect_timeout": int(CONNECT_S), "init_command": settings},
+        )
+        super().__init__(url, engine)
+
+    @asynccontextmanager
+    async def creating(self) -> AsyncIterator[AsyncConnection]:
+        """See `Database`. Tables are created one by one here, whatever the transaction."""
+        async with self._locked("tables", LOCKED_S) as got, self.writing() as connection:
+            if not got:
+                raise TimeoutError(f"somebody else has been creating the tables for {LOCKED_S} s")
+            yield connection
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[bool]:
+        """See `Database`."""
+        async with self._locked("turn", 0) as got:
+            yield got
+
+    @asynccontextmanager
+    async def _locked(self, what: str, wait_s: int) -> AsyncIterator[bool]:
+        """A named lock of the server, which ends with the connection. Its name may have 64 characters."""
+        name = func.concat(f"genie {what} ", func.left(func.sha2(func.database(), 256), 40))
+        async with self._reading.connect() as connection:
+            got = bool((await connection.execute(select(func.get_lock(name, wait_s)))).scalar_one())
+            try:
+                yield got
+            except BaseException:
+                await connection.invalidate()
+                raise
+            if got:
+                with suppress(DBAPIError):  # whose connection is gone has no lock any more
+                    await connection.execute(select(func.release_lock(name)))
+
+    async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+        """See `Database`. The driver makes long statements of many rows."""
+        await connection.execute(insert(table), rows)

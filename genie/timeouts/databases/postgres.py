@@ -1,0 +1,75 @@
+"""PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from sqlalchemy import URL, ColumnElement, Table, func, literal, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database
+
+_TURN, _CREATING = literal("genie timeouts"), literal("genie timeouts' tables")
+
+
+def _of_schema(lock: ColumnElement[str]) -> tuple[ColumnElement[int], ColumnElement[int]]:
+    return func.hashtext(lock), func.hashtext(func.current_schema())
+
+
+class Postgres(Database):
+    """A database, by asyncpg. The tables are in its first schema (`search_path`)."""
+
+    def __init__(self, url: URL) -> None:
+        settings = {"timezone": "UTC", "lock_timeout": f"{LOCKED_S}s", "jit": "off"}
+        engine = create_async_engine(
+            url,
+            isolation_level="READ COMMITTED",
+            pool_size=2,
+            max_overflow=0,
+            pool_pre_ping=True,
+            connect_args={"timeout": CONNECT_S, "server_settings": settings},
+        )
+        super().__init__(url, engine)
+
+    @asynccontextmanager
+    async def creating(self) -> AsyncIterator[AsyncConnection]:
+        """See `Database`."""
+        async with self.writing() as connection:
+            await connection.execute(select(func.pg_advisory_xact_lock(*_of_schema(_CREATING))))
+            yield connection
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[bool]:
+        """See `Database`. An advisory lock of the schema, which ends with the connection."""
+        key = _of_schema(_TURN)
+        async with self._reading.connect() as connection:
+            got = bool((await connection.execute(select(func.pg_try_advisory_lock(*key)))).scalar_one())
+            try:
+                yield got
+            except BaseException:
+                await connection.invalidate()
+                raise
+            if got:
+                with suppress(DBAPIError):  # whose connection is gone has no lock any more
+                    await connection.execute(select(func.pg_advisory_unlock(*key)))
+
+    async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+        """See `Database`. By COPY, in the same transaction."""
+        if not rows:
+            return
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        columns = [table.c[key] for key in rows[0]]
+        to_driver = [
+            column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect) for column in columns
+        ]
+        records = [
+            tuple(
+                value if convert is None else convert(value)
+                for value, convert in zip(row.values(), to_driver, strict=True)
+            )
+            for row in rows
+        ]
+        await driver.copy_records_to_table(table.name, records=records, columns=[column.name for column in columns])

@@ -1,0 +1,85 @@
+"""SQLite: a file, with one writer at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from sqlalchemy import URL, ColumnElement, Table, func, insert
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
+
+from genie.timeouts.databases.database import LOCKED_S, Database
+from genie.timeouts.times import Utc
+
+TURN = "-timeouts"
+"""Added to the file's name: a file that is always empty, and locked by who has the turn."""
+
+
+class Sqlite(Database):
+    """A file, by aiosqlite.
+
+    Who writes has the file to itself until it commits, so numbers are committed in their order. The turn can't be a
+    lock of that file: the ledger could not write while expired transfers are dealt with.
+    """
+
+    commits_in_order = True
+
+    def __init__(self, url: URL) -> None:
+        if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
+            raise ValueError("SQLite in memory is one connection's own: name a file, as in sqlite:///ledger.db")
+        self._file = url.database
+        engine = create_async_engine(
+            url, connect_args={"timeout": LOCKED_S}, poolclass=AsyncAdaptedQueuePool, pool_size=2, max_overflow=0
+        )
+        super().__init__(url, engine)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncConnection]:
+        """See `Database`. It begins as a writer: one that begins as a reader may find that it is too late for that."""
+        async with super().writing() as connection:
+            await connection.exec_driver_sql("BEGIN IMMEDIATE")
+            yield connection
+
+    @asynccontextmanager
+    async def creating(self) -> AsyncIterator[AsyncConnection]:
+        """See `Database`. In a new file readers and the writer don't wait for each other: it remembers the mode WAL."""
+        async with self.reading() as connection:
+            empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
+            if empty:
+                await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+        async with self.writing() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[bool]:
+        """See `Database`. The system ends the lock with its process."""
+        lock = await asyncio.to_thread(self._lock)
+        try:
+            yield lock is not None
+        finally:
+            if lock is not None:
+                lock.close()
+
+    def _lock(self) -> sqlite3.Connection | None:
+        lock = sqlite3.connect(self._file + TURN, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            lock.close()
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+            return None
+        return lock
+
+    def date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """See `Database`. Others may have written it in any form; what is no date at all stays as it is."""
+        one_form = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=Utc)
+        return func.coalesce(one_form, column, type_=Utc)
+
+    async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+        """See `Database`."""
+        await connection.execute(insert(table), rows)

@@ -1,0 +1,36 @@
+"""What the first half of a run has found, for the second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from genie.timeouts.intervals import Recount
+from genie.timeouts.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """How far the handler has come: up to the state change `value`; `fence` is that of the last run under a lock."""
+
+    id: int | None = None
+    value: int = 0
+    fence: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a run has found. `last` is where the segment will be."""
+
+    now: datetime
+    segment: Segment
+    last: int
+    changes: int
+    recounted: Recount
+    plan: Plan
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to write."""
+        recounted = self.recounted.again or self.recounted.forgotten
+        return self.last == self.segment.value and not recounted and not self.plan

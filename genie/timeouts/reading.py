@@ -1,0 +1,90 @@
+"""The first half of a run: what there is to do. It only reads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Select, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from genie.timeouts.databases.database import Database
+from genie.timeouts.intervals import Interval, Recount, recount, to_count
+from genie.timeouts.ledger import Ledger
+from genie.timeouts.look import Look, Segment
+from genie.timeouts.plan import Found, plan
+from genie.timeouts.steps import Steps
+
+COMPARED = 5_000
+"""Rows whose dates are compared with the ledger's in a run. (A date that was moved back is noticed by that alone.)"""
+
+
+class Reading:
+    """For one ledger in one database."""
+
+    def __init__(self, ledger: Ledger, database: Database, *, batch: int, open_for: timedelta) -> None:
+        self._ledger, self._database = ledger, database
+        self._steps = Steps(ledger, database)
+        self._batch, self._open_for = batch, open_for
+        self._compared: int | None = None
+
+    async def look(self) -> Look:
+        """See what is new, what is due, and what has changed."""
+        async with self._database.reading() as connection:
+            segment = await self._segment(connection)
+            found = await connection.execute(self._steps.new_changes(segment.value, self._batch))
+            changes, last = found.one()
+            # Asked behind that: what may still appear among those changes belongs to transactions that are open now.
+            now = (await connection.execute(self._steps.now())).scalar_one()
+            recounted = await self._recount(connection, now)
+            rows = await self._rows(connection, self._steps.due(now, self._batch))
+            rows += await self._moved(connection)
+            stretches = [(one.first, one.last) for one, _ in recounted.again]
+            if changes:
+                stretches.append((segment.value, last))
+            for stretch in stretches:
+                rows += await self._rows(connection, self._steps.changed(*stretch, now))
+        return Look(
+            now=now,
+            segment=segment,
+            last=last if changes else segment.value,
+            changes=changes,
+            recounted=recounted,
+            plan=plan(rows, now, self._ledger, self._batch),
+        )
+
+    async def _segment(self, connection: AsyncConnection) -> Segment:
+        row = (await connection.execute(self._steps.segment())).first()
+        return Segment() if row is None else Segment(id=row[0], value=row[1], fence=row[2])
+
+    async def _recount(self, connection: AsyncConnection, now: datetime) -> Recount:
+        if self._database.commits_in_order:
+            return Recount()
+        kept = (await connection.execute(select(*self._ledger.tables.interval.c))).all()
+        counted = to_count([Interval(*row) for row in kept], now, self._open_for, self._batch)
+        if not counted:
+            return Recount()
+        found = await connection.execute(self._steps.count([(one.first, one.last) for one in counted]))
+        counts = dict(found.all())
+        return recount(((one, counts[number]) for number, one in enumerate(counted)), now, self._open_for)
+
+    async def _moved(self, connection: AsyncConnection) -> list[Found]:
+        """Compare some dates with the ledger's: the next ones each time, around and around, from anywhere."""
+        if self._compared is None:
+            newest = (await connection.execute(self._steps.newest_kept())).scalar() or 0
+            self._compared = random.randint(0, newest)  # noqa: S311 - no secret
+        first = self._compared
+        last = (await connection.execute(self._steps.end_of_some(first, COMPARED))).scalar()
+        rows = await self._rows(connection, self._steps.moved(first, last))
+        if last is None and first:
+            last = (await connection.execute(self._steps.end_of_some(0, COMPARED))).scalar()
+            last = first if last is None else min(first, last)
+            rows += await self._rows(connection, self._steps.moved(0, last))
+        self._compared = last or 0
+        return rows
+
+    async def _rows(self, connection: AsyncConnection, query: Select[Any]) -> list[Found]:
+        rows: Sequence[Any] = (await connection.execute(query)).all()
+        return [Found(*row) for row in rows]

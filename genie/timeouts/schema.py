@@ -1,0 +1,97 @@
+"""The tables of a ledger and of its timeouts: created where they are absent, checked where they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import BigInteger, Column, Connection, Date, DateTime, Index, Inspector, Integer, String, Table
+from sqlalchemy import inspect as inspector
+from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
+
+from genie.timeouts.errors import WrongSchema
+from genie.timeouts.tables import Tables
+from genie.timeouts.times import Utc
+
+
+def ensure(connection: Connection, tables: Tables) -> None:
+    """Create what is absent, and say in one WrongSchema all that is wrong with what is there.
+
+    The ledger's own two tables are created only where neither is there, and only by their usual names: what a ledger
+    has of its own is not made up. To the handler's own tables what they lack is added.
+    """
+    look = inspector(connection)
+    there = [table for table in tables.all if look.has_table(table.name)]
+    wrong = [f"there is no table {table.name}" for table in _missing(tables, there)]
+    wrong += [f"table {table.name}: {problem}" for table in there for problem in _problems(look, table, tables)]
+    if wrong:
+        raise WrongSchema("; ".join(wrong))
+    for table in tables.all:
+        if table not in there:
+            connection.execute(CreateTable(table))
+        missing = _indexes(look, table) if table in there else sorted(table.indexes, key=lambda index: str(index.name))
+        if table in there:
+            _add_columns(connection, look, table)
+        for index in missing:
+            connection.execute(CreateIndex(index))
+
+
+def _missing(tables: Tables, there: list[Table]) -> list[Table]:
+    of_ledger = [tables.transfer, tables.state_change]
+    missing = [table for table in of_ledger if table not in there]
+    own = any(table.name != table.info["name"] for table in of_ledger)
+    return missing if own or len(missing) < len(of_ledger) else []
+
+
+def _add_columns(connection: Connection, look: Inspector, table: Table) -> None:
+    found = {column["name"] for column in look.get_columns(table.name)}
+    for column in table.columns:
+        if column.name not in found and column.nullable:
+            name = connection.dialect.identifier_preparer.format_table(table)
+            text = str(CreateColumn(column).compile(dialect=connection.dialect)).strip()
+            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {text}")
+
+
+def _problems(look: Inspector, table: Table, tables: Tables) -> Iterator[str]:
+    found = {column["name"]: column for column in look.get_columns(table.name)}
+    for column in table.columns:
+        if column.name in found:
+            yield from _column_problems(column, found[column.name])
+        elif not column.nullable and column.info.get("needed", True):
+            yield f"column {column.name} is missing"
+    (key,) = (column.name for column in table.primary_key)
+    if look.get_pk_constraint(table.name)["constrained_columns"] != [key]:
+        yield f"its primary key is not {key}"
+    if table is tables.state_change:
+        for index in _indexes(look, table):
+            create = str(CreateIndex(index).compile(dialect=look.dialect)).strip()
+            yield f"without an index the last state of a transfer takes too long to find: {create}"
+
+
+def _column_problems(column: Column[object], found: ReflectedColumn) -> Iterator[str]:
+    kinds: tuple[str, type | tuple[type, ...]]
+    if isinstance(column.type, Utc):
+        kinds = "a date with a time", DateTime
+    elif isinstance(column.type, String):
+        kinds = "a string", String
+    elif isinstance(column.type, BigInteger | Integer):
+        kinds = "an integer", Integer
+    else:
+        return
+    said, types = kinds
+    if not isinstance(found["type"], types) or isinstance(found["type"], Date):
+        yield f"column {column.name} is {found['type']}, it must be {said}"
+
+
+def _indexes(look: Inspector, table: Table) -> list[Index]:
+    """Those that no other can stand for: one that begins with the same column, and is as unique."""
+    found = [(index["column_names"][0], bool(index["unique"])) for index in look.get_indexes(table.name)]
+    found += [(names["column_names"][0], True) for names in look.get_unique_constraints(table.name)]
+    return sorted(
+        (
+            index
+            for index in table.indexes
+            if not any(first == index.columns[0].name and unique >= bool(index.unique) for first, unique in found)
+        ),
+        key=lambda index: str(index.name),
+    )
