@@ -9,7 +9,7 @@ serve: $(VENV)/.installed
 	$(BIN)/genie serve
 
 # Most tests wait for processes to start: two at a time take little more than half the time.
-test: $(VENV)/.tested redis postgres lint
+test: $(VENV)/.tested redis postgres mariadb lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.tested
@@ -84,10 +84,14 @@ define server
 	@$(1) || { echo "The tests need $(3)"; exit 1; }
 endef
 
-.PHONY: redis postgres
+.PHONY: redis postgres mariadb
 redis:
 	$(call server,command -v redis-server >/dev/null,redis-server,redis-server (7 or later). Install it: apt install redis-server or brew install redis or dnf install redis)
 
 # Debian keeps it off the path.
 postgres:
 	$(call server,{ command -v postgres || ls /usr/lib/postgresql/*/bin/postgres; } >/dev/null 2>&1,postgresql,the server of PostgreSQL. Install it: apt install postgresql or brew install postgresql or dnf install postgresql-server)
+
+# Debian and Fedora keep it off the path, too.
+mariadb:
+	$(call server,{ command -v mariadbd || ls /usr/sbin/mariadbd || ls /usr/libexec/mariadbd; } >/dev/null 2>&1,mariadb-server,the server of MariaDB. Install it: apt install mariadb-server or brew install mariadb or dnf install mariadb-server)
