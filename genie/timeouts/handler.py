@@ -186,13 +186,14 @@ class TimeoutHandler:
         if not look.nothing:
             await _to_its_end(self._write(look, look.plan.expired.keys() - refused, lock))
         plan = look.plan
+        more_due = look.more_due or len(plan.expired) == self._batch
         return TimeoutRun(
             interval=(look.segment.value, look.last),
             cleaned=len(plan.delete),
             inserted=len(plan.insert),
             expired=len(plan.expired),
             refused=len(refused),
-            behind=look.changes == self._batch or (len(plan.expired) == self._batch and not refused),
+            behind=look.changes == self._batch or (more_due and not refused),
         )
 
     async def _write(self, look: Look, dealt_with: set[str], lock: Lock | None) -> None:

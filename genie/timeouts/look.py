@@ -20,12 +20,13 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a run has found. `last` is where the segment will be."""
+    """What a run has found. `last` is where the segment will be; `more_due`: more may be due than was looked at."""
 
     now: datetime
     segment: Segment
     last: int
     changes: int
+    more_due: bool
     recounted: Recount
     plan: Plan
 

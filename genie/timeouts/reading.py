@@ -40,6 +40,7 @@ class Reading:
             now = (await connection.execute(self._steps.now())).scalar_one()
             recounted = await self._recount(connection, now)
             rows = await self._rows(connection, self._steps.due(now, self._batch))
+            more_due = len(rows) == self._batch
             rows += await self._moved(connection)
             stretches = [(one.first, one.last) for one, _ in recounted.again]
             if changes:
@@ -51,6 +52,7 @@ class Reading:
             segment=segment,
             last=last if changes else segment.value,
             changes=changes,
+            more_due=more_due,
             recounted=recounted,
             plan=plan(rows, now, self._ledger, self._batch),
         )
