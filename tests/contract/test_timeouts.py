@@ -1,0 +1,289 @@
+"""What a run finds and hands over, and what it leaves behind, in each kind of database."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from genie.timeouts import ExpiredTransfer, Ledger, TimeoutRun
+from ledgers import FUTURE, PAST, Books, Desk, catch_up
+
+
+async def test_with_no_segment_it_begins_at_the_beginning(books: Books) -> None:
+    desk = Desk()
+    handler = books.handler(desk.take)
+    empty = await handler.run_once()
+    assert empty == TimeoutRun(interval=(0, 0), cleaned=0, inserted=0, expired=0, refused=0, behind=False)
+    assert (await books.ours(), desk.given) == ({"segment": [], "transferTimeout": [], "timeoutInterval": []}, [])
+    await books.add_transfer("late", PAST, "RECEIVED_PREPARE", "RESERVED")
+    await books.add_transfer("later", 2 * PAST)
+    await books.add_transfer("open", FUTURE)
+    await books.add_transfer("done", PAST, "RECEIVED_PREPARE", "COMMITTED")
+    await books.add_transfer("other", PAST, "RECEIVED_PREPARE", "SOMETHING_ELSE")
+    run = await handler.run_once()
+    assert run == TimeoutRun(interval=(0, 8), cleaned=0, inserted=3, expired=2, refused=0, behind=False)
+    assert desk.given == [["later", "late"]], "the longest expired first"
+    assert await books.kept() == {"late": True, "later": True, "open": False}
+    assert await books.segment() == 8
+    run = await handler.run_once()
+    assert run == TimeoutRun(interval=(8, 8), cleaned=0, inserted=0, expired=0, refused=0, behind=False)
+    assert len(desk.given) == 1
+
+
+async def test_what_is_handed_over_is_the_transfer_as_it_is(books: Books) -> None:
+    given: list[ExpiredTransfer] = []
+    await books.add_transfer("a", PAST, "RECEIVED_PREPARE", "RESERVED")
+    await books.run("UPDATE `transfer` SET `expirationDate` = '2001-02-03 04:05:06'")
+    await books.handler(given.extend).run_once()
+    assert given == [ExpiredTransfer("a", datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC), "RESERVED")]
+
+
+async def test_the_same_interval_again_changes_nothing(books: Books) -> None:
+    desk = Desk()
+    for number in range(6):
+        await books.add_transfer(f"{number}", PAST if number % 2 else FUTURE)
+    handler = books.handler(desk.take)
+    await handler.run_once()
+    kept = (await books.ours())["transferTimeout"]
+    for value in (0, 3):
+        await books.set_back(value)
+        run = await handler.run_once()
+        assert run == TimeoutRun(interval=(value, 6), cleaned=0, inserted=0, expired=0, refused=0, behind=False)
+    await books.run("DELETE FROM `segment`")
+    assert await handler.run_once() is not None
+    assert await books.segment() == 6
+    assert (await books.ours())["transferTimeout"] == kept
+    assert sorted(desk.ids) == ["1", "3", "5"]
+
+
+async def test_what_becomes_final_between_two_runs_is_never_handed_over(books: Books) -> None:
+    desk = Desk()
+    handler = books.handler(desk.take)
+    await books.add_transfer("waits", FUTURE)
+    await books.add_transfer("ends", FUTURE)
+    await handler.run_once()
+    await books.move("waits", PAST)
+    await books.move("ends", PAST)
+    await books.change("ends", "ABORTED")
+    run = await handler.run_once()
+    assert run == TimeoutRun(interval=(2, 3), cleaned=1, inserted=0, expired=1, refused=0, behind=False)
+    assert (desk.ids, await books.kept()) == (["waits"], {"waits": True})
+
+
+async def test_what_became_final_beyond_the_interval_is_not_handed_over(books: Books) -> None:
+    desk = Desk()
+    handler = books.handler(desk.take, batch=2)
+    for id in "ab":
+        await books.add_transfer(id, PAST)
+    await books.add_transfer("c", FUTURE)
+    await books.change("a", "COMMITTED")
+    await books.change("c", "RESERVED")
+    runs = await catch_up(handler)
+    assert [run.interval for run in runs] == [(0, 2), (2, 4), (4, 5)]
+    assert [run.behind for run in runs] == [True, True, False]
+    assert desk.ids == ["b"]
+    assert await books.kept() == {"b": True, "c": False}
+
+
+async def test_a_backlog_of_expired_transfers_is_handed_over_in_batches(books: Books) -> None:
+    desk = Desk()
+    for number in range(7):
+        await books.add_transfer(f"{number}", FUTURE + number)
+    await catch_up(books.handler(desk.take))
+    for number in range(7):
+        await books.move(f"{number}", PAST - number)
+    runs = await catch_up(books.handler(desk.take, batch=3))
+    assert desk.given == [["6", "5", "4"], ["3", "2", "1"], ["0"]]
+    assert [run.behind for run in runs] == [True, True, False]
+
+
+async def test_it_is_behind_while_what_was_due_has_to_be_cleaned_up(books: Books) -> None:
+    desk = Desk()
+    for number in range(5):
+        await books.add_transfer(f"{number}", FUTURE)
+    await catch_up(books.handler(desk.take))
+    for number in range(5):
+        await books.move(f"{number}", PAST - 5 + number)
+        if number < 4:
+            await books.change(f"{number}", "ABORTED")
+    taken = "SELECT `expirationDate` FROM `transfer` WHERE `transfer`.`transferId` = `transferTimeout`.`transferId`"
+    await books.run(f"UPDATE `transferTimeout` SET `expirationDate` = ({taken})")
+    await books.set_back(9)
+    await catch_up(books.handler(desk.take, batch=2))
+    assert desk.ids == ["4"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_date_that_is_moved_counts(books: Books, restart: bool) -> None:
+    desk = Desk()
+    handler = books.handler(desk.take)
+    await books.add_transfer("later", 0.5)
+    await books.add_transfer("sooner", FUTURE)
+    await handler.run_once()
+    await books.move("later", FUTURE)
+    await books.move("sooner", PAST)
+    handler = books.handler(desk.take) if restart else handler
+    assert (await catch_up(handler))[-1].inserted == 0
+    assert desk.ids == ["sooner"]
+    dates = "SELECT `transferId`, `expirationDate` FROM `{}` ORDER BY 1"
+    ours, theirs = await books.run(dates.format("transferTimeout")), await books.run(dates.format("transfer"))
+    assert [(id, str(date)[:19]) for id, date in ours] == [(id, str(date)[:19]) for id, date in theirs]
+
+
+async def test_a_date_that_was_due_and_is_moved_is_not_due(books: Books) -> None:
+    desk = Desk()
+    desk.refused = {"a"}
+    handler = books.handler(desk.take)
+    await books.add_transfer("a", PAST)
+    await handler.run_once()
+    await books.move("a", FUTURE)
+    await handler.run_once()
+    await handler.run_once()
+    await books.move("a", PAST)
+    await handler.run_once()
+    assert desk.given == [["a"], ["a"]]
+
+
+async def test_only_what_was_refused_comes_again(books: Books) -> None:
+    desk = Desk()
+    desk.refused = {"b"}
+    handler = books.handler(desk.take)
+    for id in "abc":
+        await books.add_transfer(id, PAST)
+    run = await handler.run_once()
+    assert run is not None
+    assert (run.expired, run.refused, run.behind) == (3, 1, False)
+    assert await books.kept() == {"a": True, "b": False, "c": True}
+    await handler.run_once()
+    desk.refused = set()
+    await handler.run_once()
+    await handler.run_once()
+    assert [sorted(ids) for ids in desk.given] == [["a", "b", "c"], ["b"], ["b"]]
+
+
+async def test_a_handler_that_raises_changes_nothing(books: Books) -> None:
+    desk = Desk()
+    handler = books.handler(desk.take)
+    await books.add_transfer("a", FUTURE)
+    await books.add_transfer("gone", FUTURE)
+    await handler.run_once()
+    await books.add_transfer("b", PAST)
+    await books.move("a", 2 * PAST)
+    await books.change("gone", "FAILED")
+    before = await books.ours()
+    desk.fails = RuntimeError("the switch is away")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="^the switch is away$"):
+            await handler.run_once()
+        assert await books.ours() == before
+    desk.fails = None
+    run = await handler.run_once()
+    assert run == TimeoutRun(interval=(2, 4), cleaned=1, inserted=1, expired=2, refused=0, behind=False)
+    assert desk.given == [["a", "b"]] * 3
+
+
+async def test_an_error_of_the_handler_comes_out_as_it_is(books: Books) -> None:
+    await books.add_transfer("a", PAST)
+    for error in (OSError("its own file"), TimeoutError("its own time"), ValueError("its own value")):
+        desk = Desk()
+        desk.fails = error
+        with pytest.raises(type(error), match="^its own"):
+            await books.handler(desk.take).run_once()
+
+
+async def test_a_plain_function_an_async_one_and_one_that_returns_what_is_awaited_will_do(books: Books) -> None:
+    await books.add_transfer("a", PAST)
+    given: list[str] = []
+
+    def plain(expired: list[ExpiredTransfer]) -> tuple[str, ...]:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        given.append("plain")
+        return tuple(one.transfer_id for one in expired)
+
+    class Callable:
+        async def __call__(self, expired: list[ExpiredTransfer]) -> list[str]:
+            given.append("called")
+            return [one.transfer_id for one in expired]
+
+    async def awaited(_expired: list[ExpiredTransfer]) -> None:
+        given.append("awaited")
+
+    for on_expired in (plain, Callable(), awaited, plain):
+        await books.handler(on_expired).run_once()
+    assert given == ["plain", "called", "awaited"]
+
+
+async def test_who_deals_with_them_can_write_to_the_ledger(books: Books) -> None:
+    """Also where there is only one writer at a time; and the next run cleans up behind it."""
+    desk = Desk()
+
+    async def expire(ids: list[str]) -> None:
+        async with asyncio.timeout(4), books.transaction() as entries:
+            for id in ids:
+                await entries.change(id, "EXPIRED")
+
+    desk.meanwhile = expire
+    handler = books.handler(desk.take)
+    for id in "abc":
+        await books.add_transfer(id, PAST)
+    await handler.run_once()
+    assert await books.expired() == set()
+    run = await handler.run_once()
+    assert run == TimeoutRun(interval=(3, 6), cleaned=3, inserted=0, expired=0, refused=0, behind=False)
+    assert (desk.ids, await books.kept()) == (["a", "b", "c"], {})
+    await books.change("b", "RESERVED")
+    await handler.run_once()
+    assert desk.given[1:] == [["b"]], "it has been final in between"
+
+
+async def test_what_a_handler_must_not_return(books: Books) -> None:
+    await books.add_transfer("a", PAST)
+    before = await books.ours()
+    none_or_ids = "on_expired must return None or the ids that it has not dealt with, not "
+    said: list[object] = []
+    handler = books.handler(lambda _expired: said[-1])
+    for each, error, text in (
+        ("a", TypeError, f"{none_or_ids}'a'"),
+        (b"a", TypeError, f"{none_or_ids}b'a'"),
+        (True, TypeError, f"{none_or_ids}True"),
+        (7, TypeError, f"{none_or_ids}7"),
+        (["a", "x"], ValueError, "on_expired returned ids that it was not given: x"),
+        ([1], ValueError, "on_expired returned ids that it was not given: 1"),
+        ([["a"]], TypeError, "unhashable type"),
+    ):
+        said.append(each)
+        with pytest.raises(error, match=re.escape(text)):
+            await handler.run_once()
+        assert await books.ours() == before
+    said.append(["a"])
+    assert await handler.run_once() == TimeoutRun(
+        interval=(0, 1), cleaned=0, inserted=1, expired=1, refused=1, behind=False
+    )
+
+
+async def test_states_are_settings(books: Books) -> None:
+    desk = Desk()
+    ledger = Ledger(processing_states=["OPEN", "HALF"], final_states=["SHUT"])
+    for id, *states in (("a", "OPEN"), ("b", "OPEN", "SHUT"), ("c", "RESERVED"), ("d", "SHUT", "HALF")):
+        await books.add_transfer(id, PAST, *states)
+    await books.handler(desk.take, ledger=ledger).run_once()
+    assert (sorted(desk.ids), await books.kept()) == (["a", "d"], {"a": True, "d": True})
+
+
+async def test_in_an_unknown_state_it_is_neither_handed_over_nor_forgotten(books: Books) -> None:
+    desk = Desk()
+    handler = books.handler(desk.take)
+    await books.add_transfer("a", FUTURE)
+    await handler.run_once()
+    await books.move("a", PAST)
+    await books.change("a", "SUSPENDED")
+    for _ in range(2):
+        await handler.run_once()
+    assert (desk.ids, await books.kept()) == ([], {"a": False})
+    await books.change("a", "RESERVED")
+    await handler.run_once()
+    assert desk.ids == ["a"]
