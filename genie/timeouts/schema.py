@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sqlalchemy import BigInteger, Column, Connection, Date, DateTime, Index, Inspector, Integer, String, Table
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Date,
+    DateTime,
+    Index,
+    Inspector,
+    Integer,
+    String,
+    Table,
+    literal,
+    select,
+)
 from sqlalchemy import inspect as inspector
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
@@ -17,12 +30,13 @@ from genie.timeouts.times import Utc
 def ensure(connection: Connection, tables: Tables) -> None:
     """Create what is absent, and say in one WrongSchema all that is wrong with what is there.
 
-    The ledger's own two tables are created only where neither is there, and only by their usual names: what a ledger
-    has of its own is not made up. To the handler's own tables what they lack is added.
+    The ledger's own two tables are created only by their usual names, and only where neither is there or has rows: what
+    a ledger has of its own is not made up. (MariaDB creates tables one by one, and may be cut off after the first.) To
+    the handler's own tables what they lack is added.
     """
     look = inspector(connection)
     there = [table for table in tables.all if look.has_table(table.name)]
-    wrong = [f"there is no table {table.name}" for table in _missing(tables, there)]
+    wrong = [f"there is no table {table.name}" for table in _missing(connection, tables, there)]
     wrong += [f"table {table.name}: {problem}" for table in there for problem in _problems(look, table, tables)]
     if wrong:
         raise WrongSchema("; ".join(wrong))
@@ -36,11 +50,15 @@ def ensure(connection: Connection, tables: Tables) -> None:
             connection.execute(CreateIndex(index))
 
 
-def _missing(tables: Tables, there: list[Table]) -> list[Table]:
+def _missing(connection: Connection, tables: Tables, there: list[Table]) -> list[Table]:
     of_ledger = [tables.transfer, tables.state_change]
     missing = [table for table in of_ledger if table not in there]
     own = any(table.name != table.info["name"] for table in of_ledger)
-    return missing if own or len(missing) < len(of_ledger) else []
+    return missing if own or any(_has_rows(connection, table) for table in of_ledger if table in there) else []
+
+
+def _has_rows(connection: Connection, table: Table) -> bool:
+    return connection.execute(select(literal(1)).select_from(table).limit(1)).first() is not None
 
 
 def _add_columns(connection: Connection, look: Inspector, table: Table) -> None:

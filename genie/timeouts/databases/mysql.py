@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from sqlalchemy import URL, Table, func, insert, select
@@ -56,8 +56,10 @@ class Mysql(Database):
                 await connection.invalidate()
                 raise
             if got:
-                with suppress(DBAPIError):  # whose connection is gone has no lock any more
+                try:
                     await connection.execute(select(func.release_lock(name)))
+                except DBAPIError:
+                    await connection.invalidate()  # whose connection is gone has no lock any more
 
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`. The driver makes long statements of many rows."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 from sqlalchemy import URL, ColumnElement, Table, func, literal, select
 from sqlalchemy.exc import DBAPIError
@@ -53,8 +53,10 @@ class Postgres(Database):
                 await connection.invalidate()
                 raise
             if got:
-                with suppress(DBAPIError):  # whose connection is gone has no lock any more
+                try:
                     await connection.execute(select(func.pg_advisory_unlock(*key)))
+                except DBAPIError:
+                    await connection.invalidate()  # whose connection is gone has no lock any more
 
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`. By COPY, in the same transaction."""
@@ -72,4 +74,9 @@ class Postgres(Database):
             )
             for row in rows
         ]
-        await driver.copy_records_to_table(table.name, records=records, columns=[column.name for column in columns])
+        names, dialect = [column.name for column in columns], cast("Any", connection.dialect)
+        asyncpg = dialect.dbapi.asyncpg
+        try:
+            await driver.copy_records_to_table(table.name, records=records, columns=names)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # SQLAlchemy has no part in it
+            raise DBAPIError(f"COPY {table.name}", None, error) from error
