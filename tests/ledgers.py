@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
@@ -155,7 +155,7 @@ class Books:
 
     async def ours(self) -> dict[str, list[tuple[Any, ...]]]:
         """All that the handler keeps."""
-        return {table: await self.run(f"SELECT * FROM `{table}` ORDER BY 1") for table in OURS}
+        return {table: await self.run(f"SELECT * FROM `{table}` ORDER BY 1") for table in OURS}  # noqa: S608 - ours
 
     async def kept(self) -> dict[str, bool]:
         """Transfers that were taken in, and whether they are dealt with."""
@@ -217,7 +217,7 @@ class Fault:
         engine = handler._database._engine.sync_engine
         self._listened = [(engine, "before_cursor_execute", self._execute), (engine, "commit", self._commit)]
 
-    def __enter__(self) -> Fault:
+    def __enter__(self) -> Self:
         for each in self._listened:
             event.listen(*each)
         return self

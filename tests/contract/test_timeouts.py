@@ -109,8 +109,10 @@ async def test_it_is_behind_while_what_was_due_has_to_be_cleaned_up(books: Books
         await books.move(f"{number}", PAST - 5 + number)
         if number < 4:
             await books.change(f"{number}", "ABORTED")
-    taken = "SELECT `expirationDate` FROM `transfer` WHERE `transfer`.`transferId` = `transferTimeout`.`transferId`"
-    await books.run(f"UPDATE `transferTimeout` SET `expirationDate` = ({taken})")
+    await books.run(
+        "UPDATE `transferTimeout` SET `expirationDate` = (SELECT t.`expirationDate` FROM `transfer` t "
+        "WHERE t.`transferId` = `transferTimeout`.`transferId`)"
+    )
     await books.set_back(9)
     await catch_up(books.handler(desk.take, batch=2))
     assert desk.ids == ["4"]
@@ -176,7 +178,7 @@ async def test_a_handler_that_raises_changes_nothing(books: Books) -> None:
     before = await books.ours()
     desk.fails = RuntimeError("the switch is away")
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="^the switch is away$"):
+        with pytest.raises(RuntimeError, match=r"^the switch is away$"):
             await handler.run_once()
         assert await books.ours() == before
     desk.fails = None
@@ -190,7 +192,7 @@ async def test_an_error_of_the_handler_comes_out_as_it_is(books: Books) -> None:
     for error in (OSError("its own file"), TimeoutError("its own time"), ValueError("its own value")):
         desk = Desk()
         desk.fails = error
-        with pytest.raises(type(error), match="^its own"):
+        with pytest.raises(type(error), match=r"^its own"):
             await books.handler(desk.take).run_once()
 
 

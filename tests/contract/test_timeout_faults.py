@@ -1,0 +1,191 @@
+"""Whatever fails in a run, at whatever statement, everything is as it was, and the next run does the same again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genie.timeouts import DatabaseFailed, TimeoutHandler, TimeoutRun
+from ledgers import FUTURE, PAST, Books, Desk, Fault, cut, refuse
+
+MOST = 60
+"""More statements than a run has."""
+
+
+@pytest.fixture(params=["sqlite-refuse", "postgres-refuse", "mariadb-refuse", "postgres-cut", "mariadb-cut"])
+async def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A ledger, and what happens to it."""
+    kind, _, how = request.param.partition("-")
+    books = Books(kind, tmp_path)
+    yield await books.create(), {"refuse": refuse, "cut": cut}[how]
+    await books.close()
+
+
+async def something_of_everything(books: Books, desk: Desk) -> TimeoutHandler:
+    """A ledger whose next run has something to do at each of its steps."""
+    handler = books.handler(desk.take, longest_transaction=0)
+    for id in ("ends", "moved", "refused", "later"):
+        await books.add_transfer(id, FUTURE)
+    await books.move("refused", PAST)
+    desk.refused = {"refused"}
+    await handler.run_once()
+    desk.refused = set()
+    await books.run("UPDATE `timeoutInterval` SET `changes` = `changes` - 1")  # one was committed late
+    await books.change("ends", "COMMITTED")
+    await books.move("moved", 2 * PAST)
+    await books.move("later", FUTURE + 1)
+    await books.add_transfer("new", 3 * PAST)
+    await books.add_transfer("new, too", FUTURE)
+    desk.given.clear()
+    return handler
+
+
+async def failed_or_done(handler: TimeoutHandler) -> TimeoutRun | None | str:
+    """What a run says when it fails, or has done."""
+    try:
+        return await handler.run_once()
+    except DatabaseFailed as error:
+        said = str(error)
+    assert "\n" not in said, "it is one line"
+    return said
+
+
+async def test_a_fault_at_any_statement_changes_nothing(faulty: tuple[Books, Callable[[Any], None]]) -> None:
+    books, cause = faulty
+    desk = Desk()
+    handler = await something_of_everything(books, desk)
+    before, statements = await books.ours(), []
+    for number in range(1, MOST):
+        with Fault(handler, number, cause) as fault:
+            done = await failed_or_done(handler)
+        if not isinstance(done, str):
+            break
+        assert done.startswith(handler._database.name)
+        assert await books.ours() == before, fault.statement
+        statements.append(fault.statement)
+    assert not isinstance(done, str)
+    assert done is not None, "the fault has left the turn taken"
+    assert (done.cleaned, done.inserted, done.expired, done.refused) == (1, 2, 3, 0)
+    assert {"COMMIT"} < set(statements)
+    written = [statement for statement in statements if statement.startswith(("UPDATE", "INSERT", "DELETE"))]
+    assert len(written) == {"sqlite": 5, "postgres": 7, "mariadb": 8}[books.kind]
+    assert all(ids == ["new", "moved", "refused"] for ids in desk.given), desk.given
+    assert len(desk.given) > len(written), "what was not written down comes again"
+    assert await books.expired() == {"new", "moved", "refused"}
+    assert await books.kept() == {"new": True, "moved": True, "refused": True, "later": False, "new, too": False}
+    again = await handler.run_once()
+    assert again is not None, "the fault has left the turn taken"
+    assert again.expired == 0
+
+
+async def test_a_fault_while_tables_are_created_leaves_none_or_is_made_good(empty_books: Books) -> None:
+    desk = Desk()
+    for number in range(1, MOST):
+        handler = empty_books.handler(desk.take)
+        with Fault(handler, number, refuse) as fault:
+            try:
+                await handler.open()
+            except DatabaseFailed:
+                assert fault.happened
+                continue
+            finally:
+                await handler.close()
+        break
+    assert not fault.happened
+    await empty_books.add_transfer("a", PAST)
+    await empty_books.handler(desk.take).run_once()
+    assert desk.ids == ["a"]
+
+
+TRIGGERS = {
+    "sqlite": (
+        "CREATE TRIGGER no BEFORE INSERT ON `transferTimeout` BEGIN SELECT RAISE(ABORT, 'no rows today'); END",
+        "DROP TRIGGER no",
+    ),
+    "postgres": (
+        "CREATE FUNCTION no() RETURNS trigger AS 'BEGIN RAISE EXCEPTION ''no rows today''; END' LANGUAGE plpgsql",
+        "CREATE TRIGGER no BEFORE INSERT ON `transferTimeout` EXECUTE FUNCTION no()",
+        "DROP TRIGGER no ON `transferTimeout`",
+    ),
+    "mariadb": (
+        "CREATE TRIGGER no BEFORE INSERT ON `transferTimeout` FOR EACH ROW SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no rows today'",
+        "DROP TRIGGER no",
+    ),
+}
+
+
+async def test_rows_that_the_database_refuses(books: Books) -> None:
+    """However many rows go there at once, and however they go."""
+    desk = Desk()
+    handler = books.handler(desk.take)
+    for number in range(3):
+        await books.add_transfer(f"{number}", PAST)
+    before = await books.ours()
+    *made, ended = TRIGGERS[books.kind]
+    for statement in made:
+        await books.run(statement)
+    with pytest.raises(DatabaseFailed, match="no rows today") as refused:
+        await handler.run_once()
+    assert "\n" not in str(refused.value)
+    assert await books.ours() == before
+    await books.run(ended)
+    await handler.run_once()
+    assert sorted(desk.given[0]) == sorted(desk.given[1]) == ["0", "1", "2"]
+
+
+async def test_the_connection_is_lost_while_rows_go_there(tmp_path: Path) -> None:
+    """In PostgreSQL they don't go there by a statement."""
+    books = await Books("postgres", tmp_path).create()
+    desk = Desk()
+    handler = books.handler(desk.take)
+    await books.add_transfer("a", PAST)
+    before = await books.ours()
+    made, trigger, ended = TRIGGERS["postgres"]
+    cut_off = "PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(30)"
+    await books.run(made.replace("RAISE EXCEPTION ''no rows today''", cut_off))
+    await books.run(trigger)
+    with pytest.raises(DatabaseFailed) as failed:
+        await handler.run_once()
+    assert "\n" not in str(failed.value)
+    assert await books.ours() == before
+    await books.run(ended)
+    await handler.run_once()
+    assert desk.given == [["a"], ["a"]]
+    await books.close()
+
+
+async def test_the_connection_of_the_turn_is_cut_while_they_are_dealt_with(tmp_path: Path, other_kind: str) -> None:
+    books = await Books(other_kind, tmp_path).create()
+    desk = Desk()
+    handler = books.handler(desk.take)
+    await books.add_transfer("a", PAST)
+
+    async def all_are_cut(_ids: list[str]) -> None:
+        if books.kind == "postgres":
+            await books.run(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            )
+        else:
+            others = "ID <> CONNECTION_ID() AND DB = DATABASE()"
+            for (id,) in await books.run("SELECT ID FROM information_schema.PROCESSLIST WHERE " + others):
+                await books.run(f"KILL {id}")
+
+    desk.meanwhile = all_are_cut
+    for _ in range(2):
+        before = await books.ours()
+        done = await failed_or_done(handler)
+        assert done is not None
+        assert not isinstance(done, str) or await books.ours() == before
+    desk.meanwhile = None
+    assert await handler.run_once() is not None
+    assert await books.kept() == {"a": True}
+    await books.close()
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def other_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
