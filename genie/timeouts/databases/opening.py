@@ -49,7 +49,7 @@ def plainly(database: Database) -> Iterator[None]:
     """What the driver, the database or the network says comes out as DatabaseFailed, in one line."""
     try:
         yield
-    except (SQLAlchemyError, OSError, TimeoutError) as error:
+    except (SQLAlchemyError, OSError, TimeoutError, *database.driver_errors) as error:
         said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         text = " ".join(str(said).split()) or type(said).__name__
         raise DatabaseFailed(f"{database.name}: {text}") from error
