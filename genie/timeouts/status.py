@@ -34,6 +34,7 @@ class Status:
 async def status(database: Database, ledger: Ledger) -> Status:
     """See how it stands. DatabaseFailed, where it can't be read."""
     steps, tables = Steps(ledger, database), ledger.tables
+    last = await last_change(database, ledger)
     number, handed_over = tables.state_change.c.transferStateChangeId, tables.timeout.c.handedOverDate
     found = waiting(ledger, database)
     with plainly(database):
@@ -41,7 +42,6 @@ async def status(database: Database, ledger: Ledger) -> Status:
             row = (await connection.execute(steps.segment())).first()
             segment = 0 if row is None else row.value
             now = (await connection.execute(steps.now())).scalar_one()
-            last = (await connection.execute(select(func.max(number)))).scalar_one() or 0
             lag = (await connection.execute(select(func.count()).where(number > segment))).scalar_one()
             counts = select(func.count(), func.count(handed_over)).select_from(tables.timeout)
             kept, dealt_with = (await connection.execute(counts)).one()
@@ -56,3 +56,11 @@ async def status(database: Database, ledger: Ledger) -> Status:
         overdue=overdue_now,
         handed_over=dealt_with,
     )
+
+
+async def last_change(database: Database, ledger: Ledger) -> int:
+    """The greatest number of a state change; 0, if there is none."""
+    greatest = select(func.max(ledger.tables.state_change.c.transferStateChangeId))
+    with plainly(database):
+        async with database.reading() as connection:
+            return (await connection.execute(greatest)).scalar_one() or 0
