@@ -11,7 +11,7 @@ from genie.cli.asking import plain_errors
 from genie.cli.timeouts.options import ledger_options
 from genie.timeouts import Ledger
 from genie.timeouts.opened import opened
-from genie.timeouts.trial import finalize as finalize_in
+from genie.timeouts.trial.finalize import finalize as finalize_in
 
 
 @click.command()

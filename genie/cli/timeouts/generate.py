@@ -13,8 +13,8 @@ from genie.cli.asking import plain_errors
 from genie.cli.timeouts.options import ledger_options, span, whole_span
 from genie.timeouts import Ledger
 from genie.timeouts.opened import opened
-from genie.timeouts.trial import DataSet
-from genie.timeouts.trial import generate as generate_into
+from genie.timeouts.trial.generate import generate as generate_into
+from genie.timeouts.trial.transfers import DataSet
 
 
 @click.command()

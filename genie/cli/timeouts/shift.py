@@ -12,7 +12,7 @@ from genie.cli.asking import plain_errors
 from genie.cli.timeouts.options import ledger_options, number
 from genie.timeouts import Ledger
 from genie.timeouts.opened import opened
-from genie.timeouts.trial import shift as shift_in
+from genie.timeouts.trial.shift import shift as shift_in
 from genie.timeouts.trial.transfers import MOST_HOURS
 
 
