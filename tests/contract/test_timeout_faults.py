@@ -43,7 +43,7 @@ async def something_of_everything(books: Books, desk: Desk) -> TimeoutHandler:
     return handler
 
 
-async def failed_or_done(handler: TimeoutHandler) -> TimeoutRun | None | str:
+async def failed_or_done(handler: TimeoutHandler) -> TimeoutRun | str | None:
     """What a run says when it fails, or has done."""
     try:
         return await handler.run_once()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any, cast
 
-from sqlalchemy import URL, ColumnElement, Table, func, literal, select
+from sqlalchemy import URL, ColumnElement, DateTime, Interval, Table, func, literal, select, type_coerce
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database
+from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database, values_by_column
 
 _TURN, _CREATING = literal("genie timeouts"), literal("genie timeouts' tables")
 
@@ -33,6 +34,9 @@ class Postgres(Database):
             connect_args={"timeout": CONNECT_S, "server_settings": settings},
         )
         super().__init__(url, engine)
+        import asyncpg  # noqa: PLC0415 - it may be missing where it is not used
+
+        self.driver_errors = (asyncpg.PostgresError, asyncpg.InterfaceError)
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
@@ -58,25 +62,18 @@ class Postgres(Database):
                 except DBAPIError:
                     await connection.invalidate()  # whose connection is gone has no lock any more
 
+    def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+        """See `Database`."""
+        return type_coerce(column, DateTime()) + literal(by, Interval())
+
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`. By COPY, in the same transaction."""
         if not rows:
             return
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        columns = [table.c[key] for key in rows[0]]
-        to_driver = [
-            column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect) for column in columns
-        ]
-        records = [
-            tuple(
-                value if convert is None else convert(value)
-                for value, convert in zip(row.values(), to_driver, strict=True)
-            )
-            for row in rows
-        ]
-        names, dialect = [column.name for column in columns], cast("Any", connection.dialect)
-        asyncpg = dialect.dbapi.asyncpg
+        names, columns = values_by_column(connection, table, rows)
+        asyncpg = cast("Any", connection.dialect).dbapi.asyncpg
         try:
-            await driver.copy_records_to_table(table.name, records=records, columns=names)
+            await driver.copy_records_to_table(table.name, records=zip(*columns, strict=True), columns=names)
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # SQLAlchemy has no part in it
             raise DBAPIError(f"COPY {table.name}", None, error) from error
