@@ -15,6 +15,9 @@ from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database, val
 
 _TURN, _CREATING = literal("genie timeouts"), literal("genie timeouts' tables")
 
+_LOOK_UP = {"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
+"""All that is asked looks few rows up in large tables; what reads a whole one instead takes the longer the more there is."""
+
 
 def _of_schema(lock: ColumnElement[str]) -> tuple[ColumnElement[int], ColumnElement[int]]:
     return func.hashtext(lock), func.hashtext(func.current_schema())
@@ -24,7 +27,7 @@ class Postgres(Database):
     """A database, by asyncpg. The tables are in its first schema (`search_path`)."""
 
     def __init__(self, url: URL) -> None:
-        settings = {"timezone": "UTC", "lock_timeout": f"{LOCKED_S}s", "jit": "off"}
+        settings = {"timezone": "UTC", "lock_timeout": f"{LOCKED_S}s", **_LOOK_UP}
         engine = create_async_engine(
             url,
             isolation_level="READ COMMITTED",
