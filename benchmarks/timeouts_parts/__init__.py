@@ -1,0 +1,1 @@
+"""What `timeouts.py` measures."""
