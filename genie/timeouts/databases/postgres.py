@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from datetime import UTC, tzinfo
 from typing import Any, cast
 
 from sqlalchemy import URL, ColumnElement, Table, func, literal, select
@@ -64,19 +65,22 @@ class Postgres(Database):
             return
         driver: Any = (await connection.get_raw_connection()).driver_connection
         columns = [table.c[key] for key in rows[0]]
-        to_driver = [
-            column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect) for column in columns
-        ]
-        records = [
-            tuple(
-                value if convert is None else convert(value)
-                for value, convert in zip(row.values(), to_driver, strict=True)
-            )
-            for row in rows
-        ]
         names, dialect = [column.name for column in columns], cast("Any", connection.dialect)
+        to_driver = [column.type.dialect_impl(dialect).bind_processor(dialect) for column in columns]
         asyncpg = dialect.dbapi.asyncpg
         try:
+            # What is naive would be taken for this machine's time, where the column has a time zone.
+            named = await driver.prepare(str(select(*columns).compile(dialect=dialect)))
+            zones = [UTC if each.type.name == "timestamptz" else None for each in named.get_attributes()]
+            how = list(zip(to_driver, zones, strict=True))
+            records = [
+                tuple(_converted(value, *each) for value, each in zip(row.values(), how, strict=True)) for row in rows
+            ]
             await driver.copy_records_to_table(table.name, records=records, columns=names)
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # SQLAlchemy has no part in it
             raise DBAPIError(f"COPY {table.name}", None, error) from error
+
+
+def _converted(value: Any, convert: Callable[[Any], Any] | None, zone: tzinfo | None) -> Any:
+    made = value if convert is None else convert(value)
+    return made if zone is None or made is None else made.replace(tzinfo=zone)
