@@ -53,6 +53,8 @@ class Entries:
 
     def __init__(self, books: Books, connection: AsyncConnection) -> None:
         self._books, self._connection = books, connection
+        # Else asyncpg takes it for this machine's time, where the column has a time zone.
+        self._at = "CAST(:at AS TIMESTAMP)" if books.kind == "postgres" else ":at"
 
     async def run(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         """With the names between backticks, as the document writes them."""
@@ -63,7 +65,7 @@ class Entries:
     async def add_transfer(self, id: str, expires: float = PAST, *states: str) -> None:
         """One that expires in so many hours, and has gone through some states: RECEIVED_PREPARE, if none is told."""
         await self.run(
-            "INSERT INTO `transfer` (`transferId`, `amount`, `currencyId`, `expirationDate`) VALUES (:id, 1, 'USD', :at)",
+            f"INSERT INTO `transfer` (`transferId`, `amount`, `currencyId`, `expirationDate`) VALUES (:id, 1, 'USD', {self._at})",  # noqa: S608 - ours
             id=id,
             at=self._books.date(hours(expires)),
         )
@@ -75,7 +77,7 @@ class Entries:
         await self.run(insert, id=id, state=state)
 
     async def move(self, id: str, expires: float) -> None:
-        update = "UPDATE `transfer` SET `expirationDate` = :at WHERE `transferId` = :id"
+        update = f"UPDATE `transfer` SET `expirationDate` = {self._at} WHERE `transferId` = :id"  # noqa: S608 - ours
         await self.run(update, id=id, at=self._books.date(hours(expires)))
 
 
@@ -88,8 +90,12 @@ class Books:
             self.url = f"sqlite+aiosqlite:///{folder}/ledger.db"
         else:
             self.url = postgres().new_database() if kind == "postgres" else mariadb().new_database()
-        settings = {"mariadb": {"init_command": "SET time_zone = '+00:00'"}, "sqlite": {"timeout": 5}}
-        self._engine = create_async_engine(self.url, poolclass=NullPool, connect_args=settings.get(kind, {}))
+        in_utc: dict[str, dict[str, Any]] = {
+            "sqlite": {"timeout": 5},
+            "postgres": {"server_settings": {"timezone": "UTC"}},
+            "mariadb": {"init_command": "SET time_zone = '+00:00'"},
+        }
+        self._engine = create_async_engine(self.url, poolclass=NullPool, connect_args=in_utc[kind])
         self._plain = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._connection: AsyncConnection | None = None
         self._handlers: list[TimeoutHandler] = []
@@ -170,6 +176,10 @@ class Books:
 
     async def set_back(self, value: int) -> None:
         await self.run("UPDATE `segment` SET `value` = :value", value=value)
+
+
+New = Callable[[str], Awaitable[Books]]
+"""Makes a ledger of a kind."""
 
 
 class Desk:

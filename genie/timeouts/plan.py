@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from genie.timeouts.ledger import Ledger
+
+EXACT = timedelta(seconds=1)
+"""What our copy of a date may be off: that of the document has no fractions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def plan(found: Iterable[Found], now: datetime, ledger: Ledger, most: int) -> Pl
         elif one.state in ledger.processing_states and one.expires is not None:
             if one.timeout_id is None:
                 made.insert[one.transfer_id] = one.expires
-            elif one.kept != one.expires:
+            elif one.kept is None or abs(one.kept - one.expires) >= EXACT:
                 made.refresh.append(one.timeout_id)
             if one.handed_over is None and one.expires < now:
                 expired.append((one.expires, one))

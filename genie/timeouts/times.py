@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,12 +50,11 @@ class Utc(TypeDecorator[datetime]):
         if value is None:
             return None
         if isinstance(value, str):
-            try:
+            with suppress(ValueError):
                 value = datetime.fromisoformat(value)
-            except ValueError:
-                raise WrongDate(f"{value!r} is no date: in SQLite it must be 'YYYY-MM-DD HH:MM:SS', in UTC") from None
-        found: datetime = value
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        if not isinstance(value, datetime):
+            raise WrongDate(f"{value!r} is no date: in SQLite it must be 'YYYY-MM-DD HH:MM:SS', in UTC")
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class utc_now(FunctionElement[datetime]):  # noqa: N801 - named as SQL's functions are

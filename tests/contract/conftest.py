@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -20,3 +20,17 @@ async def empty_books(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIt
 async def books(empty_books: Books) -> Books:
     """A ledger without transfers."""
     return await empty_books.create()
+
+
+@pytest.fixture
+async def new_books(tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[Books]]]:
+    """Makes a ledger without transfers, of the kind that is told."""
+    made: list[Books] = []
+
+    async def new(kind: str) -> Books:
+        made.append(Books(kind, tmp_path))
+        return await made[-1].create()
+
+    yield new
+    for books in made:
+        await books.close()

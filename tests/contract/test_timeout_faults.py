@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from genie.timeouts import DatabaseFailed, TimeoutHandler, TimeoutRun
-from ledgers import FUTURE, PAST, Books, Desk, Fault, cut, refuse
+from ledgers import FUTURE, PAST, Books, Desk, Fault, New, cut, refuse
 
 MOST = 60
 """More statements than a run has."""
 
 
 @pytest.fixture(params=["sqlite-refuse", "postgres-refuse", "mariadb-refuse", "postgres-cut", "mariadb-cut"])
-async def faulty(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+async def faulty(request: pytest.FixtureRequest, new_books: New) -> Any:
     """A ledger, and what happens to it."""
     kind, _, how = request.param.partition("-")
-    books = Books(kind, tmp_path)
-    yield await books.create(), {"refuse": refuse, "cut": cut}[how]
-    await books.close()
+    return await new_books(kind), {"refuse": refuse, "cut": cut}[how]
 
 
 async def something_of_everything(books: Books, desk: Desk) -> TimeoutHandler:
@@ -136,9 +133,9 @@ async def test_rows_that_the_database_refuses(books: Books) -> None:
     assert sorted(desk.given[0]) == sorted(desk.given[1]) == ["0", "1", "2"]
 
 
-async def test_the_connection_is_lost_while_rows_go_there(tmp_path: Path) -> None:
+async def test_the_connection_is_lost_while_rows_go_there(new_books: New) -> None:
     """In PostgreSQL they don't go there by a statement."""
-    books = await Books("postgres", tmp_path).create()
+    books = await new_books("postgres")
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", PAST)
@@ -154,11 +151,10 @@ async def test_the_connection_is_lost_while_rows_go_there(tmp_path: Path) -> Non
     await books.run(ended)
     await handler.run_once()
     assert desk.given == [["a"], ["a"]]
-    await books.close()
 
 
-async def test_the_connection_of_the_turn_is_cut_while_they_are_dealt_with(tmp_path: Path, other_kind: str) -> None:
-    books = await Books(other_kind, tmp_path).create()
+async def test_the_connection_of_the_turn_is_cut_while_they_are_dealt_with(new_books: New, other_kind: str) -> None:
+    books = await new_books(other_kind)
     desk = Desk()
     handler = books.handler(desk.take)
     await books.add_transfer("a", PAST)
@@ -171,7 +167,7 @@ async def test_the_connection_of_the_turn_is_cut_while_they_are_dealt_with(tmp_p
             )
         else:
             others = "ID <> CONNECTION_ID() AND DB = DATABASE()"
-            for (id,) in await books.run("SELECT ID FROM information_schema.PROCESSLIST WHERE " + others):
+            for (id,) in await books.run("SELECT ID FROM information_schema.PROCESSLIST WHERE " + others):  # noqa: S608
                 await books.run(f"KILL {id}")
 
     desk.meanwhile = all_are_cut
@@ -183,7 +179,6 @@ async def test_the_connection_of_the_turn_is_cut_while_they_are_dealt_with(tmp_p
     desk.meanwhile = None
     assert await handler.run_once() is not None
     assert await books.kept() == {"a": True}
-    await books.close()
 
 
 @pytest.fixture(params=["postgres", "mariadb"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from sqlalchemy import URL, ColumnElement, DateTime, Interval, Table, func, literal, select, type_coerce
@@ -77,6 +77,17 @@ class Postgres(Database):
         names, columns = values_by_column(connection, table, rows)
         asyncpg = cast("Any", connection.dialect).dbapi.asyncpg
         try:
+            named = await driver.prepare(
+                str(select(*(table.c[key] for key in rows[0])).compile(dialect=connection.dialect))
+            )
+            for number, each in enumerate(named.get_attributes()):
+                if each.type.name == "timestamptz":
+                    columns[number] = _in_utc(columns[number])
             await driver.copy_records_to_table(table.name, records=zip(*columns, strict=True), columns=names)
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # SQLAlchemy has no part in it
             raise DBAPIError(f"COPY {table.name}", None, error) from error
+
+
+def _in_utc(values: Iterable[datetime | None]) -> list[datetime | None]:
+    """What is naive would be taken for this machine's time, where a column has a time zone."""
+    return [value and value.replace(tzinfo=UTC) for value in values]

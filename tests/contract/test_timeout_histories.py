@@ -1,0 +1,216 @@
+"""Random histories of a ledger and its handlers, with the plain query as oracle.
+
+Whatever happened: what a run hands over is expired by the plain query at that moment; nothing that was dealt with is
+handed over again, unless it has been final; and whoever has caught up has dealt with all that the plain query lists.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from genie.timeouts import FINAL_STATES, PROCESSING_STATES, DatabaseFailed, TimeoutHandler
+from ledgers import FUTURE, PAST, Books, Desk, Entries, Fault, catch_up, refuse
+
+STEPS = 120
+SEEDS = range(int(__import__("os").environ.get("N", "3")))
+MOST_OPEN = 3
+OPEN_FOR_S = 3_600.0
+
+
+class History:
+    """One ledger, one handler after another, and what must be true of them."""
+
+    def __init__(self, books: Books, seed: int) -> None:
+        self.books, self.chance = books, random.Random(seed)  # noqa: S311
+        self.desk = Desk()
+        self.desk.meanwhile = self._judge
+        self.ids: list[str] = []
+        self.done: set[str] = set()
+        """Dealt with, and not final since."""
+        self.ever: set[str] = set()
+        """Dealt with, and not known to be final at the end of a catch-up since."""
+        self.open: list[tuple[AsyncExitStack, Entries, set[str], set[str]]] = []
+        """Transactions that are open: which transfers they have touched, and which they make final."""
+        self.handler = self._new_handler()
+
+    def _new_handler(self, **options: Any) -> TimeoutHandler:
+        return self.books.handler(
+            self.desk.take, **{"batch": self.chance.choice([3, 7, 50]), "longest_transaction": OPEN_FOR_S, **options}
+        )
+
+    async def _judge(self, ids: list[str]) -> None:
+        assert len(set(ids)) == len(ids)
+        assert set(ids) <= await self.books.expired(), "by the plain query these are not expired"
+        assert not set(ids) & self.done, "they were dealt with"
+
+    # -- what can happen --
+
+    async def step(self) -> None:
+        kinds = {
+            self.add: 5,
+            self.change: 5,
+            self.move: 2,
+            self.run: 5,
+            self.fail: 1,
+            self.fault: 1,
+            self.restart: 1,
+            self.set_back: 1,
+        }
+        if self.books.kind != "sqlite":  # where nobody else can write beside a transaction
+            kinds |= {self.begin: 2, self.in_transaction: 4, self.end: 2}
+        (kind,) = self.chance.choices(list(kinds), list(kinds.values()))
+        await kind()
+
+    def _some(self) -> str | None:
+        """A transfer that no open transaction has touched: of one that has, the database may make others wait."""
+        touched = {id for _, _, ids, _ in self.open for id in ids}
+        free = [id for id in self.ids if id not in touched]
+        return self.chance.choice(free) if free else None
+
+    def _state(self) -> str:
+        others = [self.chance.choice(FINAL_STATES), "SUSPENDED"]
+        return self.chance.choice([*PROCESSING_STATES, *others])
+
+    def _new(self) -> tuple[str, float]:
+        return f"t{len(self.ids)}", self.chance.choice([PAST, 2 * PAST, FUTURE])
+
+    async def add(self) -> None:
+        id, expires = self._new()
+        self.ids.append(id)
+        await self.books.add_transfer(id, expires, *self.chance.choice([(), ("RECEIVED_PREPARE", "RESERVED")]))
+
+    async def change(self) -> None:
+        if id := self._some():
+            state = self._state()
+            await self.books.change(id, state)
+            if state in FINAL_STATES:
+                self.done.discard(id)
+
+    async def move(self) -> None:
+        if id := self._some():
+            await self.books.move(id, self.chance.choice([PAST, FUTURE]))
+
+    async def begin(self) -> None:
+        if len(self.open) < MOST_OPEN:
+            stack = AsyncExitStack()
+            entries = await stack.enter_async_context(self.books.transaction())
+            self.open.append((stack, entries, set(), set()))
+            await self.in_transaction()
+
+    async def in_transaction(self) -> None:
+        if self.open:
+            _, entries, touched, final = self.chance.choice(self.open)
+            id = self._some()
+            if id is None or self.chance.random() < 0.5:
+                id, expires = self._new()
+                self.ids.append(id)
+                await entries.add_transfer(id, expires)
+            else:
+                state = self._state()
+                await entries.change(id, state)
+                if state in FINAL_STATES:
+                    final.add(id)
+            touched.add(id)
+
+    async def end(self) -> None:
+        if self.open:
+            stack, _, _, final = self.open.pop(self.chance.randrange(len(self.open)))
+            await stack.aclose()
+            self.done -= final
+
+    async def run(self) -> None:
+        self.desk.refused = {id for id in self.ids if self.chance.random() < 0.2}
+        before = len(self.desk.given)
+        assert await self.handler.run_once() is not None
+        for ids in self.desk.given[before:]:
+            self.done |= set(ids) - self.desk.refused
+            self.ever |= set(ids) - self.desk.refused
+
+    async def fail(self) -> None:
+        before, given = await self.books.ours(), len(self.desk.given)
+        self.desk.fails = RuntimeError("the switch is away")
+        try:
+            await self.handler.run_once()
+        except RuntimeError:
+            assert await self.books.ours() == before
+        else:
+            assert len(self.desk.given) == given, "it was not asked"
+        self.desk.fails = None
+
+    async def fault(self) -> None:
+        before, given, self.desk.refused = await self.books.ours(), len(self.desk.given), set()
+        with Fault(self.handler, self.chance.randint(1, 20), refuse):
+            try:
+                assert await self.handler.run_once() is not None
+            except DatabaseFailed:
+                assert await self.books.ours() == before
+                return
+        for ids in self.desk.given[given:]:
+            self.done |= set(ids)
+            self.ever |= set(ids)
+
+    async def restart(self) -> None:
+        await self.handler.close()
+        self.handler = self._new_handler()
+
+    async def set_back(self) -> None:
+        if value := await self.books.segment():
+            await self.books.set_back(self.chance.randint(0, value))
+
+    # -- what must be true --
+
+    async def check(self) -> None:
+        """Let all transactions end, catch up, and compare."""
+        while self.open:
+            await self.end()
+        await self._catch_up()
+        states, kept = await self.books.last_states(), await self.books.kept()
+        waiting = {id for id, state in states.items() if state in PROCESSING_STATES}
+        assert waiting <= kept.keys(), "some were not taken in"
+        assert not {id for id in kept if states[id] in FINAL_STATES}, "some are final"
+        self.ever -= {id for id, state in states.items() if state in FINAL_STATES}
+        expired = await self.books.expired()
+        assert expired - self.ever == set(), "some were not dealt with"
+        assert {id for id in expired if not kept[id]} == set()
+        copies = (
+            "SELECT k.`transferId`, k.`expirationDate`, t.`expirationDate` FROM `transferTimeout` k "
+            "JOIN `transfer` t ON t.`transferId` = k.`transferId` WHERE k.`handedOverDate` IS NULL"
+        )
+        for id, ours, theirs in await self.books.run(copies):
+            assert id not in waiting or str(ours)[:19] == str(theirs)[:19], f"{id} has another date"
+
+    async def _catch_up(self) -> None:
+        """By the handler that is there, if it counts all intervals; else by one for whom nothing is open any more."""
+        self.desk.refused = set()
+        given = len(self.desk.given)
+        await self.handler.close()
+        if self.chance.random() < 0.5:
+            self.handler = self._new_handler(batch=1_000)
+            await catch_up(self.handler)
+        else:
+            self.handler = self._new_handler(longest_transaction=0)
+            await catch_up(self.handler)
+            while (await self.books.ours())["timeoutInterval"]:
+                await catch_up(self.handler)
+            await self.restart()
+        for ids in self.desk.given[given:]:
+            self.done |= set(ids)
+            self.ever |= set(ids)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_history(books: Books, seed: int) -> None:
+    history = History(books, seed)
+    try:
+        for number in range(1, STEPS + 1):
+            await history.step()
+            if not number % 30:
+                await history.check()
+    finally:
+        while history.open:
+            await history.end()
+    assert len(history.desk.ids) > 10

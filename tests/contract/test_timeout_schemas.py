@@ -1,0 +1,267 @@
+"""A ledger with tables of its own: what will do, what is wrong with it, and what is added to it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from genie.timeouts import Ledger, WrongSchema
+from ledgers import FUTURE, PAST, Books, Desk, New, catch_up
+
+NAMES = {
+    "transfer": "payments",
+    "transfer.transferId": "payment id",
+    "transfer.expirationDate": "order",
+    "transferStateChange": "History",
+    "transferStateChange.transferStateChangeId": "number",
+    "transferStateChange.transferId": "payment id",
+    "transferStateChange.transferStateId": "state",
+    "segment": "our segment",
+    "segment.value": "last",
+    "transferTimeout": "payment_timeout",
+    "transferTimeout.expirationDate": "until",
+    "timeoutInterval.first": "from",
+}
+DATE = {"sqlite": "DATETIME", "postgres": "TIMESTAMP", "mariadb": "DATETIME"}
+COUNTED = {
+    "sqlite": "INTEGER PRIMARY KEY AUTOINCREMENT",
+    "postgres": "BIGSERIAL PRIMARY KEY",
+    "mariadb": "BIGINT AUTO_INCREMENT PRIMARY KEY",
+}
+TABLES = {
+    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'",
+    "postgres": "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'",
+    "mariadb": "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()",
+}
+
+
+async def own_tables(books: Books, *, date: str | None = None, index: str = "(`payment id`)", ended: str = "") -> None:
+    """Without amounts, and with more than is asked for."""
+    date = date or DATE[books.kind]
+    await books.run(
+        f"CREATE TABLE `payments` (`payment id` VARCHAR(60) PRIMARY KEY, `order` {date} NOT NULL, note TEXT){ended}"
+    )
+    await books.run(
+        f"CREATE TABLE `History` (`number` {COUNTED[books.kind]}, `payment id` VARCHAR(60) NOT NULL, "
+        f"`state` VARCHAR(20) NOT NULL){ended}"
+    )
+    if index:
+        await books.run(f"CREATE INDEX own ON `History` {index}")
+
+
+async def tables(books: Books) -> set[str]:
+    return {name for (name,) in await books.run(TABLES[books.kind])}
+
+
+async def test_a_ledger_of_other_names(empty_books: Books) -> None:
+    books, desk = empty_books, Desk()
+    await own_tables(books)
+    for id, date in (("a", "2001-02-03 04:05:06"), ("b", "2091-02-03 04:05:06"), ("c", "2001-02-03 04:05:06")):
+        await books.run(f"INSERT INTO `payments` (`payment id`, `order`) VALUES ('{id}', '{date}')")  # noqa: S608
+        await books.run(f"INSERT INTO `History` (`payment id`, `state`) VALUES ('{id}', 'RESERVED')")  # noqa: S608
+    handler = books.handler(desk.take, ledger=Ledger(names=NAMES))
+    await handler.run_once()
+    assert desk.given == [["a", "c"]]
+    await books.run("INSERT INTO `History` (`payment id`, `state`) VALUES ('a', 'COMMITTED')")
+    await books.run("UPDATE `payments` SET `order` = '2001-02-03 04:05:06'")
+    run = await handler.run_once()
+    assert run is not None
+    assert (run.cleaned, desk.given) == (1, [["a", "c"], ["b"]])
+    assert await tables(books) == {"payments", "History", "our segment", "payment_timeout", "timeoutInterval"}
+    assert await books.run("SELECT `last` FROM `our segment`") == [(4,)]
+    until = await books.run("SELECT `transferId`, `until` FROM `payment_timeout` ORDER BY 1")
+    assert [(id, str(date)[:19]) for id, date in until] == [("b", "2001-02-03 04:05:06"), ("c", "2001-02-03 04:05:06")]
+    await books.handler(desk.take, ledger=Ledger(names=NAMES)).open()
+
+
+async def test_two_ledgers_in_one_database(books: Books) -> None:
+    own, usual = Desk(), Desk()
+    await own_tables(books)
+    await books.add_transfer("usual", PAST)
+    await books.run("INSERT INTO `payments` (`payment id`, `order`) VALUES ('own', '2001-02-03 04:05:06')")
+    await books.run("INSERT INTO `History` (`payment id`, `state`) VALUES ('own', 'RESERVED')")
+    names = NAMES | {"timeoutInterval": "payment_interval"}
+    await books.handler(own.take, ledger=Ledger(names=names)).run_once()
+    await books.handler(usual.take).run_once()
+    assert (own.ids, usual.ids) == (["own"], ["usual"])
+
+
+@pytest.mark.parametrize(
+    ("how", "wrong"),
+    [
+        ({"index": ""}, "without an index the last state of a transfer takes too long to find: CREATE INDEX "),
+        ({"index": "(`state`, `payment id`)"}, "without an index the last state of a transfer takes too long to find"),
+        ({"date": "DATE"}, "table payments: column order is DATE, it must be a date with a time"),
+        ({"date": "INTEGER"}, "table payments: column order is INTEGER, it must be a date with a time"),
+    ],
+)
+async def test_what_is_wrong_with_a_ledger_is_said_and_nothing_is_created(
+    empty_books: Books, how: dict[str, str], wrong: str
+) -> None:
+    await own_tables(empty_books, **how)
+    handler = empty_books.handler(Desk().take, ledger=Ledger(names=NAMES))
+    for _ in range(2):
+        with pytest.raises(WrongSchema) as said:
+            await handler.run_once()
+        assert wrong in str(said.value)
+        assert "\n" not in str(said.value)
+    assert await tables(empty_books) == {"payments", "History"}
+
+
+async def test_a_ledger_whose_tables_are_not_there(empty_books: Books) -> None:
+    for names, missing in (
+        ({"transfer": "payments"}, "there is no table payments; there is no table transferStateChange"),
+        ({"transferStateChange": "History"}, "there is no table transfer; there is no table History"),
+    ):
+        with pytest.raises(WrongSchema) as said:
+            await empty_books.handler(Desk().take, ledger=Ledger(names=names)).run_once()
+        assert str(said.value) == missing
+    assert await tables(empty_books) == set()
+
+
+async def test_half_a_ledger_is_not_completed(empty_books: Books) -> None:
+    date = DATE[empty_books.kind]
+    await empty_books.run(
+        f"CREATE TABLE `transfer` (`transferId` VARCHAR(36) PRIMARY KEY, `expirationDate` {date} NOT NULL)"
+    )
+    await empty_books.run("INSERT INTO `transfer` VALUES ('a', '2001-02-03 04:05:06')")
+    with pytest.raises(WrongSchema, match=r"^there is no table transferStateChange$"):
+        await empty_books.handler(Desk().take).run_once()
+    assert await tables(empty_books) == {"transfer"}
+
+
+async def test_columns_that_are_missing_or_of_another_type_are_all_said(empty_books: Books) -> None:
+    books = empty_books
+    await books.run("CREATE TABLE `transfer` (`transferId` INTEGER PRIMARY KEY)")
+    await books.run(f"CREATE TABLE `transferStateChange` (`id` {COUNTED[books.kind]}, `transferId` VARCHAR(36))")
+    with pytest.raises(WrongSchema) as said:
+        await books.handler(Desk().take).run_once()
+    text = str(said.value)
+    assert text.startswith("table transfer: column transferId is INTEGER, it must be a string; "), text
+    for wrong in (
+        "table transfer: column expirationDate is missing",
+        "table transferStateChange: column transferStateChangeId is missing",
+        "table transferStateChange: column transferStateId is missing",
+        "table transferStateChange: its primary key is not transferStateChangeId",
+    ):
+        assert wrong in text
+    assert "\n" not in text
+    assert await tables(books) == {"transfer", "transferStateChange"}
+
+
+SEGMENT = """
+CREATE TABLE `segment` (
+  `segmentId` int(11) NOT NULL AUTO_INCREMENT,
+  `segmentType` varchar(50) NOT NULL,
+  `enumeration` int(11) NOT NULL DEFAULT '0',
+  `tableName` varchar(50) NOT NULL,
+  `value` bigint(20) NOT NULL,
+  `changedDate` datetime NOT NULL DEFAULT CURRENT_TIMESTAMP,
+  PRIMARY KEY (`segmentId`)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8;
+"""
+TRANSFER_TIMEOUT = """
+CREATE TABLE `transferTimeout` (
+  `transferTimeoutId` bigint(20) NOT NULL AUTO_INCREMENT,
+  `transferId` varchar(36) NOT NULL,
+  `expirationDate` datetime NOT NULL,
+  `createdDate` datetime NOT NULL DEFAULT CURRENT_TIMESTAMP,
+  PRIMARY KEY (`transferTimeoutId`),
+  UNIQUE KEY `transfertimeout_transferid_unique` (`transferId`),
+  CONSTRAINT `transfertimeout_transferid_foreign` FOREIGN KEY (`transferId`) REFERENCES `transfer` (`transferId`)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8;
+"""
+LEDGER = """
+CREATE TABLE `transfer` (
+  `transferId` varchar(36) NOT NULL,
+  `amount` decimal(18,2) NOT NULL,
+  `currencyId` varchar(3) NOT NULL,
+  `expirationDate` datetime NOT NULL,
+  `createdDate` datetime NOT NULL DEFAULT CURRENT_TIMESTAMP,
+  PRIMARY KEY (`transferId`)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8;
+CREATE TABLE `transferStateChange` (
+  `transferStateChangeId` bigint(20) unsigned NOT NULL AUTO_INCREMENT,
+  `transferId` varchar(36) NOT NULL,
+  `transferStateId` varchar(50) NOT NULL,
+  `createdDate` datetime NOT NULL DEFAULT CURRENT_TIMESTAMP,
+  PRIMARY KEY (`transferStateChangeId`),
+  KEY `transferstatechange_transferid_index` (`transferId`)
+) ENGINE=InnoDB DEFAULT CHARSET=utf8;
+"""
+
+
+@pytest.fixture
+async def seeds(new_books: New) -> Books:
+    """A database of MariaDB with the ledger that the document speaks of: `utf8`, and whole seconds."""
+    books = await new_books("mariadb")
+    for table in ("timeoutInterval", "transferTimeout", "segment", "transferStateChange", "transfer"):
+        await books.run(f"DROP TABLE `{table}`")
+    for statement in LEDGER.split(";\n")[:-1]:
+        await books.run(statement)
+    return books
+
+
+@pytest.mark.parametrize("there", [(), (SEGMENT,), (TRANSFER_TIMEOUT,), (SEGMENT, TRANSFER_TIMEOUT)])
+async def test_the_documents_own_tables(seeds: Books, there: tuple[str, ...]) -> None:
+    for statement in there:
+        await seeds.run(statement)
+    await seeds.add_transfer("a", PAST)
+    await seeds.add_transfer("b", FUTURE)
+    await seeds.add_transfer("c", FUTURE)
+    if SEGMENT in there:
+        await seeds.run(
+            "INSERT INTO segment(segmentType, enumeration, tableName, value) "
+            "VALUES ('timeout', 0, 'transferStateChange', 2), ('timeout', 1, 'transferStateChange', 100)"
+        )
+    if TRANSFER_TIMEOUT in there:
+        await seeds.run(
+            "INSERT INTO transferTimeout(transferId, expirationDate) "
+            "SELECT transferId, expirationDate FROM transfer WHERE transferId <> 'c'"
+        )
+    desk = Desk()
+    handler = seeds.handler(desk.take)
+    await catch_up(handler)
+    kept = {"b": False, "c": False}
+    assert await seeds.kept() == (kept if there == (SEGMENT,) else {"a": True, **kept})
+    assert desk.ids == ([] if there == (SEGMENT,) else ["a"])
+    await seeds.move("b", PAST)
+    await seeds.change("c", "ABORTED")
+    await catch_up(handler)
+    assert desk.ids[-1] == "b"
+    assert "c" not in await seeds.kept()
+    values = await seeds.run("SELECT enumeration, value, fence FROM segment ORDER BY 1")
+    assert values == [(0, 4, None), (1, 100, None)][: 2 if SEGMENT in there else 1]
+    await seeds.handler(desk.take).open()
+
+
+async def test_what_our_tables_lack_is_added_or_said(books: Books) -> None:
+    """Whatever it is, a run is not left to find it out."""
+    for table, column in (
+        ("transferTimeout", "handedOverDate"),
+        ("transferTimeout", "createdDate"),
+        ("segment", "fence"),
+    ):
+        if column == "handedOverDate":
+            on = " ON `transferTimeout`" if books.kind == "mariadb" else ""
+            await books.run(f"DROP INDEX `transfertimeout_due`{on}")
+        await books.run(f"ALTER TABLE `{table}` DROP COLUMN `{column}`")
+    desk = Desk()
+    await books.add_transfer("a", PAST)
+    with pytest.raises(WrongSchema, match=r"^table transferTimeout: column createdDate is missing$"):
+        await books.handler(desk.take).run_once()
+    date = DATE[books.kind]
+    await books.run(f"ALTER TABLE `transferTimeout` ADD COLUMN `createdDate` {date}")
+    await books.handler(desk.take).run_once()
+    assert (desk.ids, await books.kept()) == (["a"], {"a": True})
+
+
+async def test_handlers_that_open_an_empty_database_at_the_same_time(empty_books: Books) -> None:
+    handlers = [empty_books.handler(Desk().take) for _ in range(6)]
+    await asyncio.gather(*(handler.open() for handler in handlers))
+    assert len(await tables(empty_books)) == 5
+    desk = Desk()
+    await empty_books.add_transfer("a", PAST)
+    await empty_books.handler(desk.take).run_once()
+    assert desk.ids == ["a"]
