@@ -15,11 +15,11 @@ from genie.timeouts.trial.finalize import finalize as finalize_in
 
 
 @click.command()
+@plain_errors
 @ledger_options
 @click.option("--state", default="ABORTED", show_default=True, help="The final state.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="So many at most: those that expire first.")
 @click.option("--overdue", is_flag=True, help="Only those whose date has passed.")
-@plain_errors
 def finalize(url: str, ledger: Ledger, **options: Any) -> None:
     """Write a final state for the transfers that the handler has taken in.
 

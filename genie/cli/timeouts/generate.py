@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 from typing import Any
 
 import click
 
 from genie.cli.asking import plain_errors
-from genie.cli.timeouts.options import ledger_options, span, whole_span
+from genie.cli.timeouts.options import ledger_options, progress, span, whole_span
 from genie.timeouts import Ledger
 from genie.timeouts.opened import opened
 from genie.timeouts.trial.generate import generate as generate_into
@@ -18,6 +17,7 @@ from genie.timeouts.trial.transfers import DataSet
 
 
 @click.command()
+@plain_errors
 @ledger_options
 @click.option("--transfers", type=click.IntRange(1, 1_000_000_000), required=True, metavar="N", help="How many.")
 @click.option(
@@ -41,7 +41,6 @@ from genie.timeouts.trial.transfers import DataSet
     metavar="FROM-TO",
     help="How far the dates are back; those of all others are as far ahead and an hour more.",
 )
-@plain_errors
 def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, **options: Any) -> None:
     """Fill a ledger with transfers by chance, to try a handler with.
 
@@ -56,5 +55,5 @@ def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, **opti
 
 async def _generate(url: str, ledger: Ledger, data_set: DataSet) -> int:
     async with opened(url, ledger) as database:
-        with click.progressbar(length=data_set.transfers, file=sys.stderr) as bar:
-            return await generate_into(database, ledger, data_set, lambda written: bar.update(written - bar.pos))
+        with progress() as told:
+            return await generate_into(database, ledger, data_set, told)

@@ -1,10 +1,12 @@
-"""What the commands on a ledger have in common: where it is, what it calls things, and pairs of numbers."""
+"""What the commands on a ledger have in common: where it is, what it calls things, pairs of numbers, progress."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -91,3 +93,18 @@ def whole_span(text: str) -> tuple[int, int]:
     if not (least.is_integer() and most.is_integer()):
         raise click.BadParameter(f"{text!r} must be whole numbers.")
     return int(least), int(most)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal's stderr; tell it how much is done, of how much."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _of: None
+        return
+    with click.progressbar(length=1, file=sys.stderr) as bar:
+
+        def told(done: int, of: int) -> None:
+            bar.length = of
+            bar.update(done - bar.pos)
+
+        yield told

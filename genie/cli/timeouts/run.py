@@ -15,6 +15,7 @@ from genie.timeouts.handler import MOST_BATCH
 
 
 @click.command()
+@plain_errors
 @ledger_options
 @click.option(
     "--every",
@@ -53,7 +54,6 @@ from genie.timeouts.handler import MOST_BATCH
     "Without it replicas are kept apart by a lock of the database.",
 )
 @server_options
-@plain_errors
 def run(url: str, ledger: Ledger, **options: Any) -> None:
     """Find expired transfers until SIGTERM.
 

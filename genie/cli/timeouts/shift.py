@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from datetime import timedelta
 
 import click
 
 from genie.cli.asking import plain_errors
-from genie.cli.timeouts.options import ledger_options, number
+from genie.cli.timeouts.options import ledger_options, number, progress
 from genie.timeouts import Ledger
 from genie.timeouts.opened import opened
 from genie.timeouts.trial.shift import shift as shift_in
@@ -17,9 +16,9 @@ from genie.timeouts.trial.transfers import MOST_HOURS
 
 
 @click.command()
+@plain_errors
 @ledger_options
 @click.option("--hours", type=number, required=True, metavar="N", help="How far; back, if it is below 0.")
-@plain_errors
 def shift(url: str, ledger: Ledger, hours: float) -> None:
     """Move the expiration dates of all transfers, all or none.
 
@@ -33,10 +32,5 @@ def shift(url: str, ledger: Ledger, hours: float) -> None:
 
 async def _shift(url: str, ledger: Ledger, by: timedelta) -> int:
     async with opened(url, ledger) as database:
-        with click.progressbar(length=1, file=sys.stderr) as bar:
-
-            def told(moved: int, total: int) -> None:
-                bar.length = total
-                bar.update(moved - bar.pos)
-
+        with progress() as told:
             return await shift_in(database, ledger, by, told)

@@ -16,9 +16,9 @@ from genie.timeouts.status import status as status_of
 
 
 @click.command()
+@plain_errors
 @ledger_options
 @json_option
-@plain_errors
 def status(url: str, ledger: Ledger, as_json: bool) -> None:
     """Show how far the handler has come, and what is left.
 

@@ -21,9 +21,11 @@ CHUNK = 10_000
 
 
 async def generate(
-    database: Database, ledger: Ledger, data_set: DataSet, told: Callable[[int], object] = lambda _: None
+    database: Database, ledger: Ledger, data_set: DataSet, told: Callable[[int, int], object] = lambda _, __: None
 ) -> int:
-    """Write a data set to a ledger; returns how many state changes it has. `told` hears how many transfers are written.
+    """Write a data set to a ledger; returns how many state changes it has.
+
+    `told` hears how many transfers are written, of how many.
 
     They are written in chunks, each in one transaction. ValueError, where the ledger has some of these transfers
     already; WrongSchema or DatabaseFailed, where they can't be written.
@@ -37,7 +39,7 @@ async def generate(
         while chunk := list(islice(made, CHUNK)):
             changes += await _write(database, ledger, chunk, data_set.seed)
             written += len(chunk)
-            told(written)
+            told(written, data_set.transfers)
     return changes
 
 

@@ -50,10 +50,12 @@ async def taken_in(file: Path, *refused: str) -> list[ExpiredTransfer]:
 
 
 async def test_as_many_are_expired_as_were_asked_for_and_nothing_else_within_the_hour(file: Path) -> None:
-    told: list[int] = []
+    told: list[tuple[int, int]] = []
     async with opened(url(file), LEDGER) as database:
-        changes = await generate(database, LEDGER, DataSet(transfers=25_000, expired=41, seed=1), told.append)
-    assert told == [10_000, 20_000, 25_000]
+        changes = await generate(
+            database, LEDGER, DataSet(transfers=25_000, expired=41, seed=1), lambda *heard: told.append(heard)
+        )
+    assert told == [(number, 25_000) for number in (10_000, 20_000, 25_000)]
     assert len(overdue(file)) == 41
     assert {state for _, state in overdue(file)} == {"RECEIVED_PREPARE", "RESERVED"}
     assert overdue(file, "+59 minutes") == overdue(file)
@@ -139,7 +141,7 @@ async def test_a_ledger_without_a_column_that_is_written_is_refused(file: Path) 
     ],
 )
 def test_what_cannot_be_generated(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="expired|amounts|hours|currencies"):
+    with pytest.raises(ValueError, match=r"expired|amounts|hours|currencies"):
         DataSet(**{"transfers": 10, "expired": 1, "seed": 1} | wrong)
 
 

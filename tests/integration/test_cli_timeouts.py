@@ -1,0 +1,342 @@
+"""`genie timeouts`, as processes, on real databases."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from genie.cli.timeouts import timeouts
+from ledgers import ask, overdue
+from mariadb import mariadb
+from postgres import postgres
+from servers import WAIT_S, free_port, running_server
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+WITHOUT = "import sys; sys.modules[{name!r}] = None; from genie.cli import main; main(prog_name='genie')"
+
+
+def started(url: str, *args: str, **more: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "genie.cli", "timeouts", *args]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"} | more
+    return subprocess.Popen(command, env=ENVIRONMENT | {"GENIE_DATABASE": url}, **streams)
+
+
+def genie(url: str, *args: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr."""
+    with started(url, *args) as process:
+        out, err = process.communicate(timeout=WAIT_S)
+    return process.returncode, out, err
+
+
+def in_process(url: str, *args: str) -> tuple[int, str, str]:
+    """The same without a process, which is quick: for what has nothing to do with processes."""
+    done = CliRunner().invoke(timeouts, args, env={"GENIE_DATABASE": url})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def url(file: Path) -> str:
+    """Of a ledger of 300 transfers, 6 of which are expired."""
+    url = f"sqlite:///{file}"
+    assert in_process(url, "generate", "--transfers", "300", "--expired", "6", "--seed", "1")[0] == 0
+    return url
+
+
+def handed(lines: str) -> list[tuple[str, str]]:
+    found = [json.loads(line) for line in lines.splitlines()]
+    assert all(set(one) == {"transferId", "expirationDate", "state"} for one in found)
+    assert all(one["expirationDate"][-1] == "Z" and one["expirationDate"][10] == "T" for one in found)
+    return sorted((one["transferId"], one["state"]) for one in found)
+
+
+def stopped(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+    process.send_signal(number)
+    out, err = process.communicate(timeout=WAIT_S)
+    return process.returncode, out, err
+
+
+# -- all of them, on all databases ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        lambda path: f"sqlite:///{path / 'a ledger.db'}",
+        lambda _: postgres().new_database(),
+        lambda _: mariadb().new_database(),
+    ],
+    ids=["sqlite", "postgres", "mariadb"],
+)
+def test_from_an_empty_database_to_all_final(new: Callable[[Path], str], tmp_path: Path) -> None:
+    url, seen = new(tmp_path), tmp_path / "seen"
+
+    def said(*args: str) -> str:
+        status, out, err = in_process(url, *args)
+        assert status == 0, err
+        return out
+
+    def counts() -> dict[str, int]:
+        return json.loads(said("status", "--json"))
+
+    def run() -> int:
+        seen.write_text("")
+        said("run", "--once", "--on-expired", f"cat > '{seen}'")
+        return len(handed(seen.read_text()))
+
+    made = said("generate", "--transfers", "300", "--expired", "6", "--seed", "1")
+    assert made.startswith("300 transfers with 1,0")
+    last = counts()["last"]
+    assert counts() == {"segment": 0, "last": last, "lag": last, "pending": 0, "overdue": 0, "handedOver": 0}
+    assert [run(), run()] == [6, 0]
+    waiting = counts()["pending"]
+    assert waiting > 20
+    assert counts() == {"segment": last, "last": last, "lag": 0, "pending": waiting, "overdue": 0, "handedOver": 6}
+    assert said("shift", "--hours", "-169.5") == "300 transfers: their dates are moved by -169.5 h\n"
+    assert run() == waiting
+    assert said("finalize", "--limit", "2") == "2 transfers are ABORTED\n"
+    assert said("finalize", "--overdue", "--state", "EXPIRED") == f"{waiting + 4} transfers are EXPIRED\n"
+    assert said("status") == (
+        f"segment: {last:,} of {counts()['last']:,}, lag: {waiting + 6}\n"
+        f"pending: 0, overdue: 0, handed over: {waiting + 6}\n"
+    )
+    assert run() == 0
+    assert counts()["handedOver"] == counts()["lag"] == 0
+
+
+# -- run --------------------------------------------------------------------------------------------------
+
+
+def test_it_runs_again_and_again_until_sigterm(file: Path, url: str) -> None:
+    """Progress while it is behind, and what expires later as soon as the next run finds it."""
+    process = started(url, "run", "--every", "0.02", "--batch", "400")
+    changes = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+    progress = [f"genie: has read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]
+    said: list[str] = []
+
+    def expired() -> int:
+        return sum(int(line.split()[1]) for line in said if line.endswith(" expired"))
+
+    while expired() < 6 or progress[-1] not in said:
+        said.append(process.stderr.readline().strip())
+    assert handed("".join(process.stdout.readline() for _ in range(6))) == overdue(file)
+    (late,) = _waiting(file)
+    ask(file, "UPDATE transfer SET expirationDate = '2026-01-31 12:00:00.5' WHERE transferId = ?", late)
+    found = json.loads(process.stdout.readline())
+    assert (found["transferId"], found["expirationDate"]) == (late, "2026-01-31T12:00:00.500Z")
+    said.append(process.stderr.readline().strip())
+    assert stopped(process) == (0, "", "")
+    assert expired() == 7
+    assert [line for line in said if "state change" in line] == progress
+
+
+def _waiting(file: Path) -> list[str]:
+    query = """
+    SELECT MIN(transferId) FROM transferStateChange
+    WHERE transferId IN (SELECT transferId FROM transferStateChange GROUP BY transferId HAVING COUNT(*) = 2)
+    AND transferId NOT IN (SELECT transferId FROM transferTimeout WHERE expirationDate < '2026-01-30')
+    AND transferId IN (SELECT transferId FROM transfer WHERE currencyId = 'EUR')
+    """
+    return ask(file, query)
+
+
+def test_a_command_gets_what_has_expired_and_its_status_says_whether_it_is_dealt_with(file: Path, url: str) -> None:
+    seen = file.parent / "seen"
+    code, out, err = genie(url, "run", "--once", "--on-expired", f"cat > {seen}; exit 3")
+    assert (code, out) == (1, "")
+    assert err == "genie: 6 expired, 6 not dealt with: the command ended with status 3\n"
+    assert handed(seen.read_text()) == overdue(file)
+    seen.unlink()
+    code, out, err = genie(url, "run", "--once", "--on-expired", f"cat > {seen}; echo done")
+    assert (code, out, err) == (0, "done\n", "genie: 6 expired\n")
+    assert handed(seen.read_text()) == overdue(file)
+    seen.unlink()
+    assert genie(url, "run", "--once", "--on-expired", f"touch {seen}") == (0, "", "")
+    assert not seen.exists()
+
+
+def test_a_command_that_reads_nothing_and_one_that_a_signal_ends(url: str) -> None:
+    code, _, err = genie(url, "run", "--once", "--on-expired", "kill -9 $$")
+    assert (code, err) == (1, "genie: 6 expired, 6 not dealt with: the command was ended by signal 9\n")
+    assert genie(url, "run", "--once", "--on-expired", "exit 0") == (0, "", "genie: 6 expired\n")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_command_too(file: Path, url: str, number: signal.Signals, status: int) -> None:
+    """All of it, and what it had not finished is handed over again."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        child = (
+            "import socket, sys, time; "
+            f"s = socket.create_connection(('127.0.0.1', {server.getsockname()[1]})); s.send(b'x'); time.sleep(600)"
+        )
+        process = started(url, "run", "--on-expired", f'{sys.executable} -c "{child}"; true')
+        with closing(server.accept()[0]) as connection:
+            connection.settimeout(WAIT_S)
+            assert connection.recv(1) == b"x"
+            assert stopped(process, number) == (status, "", "")
+            assert connection.recv(1) == b""  # what the shell had started has ended
+    assert len(handed(genie(url, "run", "--once")[1])) == 6
+    assert ask(file, "SELECT COUNT(*) FROM segment") == [1]
+
+
+def test_a_signal_while_nobody_reads_stdout(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    assert in_process(url, "generate", "--transfers", "1500", "--expired", "1500")[0] == 0
+    process = started(url, "run")
+    process.stdout.read(1)  # it has begun to write, and there is more than the pipe takes
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(WAIT_S) == 0
+    assert process.communicate()[1] == ""
+
+
+def test_it_ends_quietly_when_stdout_is_closed(file: Path, url: str) -> None:
+    process = started(url, "run")
+    process.stdout.close()
+    assert process.wait(WAIT_S) == 1
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert ask(file, "SELECT COUNT(*) FROM segment") == [0]
+
+
+def test_another_replica_is_at_it(url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wait = f"{sys.executable} -c \"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]})).recv(1)\""
+        process = started(url, "run", "--once", "--on-expired", wait)
+        with closing(server.accept()[0]):
+            assert genie(url, "run", "--once") == (0, "", "genie: another replica is at it\n")
+        _, err = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, err) == (0, "genie: 6 expired\n")
+
+
+def test_what_goes_wrong_is_said_once_and_it_goes_on(file: Path, url: str) -> None:
+    process = started(url, "run", "--every", "0.01", "--on-expired", "cat")
+    assert process.stderr.readline() == "genie: 6 expired\n"
+    ask(file, "ALTER TABLE segment RENAME TO away")
+    assert process.stderr.readline() == f"genie: sqlite+aiosqlite:///{file}: no such table: segment\n"
+    ask(file, "ALTER TABLE transfer RENAME TO away_too")
+    ask(file, "ALTER TABLE away RENAME TO segment")
+    assert process.stderr.readline() == f"genie: sqlite+aiosqlite:///{file}: no such table: transfer\n"
+    ask(file, "ALTER TABLE away_too RENAME TO transfer")
+    ask(file, "UPDATE transfer SET expirationDate = '2026-01-31' WHERE transferId = ?", *_waiting(file))
+    assert process.stderr.readline() == "genie: 1 expired\n"
+    assert stopped(process)[::2] == (0, "")
+
+
+def test_runs_under_a_lock_of_genie(file: Path, url: str) -> None:
+    with running_server() as server:
+        locked = ["run", "--once", "--lock", "a ledger", "--port", str(server.port)]
+        assert len(handed(genie(url, *locked)[1])) == 6
+        assert ask(file, "SELECT fence IS NULL FROM segment") == [0]
+        hold = [
+            sys.executable,
+            "-m",
+            "genie.cli",
+            "run",
+            "exclusive:timeout-handler/a ledger",
+            "--port",
+            str(server.port),
+        ]
+        with subprocess.Popen([*hold, "--", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            holder.stdin.write(b"x\n")
+            holder.stdin.flush()
+            holder.stdout.readline()  # it runs, so the lock is held
+            assert genie(url, *locked) == (0, "", "genie: another replica is at it\n")
+            holder.stdin.close()
+
+
+# -- bad input --------------------------------------------------------------------------------------------
+
+
+def failed(url: str, *args: str) -> str:
+    """The one line of a command that could not do anything."""
+    status, out, err = in_process(url, *args)
+    assert (status, out) == (1, ""), err
+    (line,) = err.splitlines()
+    return line.removeprefix("Error: ")
+
+
+@pytest.mark.parametrize("command", ["run", "status", "finalize", "generate --transfers 1", "shift --hours 1"])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("oracle://host/ledger", "no database of 'oracle'"),
+        ("ledger.db", "the database's URL can't be read"),
+        ("postgresql://127.0.0.1:1/ledger", "postgresql+asyncpg://127.0.0.1:1/ledger: "),
+    ],
+)
+def test_a_url_that_leads_nowhere(command: str, url: str, said: str) -> None:
+    assert failed(url, *command.split()).startswith(said)
+
+
+def test_a_password_is_not_shown() -> None:
+    line = failed("mysql://me:secret@127.0.0.1:1/ledger", "status")
+    assert line.startswith("mysql+asyncmy://me:***@127.0.0.1:1/ledger: ")
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["status", "--name", "transfer"], "--name transfer: it must be OURS=THEIRS"),
+        (["status", "--name", "transfers=t"], "transfers: no name of a table or column"),
+        (["status", "--name", "transfer=t"], "there is no table t"),
+        (["status", "--final", "RESERVED"], "RESERVED: a state is final or in processing, not both"),
+        (["finalize", "--state", "RESERVED"], "'RESERVED' is no final state"),
+        (["run", "--on-expired", " "], "--on-expired: a command is needed"),
+        (["shift", "--hours", "1e8"], "--hours 1e+08: dates can be moved by a century at most"),
+        (["generate", "--transfers", "1", "--expired", "2"], "of 1 transfers from 0 to all can be expired, not 2"),
+        (["generate", "--transfers", "1", "--amount", "2-1"], "amounts must be from a number"),
+        (["generate", "--transfers", "10", "--seed", "1"], "the ledger has transfers of seed 1 already"),
+        (["run", "--lock", "a", "--port", str(free_port())], "no server at 127.0.0.1:"),
+    ],
+)
+def test_what_cannot_be_is_one_line(url: str, args: list[str], said: str) -> None:
+    assert said in failed(url, *args)
+
+
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        (["shift", "--hours", "nan"], "--hours"),
+        (["run", "--every", "0"], "--every"),
+        (["run", "--batch", "0"], "--batch"),
+        (["generate", "--transfers", "1", "--amount", "7"], "--amount"),
+        (["generate", "--transfers", "1", "--amount", "1-1.5"], "--amount"),
+    ],
+)
+def test_wrong_options(url: str, args: list[str], option: str) -> None:
+    status, _, err = in_process(url, *args)
+    assert status == 2
+    assert f"Invalid value for '{option}'" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("sqlalchemy", "genie.timeouts needs more packages: pip install 'genie-lock[sql]'"),
+        ("asyncpg", "postgresql needs the package asyncpg: pip install 'genie-lock[sql]'"),
+    ],
+)
+def test_without_the_packages(name: str, said: str) -> None:
+    command = [sys.executable, "-c", WITHOUT.format(name=name), "timeouts", "status", "--database"]
+    done = subprocess.run(
+        [*command, "postgresql://127.0.0.1/l"], env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {said}\n")
