@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from genie.cli.timeouts import timeouts
-from ledgers import ask, overdue
+from trial_ledger import ask, overdue
 from mariadb import mariadb
 from postgres import postgres
 from servers import WAIT_S, free_port, running_server
