@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Table, event, func
+from sqlalchemy import URL, ColumnElement, Table, func
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
@@ -18,9 +18,6 @@ from genie.timeouts.times import Utc
 
 TURN = "-timeouts"
 """Added to the file's name: a file that is always empty, and locked by who has the turn."""
-
-CACHE_KIB = 64 * 1024
-"""Of each connection. Transfers are looked up in any order, and SQLite's own 2 MiB hold little of a large ledger."""
 
 
 class Sqlite(Database):
@@ -39,7 +36,6 @@ class Sqlite(Database):
         engine = create_async_engine(
             url, connect_args={"timeout": LOCKED_S}, poolclass=AsyncAdaptedQueuePool, pool_size=2, max_overflow=0
         )
-        event.listen(engine.sync_engine, "connect", _remember)
         super().__init__(url, engine)
 
     @asynccontextmanager
@@ -96,9 +92,3 @@ class Sqlite(Database):
             names, columns = values_by_column(connection, table, rows)
             text = f"{insert_into(connection, table, names)}({', '.join('?' for _ in names)})"
             await connection.exec_driver_sql(text, list(zip(*columns, strict=True)))
-
-
-def _remember(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-    cursor.close()
