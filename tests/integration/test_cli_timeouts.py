@@ -225,7 +225,7 @@ def test_another_replica_is_at_it(url: str) -> None:
     assert (process.returncode, err) == (0, "genie: 6 expired\n")
 
 
-def test_what_goes_wrong_is_said_once_and_it_goes_on(file: Path, url: str) -> None:
+def test_what_goes_wrong_is_said_and_it_goes_on(file: Path, url: str) -> None:
     process = started(url, "run", "--every", "0.01", "--on-expired", "cat")
     assert process.stderr.readline() == "genie: 6 expired\n"
     ask(file, "ALTER TABLE segment RENAME TO away")

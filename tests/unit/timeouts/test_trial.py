@@ -200,12 +200,3 @@ async def test_how_it_stands(file: Path) -> None:
         await finalize(database, LEDGER, overdue=True)
         read = Status(segment=changes, last=changes + 5, lag=5, pending=waiting - 3, overdue=0, handed_over=3)
         assert await status(database, LEDGER) == read
-
-
-async def test_a_text_with_any_characters_is_added_as_it_is(file: Path) -> None:
-    odd = "'; -- % %s ? \\ \" \n :x é 🙂"
-    async with opened(url(file), LEDGER) as database, database.writing() as connection:
-        row = {"transferId": odd, "amount": 1, "currencyId": "USD", "expirationDate": NOW}
-        await database.add(connection, LEDGER.tables.transfer, [row])
-        await database.add(connection, LEDGER.tables.transfer, [])
-    assert ask(file, "SELECT transferId, expirationDate FROM transfer") == [(odd, "2026-01-31 12:00:00.000")]

@@ -1,0 +1,49 @@
+"""What `genie timeouts run` says of its runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from genie.cli.timeouts.delivery import ToStdout
+from genie.cli.timeouts.service import Order, _Service
+from genie.timeouts import DatabaseFailed, Ledger, TimeoutRun
+
+ORDER = Order(
+    url="sqlite:///none.db",
+    ledger=Ledger(),
+    every=15,
+    batch=10,
+    longest_transaction=60,
+    on_expired=None,
+    once=False,
+    lock=None,
+    host="127.0.0.1",
+    port=7077,
+)
+
+
+def a_run(*interval: int, expired: int = 0, behind: bool = False) -> TimeoutRun:
+    return TimeoutRun(interval=interval, cleaned=0, inserted=0, expired=expired, refused=0, behind=behind)  # type: ignore[arg-type]
+
+
+def said(capsys: pytest.CaptureFixture[str], *came: TimeoutRun | Exception | None) -> list[str]:
+    service = _Service(ORDER, ToStdout(), greatest=25, task=None)
+    for one in came:
+        service._told(one)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_the_same_trouble_is_said_again_only_behind_a_run_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    away, back = DatabaseFailed("away"), a_run(5, 5)
+    came = (away, away, None, away, DatabaseFailed("locked"), away, back, away)
+    assert said(capsys, *came) == ["genie: away", "genie: locked", "genie: away", "genie: away"]
+
+
+def test_how_far_it_has_come_is_said_while_it_is_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [a_run(0, 10, behind=True), a_run(10, 20, behind=True), a_run(20, 30, expired=1200), a_run(30, 31)]
+    assert said(capsys, *runs) == [
+        "genie: has read up to state change 10 of 25",
+        "genie: has read up to state change 20 of 25",
+        "genie: has read up to state change 30",
+        "genie: 1,200 expired",
+    ]
