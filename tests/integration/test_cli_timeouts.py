@@ -17,10 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 from genie.cli.timeouts import timeouts
-from trial_ledger import ask, overdue
 from mariadb import mariadb
 from postgres import postgres
 from servers import WAIT_S, free_port, running_server
+from trial_ledger import ask, overdue
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
 WITHOUT = "import sys; sys.modules[{name!r}] = None; from genie.cli import main; main(prog_name='genie')"
