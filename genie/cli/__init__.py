@@ -10,6 +10,7 @@ from genie.cli.release import release
 from genie.cli.run import run
 from genie.cli.serve import serve
 from genie.cli.status import status
+from genie.cli.timeouts import timeouts
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,3 +25,4 @@ main.add_command(release)
 main.add_command(run)
 main.add_command(serve)
 main.add_command(status)
+main.add_command(timeouts)

@@ -23,9 +23,9 @@ from genie.timeouts.databases.opening import open_database, plainly
 from genie.timeouts.errors import TurnLost
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.look import Look
+from genie.timeouts.opened import prepare
 from genie.timeouts.plan import ExpiredTransfer
 from genie.timeouts.reading import Reading
-from genie.timeouts.schema import ensure
 from genie.timeouts.writing import Writing
 
 HOLD_S = 30.0
@@ -96,7 +96,7 @@ class TimeoutHandler:
         open_for = timedelta(seconds=longest_transaction)
         self._reading = Reading(ledger, self._database, batch=batch, open_for=open_for)
         self._writing = Writing(ledger, self._database)
-        self._tables = ledger.tables
+        self._ledger = ledger
         self._on_expired, self._client = on_expired, client
         self._resource = f"exclusive:timeout-handler/{name}"
         self._batch, self._every = batch, every
@@ -119,9 +119,7 @@ class TimeoutHandler:
     async def open(self) -> None:
         """Create or check the tables, if that has not been done. WrongSchema or DatabaseFailed, where it fails."""
         if not self._opened:
-            with plainly(self._database):
-                async with self._database.creating() as connection:
-                    await connection.run_sync(ensure, self._tables)
+            await prepare(self._database, self._ledger)
             self._opened = True
 
     async def close(self) -> None:

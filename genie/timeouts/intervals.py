@@ -12,8 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-MOST = 100
-"""Intervals that are counted in a run."""
+MOST = 50
+"""Intervals of either age that are counted in a run."""
+
+MOST_YOUNG = 20_000
+"""State changes in the young intervals that are counted in a run: each time again, so it must be little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +39,25 @@ class Recount:
 
 
 def to_count(kept: Sequence[Interval], now: datetime, open_for: timedelta, most: int) -> list[Interval]:
-    """Those to be counted now, of about `most` state changes: what is to be forgotten, and then the youngest.
+    """Those to be counted now: what is to be forgotten, of `most` state changes; and the youngest, if they are small.
 
-    Before an interval is forgotten it is counted a last time. Those in between are counted when they are the oldest.
+    Before an interval is forgotten it is counted a last time. That is sure to find what has come late; that the young
+    are counted finds it soon, where a ledger is not being caught up with.
     """
     ended = [one for one in kept if now - one.looked >= open_for]
     young = [one for one in kept if now - one.looked < open_for]
     ended.sort(key=lambda one: (one.looked, one.id))
     young.sort(key=lambda one: (one.looked, one.id), reverse=True)
-    return [*_up_to(ended, most), *_up_to(young, most)]
+    return [*_up_to(ended, max(most, ended[0].changes) if ended else 0), *_up_to(young, MOST_YOUNG)]
 
 
 def _up_to(intervals: Iterable[Interval], most: int) -> list[Interval]:
     found: list[Interval] = []
-    total = 0
     for one in intervals:
-        if found and (total + one.changes > most or len(found) >= MOST // 2):
+        most -= one.changes
+        if most < 0 or len(found) == MOST:
             break
         found.append(one)
-        total += one.changes
     return found
 
 

@@ -17,7 +17,7 @@ from genie.timeouts.look import Look, Segment
 from genie.timeouts.plan import Found, plan
 from genie.timeouts.steps import Steps
 
-COMPARED = 5_000
+COMPARED = 2_000
 """Rows whose dates are compared with the ledger's in a run. (A date that was moved back is noticed by that alone.)"""
 
 
@@ -46,7 +46,8 @@ class Reading:
             if changes:
                 stretches.append((segment.value, last))
             for stretch in stretches:
-                rows += await self._rows(connection, self._steps.changed(*stretch, now))
+                rows += await self._rows(connection, self._steps.done(*stretch))
+                rows += await self._rows(connection, self._steps.new(*stretch, now))
         return Look(
             now=now,
             segment=segment,

@@ -11,9 +11,11 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     CompoundSelect,
     Executable,
     FromClause,
+    ScalarSelect,
     Select,
     Update,
     and_,
@@ -40,6 +42,8 @@ class Steps:
         self._processing, self._final = ledger.processing_states, ledger.final_states
         self._transfer, self._changes = ledger.tables.transfer, ledger.tables.state_change
         self._segment, self._timeout = ledger.tables.segment, ledger.tables.timeout
+        self._last = self._changes.alias("last")
+        self._state = self._last.c.transferStateId
         self._date = database.date
 
     def segment(self) -> Select[Any]:
@@ -68,24 +72,37 @@ class Steps:
             )
         )
 
-    def changed(self, first: int, last: int, now: datetime) -> Select[Any]:
-        """Transfers with a state change above `first`, up to `last`, that are to be taken in or cleaned up (3 and 6)."""
-        id = self._changes.c.transferStateChangeId
-        some = select(self._changes.c.transferId).where(id > first, id <= last).distinct().subquery()
-        kept = self._timeout
-        found = some.outerjoin(kept, kept.c.transferId == some.c.transferId)
-        query, expires, state = self._found(found, some, kept)
+    def new(self, first: int, last: int, now: datetime) -> Select[Any]:
+        """Transfers with a state change above `first`, up to `last`, that are in processing (step 6).
+
+        Those that are kept already come if their date has changed, or has passed.
+        """
+        id, kept = self._changes.c.transferStateChangeId, self._timeout
+        newest = select(func.max(id).label("id")).where(id > first, id <= last)
+        some = newest.group_by(self._changes.c.transferId).subquery()
+        change = self._changes.alias("change")
+        # From what is read one after the other to what is looked up, of as few as can be: a planner that begins with
+        # what is kept is the slower the more is kept.
+        found = some.join(change, change.c.transferStateChangeId == some.c.id)
+        query, expires = self._found(found, change, kept, last=change, outer=True)
+        query = query.where(change.c.transferStateId.in_(self._processing), some.c.id == self._newest(change))
         due = and_(kept.c.handedOverDate.is_(None), expires < now)
-        other = or_(kept.c.transferTimeoutId.is_(None), self._date(kept.c.expirationDate) != expires, due)
-        done = and_(kept.c.transferTimeoutId.is_not(None), state.in_(self._final))
-        return query.where(or_(and_(state.in_(self._processing), other), done))
+        return _in_order(query.where(or_(kept.c.transferTimeoutId.is_(None), self._moved(kept), due)))
+
+    def done(self, first: int, last: int) -> Select[Any]:
+        """Of what is kept: what has a state change above `first`, up to `last`, and is final (step 3)."""
+        id, kept = self._changes.c.transferStateChangeId, self._timeout
+        final = self._changes.c.transferStateId.in_(self._final)
+        some = select(self._changes.c.transferId).where(id > first, id <= last, final).distinct().subquery()
+        query, _ = self._found(some.join(kept, kept.c.transferId == some.c.transferId), kept, kept)
+        return _in_order(query.where(self._state.in_(self._final)))
 
     def due(self, now: datetime, most: int) -> Select[Any]:
         """Of what was taken in: whose date has passed and nobody has dealt with, the longest first (step 7)."""
         kept = self._timeout
-        query, _, state = self._found(kept, kept, kept)
+        query, _ = self._found(kept, kept, kept)
         query = query.where(kept.c.handedOverDate.is_(None), kept.c.expirationDate < now)
-        query = query.where(state.in_((*self._processing, *self._final)))
+        query = query.where(self._state.in_((*self._processing, *self._final)))
         return query.order_by(kept.c.expirationDate, kept.c.transferTimeoutId).limit(most)
 
     def newest_kept(self) -> Select[Any]:
@@ -93,19 +110,16 @@ class Steps:
         return select(func.max(self._timeout.c.transferTimeoutId))
 
     def end_of_some(self, first: int, most: int) -> Select[Any]:
-        """The last number of the `most` rows behind `first` that wait; none, if there are fewer."""
+        """The last number of the `most` rows behind `first`; none, if there are fewer."""
         id = self._timeout.c.transferTimeoutId
-        waiting = select(id).where(self._timeout.c.handedOverDate.is_(None), id > first)
-        return waiting.order_by(id).limit(1).offset(most - 1)
+        return select(id).where(id > first).order_by(id).limit(1).offset(most - 1)
 
     def moved(self, first: int, last: int | None) -> Select[Any]:
-        """What waits, above `first`, up to `last`, and whose date has changed in the ledger."""
+        """What is kept, above `first`, up to `last`, and whose date has changed in the ledger."""
         kept = self._timeout
-        query, expires, _ = self._found(kept, kept, kept)
-        query = query.where(kept.c.handedOverDate.is_(None), kept.c.transferTimeoutId > first)
-        if last is not None:
-            query = query.where(kept.c.transferTimeoutId <= last)
-        return query.where(self._date(kept.c.expirationDate) != expires)
+        query, _ = self._found(kept, kept, kept)
+        query = query.where(kept.c.transferTimeoutId > first, self._moved(kept))
+        return query if last is None else query.where(kept.c.transferTimeoutId <= last)
 
     def refresh(self, timeout_ids: Sequence[int]) -> Update:
         """Copy the ledger's dates anew."""
@@ -114,13 +128,42 @@ class Steps:
         these = self._timeout.c.transferTimeoutId.in_(timeout_ids)
         return update(self._timeout).where(these).values(expirationDate=expires.scalar_subquery())
 
-    def _found(self, source: FromClause, whose: FromClause, kept: FromClause) -> tuple[Select[Any], Any, Any]:
-        """Transfers with their last state, and where the expiration date and the state stand."""
-        last, older = self._changes.alias("last"), self._changes.alias("older")
-        newest = select(func.max(older.c.transferStateChangeId)).where(older.c.transferId == whose.c.transferId)
-        expires, state = self._date(self._transfer.c.expirationDate), last.c.transferStateId
+    def _found(
+        self,
+        source: FromClause,
+        whose: FromClause,
+        kept: FromClause,
+        *,
+        last: FromClause | None = None,
+        outer: bool = False,
+    ) -> tuple[Select[Any], ColumnElement[Any]]:
+        """Transfers as `plan.Found`, and their expiration dates. `last` is their last state change, if it is found already.
+
+        With `outer` they need not be kept.
+        """
         joined = source.join(self._transfer, self._transfer.c.transferId == whose.c.transferId)
-        joined = joined.join(last, last.c.transferStateChangeId == newest.correlate_except(older).scalar_subquery())
-        columns = (whose.c.transferId, expires, state)
+        if outer:
+            joined = joined.outerjoin(kept, kept.c.transferId == whose.c.transferId)
+        if last is None:
+            last = self._last
+            joined = joined.join(last, last.c.transferStateChangeId == self._newest(whose))
+        expires = self._date(self._transfer.c.expirationDate)
+        columns = (whose.c.transferId, expires, last.c.transferStateId)
         copy = (kept.c.transferTimeoutId, self._date(kept.c.expirationDate), kept.c.handedOverDate)
-        return select(*columns, *copy).select_from(joined), expires, state
+        return select(*columns, *copy).select_from(joined), expires
+
+    def _newest(self, whose: FromClause) -> ScalarSelect[Any]:
+        """The number of the last state change of a transfer."""
+        older = self._changes.alias("older")
+        newest = select(func.max(older.c.transferStateChangeId)).where(older.c.transferId == whose.c.transferId)
+        return newest.correlate_except(older).scalar_subquery()
+
+    def _moved(self, kept: FromClause) -> ColumnElement[bool]:
+        """That a date is not the ledger's any more. (As it is written it is compared faster.)"""
+        expires = self._transfer.c.expirationDate
+        return and_(kept.c.expirationDate != expires, self._date(kept.c.expirationDate) != self._date(expires))
+
+
+def _in_order(query: Select[Any]) -> Select[Any]:
+    """In MariaDB and MySQL: the tables are gone through in the order in which they stand."""
+    return query.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")

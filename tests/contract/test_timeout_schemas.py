@@ -238,7 +238,11 @@ async def test_the_documents_own_tables(seeds: Books, there: tuple[str, ...]) ->
 
 async def test_what_our_tables_lack_is_added_or_said(books: Books) -> None:
     """Whatever it is, a run is not left to find it out."""
-    for table, column in (("transferTimeout", "handedOverDate"), ("transferTimeout", "createdDate"), ("segment", "fence")):
+    for table, column in (
+        ("transferTimeout", "handedOverDate"),
+        ("transferTimeout", "createdDate"),
+        ("segment", "fence"),
+    ):
         if column == "handedOverDate":
             on = " ON `transferTimeout`" if books.kind == "mariadb" else ""
             await books.run(f"DROP INDEX `transfertimeout_due`{on}")

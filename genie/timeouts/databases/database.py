@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import URL, ColumnElement, Table
@@ -22,6 +23,9 @@ class Database(ABC):
 
     commits_in_order = False
     """Whether nothing can be committed later with a smaller number than what is there."""
+
+    driver_errors: tuple[type[Exception], ...] = ()
+    """What comes of a driver that is asked past SQLAlchemy."""
 
     def __init__(self, url: URL, engine: AsyncEngine) -> None:
         self.name = url.render_as_string(hide_password=True)
@@ -59,5 +63,35 @@ class Database(ABC):
         return column
 
     @abstractmethod
+    def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+        """A date of the ledger, moved."""
+
+    @abstractmethod
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert many rows, which all have the same columns (by their keys), as fast as the driver can."""
+
+
+def values_by_column(
+    connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]
+) -> tuple[list[str], list[Sequence[Any]]]:
+    """The names of the columns in the database, and the values of each as its driver wants them."""
+    columns = [table.c[key] for key in rows[0]]
+    found: list[Sequence[Any]] = []
+    for column in columns:
+        values = [row[column.key] for row in rows]
+        convert = column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
+        found.append(values if convert is None else converted(convert, values))
+    return [column.name for column in columns], found
+
+
+def converted(convert: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    """Each value, converted; each only once, for many rows have the same date, state or transfer."""
+    known = {value: convert(value) for value in set(values)}
+    return [known[value] for value in values]
+
+
+def insert_into(connection: AsyncConnection, table: Table, names: Sequence[str]) -> str:
+    """An INSERT as far as VALUES."""
+    quoted = connection.dialect.identifier_preparer
+    into = f"{quoted.format_table(table)} ({', '.join(map(quoted.quote, names))})"
+    return f"INSERT INTO {into} VALUES "  # noqa: S608 - names, and they are quoted

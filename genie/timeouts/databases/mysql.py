@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import URL, Table, func, insert, select
+from sqlalchemy import URL, ColumnElement, Table, func, literal_column, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database
+from genie.timeouts.databases.database import (
+    CONNECT_S,
+    LOCKED_S,
+    Database,
+    converted,
+    insert_into,
+    values_by_column,
+)
+
+MOST = 5_000
+"""Rows of one statement: less than a megabyte, which all servers take."""
 
 
 class Mysql(Database):
@@ -61,6 +72,19 @@ class Mysql(Database):
                 except DBAPIError:
                     await connection.invalidate()  # whose connection is gone has no lock any more
 
+    def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+        """See `Database`."""
+        return func.timestampadd(literal_column("MICROSECOND"), by // timedelta(microseconds=1), column)
+
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """See `Database`. The driver makes long statements of many rows."""
-        await connection.execute(insert(table), rows)
+        """See `Database`. In long statements; the driver's own way to make them takes twice as long."""
+        if not rows:
+            return
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        names, columns = values_by_column(connection, table, rows)
+        literals = [converted(driver.literal, column) for column in columns]
+        lines = [f"({','.join(line)})" for line in zip(*literals, strict=True)]
+        insert = insert_into(connection, table, names)
+        for start in range(0, len(lines), MOST):
+            text = insert + ",".join(lines[start : start + MOST])
+            await connection.exec_driver_sql(text, execution_options={"no_parameters": True})

@@ -47,9 +47,10 @@ def open_database(url: str) -> Database:
 @contextmanager
 def plainly(database: Database) -> Iterator[None]:
     """What the driver, the database or the network says comes out as DatabaseFailed, in one line."""
+    expected: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, TimeoutError, *database.driver_errors)
     try:
         yield
-    except (SQLAlchemyError, OSError, TimeoutError) as error:
+    except expected as error:
         said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
         text = " ".join(str(said).split()) or type(said).__name__
         raise DatabaseFailed(f"{database.name}: {text}") from error

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, tzinfo
+from datetime import UTC, timedelta
 from typing import Any, cast
 
-from sqlalchemy import URL, ColumnElement, Table, func, literal, select
+from sqlalchemy import URL, ColumnElement, DateTime, Interval, Table, func, literal, select, type_coerce
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database
+from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database, values_by_column
 
 _TURN, _CREATING = literal("genie timeouts"), literal("genie timeouts' tables")
+
+_LOOK_UP = {"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
+"""All that is asked looks few rows up in large tables; what reads a whole one instead takes the longer the more there is."""
 
 
 def _of_schema(lock: ColumnElement[str]) -> tuple[ColumnElement[int], ColumnElement[int]]:
@@ -24,7 +27,7 @@ class Postgres(Database):
     """A database, by asyncpg. The tables are in its first schema (`search_path`)."""
 
     def __init__(self, url: URL) -> None:
-        settings = {"timezone": "UTC", "lock_timeout": f"{LOCKED_S}s", "jit": "off"}
+        settings = {"timezone": "UTC", "lock_timeout": f"{LOCKED_S}s", **_LOOK_UP}
         engine = create_async_engine(
             url,
             isolation_level="READ COMMITTED",
@@ -34,6 +37,9 @@ class Postgres(Database):
             connect_args={"timeout": CONNECT_S, "server_settings": settings},
         )
         super().__init__(url, engine)
+        import asyncpg  # noqa: PLC0415 - it may be missing where it is not used
+
+        self.driver_errors = (asyncpg.PostgresError, asyncpg.InterfaceError)
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
@@ -59,28 +65,25 @@ class Postgres(Database):
                 except DBAPIError:
                     await connection.invalidate()  # whose connection is gone has no lock any more
 
+    def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+        """See `Database`."""
+        return type_coerce(column, DateTime()) + literal(by, Interval())
+
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`. By COPY, in the same transaction."""
         if not rows:
             return
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        columns = [table.c[key] for key in rows[0]]
-        names, dialect = [column.name for column in columns], cast("Any", connection.dialect)
-        to_driver = [column.type.dialect_impl(dialect).bind_processor(dialect) for column in columns]
+        names, columns = values_by_column(connection, table, rows)
+        dialect = cast("Any", connection.dialect)
         asyncpg = dialect.dbapi.asyncpg
         try:
             # What is naive would be taken for this machine's time, where the column has a time zone.
-            named = await driver.prepare(str(select(*columns).compile(dialect=dialect)))
-            zones = [UTC if each.type.name == "timestamptz" else None for each in named.get_attributes()]
-            how = list(zip(to_driver, zones, strict=True))
+            named = await driver.prepare(str(select(*(table.c[key] for key in rows[0])).compile(dialect=dialect)))
             records = [
-                tuple(_converted(value, *each) for value, each in zip(row.values(), how, strict=True)) for row in rows
+                [value and value.replace(tzinfo=UTC) for value in values] if each.type.name == "timestamptz" else values
+                for each, values in zip(named.get_attributes(), columns, strict=True)
             ]
-            await driver.copy_records_to_table(table.name, records=records, columns=names)
+            await driver.copy_records_to_table(table.name, records=zip(*records, strict=True), columns=names)
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # SQLAlchemy has no part in it
             raise DBAPIError(f"COPY {table.name}", None, error) from error
-
-
-def _converted(value: Any, convert: Callable[[Any], Any] | None, zone: tzinfo | None) -> Any:
-    made = value if convert is None else convert(value)
-    return made if zone is None or made is None else made.replace(tzinfo=zone)

@@ -6,13 +6,14 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Table, func, insert
+from sqlalchemy import URL, ColumnElement, Table, func
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from genie.timeouts.databases.database import LOCKED_S, Database
+from genie.timeouts.databases.database import LOCKED_S, Database, insert_into, values_by_column
 from genie.timeouts.times import Utc
 
 TURN = "-timeouts"
@@ -80,6 +81,14 @@ class Sqlite(Database):
         one_form = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=Utc)
         return func.coalesce(one_form, column, type_=Utc)
 
+    def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+        """See `Database`. What is no date at all stays as it is."""
+        moved = func.strftime("%Y-%m-%d %H:%M:%f", column, f"{by.total_seconds():+.3f} seconds", type_=Utc)
+        return func.coalesce(moved, column, type_=Utc)
+
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`."""
-        await connection.execute(insert(table), rows)
+        if rows:
+            names, columns = values_by_column(connection, table, rows)
+            text = f"{insert_into(connection, table, names)}({', '.join('?' for _ in names)})"
+            await connection.exec_driver_sql(text, list(zip(*columns, strict=True)))

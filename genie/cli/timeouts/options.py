@@ -1,0 +1,93 @@
+"""What the commands on a ledger have in common: where it is, what it calls things, and pairs of numbers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from genie.timeouts import FINAL_STATES, PROCESSING_STATES, Ledger
+
+MOST = 1e9
+
+
+def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--database`, `--name`, `--processing` and `--final`; the command gets a `url` and a `ledger`."""
+
+    @click.option(
+        "--database",
+        required=True,
+        envvar="GENIE_DATABASE",
+        show_envvar=True,
+        metavar="URL",
+        help="The ledger's: sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME or mysql://USER:PASSWORD@HOST/NAME.",
+    )
+    @click.option(
+        "--name",
+        "names",
+        multiple=True,
+        metavar="OURS=THEIRS",
+        help="What the ledger calls a table or a column, where it has a name of its own: "
+        "transfer=payments, transfer.transferId=id. Repeatable.",
+    )
+    @click.option(
+        "--processing",
+        multiple=True,
+        metavar="STATE",
+        help=f"A state in which a transfer can expire; repeatable. [default: {', '.join(PROCESSING_STATES)}]",
+    )
+    @click.option(
+        "--final",
+        multiple=True,
+        metavar="STATE",
+        help=f"A state in which it is not waited for any more; repeatable. [default: {', '.join(FINAL_STATES)}]",
+    )
+    @functools.wraps(command)
+    def wrapped(
+        database: str, names: tuple[str, ...], processing: tuple[str, ...], final: tuple[str, ...], **options: Any
+    ) -> Any:
+        ledger = Ledger(
+            names=dict(_pair(name) for name in names),
+            processing_states=processing or PROCESSING_STATES,
+            final_states=final or FINAL_STATES,
+        )
+        return command(url=database, ledger=ledger, **options)
+
+    return wrapped
+
+
+def _pair(name: str) -> tuple[str, str]:
+    ours, _, theirs = name.partition("=")
+    if not ours or not theirs:
+        raise ValueError(f"--name {name}: it must be OURS=THEIRS, as in transfer.transferId=id")
+    return ours, theirs
+
+
+def number(text: str | float) -> float:
+    """The type of an option that is any number of hours."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not abs(value) <= MOST:
+        raise click.BadParameter(f"{text!r} is not a number.")
+    return value
+
+
+def span(text: str) -> tuple[float, float]:
+    """The type of an option from one number to another: `0-168`."""
+    least, dash, most = text.partition("-")
+    if not dash:
+        raise click.BadParameter(f"{text!r} is not like 1-100.")
+    return number(least), number(most)
+
+
+def whole_span(text: str) -> tuple[int, int]:
+    """The same in whole numbers."""
+    least, most = span(text)
+    if not (least.is_integer() and most.is_integer()):
+        raise click.BadParameter(f"{text!r} must be whole numbers.")
+    return int(least), int(most)

@@ -1,0 +1,29 @@
+"""A ledger's database, ready to be used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from genie.timeouts.databases.database import Database
+from genie.timeouts.databases.opening import open_database, plainly
+from genie.timeouts.ledger import Ledger
+from genie.timeouts.schema import ensure
+
+
+async def prepare(database: Database, ledger: Ledger) -> None:
+    """Create the tables that are absent, check those that are there. WrongSchema or DatabaseFailed."""
+    with plainly(database):
+        async with database.creating() as connection:
+            await connection.run_sync(ensure, ledger.tables)
+
+
+@asynccontextmanager
+async def opened(url: str, ledger: Ledger) -> AsyncIterator[Database]:
+    """The database of a URL with the tables in it, until the block ends. ValueError for a URL that can't be right."""
+    database = open_database(url)
+    try:
+        await prepare(database, ledger)
+        yield database
+    finally:
+        await database.close()
