@@ -37,9 +37,10 @@ soak-faults: $(VENV)/.tested redis
 mutants: $(VENV)/.tested
 	$(BIN)/python tests/simulation/mutants.py
 
-bench: $(VENV)/.installed redis
+bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/tokens.py
+	$(BIN)/python benchmarks/timeouts.py
 
 # PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched

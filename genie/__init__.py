@@ -75,7 +75,7 @@ def __getattr__(name: str) -> object:
     value: object
     if name in _LATER:
         value = getattr(import_module(_LATER[name]), name)
-    elif name in ("sync", "tokens"):
+    elif name in ("sync", "timeouts", "tokens"):
         value = import_module(f"genie.{name}")
     elif name == "__version__":
         value = import_module("importlib.metadata").version("genie-lock")

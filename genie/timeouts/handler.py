@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from genie.client.aio import Client
 from genie.client.lock import Lock
-from genie.errors import LockLost, QueueTimeout
+from genie.errors import ConnectionLost, LockLost, QueueTimeout, Unavailable
 from genie.timeouts.databases.opening import open_database, plainly
 from genie.timeouts.errors import TurnLost
 from genie.timeouts.ledger import Ledger
@@ -166,12 +166,15 @@ class TimeoutHandler:
 
     async def _under_lock(self, client: Client) -> TimeoutRun | None:
         done: TimeoutRun | None = None
+        held = client.lock(self._resource, queue_timeout=0, transaction_timeout=HOLD_S, watchdog=True)
         try:
-            async with client.lock(self._resource, queue_timeout=0, transaction_timeout=HOLD_S, watchdog=True) as lock:
+            async with AsyncExitStack() as stack:
+                try:
+                    lock = await stack.enter_async_context(held)
+                except QueueTimeout:
+                    return None
                 done = await self._work(lock)
-        except QueueTimeout:
-            return None
-        except LockLost:
+        except (LockLost, Unavailable, ConnectionLost):
             if done is None:
                 raise
         return done

@@ -17,8 +17,10 @@ from sqlalchemy import (
     Table,
     literal,
     select,
+    text,
 )
 from sqlalchemy import inspect as inspector
+from sqlalchemy.dialects.mysql import VARCHAR
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
@@ -40,6 +42,8 @@ def ensure(connection: Connection, tables: Tables) -> None:
     wrong += [f"table {table.name}: {problem}" for table in there for problem in _problems(look, table, tables)]
     if wrong:
         raise WrongSchema("; ".join(wrong))
+    if tables.transfer in there:
+        _take_ids_as_they_are(connection, look, tables)
     for table in tables.all:
         if table not in there:
             connection.execute(CreateTable(table))
@@ -61,13 +65,27 @@ def _has_rows(connection: Connection, table: Table) -> bool:
     return connection.execute(select(literal(1)).select_from(table).limit(1)).first() is not None
 
 
+def _take_ids_as_they_are(connection: Connection, look: Inspector, tables: Tables) -> None:
+    """Our column refers to the ledger's: it must be as long, and in MariaDB and MySQL of the same characters."""
+    theirs, ours = tables.transfer.c.transferId, tables.timeout.c.transferId
+    (found,) = (column for column in look.get_columns(tables.transfer.name) if column["name"] == theirs.name)
+    ours.type = found["type"]
+    if connection.dialect.name in ("mysql", "mariadb"):
+        asked = text(
+            "SELECT character_set_name, collation_name FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND table_name = :table AND column_name = :column"
+        )
+        charset, collation = connection.execute(asked, {"table": tables.transfer.name, "column": theirs.name}).one()
+        ours.type = VARCHAR(getattr(found["type"], "length", None), charset=charset, collation=collation)
+
+
 def _add_columns(connection: Connection, look: Inspector, table: Table) -> None:
     found = {column["name"] for column in look.get_columns(table.name)}
     for column in table.columns:
         if column.name not in found and column.nullable:
             name = connection.dialect.identifier_preparer.format_table(table)
-            text = str(CreateColumn(column).compile(dialect=connection.dialect)).strip()
-            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {text}")
+            added = str(CreateColumn(column).compile(dialect=connection.dialect)).strip()
+            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {added}")
 
 
 def _problems(look: Inspector, table: Table, tables: Tables) -> Iterator[str]:

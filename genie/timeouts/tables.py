@@ -69,7 +69,7 @@ class Tables:
             Column("transferTimeoutId", ID, primary_key=True, autoincrement=True),
             Column("transferId", String(36), ForeignKey(self.transfer.c.transferId), nullable=False),
             Column("expirationDate", Utc, nullable=False),
-            _created(),
+            Column("createdDate", Utc, nullable=False, server_default=utc_now()),
             Column("handedOverDate", Utc),
             **_COUNTED,
         )

@@ -75,6 +75,15 @@ async def test_a_ledger_of_other_names(empty_books: Books) -> None:
     await books.handler(desk.take, ledger=Ledger(names=NAMES)).open()
 
 
+async def test_ids_may_be_longer_than_the_documents(empty_books: Books) -> None:
+    books, desk, id = empty_books, Desk(), "x" * 60
+    await own_tables(books)
+    await books.run(f"INSERT INTO `payments` (`payment id`, `order`) VALUES ('{id}', '2001-02-03 04:05:06')")  # noqa: S608
+    await books.run(f"INSERT INTO `History` (`payment id`, `state`) VALUES ('{id}', 'RESERVED')")  # noqa: S608
+    await books.handler(desk.take, ledger=Ledger(names=NAMES)).run_once()
+    assert desk.ids == [id]
+
+
 async def test_two_ledgers_in_one_database(books: Books) -> None:
     own, usual = Desk(), Desk()
     await own_tables(books)
@@ -213,7 +222,7 @@ async def test_the_documents_own_tables(seeds: Books, there: tuple[str, ...]) ->
     if SEGMENT in there:
         await seeds.run(
             "INSERT INTO segment(segmentType, enumeration, tableName, value) "
-            "VALUES ('timeout', 0, 'transferStateChange', 2), ('timeout', 1, 'transferStateChange', 100)"
+            "VALUES ('timeout', 0, 'transferStateChange', 1), ('timeout', 1, 'transferStateChange', 100)"
         )
     if TRANSFER_TIMEOUT in there:
         await seeds.run(

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from matching import Screen
 from pages import Block, blocks, code, prose, table
+from running import run_python
 
 from genie import GenieError, tokens
-from servers import WAIT_S, Genie, running_server
+from servers import Genie, running_server
 
 PAGE = "docs/tokens.md"
 BLOCKS = blocks(PAGE)
@@ -31,19 +27,7 @@ def genie() -> Iterator[Genie]:
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_python_runs_and_prints_what_is_shown(block: Block, genie: Genie, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", block.text],
-        env=os.environ | {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(genie.port)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, ""), str(block)
-    shown = dict(pairwise(BLOCKS))[block]
-    assert shown.language == "text"
-    Screen().match_all(shown.lines, done.stdout.splitlines())
+    run_python(block, BLOCKS, genie, tmp_path)
 
 
 def test_every_error_is_there() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from typing import Any, cast
 
 from sqlalchemy import URL, ColumnElement, DateTime, Interval, Table, func, literal, select, type_coerce
@@ -75,19 +75,15 @@ class Postgres(Database):
             return
         driver: Any = (await connection.get_raw_connection()).driver_connection
         names, columns = values_by_column(connection, table, rows)
-        asyncpg = cast("Any", connection.dialect).dbapi.asyncpg
+        dialect = cast("Any", connection.dialect)
+        asyncpg = dialect.dbapi.asyncpg
         try:
-            named = await driver.prepare(
-                str(select(*(table.c[key] for key in rows[0])).compile(dialect=connection.dialect))
-            )
-            for number, each in enumerate(named.get_attributes()):
-                if each.type.name == "timestamptz":
-                    columns[number] = _in_utc(columns[number])
-            await driver.copy_records_to_table(table.name, records=zip(*columns, strict=True), columns=names)
+            # What is naive would be taken for this machine's time, where the column has a time zone.
+            named = await driver.prepare(str(select(*(table.c[key] for key in rows[0])).compile(dialect=dialect)))
+            records = [
+                [value and value.replace(tzinfo=UTC) for value in values] if each.type.name == "timestamptz" else values
+                for each, values in zip(named.get_attributes(), columns, strict=True)
+            ]
+            await driver.copy_records_to_table(table.name, records=zip(*records, strict=True), columns=names)
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # SQLAlchemy has no part in it
             raise DBAPIError(f"COPY {table.name}", None, error) from error
-
-
-def _in_utc(values: Iterable[datetime | None]) -> list[datetime | None]:
-    """What is naive would be taken for this machine's time, where a column has a time zone."""
-    return [value and value.replace(tzinfo=UTC) for value in values]

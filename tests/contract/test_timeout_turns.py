@@ -1,0 +1,276 @@
+"""Many handlers, one at work: by a lock of the database, or by Genie's and its fences."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from genie.client.aio import Client, connect
+from genie.errors import LockLost, QueueTimeout
+from genie.timeouts import ExpiredTransfer, TimeoutRun, TurnLost
+from ledgers import FUTURE, PAST, Books, Desk
+from servers import WAIT_S, Genie, running_server
+
+RESOURCE = "timeout-handler/test"
+
+
+@pytest.fixture(scope="module")
+def genie() -> Iterator[Genie]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def clients(genie: Genie) -> AsyncIterator[tuple[Client, Client]]:
+    """Two replicas' connections."""
+    async with asyncio.timeout(WAIT_S), connect(*genie.address) as one, connect(*genie.address) as other:
+        yield one, other
+
+
+async def fences(books: Books) -> list[int | None]:
+    return [fence for (fence,) in await books.run("SELECT `fence` FROM `segment`")]
+
+
+# -- by a lock of the database ---------------------------------------------------------------------------------
+
+
+async def test_overlapping_runs_do_the_work_once(books: Books) -> None:
+    desk, other_desk = Desk(), Desk()
+    handler, other = books.handler(desk.take), books.handler(other_desk.take)
+    await books.add_transfer("a", PAST)
+
+    async def overlap(_ids: list[str]) -> None:
+        assert await other.run_once() is None
+        assert await handler.run_once() is None, "nor does the same one begin again"
+
+    desk.meanwhile = overlap
+    assert await handler.run_once() is not None
+    assert (desk.ids, other_desk.ids) == (["a"], [])
+    run = await other.run_once()
+    assert run == TimeoutRun(interval=(1, 1), cleaned=0, inserted=0, expired=0, refused=0, behind=False)
+
+
+async def test_the_turn_is_given_back_whatever_happened(books: Books) -> None:
+    desk = Desk()
+    handler, other = books.handler(desk.take), books.handler(desk.take)
+    await books.add_transfer("a", PAST)
+    desk.fails = RuntimeError("the switch is away")
+    with pytest.raises(RuntimeError, match="the switch"):
+        await handler.run_once()
+    entered = asyncio.Event()
+
+    async def hang(_ids: list[str]) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    desk.fails, desk.meanwhile = None, hang
+    running = asyncio.create_task(handler.run_once())
+    async with asyncio.timeout(WAIT_S):
+        await entered.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    desk.meanwhile = None
+    assert await other.run_once() is not None
+    assert desk.given == [["a"]] * 3
+
+
+async def test_many_at_once_hand_everything_over_once(books: Books) -> None:
+    desk = Desk()
+    for number in range(10):
+        await books.add_transfer(f"{number}", PAST)
+    handlers = [books.handler(desk.take, batch=3) for _ in range(4)]
+    for _ in range(30):
+        await asyncio.gather(*(handler.run_once() for handler in handlers))
+        if len(desk.ids) == 10:
+            break
+    assert sorted(desk.ids) == [f"{number}" for number in range(10)]
+
+
+OTHER_PROCESS = """
+import asyncio, sys
+from genie.timeouts import TimeoutHandler
+
+async def main():
+    async with TimeoutHandler(sys.argv[1], on_expired=lambda expired: print(len(expired), flush=True)) as handler:
+        while sys.stdin.readline():
+            print(await handler.run_once() is not None, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_another_process_is_kept_apart_too(books: Books) -> None:
+    desk = Desk()
+    await books.add_transfer("a", PAST)
+    pipe = asyncio.subprocess.PIPE
+    other = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OTHER_PROCESS, books.url, stdin=pipe, stdout=pipe
+    )
+    assert other.stdin is not None
+    assert other.stdout is not None
+
+    async def ask(*_ids: object) -> str:
+        other.stdin.write(b"\n")
+        async with asyncio.timeout(WAIT_S):
+            return (await other.stdout.readline()).decode().strip()
+
+    async def overlap(_ids: list[str]) -> None:
+        assert await ask() == "False"
+
+    desk.meanwhile = overlap
+    try:
+        assert await books.handler(desk.take).run_once() is not None
+        assert desk.ids == ["a"]
+        assert await ask() == "True", "and it was handed nothing"
+    finally:
+        other.stdin.close()
+        await other.wait()
+
+
+# -- by Genie's ------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_holds_the_lock_and_keeps_its_fence(books: Books, clients: tuple[Client, Client]) -> None:
+    desk, other_desk = Desk(), Desk()
+    handler = books.handler(desk.take, client=clients[0], name="test")
+    other = books.handler(other_desk.take, client=clients[1], name="test")
+    held: list[int] = []
+
+    async def look(_ids: list[str]) -> None:
+        (holder,) = (await clients[1].inspect(resource=RESOURCE))["holders"]
+        assert holder["resources"] == [f"exclusive:{RESOURCE}"]
+        held.append(holder["fence"])
+        assert await other.run_once() is None
+
+    await books.add_transfer("a", PAST)
+    desk.meanwhile = look
+    assert await handler.run_once() is not None
+    assert (await clients[1].inspect(resource=RESOURCE))["holdersTotal"] == 0
+    assert await fences(books) == held
+    await books.add_transfer("b", FUTURE)
+    run = await other.run_once()
+    assert run is not None
+    assert run.inserted == 1
+    (fence,) = await fences(books)
+    assert fence is not None
+    assert fence > held[0]
+    assert (desk.ids, other_desk.ids) == (["a"], [])
+
+
+async def test_handlers_of_other_names_do_not_wait(books: Books, clients: tuple[Client, Client]) -> None:
+    async with clients[0].lock("exclusive:timeout-handler/another"):
+        assert await books.handler(Desk().take, client=clients[1], name="test").run_once() is not None
+    async with clients[0].lock("shared:timeout-handler/ledger"):
+        assert await books.handler(Desk().take, client=clients[1]).run_once() is None
+
+
+async def test_a_run_that_lost_its_lock_changes_nothing(books: Books, clients: tuple[Client, Client]) -> None:
+    desk = Desk()
+    handler = books.handler(desk.take, client=clients[0], name="test")
+    await books.add_transfer("a", PAST)
+    before = await books.ours()
+
+    async def take_away(_ids: list[str]) -> None:
+        (holder,) = (await clients[1].inspect(resource=RESOURCE))["holders"]
+        await clients[1].release(holder["id"])
+        await asyncio.Event().wait()
+
+    desk.meanwhile = take_away
+    with pytest.raises(LockLost) as lost:
+        await handler.run_once()
+    assert "\n" not in str(lost.value)
+    assert await books.ours() == before
+    desk.meanwhile = None
+    assert await handler.run_once() is not None
+    assert desk.given == [["a"], ["a"]]
+
+
+async def test_one_that_does_not_stop_when_its_lock_is_lost_changes_nothing(
+    books: Books, clients: tuple[Client, Client]
+) -> None:
+    """Also if it takes no notice: another has done the work meanwhile."""
+    other_desk = Desk()
+    other = books.handler(other_desk.take, client=clients[1], name="test")
+    found: list[dict[str, list[tuple[object, ...]]]] = []
+
+    async def stubborn(_expired: list[ExpiredTransfer]) -> None:
+        async def go_on() -> None:
+            (holder,) = (await clients[1].inspect(resource=RESOURCE))["holders"]
+            await clients[1].release(holder["id"])
+            assert await other.run_once() is not None
+            found.append(await books.ours())
+
+        task = asyncio.create_task(go_on())
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                continue
+        task.result()
+
+    await books.add_transfer("a", PAST)
+    handler = books.handler(stubborn, client=clients[0], name="test")
+    with pytest.raises((LockLost, TurnLost)):
+        await handler.run_once()
+    assert [await books.ours()] == found
+    assert other_desk.ids == ["a"]
+
+
+async def test_an_error_of_its_own_locks_is_not_taken_for_the_turns(
+    books: Books, clients: tuple[Client, Client]
+) -> None:
+    """Who deals with expired transfers may use Genie, too."""
+
+    async def wait_in_vain(_expired: list[ExpiredTransfer]) -> None:
+        async with clients[1].lock("accounts/7"):
+            await clients[0].acquire("accounts/7", queue_timeout=0)
+
+    await books.add_transfer("a", PAST)
+    before = await books.ours()
+    with pytest.raises(QueueTimeout, match="accounts/7"):
+        await books.handler(wait_in_vain, client=clients[0], name="test").run_once()
+    assert await books.ours() == before
+
+
+async def test_what_is_written_is_told_although_the_lock_server_has_gone(books: Books) -> None:
+    desk = Desk()
+    await books.add_transfer("a", PAST)
+    with running_server() as server:
+        async with connect(*server.address, connect_timeout=0.2) as client:
+
+            async def end(_ids: list[str]) -> None:
+                await asyncio.to_thread(server.kill)
+
+            desk.meanwhile = end
+            run = await books.handler(desk.take, client=client, name="test").run_once()
+    assert run is not None
+    assert (run.expired, await books.kept()) == (1, {"a": True})
+
+
+async def test_a_stalled_run_can_not_write_after_another(books: Books) -> None:
+    """It has looked with fence 5 and is behind the other, whether or not that one has moved the segment."""
+    stalled, other = books.handler(Desk().take), books.handler(Desk().take)
+    await books.add_transfer("ends", FUTURE)
+    assert await stalled.run_once() is not None
+    for with_news in (False, True):
+        if with_news:
+            await books.add_transfer("new", PAST)
+        await books.move("ends", FUTURE + with_news + 1)
+        look = await stalled._reading.look()
+        await other._writing.write(await other._reading.look(), {"new"}, 6, lambda: None)
+        before = await books.ours()
+        with pytest.raises(TurnLost) as lost:
+            await stalled._writing.write(look, {"new"}, 5, lambda: None)
+        assert str(lost.value) == "a run with fence 6 has been here, and this one has 5"
+        assert (await books.ours(), await fences(books)) == (before, [6])
+        if with_news:  # one without a lock of Genie's is found out by the segment
+            with pytest.raises(TurnLost, match="another run has moved the segment from 1 to 2"):
+                await stalled._writing.write(look, {"new"}, None, lambda: None)
+            assert await books.ours() == before
+    await stalled._writing.write(await stalled._reading.look(), set(), 6, lambda: None)
+    await stalled._writing.write(await stalled._reading.look(), set(), None, lambda: None)
+    assert await fences(books) == [6], "a run without a lock keeps the last fence"

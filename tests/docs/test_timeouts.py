@@ -1,0 +1,54 @@
+"""docs/timeouts.md is true: its Python runs and prints what is shown, its tables are those of the code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pages import Block, blocks, code, table
+from running import run_python, run_shell
+
+from genie import GenieError, timeouts
+from servers import Genie, running_server
+
+PAGE = "docs/timeouts.md"
+BLOCKS = blocks(PAGE)
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+@pytest.fixture
+def genie() -> Iterator[Genie]:
+    with running_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_runs_and_prints_what_is_shown(block: Block, genie: Genie, tmp_path: Path) -> None:
+    run_python(block, BLOCKS, genie, tmp_path)
+
+
+def test_the_commands_do_what_is_shown(genie: Genie, tmp_path: Path) -> None:
+    block = next(block for block in BLOCKS if block.language == "sh")
+    run_shell(block, BLOCKS, genie, tmp_path)
+
+
+def test_every_error_is_there() -> None:
+    raised = {
+        name
+        for name in timeouts.__all__
+        if isinstance(thing := getattr(timeouts, name), type) and issubclass(thing, GenieError)
+    }
+    assert {code(row["Error"]) for row in table(PAGE, "Error")} == raised
+
+
+def test_the_arguments_are_the_code_s() -> None:
+    parameters = dict(inspect.signature(timeouts.TimeoutHandler).parameters)
+    del parameters["url"]
+    shown = {code(row["Argument"]): row["Default"] for row in table(PAGE, "Argument")}
+    assert set(shown) == set(parameters)
+    for name, default in shown.items():
+        assert (None if default == "none" else code(default)) == (
+            None if parameters[name].default is inspect.Parameter.empty else repr(parameters[name].default)
+        )
