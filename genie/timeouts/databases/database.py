@@ -8,7 +8,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Table
+from sqlalchemy import URL, ColumnElement, Executable, Table
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 CONNECT_S = 10.0
@@ -69,6 +70,17 @@ class Database(ABC):
     @abstractmethod
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert many rows, which all have the same columns (by their keys), as fast as the driver can."""
+
+
+async def give_back(connection: AsyncConnection, release: Executable) -> None:
+    """Release a lock that ends with its connection at the latest: one that can't is not used again.
+
+    To end the connection at once would not do: its server may take some time to notice, and nobody gets the turn so long.
+    """
+    try:
+        await connection.execute(release)
+    except DBAPIError:
+        await connection.invalidate()
 
 
 def values_by_column(

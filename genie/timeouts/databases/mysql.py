@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import URL, ColumnElement, Table, func, literal_column, select
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from genie.timeouts.databases.database import (
@@ -16,6 +15,7 @@ from genie.timeouts.databases.database import (
     LOCKED_S,
     Database,
     converted,
+    give_back,
     insert_into,
     values_by_column,
 )
@@ -63,14 +63,9 @@ class Mysql(Database):
             got = bool((await connection.execute(select(func.get_lock(name, wait_s)))).scalar_one())
             try:
                 yield got
-            except BaseException:
-                await connection.invalidate()
-                raise
-            if got:
-                try:
-                    await connection.execute(select(func.release_lock(name)))
-                except DBAPIError:
-                    await connection.invalidate()  # whose connection is gone has no lock any more
+            finally:
+                if got:
+                    await give_back(connection, select(func.release_lock(name)))
 
     def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`."""

@@ -11,7 +11,7 @@ from sqlalchemy import URL, ColumnElement, DateTime, Interval, Table, func, lite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database, values_by_column
+from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database, give_back, values_by_column
 
 _TURN, _CREATING = literal("genie timeouts"), literal("genie timeouts' tables")
 
@@ -56,14 +56,9 @@ class Postgres(Database):
             got = bool((await connection.execute(select(func.pg_try_advisory_lock(*key)))).scalar_one())
             try:
                 yield got
-            except BaseException:
-                await connection.invalidate()
-                raise
-            if got:
-                try:
-                    await connection.execute(select(func.pg_advisory_unlock(*key)))
-                except DBAPIError:
-                    await connection.invalidate()  # whose connection is gone has no lock any more
+            finally:
+                if got:
+                    await give_back(connection, select(func.pg_advisory_unlock(*key)))
 
     def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`."""
