@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,11 @@ from pages import Block, blocks, code, table
 from running import run_python, run_shell
 
 from genie import GenieError, timeouts
-from servers import Genie, running_server
+from servers import Genie
 
 PAGE = "docs/timeouts.md"
 BLOCKS = blocks(PAGE)
 PYTHON = [block for block in BLOCKS if block.language == "python"]
-
-
-@pytest.fixture
-def genie() -> Iterator[Genie]:
-    with running_server() as server:
-        yield server
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,17 +11,11 @@ from pages import Block, blocks, code, prose, table
 from running import run_python
 
 from genie import GenieError, tokens
-from servers import Genie, running_server
+from servers import Genie
 
 PAGE = "docs/tokens.md"
 BLOCKS = blocks(PAGE)
 PYTHON = [block for block in BLOCKS if block.language == "python"]
-
-
-@pytest.fixture
-def genie() -> Iterator[Genie]:
-    with running_server() as server:
-        yield server
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
