@@ -15,5 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def genie() -> Iterator[Genie]:
+    """A fresh server: the first id that it gives is the first that a page shows."""
     with running_server() as server:
         yield server

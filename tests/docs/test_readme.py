@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from pages import ROOT, Block, blocks, code, prose, table
 import genie as package
 import genie.testing
 from genie.cli import main
-from servers import WAIT_S, Genie, running_server
+from servers import WAIT_S, Genie
 
 PAGE = "README.md"
 BLOCKS = blocks(PAGE)
@@ -50,13 +49,6 @@ with socket.create_connection((arguments[0], int(arguments[1]))) as sock:
         sys.stdout.buffer.flush()
 """
 """For machines without OpenBSD's nc: what the page uses of it."""
-
-
-@pytest.fixture
-def genie() -> Iterator[Genie]:
-    """A fresh server: the first id that it gives is the first that the page shows."""
-    with running_server() as server:
-        yield server
 
 
 @pytest.fixture
