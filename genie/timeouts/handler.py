@@ -210,13 +210,14 @@ class TimeoutHandler:
         """Those that were not dealt with."""
         if not expired:
             return set()
+        handed = {one.transfer_id for one in expired}  # the list is theirs from now on
         if inspect.iscoroutinefunction(self._on_expired):
             said = await self._on_expired(expired)
         else:
             said = await asyncio.to_thread(self._on_expired, expired)
             if inspect.isawaitable(said):
                 said = await said
-        return _refused(said, {one.transfer_id for one in expired})
+        return _refused(said, handed)
 
 
 def _refused(said: object, handed: set[str]) -> set[str]:

@@ -242,6 +242,23 @@ async def test_who_deals_with_them_can_write_to_the_ledger(books: Books) -> None
     assert desk.given[1:] == [["b"]], "it has been final in between"
 
 
+async def test_the_list_is_the_handlers_own(books: Books) -> None:
+    """It may take from it what it has seen."""
+    for id in "abc":
+        await books.add_transfer(id, PAST)
+
+    async def take_from_it(expired: list[ExpiredTransfer]) -> list[str]:
+        ids = []
+        while expired:
+            ids.append(expired.pop().transfer_id)
+        return [id for id in ids if id == "b"]
+
+    run = await books.handler(take_from_it).run_once()
+    assert run is not None
+    assert (run.expired, run.refused) == (3, 1)
+    assert await books.kept() == {"a": True, "b": False, "c": True}
+
+
 async def test_what_a_handler_must_not_return(books: Books) -> None:
     await books.add_transfer("a", PAST)
     before = await books.ours()
