@@ -148,7 +148,8 @@ class Steps:
             last = self._last
             joined = joined.join(last, last.c.transferStateChangeId == self._newest(whose))
         expires = self._date(self._transfer.c.expirationDate)
-        columns = (whose.c.transferId, expires, last.c.transferStateId)
+        # By the transfer's own spelling: where 'A' and 'a' are the same, its state changes may have either.
+        columns = (self._transfer.c.transferId, expires, last.c.transferStateId)
         copy = (kept.c.transferTimeoutId, self._date(kept.c.expirationDate), kept.c.handedOverDate)
         return select(*columns, *copy).select_from(joined), expires
 

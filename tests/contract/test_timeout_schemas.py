@@ -274,3 +274,20 @@ async def test_handlers_that_open_an_empty_database_at_the_same_time(empty_books
     await empty_books.add_transfer("a", PAST)
     await empty_books.handler(desk.take).run_once()
     assert desk.ids == ["a"]
+
+
+async def test_an_id_has_one_spelling(new_books: New) -> None:
+    """Where 'A' and 'a' are the same, state changes may have either: it is one transfer, taken in and handed over once."""
+    books = await new_books("mariadb")
+    desk = Desk()
+    desk.refused = {"a"}
+    handler = books.handler(desk.take)
+    await books.add_transfer("a", PAST)
+    await books.change("A", "RESERVED")
+    await handler.run_once()
+    await books.change("A ", "RESERVED")
+    await handler.run_once()
+    assert desk.given == [["a"], ["a"]]
+    await books.change("A", "FAILED")
+    await handler.run_once()
+    assert await books.kept() == {}
