@@ -186,8 +186,9 @@ class TimeoutHandler:
         refused = await self._hand_over(list(look.plan.expired.values()))
         if not look.nothing:
             await _to_its_end(self._write(look, look.plan.expired.keys() - refused, lock))
+        self._reading.go_on(look, bool(refused))
         plan = look.plan
-        more_due = look.more_due or len(plan.expired) == self._batch
+        more_due = bool(plan) and (look.due_to is not None or len(plan.expired) == self._batch)
         return TimeoutRun(
             interval=(look.segment.value, look.last),
             cleaned=len(plan.delete),

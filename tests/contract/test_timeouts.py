@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutRun
-from ledgers import FUTURE, PAST, Books, Desk, catch_up
+from ledgers import FUTURE, PAST, Books, Desk, New, catch_up
 
 
 async def test_with_no_segment_it_begins_at_the_beginning(books: Books) -> None:
@@ -164,6 +164,62 @@ async def test_only_what_was_refused_comes_again(books: Books) -> None:
     await handler.run_once()
     await handler.run_once()
     assert [sorted(ids) for ids in desk.given] == [["a", "b", "c"], ["b"], ["b"]]
+
+
+async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(books: Books) -> None:
+    """Though there is more of it than a run hands over; and it has its turn again."""
+    desk = Desk()
+    handler = books.handler(desk.take, batch=3)
+    for number in range(7):
+        await books.add_transfer(f"stuck {number}", PAST - 10 + number)
+    for number in range(4):
+        await books.add_transfer(f"{number}", PAST)
+    desk.refused = {f"stuck {number}" for number in range(7)}
+    runs = [await handler.run_once() for _ in range(12)]
+    assert not any(run is not None and run.behind and run.refused and run.interval[0] == 11 for run in runs)
+    assert sorted(id for id in desk.ids if id not in desk.refused) == ["0", "1", "2", "3"]
+    assert min(desk.ids.count(id) for id in desk.refused) > 1
+    desk.refused = set()
+    for _ in range(4):
+        await catch_up(handler)
+    assert all((await books.kept()).values())
+
+
+async def test_a_date_that_is_taken_away_does_not_keep_the_rest_waiting(new_books: New) -> None:
+    for kind, change in (
+        ("postgres", "ALTER COLUMN `expirationDate` DROP NOT NULL"),
+        ("mariadb", "MODIFY `expirationDate` DATETIME"),
+    ):
+        books = await new_books(kind)
+        await books.run(f"ALTER TABLE `transfer` {change}")
+        desk = Desk()
+        handler = books.handler(desk.take, batch=2)
+        for number in range(3):
+            await books.add_transfer(f"{number}", PAST - 3 + number)
+        desk.refused = {"0", "1", "2"}
+        await catch_up(handler)
+        await books.run("UPDATE `transfer` SET `expirationDate` = NULL WHERE `transferId` <> '2'")
+        desk.given.clear()
+        for _ in range(2):
+            await catch_up(books.handler(desk.take, batch=2))
+        assert desk.given == [["2"], ["2"]]
+
+
+async def test_what_is_due_and_can_not_be_handed_over_does_not_make_it_run_at_once(new_books: New) -> None:
+    """To MariaDB 'reserved' is RESERVED; states count as they are written."""
+    books = await new_books("mariadb")
+    desk = Desk()
+    handler = books.handler(desk.take, batch=2)
+    for number in range(3):
+        await books.add_transfer(f"{number}", FUTURE)
+    await catch_up(handler)
+    for number in range(3):
+        await books.move(f"{number}", PAST - 3 + number)
+        if number < 2:
+            await books.change(f"{number}", "reserved")
+    for _ in range(3):
+        await catch_up(handler, most=5)
+    assert desk.ids == ["2"]
 
 
 async def test_a_handler_that_raises_changes_nothing(books: Books) -> None:
