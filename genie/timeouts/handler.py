@@ -188,7 +188,7 @@ class TimeoutHandler:
             await _to_its_end(self._write(look, look.plan.expired.keys() - refused, lock))
         self._reading.go_on(look, bool(refused))
         plan = look.plan
-        more_due = bool(plan) and (look.due_to is not None or len(plan.expired) == self._batch)
+        more_due = look.due_to is not None or len(plan.expired) == self._batch
         return TimeoutRun(
             interval=(look.segment.value, look.last),
             cleaned=len(plan.delete),

@@ -211,13 +211,15 @@ async def test_what_is_due_and_can_not_be_handed_over_does_not_make_it_run_at_on
     desk = Desk()
     handler = books.handler(desk.take, batch=2)
     for number in range(3):
-        await books.add_transfer(f"{number}", FUTURE)
+        await books.add_transfer(f"{number}", PAST - 3 + number)
+    desk.refused = {"0", "1", "2"}
     await catch_up(handler)
-    for number in range(3):
-        await books.move(f"{number}", PAST - 3 + number)
-        if number < 2:
-            await books.change(f"{number}", "reserved")
+    for number in range(2):
+        await books.change(f"{number}", "reserved")
+    desk.given.clear()
+    desk.refused.clear()
     for _ in range(3):
+        await catch_up(books.handler(desk.take, batch=2), most=5)
         await catch_up(handler, most=5)
     assert desk.ids == ["2"]
 
