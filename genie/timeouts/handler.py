@@ -162,10 +162,10 @@ class TimeoutHandler:
         async with AsyncExitStack() as stack:
             with plainly(self._database):
                 ours = await stack.enter_async_context(self._database.turn())
-            return await self._work(None) if ours else None
+            return await self._work(None, lambda _done: None) if ours else None
 
     async def _under_lock(self, client: Client) -> TimeoutRun | None:
-        done: TimeoutRun | None = None
+        done: list[TimeoutRun] = []
         held = client.lock(self._resource, queue_timeout=0, transaction_timeout=HOLD_S, watchdog=True)
         try:
             async with AsyncExitStack() as stack:
@@ -173,23 +173,21 @@ class TimeoutHandler:
                     lock = await stack.enter_async_context(held)
                 except QueueTimeout:
                     return None
-                done = await self._work(lock)
+                await self._work(lock, done.append)
         except (LockLost, Unavailable, ConnectionLost):
-            if done is None:
+            if not done:
                 raise
-        return done
+        return done[0]
 
-    async def _work(self, lock: Lock | None) -> TimeoutRun:
+    async def _work(self, lock: Lock | None, written: Callable[[TimeoutRun], object]) -> TimeoutRun:
+        """`written` hears what was done as soon as it can't be undone: who waits for it may be cancelled just then."""
         with plainly(self._database):
             async with asyncio.timeout(MOST_S):
                 look = await self._reading.look()
         refused = await self._hand_over(list(look.plan.expired.values()))
-        if not look.nothing:
-            await _to_its_end(self._write(look, look.plan.expired.keys() - refused, lock))
-        self._reading.go_on(look, bool(refused))
         plan = look.plan
         more_due = look.due_to is not None or len(plan.expired) == self._batch
-        return TimeoutRun(
+        done = TimeoutRun(
             interval=(look.segment.value, look.last),
             cleaned=len(plan.delete),
             inserted=len(plan.insert),
@@ -197,6 +195,15 @@ class TimeoutHandler:
             refused=len(refused),
             behind=look.changes == self._batch or (more_due and not refused),
         )
+
+        async def write() -> None:
+            if not look.nothing:
+                await self._write(look, plan.expired.keys() - refused, lock)
+            self._reading.go_on(look, bool(refused))
+            written(done)
+
+        await _to_its_end(write())
+        return done
 
     async def _write(self, look: Look, dealt_with: set[str], lock: Lock | None) -> None:
         def check() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.client.aio import Client, connect
 from genie.errors import LockLost, QueueTimeout
 from genie.timeouts import ExpiredTransfer, TimeoutRun, TurnLost
-from ledgers import FUTURE, PAST, Books, Desk
+from ledgers import FUTURE, PAST, Books, Desk, New
 from servers import WAIT_S, Genie, running_server
 
 RESOURCE = "timeout-handler/test"
@@ -249,6 +251,50 @@ async def test_what_is_written_is_told_although_the_lock_server_has_gone(books: 
             run = await books.handler(desk.take, client=client, name="test").run_once()
     assert run is not None
     assert (run.expired, await books.kept()) == (1, {"a": True})
+
+
+async def test_a_lock_that_is_lost_while_the_run_is_committed_changes_nothing_about_it(
+    books: Books, clients: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is told: a LockLost would say that nothing was."""
+    desk = Desk()
+    handler = books.handler(desk.take, client=clients[0], name="test")
+    writing = handler._database.writing
+    running: list[asyncio.Task[TimeoutRun | None]] = []
+
+    @asynccontextmanager
+    async def late() -> AsyncIterator[AsyncConnection]:
+        async with writing() as connection:
+            yield connection
+            (holder,) = (await clients[1].inspect(resource=RESOURCE))["holders"]
+            await clients[1].release(holder["id"])
+            while not running[0].cancelling():  # noqa: ASYNC110 - a task tells it to nobody
+                await asyncio.sleep(0.01)
+
+    await books.add_transfer("a", PAST)
+    await handler.open()
+    monkeypatch.setattr(handler._database, "writing", late)
+    running.append(asyncio.create_task(handler.run_once()))
+    async with asyncio.timeout(WAIT_S):
+        run = await running[0]
+    assert run is not None
+    assert (run.expired, await books.kept()) == (1, {"a": True})
+
+
+async def test_the_connection_of_the_turn_may_be_silent_for_long(new_books: New) -> None:
+    books = await new_books("mariadb")
+    desk = Desk()
+    await books.add_transfer("a", PAST)
+    (usual,) = (await books.run("SELECT @@GLOBAL.wait_timeout"))[0]
+    await books.run("SET GLOBAL wait_timeout = 7")
+    try:
+        handler = books.handler(desk.take)
+        await handler.run_once()
+        async with handler._database.turn() as ours, handler._database.reading() as other:
+            assert ours
+            assert (await other.exec_driver_sql("SELECT @@SESSION.wait_timeout")).scalar_one() >= 3_600
+    finally:
+        await books.run(f"SET GLOBAL wait_timeout = {usual}")
 
 
 async def test_a_stalled_run_can_not_write_after_another(books: Books) -> None:
