@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -102,6 +102,7 @@ class TimeoutHandler:
         self._batch, self._every = batch, every
         self._running = False
         self._opened = False
+        self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         try:
@@ -118,9 +119,10 @@ class TimeoutHandler:
 
     async def open(self) -> None:
         """Create or check the tables, if that has not been done. WrongSchema or DatabaseFailed, where it fails."""
-        if not self._opened:
-            await prepare(self._database, self._ledger)
-            self._opened = True
+        async with self._opening:
+            if not self._opened:
+                await prepare(self._database, self._ledger)
+                self._opened = True
 
     async def close(self) -> None:
         """Close the connections."""
@@ -246,8 +248,9 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        if not task.done():
-            await asyncio.wait({task})
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # it was seen
         raise

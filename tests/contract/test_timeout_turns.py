@@ -297,6 +297,51 @@ async def test_the_connection_of_the_turn_may_be_silent_for_long(new_books: New)
         await books.run(f"SET GLOBAL wait_timeout = {usual}")
 
 
+async def test_a_commit_comes_to_its_end_however_often_the_run_is_cancelled(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before that nobody else has the turn."""
+    desk = Desk()
+    handler, other = books.handler(desk.take), books.handler(desk.take)
+    writing = handler._database.writing
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[AsyncConnection]:
+        async with writing() as connection:
+            yield connection
+            entered.set()
+            await go_on.wait()
+
+    await books.add_transfer("a", PAST)
+    await handler.open()
+    await other.open()
+    monkeypatch.setattr(handler._database, "writing", slow)
+    running = asyncio.create_task(handler.run_once())
+    async with asyncio.timeout(WAIT_S):
+        await entered.wait()
+        for _ in range(3):
+            running.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert not running.done()
+        assert await other.run_once() is None
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert await books.kept() == {"a": True}
+
+
+async def test_the_first_runs_of_a_handler_at_the_same_time(books: Books) -> None:
+    """One opens it, and the connections are enough for that."""
+    desk = Desk()
+    await books.add_transfer("a", PAST)
+    handler = books.handler(desk.take)
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*(handler.run_once() for _ in range(4)))
+    assert desk.ids == ["a"]
+
+
 async def test_a_stalled_run_can_not_write_after_another(books: Books) -> None:
     """It has looked with fence 5 and is behind the other, whether or not that one has moved the segment."""
     stalled, other = books.handler(Desk().take), books.handler(Desk().take)
