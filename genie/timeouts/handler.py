@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -102,6 +102,7 @@ class TimeoutHandler:
         self._batch, self._every = batch, every
         self._running = False
         self._opened = False
+        self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         try:
@@ -118,9 +119,10 @@ class TimeoutHandler:
 
     async def open(self) -> None:
         """Create or check the tables, if that has not been done. WrongSchema or DatabaseFailed, where it fails."""
-        if not self._opened:
-            await prepare(self._database, self._ledger)
-            self._opened = True
+        async with self._opening:
+            if not self._opened:
+                await prepare(self._database, self._ledger)
+                self._opened = True
 
     async def close(self) -> None:
         """Close the connections."""
@@ -162,10 +164,10 @@ class TimeoutHandler:
         async with AsyncExitStack() as stack:
             with plainly(self._database):
                 ours = await stack.enter_async_context(self._database.turn())
-            return await self._work(None) if ours else None
+            return await self._work(None, lambda _done: None) if ours else None
 
     async def _under_lock(self, client: Client) -> TimeoutRun | None:
-        done: TimeoutRun | None = None
+        done: list[TimeoutRun] = []
         held = client.lock(self._resource, queue_timeout=0, transaction_timeout=HOLD_S, watchdog=True)
         try:
             async with AsyncExitStack() as stack:
@@ -173,22 +175,21 @@ class TimeoutHandler:
                     lock = await stack.enter_async_context(held)
                 except QueueTimeout:
                     return None
-                done = await self._work(lock)
+                await self._work(lock, done.append)
         except (LockLost, Unavailable, ConnectionLost):
-            if done is None:
+            if not done:
                 raise
-        return done
+        return done[0]
 
-    async def _work(self, lock: Lock | None) -> TimeoutRun:
+    async def _work(self, lock: Lock | None, written: Callable[[TimeoutRun], object]) -> TimeoutRun:
+        """`written` hears what was done as soon as it can't be undone: who waits for it may be cancelled just then."""
         with plainly(self._database):
             async with asyncio.timeout(MOST_S):
                 look = await self._reading.look()
         refused = await self._hand_over(list(look.plan.expired.values()))
-        if not look.nothing:
-            await _to_its_end(self._write(look, look.plan.expired.keys() - refused, lock))
         plan = look.plan
-        more_due = look.more_due or len(plan.expired) == self._batch
-        return TimeoutRun(
+        more_due = look.due_to is not None or len(plan.expired) == self._batch
+        done = TimeoutRun(
             interval=(look.segment.value, look.last),
             cleaned=len(plan.delete),
             inserted=len(plan.insert),
@@ -196,6 +197,15 @@ class TimeoutHandler:
             refused=len(refused),
             behind=look.changes == self._batch or (more_due and not refused),
         )
+
+        async def write() -> None:
+            if not look.nothing:
+                await self._write(look, plan.expired.keys() - refused, lock)
+            self._reading.go_on(look, bool(refused))
+            written(done)
+
+        await _to_its_end(write())
+        return done
 
     async def _write(self, look: Look, dealt_with: set[str], lock: Lock | None) -> None:
         def check() -> None:
@@ -210,13 +220,14 @@ class TimeoutHandler:
         """Those that were not dealt with."""
         if not expired:
             return set()
+        handed = {one.transfer_id for one in expired}  # the list is theirs from now on
         if inspect.iscoroutinefunction(self._on_expired):
             said = await self._on_expired(expired)
         else:
             said = await asyncio.to_thread(self._on_expired, expired)
             if inspect.isawaitable(said):
                 said = await said
-        return _refused(said, {one.transfer_id for one in expired})
+        return _refused(said, handed)
 
 
 def _refused(said: object, handed: set[str]) -> set[str]:
@@ -237,8 +248,9 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        if not task.done():
-            await asyncio.wait({task})
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # it was seen
         raise

@@ -45,12 +45,26 @@ class Ledger:
         unknown = sorted(set(own) - set(NAMES))
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: no name of a table or column; those are {', '.join(NAMES)}")
+        if not all(own.values()):
+            raise ValueError(f"{', '.join(name for name in own if not own[name])}: a name can't be empty")
+        _check_distinct(own)
         self.tables = Tables(own)
         self.processing_states = _states("processing_states", processing_states)
         self.final_states = _states("final_states", final_states)
         both = sorted(set(self.processing_states) & set(self.final_states))
         if both:
             raise ValueError(f"{', '.join(both)}: a state is final or in processing, not both")
+
+
+def _check_distinct(own: Mapping[str, str]) -> None:
+    """No two tables, and no two columns of one, may have the same name."""
+    found: dict[tuple[str, str], str] = {}
+    for name in NAMES:
+        table, _, column = name.partition(".")
+        place = (table if column else "", own.get(name, column or table))
+        if place in found:
+            raise ValueError(f"{found[place]} and {name} can't both be called {place[1]!r}")
+        found[place] = name
 
 
 def _states(field: str, states: Iterable[str]) -> tuple[str, ...]:

@@ -20,13 +20,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a run has found. `last` is where the segment will be; `more_due`: more may be due than was looked at."""
+    """What a run has found. `last` is where the segment will be.
+
+    `due_to`: the date and the number of the last row that is due, if there may be more than those that were looked at.
+    """
 
     now: datetime
     segment: Segment
     last: int
     changes: int
-    more_due: bool
+    due_to: tuple[datetime, int] | None
     recounted: Recount
     plan: Plan
 

@@ -12,8 +12,12 @@ from genie.timeouts.schema import ensure
 
 
 async def prepare(database: Database, ledger: Ledger) -> None:
-    """Create the tables that are absent, check those that are there. WrongSchema or DatabaseFailed."""
+    """Create the tables that are absent, check those that are there. WrongSchema or DatabaseFailed.
+
+    ValueError for a URL with which nothing can be connected.
+    """
     with plainly(database):
+        await database.reach()
         async with database.creating() as connection:
             await connection.run_sync(ensure, ledger.tables)
 

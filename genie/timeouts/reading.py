@@ -29,6 +29,15 @@ class Reading:
         self._steps = Steps(ledger, database)
         self._batch, self._open_for = batch, open_for
         self._compared: int | None = None
+        self._due_behind: tuple[datetime, int] | None = None
+
+    def go_on(self, look: Look, refused: bool) -> None:
+        """What was found is dealt with, but for what was refused: that does not keep the rest from its turn.
+
+        If more may be due, the next look for it begins behind what this one has found, and so on to the last of it.
+        """
+        again = refused or not look.plan or self._due_behind is not None
+        self._due_behind = look.due_to if again else None
 
     async def look(self) -> Look:
         """See what is new, what is due, and what has changed."""
@@ -39,8 +48,8 @@ class Reading:
             # Asked behind that: what may still appear among those changes belongs to transactions that are open now.
             now = (await connection.execute(self._steps.now())).scalar_one()
             recounted = await self._recount(connection, now)
-            rows = await self._rows(connection, self._steps.due(now, self._batch))
-            more_due = len(rows) == self._batch
+            rows = await self._rows(connection, self._steps.due(now, self._batch, self._due_behind))
+            due_to = _place(rows[-1]) if len(rows) == self._batch else None
             rows += await self._moved(connection)
             stretches = [(one.first, one.last) for one, _ in recounted.again]
             if changes:
@@ -53,7 +62,7 @@ class Reading:
             segment=segment,
             last=last if changes else segment.value,
             changes=changes,
-            more_due=more_due,
+            due_to=due_to,
             recounted=recounted,
             plan=plan(rows, now, self._ledger, self._batch),
         )
@@ -91,3 +100,7 @@ class Reading:
     async def _rows(self, connection: AsyncConnection, query: Select[Any]) -> list[Found]:
         rows: Sequence[Any] = (await connection.execute(query)).all()
         return [Found(*row) for row in rows]
+
+
+def _place(due: Found) -> tuple[datetime, int] | None:
+    return None if due.kept is None or due.timeout_id is None else (due.kept, due.timeout_id)

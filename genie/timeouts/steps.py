@@ -97,11 +97,18 @@ class Steps:
         query, _ = self._found(some.join(kept, kept.c.transferId == some.c.transferId), kept, kept)
         return _in_order(query.where(self._state.in_(self._final)))
 
-    def due(self, now: datetime, most: int) -> Select[Any]:
-        """Of what was taken in: whose date has passed and nobody has dealt with, the longest first (step 7)."""
+    def due(self, now: datetime, most: int, behind: tuple[datetime, int] | None) -> Select[Any]:
+        """Of what was taken in: whose date has passed and nobody has dealt with, the longest first (step 7).
+
+        `behind`: those behind a row of this date and number.
+        """
         kept = self._timeout
-        query, _ = self._found(kept, kept, kept)
-        query = query.where(kept.c.handedOverDate.is_(None), kept.c.expirationDate < now)
+        query, expires = self._found(kept, kept, kept)
+        query = query.where(kept.c.handedOverDate.is_(None), kept.c.expirationDate < now, expires.is_not(None))
+        if behind is not None:
+            date, id = behind
+            later = or_(kept.c.expirationDate > date, kept.c.transferTimeoutId > id)
+            query = query.where(kept.c.expirationDate >= date, later)
         query = query.where(self._state.in_((*self._processing, *self._final)))
         return query.order_by(kept.c.expirationDate, kept.c.transferTimeoutId).limit(most)
 
@@ -148,7 +155,8 @@ class Steps:
             last = self._last
             joined = joined.join(last, last.c.transferStateChangeId == self._newest(whose))
         expires = self._date(self._transfer.c.expirationDate)
-        columns = (whose.c.transferId, expires, last.c.transferStateId)
+        # By the transfer's own spelling: where 'A' and 'a' are the same, its state changes may have either.
+        columns = (self._transfer.c.transferId, expires, last.c.transferStateId)
         copy = (kept.c.transferTimeoutId, self._date(kept.c.expirationDate), kept.c.handedOverDate)
         return select(*columns, *copy).select_from(joined), expires
 

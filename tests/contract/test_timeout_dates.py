@@ -103,6 +103,27 @@ async def test_a_fraction_that_our_copy_can_not_hold_is_no_change(books: Books) 
     assert not look.plan.refresh
 
 
+@pytest.mark.parametrize("kind", ["TIMESTAMP", "TIMESTAMPTZ"])
+async def test_dates_that_python_has_not(kind: str, new_books: New) -> None:
+    """In PostgreSQL; with them one transfer would keep all others from being found."""
+    books = await new_books("postgres")
+    for table in ("transfer", "transferTimeout"):
+        await books.run(f"ALTER TABLE `{table}` ALTER COLUMN `expirationDate` TYPE {kind}")
+    over, never = ("-infinity", "0044-03-15 BC"), ("infinity", "20000-01-01")
+    for id in (*over, *never, "a"):
+        await books.add_transfer(id, PAST)
+        if id != "a":
+            await books.run(f"UPDATE `transfer` SET `expirationDate` = '{id}' WHERE `transferId` = '{id}'")  # noqa: S608
+    desk = Desk()
+    desk.refused = {*over, "a"}
+    handler = books.handler(desk.take)
+    for _ in range(2):
+        await handler.run_once()
+        assert sorted(desk.given.pop()) == sorted([*over, "a"])
+        assert not (await handler._reading.look()).plan.refresh
+    assert (await books.kept()).keys() == {*over, *never, "a"}
+
+
 FORMS = {
     "2001-02-03T04:05:06": (4, 5, 6, 0),
     "2001-02-03 04:05:06.789": (4, 5, 6, 789_000),

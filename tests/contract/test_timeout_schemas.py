@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
-from genie.timeouts import Ledger, WrongSchema
+from genie.timeouts import DatabaseFailed, Ledger, TimeoutHandler, WrongSchema
 from ledgers import FUTURE, PAST, Books, Desk, New, catch_up
 
 NAMES = {
@@ -274,3 +276,59 @@ async def test_handlers_that_open_an_empty_database_at_the_same_time(empty_books
     await empty_books.add_transfer("a", PAST)
     await empty_books.handler(desk.take).run_once()
     assert desk.ids == ["a"]
+
+
+async def test_an_id_has_one_spelling(new_books: New) -> None:
+    """Where 'A' and 'a' are the same, state changes may have either: it is one transfer, taken in and handed over once."""
+    books = await new_books("mariadb")
+    desk = Desk()
+    desk.refused = {"a"}
+    handler = books.handler(desk.take)
+    await books.add_transfer("a", PAST)
+    await books.change("A", "RESERVED")
+    await handler.run_once()
+    await books.change("A ", "RESERVED")
+    await handler.run_once()
+    assert desk.given == [["a"], ["a"]]
+    await books.change("A", "FAILED")
+    await handler.run_once()
+    assert await books.kept() == {}
+
+
+async def test_a_turn_that_can_not_be_asked_for_in_sqlite(new_books: New, tmp_path: Path) -> None:
+    books = await new_books("sqlite")
+    (tmp_path / "ledger.db-timeouts").mkdir()
+    with pytest.raises(DatabaseFailed, match=r"ledger\.db: unable to open database file$"):
+        await books.handler(Desk().take).run_once()
+
+
+async def test_a_file_of_two_names_has_one_turn(new_books: New, tmp_path: Path) -> None:
+    books = await new_books("sqlite")
+    (tmp_path / "link.db").symlink_to(tmp_path / "ledger.db")
+    desk = Desk()
+    await books.add_transfer("a", PAST)
+    async with TimeoutHandler(f"sqlite:///{tmp_path}/link.db", on_expired=desk.take) as other:
+
+        async def overlap(_ids: list[str]) -> None:
+            assert await other.run_once() is None
+
+        desk.meanwhile = overlap
+        assert await books.handler(desk.take).run_once() is not None
+    assert desk.ids == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"transfer": "x", "segment": "x"}, "transfer and segment can't both be called 'x'"),
+        ({"transfer": "segment"}, "transfer and segment can't both be called 'segment'"),
+        (
+            {"transfer.transferId": "expirationDate"},
+            "transfer.transferId and transfer.expirationDate can't both be called 'expirationDate'",
+        ),
+        ({"transfer": ""}, "transfer: a name can't be empty"),
+    ],
+)
+def test_names_that_can_not_be(names: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        Ledger(names=names)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.client.aio import Client, connect
 from genie.errors import LockLost, QueueTimeout
 from genie.timeouts import ExpiredTransfer, TimeoutRun, TurnLost
-from ledgers import FUTURE, PAST, Books, Desk
+from ledgers import FUTURE, PAST, Books, Desk, New
 from servers import WAIT_S, Genie, running_server
 
 RESOURCE = "timeout-handler/test"
@@ -251,6 +253,95 @@ async def test_what_is_written_is_told_although_the_lock_server_has_gone(books: 
             run = await books.handler(desk.take, client=client, name="test").run_once()
     assert run is not None
     assert (run.expired, await books.kept()) == (1, {"a": True})
+
+
+async def test_a_lock_that_is_lost_while_the_run_is_committed_changes_nothing_about_it(
+    books: Books, clients: tuple[Client, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written is told: a LockLost would say that nothing was."""
+    desk = Desk()
+    handler = books.handler(desk.take, client=clients[0], name="test")
+    writing = handler._database.writing
+    running: list[asyncio.Task[TimeoutRun | None]] = []
+
+    @asynccontextmanager
+    async def late() -> AsyncIterator[AsyncConnection]:
+        async with writing() as connection:
+            yield connection
+            (holder,) = (await clients[1].inspect(resource=RESOURCE))["holders"]
+            await clients[1].release(holder["id"])
+            while not running[0].cancelling():  # noqa: ASYNC110 - a task tells it to nobody
+                await asyncio.sleep(0.01)
+
+    await books.add_transfer("a", PAST)
+    await handler.open()
+    monkeypatch.setattr(handler._database, "writing", late)
+    running.append(asyncio.create_task(handler.run_once()))
+    async with asyncio.timeout(WAIT_S):
+        run = await running[0]
+    assert run is not None
+    assert (run.expired, await books.kept()) == (1, {"a": True})
+
+
+async def test_the_connection_of_the_turn_may_be_silent_for_long(new_books: New) -> None:
+    books = await new_books("mariadb")
+    desk = Desk()
+    await books.add_transfer("a", PAST)
+    (usual,) = (await books.run("SELECT @@GLOBAL.wait_timeout"))[0]
+    await books.run("SET GLOBAL wait_timeout = 7")
+    try:
+        handler = books.handler(desk.take)
+        await handler.run_once()
+        async with handler._database.turn() as ours, handler._database.reading() as other:
+            assert ours
+            assert (await other.exec_driver_sql("SELECT @@SESSION.wait_timeout")).scalar_one() >= 3_600
+    finally:
+        await books.run(f"SET GLOBAL wait_timeout = {usual}")
+
+
+async def test_a_commit_comes_to_its_end_however_often_the_run_is_cancelled(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before that nobody else has the turn."""
+    desk = Desk()
+    handler, other = books.handler(desk.take), books.handler(desk.take)
+    writing = handler._database.writing
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[AsyncConnection]:
+        async with writing() as connection:
+            yield connection
+            entered.set()
+            await go_on.wait()
+
+    await books.add_transfer("a", PAST)
+    await handler.open()
+    await other.open()
+    monkeypatch.setattr(handler._database, "writing", slow)
+    running = asyncio.create_task(handler.run_once())
+    async with asyncio.timeout(WAIT_S):
+        await entered.wait()
+        for _ in range(3):
+            running.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert not running.done()
+        assert await other.run_once() is None
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert await books.kept() == {"a": True}
+
+
+async def test_the_first_runs_of_a_handler_at_the_same_time(books: Books) -> None:
+    """One opens it, and the connections are enough for that."""
+    desk = Desk()
+    await books.add_transfer("a", PAST)
+    handler = books.handler(desk.take)
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*(handler.run_once() for _ in range(4)))
+    assert desk.ids == ["a"]
 
 
 async def test_a_stalled_run_can_not_write_after_another(books: Books) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutRun
-from ledgers import FUTURE, PAST, Books, Desk, catch_up
+from ledgers import FUTURE, PAST, Books, Desk, New, catch_up
 
 
 async def test_with_no_segment_it_begins_at_the_beginning(books: Books) -> None:
@@ -166,6 +166,64 @@ async def test_only_what_was_refused_comes_again(books: Books) -> None:
     assert [sorted(ids) for ids in desk.given] == [["a", "b", "c"], ["b"], ["b"]]
 
 
+async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(books: Books) -> None:
+    """Though there is more of it than a run hands over; and it has its turn again."""
+    desk = Desk()
+    handler = books.handler(desk.take, batch=3)
+    for number in range(7):
+        await books.add_transfer(f"stuck {number}", PAST - 10 + number)
+    for number in range(4):
+        await books.add_transfer(f"{number}", PAST)
+    desk.refused = {f"stuck {number}" for number in range(7)}
+    runs = [await handler.run_once() for _ in range(12)]
+    assert not any(run is not None and run.behind and run.refused and run.interval[0] == 11 for run in runs)
+    assert sorted(id for id in desk.ids if id not in desk.refused) == ["0", "1", "2", "3"]
+    assert min(desk.ids.count(id) for id in desk.refused) > 1
+    desk.refused = set()
+    for _ in range(4):
+        await catch_up(handler)
+    assert all((await books.kept()).values())
+
+
+async def test_a_date_that_is_taken_away_does_not_keep_the_rest_waiting(new_books: New) -> None:
+    for kind, change in (
+        ("postgres", "ALTER COLUMN `expirationDate` DROP NOT NULL"),
+        ("mariadb", "MODIFY `expirationDate` DATETIME"),
+    ):
+        books = await new_books(kind)
+        await books.run(f"ALTER TABLE `transfer` {change}")
+        desk = Desk()
+        handler = books.handler(desk.take, batch=2)
+        for number in range(3):
+            await books.add_transfer(f"{number}", PAST - 3 + number)
+        desk.refused = {"0", "1", "2"}
+        await catch_up(handler)
+        await books.run("UPDATE `transfer` SET `expirationDate` = NULL WHERE `transferId` <> '2'")
+        desk.given.clear()
+        for _ in range(2):
+            await catch_up(books.handler(desk.take, batch=2))
+        assert desk.given == [["2"], ["2"]]
+
+
+async def test_what_is_due_and_can_not_be_handed_over_does_not_make_it_run_at_once(new_books: New) -> None:
+    """To MariaDB 'reserved' is RESERVED; states count as they are written."""
+    books = await new_books("mariadb")
+    desk = Desk()
+    handler = books.handler(desk.take, batch=2)
+    for number in range(3):
+        await books.add_transfer(f"{number}", PAST - 3 + number)
+    desk.refused = {"0", "1", "2"}
+    await catch_up(handler)
+    for number in range(2):
+        await books.change(f"{number}", "reserved")
+    desk.given.clear()
+    desk.refused.clear()
+    for _ in range(3):
+        await catch_up(books.handler(desk.take, batch=2), most=5)
+        await catch_up(handler, most=5)
+    assert desk.ids == ["2"]
+
+
 async def test_a_handler_that_raises_changes_nothing(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
@@ -240,6 +298,23 @@ async def test_who_deals_with_them_can_write_to_the_ledger(books: Books) -> None
     await books.change("b", "RESERVED")
     await handler.run_once()
     assert desk.given[1:] == [["b"]], "it has been final in between"
+
+
+async def test_the_list_is_the_handlers_own(books: Books) -> None:
+    """It may take from it what it has seen."""
+    for id in "abc":
+        await books.add_transfer(id, PAST)
+
+    async def take_from_it(expired: list[ExpiredTransfer]) -> list[str]:
+        ids = []
+        while expired:
+            ids.append(expired.pop().transfer_id)
+        return [id for id in ids if id == "b"]
+
+    run = await books.handler(take_from_it).run_once()
+    assert run is not None
+    assert (run.expired, run.refused) == (3, 1)
+    assert await books.kept() == {"a": True, "b": False, "c": True}
 
 
 async def test_what_a_handler_must_not_return(books: Books) -> None:

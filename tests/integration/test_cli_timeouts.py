@@ -278,16 +278,30 @@ def failed(url: str, *args: str) -> str:
     [
         ("oracle://host/ledger", "no database of 'oracle'"),
         ("ledger.db", "the database's URL can't be read"),
+        ("postgresql://me:se@cret@127.0.0.1:1/ledger", "the database's URL can't be read"),
         ("postgresql://127.0.0.1:1/ledger", "postgresql+asyncpg://127.0.0.1:1/ledger: "),
+        (
+            "postgresql://127.0.0.1/a?sslmode=require",
+            "postgresql+asyncpg://127.0.0.1/a: the URL can't be right: connect()",
+        ),
+        ("mysql://127.0.0.1/a?colour=red", "mysql+asyncmy://127.0.0.1/a: the URL can't be right: connect()"),
+        ("postgresql://127.0.0.1:99999/a", "postgresql+asyncpg://127.0.0.1:99999/a: the URL can't be right: "),
     ],
 )
 def test_a_url_that_leads_nowhere(command: str, url: str, said: str) -> None:
     assert failed(url, *command.split()).startswith(said)
 
 
-def test_a_password_is_not_shown() -> None:
-    line = failed("mysql://me:secret@127.0.0.1:1/ledger", "status")
-    assert line.startswith("mysql+asyncmy://me:***@127.0.0.1:1/ledger: ")
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("mysql://me:secret@127.0.0.1:1/ledger", "mysql+asyncmy://me:***@127.0.0.1:1/ledger: "),
+        ("postgresql://127.0.0.1:1/a?user=me&password=secret", "postgresql+asyncpg://127.0.0.1:1/a: "),
+    ],
+)
+def test_a_password_is_not_shown(url: str, shown: str) -> None:
+    line = failed(url, "status")
+    assert line.startswith(shown)
     assert "secret" not in line
 
 

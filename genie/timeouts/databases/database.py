@@ -29,9 +29,17 @@ class Database(ABC):
     """What comes of a driver that is asked past SQLAlchemy."""
 
     def __init__(self, url: URL, engine: AsyncEngine) -> None:
-        self.name = url.render_as_string(hide_password=True)
+        self.name = url.set(query={}).render_as_string(hide_password=True)  # there may be a password in there, too
         self._engine = engine
         self._reading = engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def reach(self) -> None:
+        """Connect. ValueError, if the driver can't do what the URL says."""
+        try:
+            async with self.reading():
+                pass
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"{self.name}: the URL can't be right: {error}") from error
 
     async def close(self) -> None:
         """Close all connections."""

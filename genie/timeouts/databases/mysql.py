@@ -20,6 +20,9 @@ from genie.timeouts.databases.database import (
     values_by_column,
 )
 
+SILENT_S = 8 * 3600
+"""How long a connection may say nothing: what is usual, where a server has not been told less."""
+
 MOST = 5_000
 """Rows of one statement: less than a megabyte, which all servers take."""
 
@@ -29,7 +32,8 @@ class Mysql(Database):
 
     def __init__(self, url: URL) -> None:
         # Under the level that is usual there, what one transaction has read others can't write.
-        settings = f"SET time_zone = '+00:00', innodb_lock_wait_timeout = {LOCKED_S}"
+        # And the connection that has the turn says nothing while expired transfers are dealt with, however long.
+        settings = f"SET time_zone = '+00:00', innodb_lock_wait_timeout = {LOCKED_S}, wait_timeout = {SILENT_S}"
         engine = create_async_engine(
             url,
             isolation_level="READ COMMITTED",
@@ -79,7 +83,7 @@ class Mysql(Database):
         names, columns = values_by_column(connection, table, rows)
         literals = [converted(driver.literal, column) for column in columns]
         lines = [f"({','.join(line)})" for line in zip(*literals, strict=True)]
-        insert = insert_into(connection, table, names)
+        insert = insert_into(connection, table, names).replace("%%", "%")  # which it is with parameters only
         for start in range(0, len(lines), MOST):
             text = insert + ",".join(lines[start : start + MOST])
             await connection.exec_driver_sql(text, execution_options={"no_parameters": True})

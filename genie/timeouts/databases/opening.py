@@ -31,6 +31,8 @@ def open_database(url: str) -> Database:
     try:
         made = make_url(url)
         made.port  # noqa: B018 - it may be no number
+        if "@" in (made.host or ""):
+            raise ValueError(made.host)  # noqa: TRY301 - a password with an @, a part of which would be told in errors
     except (ArgumentError, ValueError):
         raise ValueError(f"the database's URL can't be read; it must be like {_EXAMPLES}") from None
     kind, _, driver = made.drivername.partition("+")

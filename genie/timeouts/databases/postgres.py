@@ -7,11 +7,27 @@ from contextlib import asynccontextmanager
 from datetime import UTC, timedelta
 from typing import Any, cast
 
-from sqlalchemy import URL, ColumnElement, DateTime, Interval, Table, func, literal, select, type_coerce
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    DateTime,
+    Interval,
+    Table,
+    case,
+    func,
+    literal,
+    literal_column,
+    select,
+    type_coerce,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database, give_back, values_by_column
+from genie.timeouts.times import Utc
+
+_FIRST = literal_column("TIMESTAMP '0001-01-01 00:00:00'", Utc)
+_LAST = literal_column("TIMESTAMP '9999-12-31 23:59:59.999999'", Utc)
 
 _TURN, _CREATING = literal("genie timeouts"), literal("genie timeouts' tables")
 
@@ -59,6 +75,10 @@ class Postgres(Database):
             finally:
                 if got:
                     await give_back(connection, select(func.pg_advisory_unlock(*key)))
+
+    def date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """See `Database`. What Python has no dates for (before the year 1, behind 9999) is the first or the last it has."""
+        return case((column > _LAST, _LAST), (column < _FIRST, _FIRST), else_=column)
 
     def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,11 +29,12 @@ class Sqlite(Database):
     """
 
     commits_in_order = True
+    driver_errors = (sqlite3.Error,)
 
     def __init__(self, url: URL) -> None:
         if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
             raise ValueError("SQLite in memory is one connection's own: name a file, as in sqlite:///ledger.db")
-        self._file = url.database
+        self._file = os.path.realpath(url.database)  # also by another name it is the same turn
         engine = create_async_engine(
             url, connect_args={"timeout": LOCKED_S}, poolclass=AsyncAdaptedQueuePool, pool_size=2, max_overflow=0
         )
