@@ -278,6 +278,8 @@ def failed(url: str, *args: str) -> str:
     [
         ("oracle://host/ledger", "no database of 'oracle'"),
         ("ledger.db", "the database's URL can't be read"),
+        ("mysql://ledger@127.0.0.1:1", "the URL names no database"),
+        ("postgresql://ledger@127.0.0.1:1/ledger?sslmode=require", "the URL has sslmode, which asyncpg calls ssl"),
         ("postgresql://127.0.0.1:1/ledger", "postgresql+asyncpg://127.0.0.1:1/ledger: "),
     ],
 )
