@@ -279,11 +279,9 @@ def failed(url: str, *args: str) -> str:
         ("oracle://host/ledger", "no database of 'oracle'"),
         ("ledger.db", "the database's URL can't be read"),
         ("postgresql://me:se@cret@127.0.0.1:1/ledger", "the database's URL can't be read"),
+        ("mysql://ledger@127.0.0.1:1", "the URL names no database"),
+        ("postgresql://ledger@127.0.0.1:1/ledger?sslmode=require", "the URL has sslmode, which asyncpg calls ssl"),
         ("postgresql://127.0.0.1:1/ledger", "postgresql+asyncpg://127.0.0.1:1/ledger: "),
-        (
-            "postgresql://127.0.0.1/a?sslmode=require",
-            "postgresql+asyncpg://127.0.0.1/a: the URL can't be right: connect()",
-        ),
         ("mysql://127.0.0.1/a?colour=red", "mysql+asyncmy://127.0.0.1/a: the URL can't be right: connect()"),
         ("postgresql://127.0.0.1:99999/a", "postgresql+asyncpg://127.0.0.1:99999/a: the URL can't be right: "),
     ],

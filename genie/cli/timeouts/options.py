@@ -39,13 +39,15 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--processing",
         multiple=True,
         metavar="STATE",
-        help=f"A state in which a transfer can expire; repeatable. [default: {', '.join(PROCESSING_STATES)}]",
+        help="A state in which a transfer can expire; repeatable, instead of the default. "
+        f"[default: {', '.join(PROCESSING_STATES)}]",
     )
     @click.option(
         "--final",
         multiple=True,
         metavar="STATE",
-        help=f"A state in which it is not waited for any more; repeatable. [default: {', '.join(FINAL_STATES)}]",
+        help="A state in which it is not waited for any more; repeatable, instead of the default. "
+        f"[default: {', '.join(FINAL_STATES)}]",
     )
     @functools.wraps(command)
     def wrapped(

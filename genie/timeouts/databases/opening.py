@@ -39,6 +39,12 @@ def open_database(url: str) -> Database:
     if kind not in _KINDS or driver not in ("", _KINDS[kind][0]):
         known = ", ".join(f"{kind}+{driver}" for kind, (driver, _) in _KINDS.items())
         raise ValueError(f"no database of {made.drivername!r}: those of {known} can be had; as in {_EXAMPLES}")
+    if kind in ("mariadb", "mysql") and not made.database:
+        raise ValueError("the URL names no database: it must be like mysql://user:password@host/ledger")
+    if "sslmode" in made.query:
+        raise ValueError(
+            "the URL has sslmode, which asyncpg calls ssl: postgresql://user:password@host/ledger?ssl=require"
+        )
     driver, database = _KINDS[kind]
     try:
         return database(made.set(drivername=f"{kind}+{driver}"))
