@@ -41,7 +41,7 @@ class Way:
 async def write(url: str) -> tuple[float, int]:
     """Write the ledger: the seconds, and how many state changes it has."""
     data_set = DataSet(transfers=TRANSFERS, expired=EXPIRED, seed=1)
-    async with opened(url, Ledger()) as database:
+    async with opened(url, Ledger(), create=True) as database:
         began = time.perf_counter()
         changes = await generate(database, Ledger(), data_set, lambda done: progress(f"{done:,} transfers are written"))
         return time.perf_counter() - began, changes

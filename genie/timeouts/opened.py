@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 
 from genie.timeouts.databases.database import Database
 from genie.timeouts.databases.opening import open_database, plainly
+from genie.timeouts.errors import DatabaseFailed
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.schema import ensure
+from genie.timeouts.schema import check, ensure
 
 
 async def prepare(database: Database, ledger: Ledger) -> None:
@@ -23,11 +24,22 @@ async def prepare(database: Database, ledger: Ledger) -> None:
 
 
 @asynccontextmanager
-async def opened(url: str, ledger: Ledger) -> AsyncIterator[Database]:
-    """The database of a URL with the tables in it, until the block ends. ValueError for a URL that can't be right."""
+async def opened(url: str, ledger: Ledger, *, create: bool = False) -> AsyncIterator[Database]:
+    """The database of a URL until the block ends. With `create` its tables are made ready; else they are only checked.
+
+    WrongSchema or DatabaseFailed, and ValueError for a URL that can't be right.
+    """
     database = open_database(url)
     try:
-        await prepare(database, ledger)
+        if create:
+            await prepare(database, ledger)
+        elif not database.exists():
+            raise DatabaseFailed(f"{database.name}: there is no such file")
+        else:
+            with plainly(database):
+                await database.reach()
+                async with database.reading() as connection:
+                    await connection.run_sync(check, ledger.tables)
         yield database
     finally:
         await database.close()

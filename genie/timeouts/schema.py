@@ -54,6 +54,20 @@ def ensure(connection: Connection, tables: Tables) -> None:
             connection.execute(CreateIndex(index))
 
 
+def check(connection: Connection, tables: Tables) -> None:
+    """Say in one WrongSchema all that is absent and all that is wrong, and change nothing."""
+    look = inspector(connection)
+    there = [table for table in tables.all if look.has_table(table.name)]
+    wrong = [f"there is no table {table.name}" for table in tables.all if table not in there]
+    for table in there:
+        found = {column["name"] for column in look.get_columns(table.name)}
+        added = (column.name for column in table.columns if column.nullable and column.name not in found)
+        wrong += [f"table {table.name}: column {name} is missing" for name in added]
+        wrong += [f"table {table.name}: {problem}" for problem in _problems(look, table, tables)]
+    if wrong:
+        raise WrongSchema("; ".join(wrong))
+
+
 def _missing(connection: Connection, tables: Tables, there: list[Table]) -> list[Table]:
     of_ledger = [tables.transfer, tables.state_change]
     missing = [table for table in of_ledger if table not in there]

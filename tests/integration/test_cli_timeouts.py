@@ -290,6 +290,16 @@ def test_a_url_that_leads_nowhere(command: str, url: str, said: str) -> None:
     assert failed(url, *command.split()).startswith(said)
 
 
+@pytest.mark.parametrize("command", ["status", "finalize", "shift --hours 1"])
+def test_what_only_looks_creates_nothing(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "typo.db"
+    assert failed(f"sqlite:///{file}", *command.split()).endswith(f"{file}: there is no such file")
+    assert not file.exists()
+    ask(file, "CREATE TABLE transfer (transferId VARCHAR(36) NOT NULL PRIMARY KEY, expirationDate DATETIME NOT NULL)")
+    assert failed(f"sqlite:///{file}", *command.split()).startswith("there is no table transferStateChange; there is")
+    assert ask(file, "SELECT name FROM sqlite_master WHERE type = 'table'") == ["transfer"]
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

@@ -54,6 +54,6 @@ def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, **opti
 
 
 async def _generate(url: str, ledger: Ledger, data_set: DataSet) -> int:
-    async with opened(url, ledger) as database:
+    async with opened(url, ledger, create=True) as database:
         with progress() as told:
             return await generate_into(database, ledger, data_set, told)

@@ -45,6 +45,10 @@ class Database(ABC):
         """Close all connections."""
         await self._engine.dispose()
 
+    def exists(self) -> bool:
+        """Whether it is there. False, where it would come into being when it is connected to."""
+        return True
+
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """Each statement sees what is committed when it begins, and locks nothing."""

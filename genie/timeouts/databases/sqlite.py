@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, ColumnElement, Table, func
@@ -39,6 +40,10 @@ class Sqlite(Database):
             url, connect_args={"timeout": LOCKED_S}, poolclass=AsyncAdaptedQueuePool, pool_size=2, max_overflow=0
         )
         super().__init__(url, engine)
+
+    def exists(self) -> bool:
+        """See `Database`."""
+        return Path(self._file).exists()
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
