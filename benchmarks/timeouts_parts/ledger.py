@@ -43,7 +43,9 @@ async def write(url: str) -> tuple[float, int]:
     data_set = DataSet(transfers=TRANSFERS, expired=EXPIRED, seed=1)
     async with opened(url, Ledger(), create=True) as database:
         began = time.perf_counter()
-        changes = await generate(database, Ledger(), data_set, lambda done: progress(f"{done:,} transfers are written"))
+        changes = await generate(
+            database, Ledger(), data_set, lambda done, _: progress(f"{done:,} transfers are written")
+        )
         return time.perf_counter() - began, changes
 
 

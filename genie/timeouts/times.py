@@ -53,7 +53,7 @@ class Utc(TypeDecorator[datetime]):
             with suppress(ValueError):
                 value = datetime.fromisoformat(value)
         if not isinstance(value, datetime):
-            raise WrongDate(f"{value!r} is no date: in SQLite it must be 'YYYY-MM-DD HH:MM:SS', in UTC")
+            raise WrongDate(f"{value!r} is no date: one is written as 'YYYY-MM-DD HH:MM:SS', in UTC")
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
