@@ -1,4 +1,8 @@
-"""The document's own SQL, as it stands, in batches of as many state changes."""
+"""The document's own SQL, in batches of as many state changes.
+
+As it stands but for one word: without IGNORE it ends with a duplicate key as soon as the state changes of a transfer that
+is in processing lie in two batches.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ WHERE tsc.transferStateId IN ('RECEIVED_FULFIL', 'COMMITTED', 'FAILED',
       'EXPIRED',  'EXPIRED_PREPARED', 'EXPIRED_RESERVED', 'REJECTED', 'ABORTED')
 """
 INSERT = """
-INSERT INTO transferTimeout(transferId, expirationDate)
+INSERT IGNORE INTO transferTimeout(transferId, expirationDate)
 SELECT t.transferId, t.expirationDate
 FROM transfer t
 JOIN (SELECT transferId, MAX(transferStateChangeId) maxTransferStateChangeId

@@ -17,7 +17,7 @@ from genie.timeouts.look import Look, Segment
 from genie.timeouts.plan import Found, plan
 from genie.timeouts.steps import Steps
 
-COMPARED = 2_000
+COMPARED = 1_000
 """Rows whose dates are compared with the ledger's in a run. (A date that was moved back is noticed by that alone.)"""
 
 
