@@ -6,13 +6,16 @@ is in processing lie in two batches.
 
 from __future__ import annotations
 
+import logging
 import time
 
 from scale_parts.report import progress
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from genie.timeouts import Ledger
 from genie.timeouts.databases.opening import open_database
+from genie.timeouts.opened import prepare
 from timeouts_parts.ledger import BATCH, Way
 
 CLEAN_UP = """
@@ -43,6 +46,8 @@ JOIN transferStateChange tsc
 ON tsc.transferStateChangeId = ts.maxTransferStateChangeId
 WHERE tsc.transferStateId IN ('RECEIVED_PREPARE', 'RESERVED')
 """
+logging.getLogger("asyncmy").setLevel(logging.ERROR)  # it tells of each row that is ignored
+
 SEGMENT = "segmentType = 'timeout' AND enumeration = 0 AND tableName = 'transferStateChange'"
 
 
@@ -51,6 +56,7 @@ async def go_through(url: str) -> Way:
     way, least = Way(), 0
     database = open_database(url)
     try:
+        await prepare(database, Ledger())
         async with database.reading() as connection:
             last = (
                 await connection.execute(text("SELECT MAX(transferStateChangeId) FROM transferStateChange"))

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from scale_parts.report import progress
-from sqlalchemy import delete, text
+from sqlalchemy import text
 
 from genie.timeouts import Ledger, TimeoutHandler
 from genie.timeouts.databases.opening import open_database
@@ -50,12 +50,15 @@ async def write(url: str) -> tuple[float, int]:
 
 
 async def clear(url: str) -> None:
-    """Let the handler begin anew."""
+    """Let the handler begin anew, with new tables: rows that are only deleted are in its way until somebody cleans up."""
     tables = Ledger().tables
-    async with opened(url, Ledger()) as database:
-        for table in (tables.segment, tables.timeout, tables.interval):
-            async with database.writing() as connection:
-                await connection.execute(delete(table))
+    database = open_database(url)
+    try:
+        async with database.writing() as connection:
+            for table in (tables.timeout, tables.segment, tables.interval):
+                await connection.run_sync(table.drop, checkfirst=True)
+    finally:
+        await database.close()
 
 
 async def go_through(url: str) -> Way:
