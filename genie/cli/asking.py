@@ -7,8 +7,8 @@ import functools
 import io
 import math
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import ParamSpec, TypeVar
 
 import click
@@ -133,6 +133,15 @@ def ask(host: str, port: int, patience: float, question: Callable[[Asker], Await
             raise Unavailable(client.trouble or silent) from None
 
     return asyncio.run(asking())
+
+
+@contextmanager
+def as_known() -> Iterator[None]:
+    """While an answer is read: say in one line that its fields are others than those of this version."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError) as error:
+        raise click.ClickException(f"the server's answer is not as this version knows it: {error!r}") from None
 
 
 def one_line(error: BaseException) -> str:

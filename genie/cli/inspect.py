@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from genie.cli.asking import ask, bare_name, json_option, patience_option, plain_errors, server_options
+from genie.cli.asking import as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
 from genie.cli.tables import clip, duration, printable, some, table, width
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
@@ -60,10 +60,8 @@ def inspect(
     if as_json:
         click.echo(codec.dumps(payload))
         return
-    try:
+    with as_known():
         text = "\n".join(_report(payload, time.time() * 1000))
-    except (LookupError, TypeError, AttributeError) as error:
-        raise click.ClickException(f"the server's answer is not as this version knows it: {error!r}") from None
     click.echo(text)
 
 
@@ -80,7 +78,7 @@ def _report(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
         header, *lines = _table(queue, now_ms, "WAITS FOR", "GIVES UP IN")
         yield from _indent([header])
         for row, line in zip(queue, lines, strict=True):
-            yield from _indent([line, *_blockers(row, now_ms)])
+            yield from _indent([line, *blocker_lines(row, now_ms)])
 
 
 def _title(what: str, rows: list[Row], total: int) -> str:
@@ -109,7 +107,8 @@ def _table(rows: list[Row], now_ms: float, since: str, until: str) -> list[str]:
     return table(headers, cells, NUMBERS)
 
 
-def _blockers(row: Row, now_ms: float) -> Iterator[str]:
+def blocker_lines(row: Row, now_ms: float) -> Iterator[str]:
+    """Who is in the way of a request that waits: a line each, and how many there are that the server doesn't name."""
     for blocker in row["blockers"]:
         owner = f" of {clip(blocker['transactionName'], TRANSACTION_COLUMNS)}" if "transactionName" in blocker else ""
         verb = "holds" if blocker["state"] == "held" else "is ahead for"
