@@ -117,7 +117,7 @@ def _notes(payload: Payload) -> Iterator[str]:
     queue, total = payload["queue"], payload["queueTotal"]
     unnamed = sum(row["blockersTotal"] - len(row["blockers"]) for row in queue)
     if unnamed:
-        yield f"{unnamed:,} more edges are not shown: the server names the first blockers of each who waits"
+        yield f"Edges that are not shown: {unnamed:,}, for the server names the first blockers of each who waits"
     if len(queue) < total:
         yield (
             f"{len(queue):,} of {total:,} who wait are shown: an answer has {MAX_ROWS:,} rows and 256 KiB at most, "

@@ -19,7 +19,7 @@ from fake import error, fake_server
 from genie import LockLost, Unavailable, sync
 from servers import WAIT_S, Genie, Redis, free_port, running_server
 
-COMMANDS = (["status"], ["inspect"], ["release", "7"])
+COMMANDS = (["status"], ["inspect"], ["explain", "7"], ["waits"], ["watch", "a"], ["release", "7"])
 
 
 def command(port: int, *args: str) -> list[str]:
@@ -155,9 +155,10 @@ def test_the_store_is_away(redis: Redis, args: list[str]) -> None:
     assert is_one_line(result.stderr)
 
 
-def test_a_server_of_another_kind_whose_answer_has_other_fields() -> None:
+@pytest.mark.parametrize("args", [["inspect"], ["explain", "7"], ["waits"]])
+def test_a_server_of_another_kind_whose_answer_has_other_fields(args: list[str]) -> None:
     with listening(b'{"command":"inspected","payload":{"holders":3}}\n') as (port, _):
-        result = genie_cli(port, "inspect")
+        result = genie_cli(port, *args, "--timeout", "2")
     assert result.returncode == 1
     assert is_one_line(result.stderr), result.stderr
 
@@ -204,6 +205,12 @@ def test_inspect_shows_holders_and_who_blocks_whom(genie: Genie) -> None:
         (["inspect", "--resource", "a\nb"], "control characters"),
         (["inspect", "--transaction", "t" * 513], "1 to 512 characters"),
         (["inspect", "--id", str(1 << 60)], "below 2^53"),
+        (["explain", str(1 << 60)], "below 2^53"),
+        (["explain", "5"], "there is no request 5"),
+        (["explain", "5", "--json"], "there is no request 5"),
+        (["waits", "--resource", ""], "1 to 512 characters"),
+        (["watch", "a\nb"], "control characters"),
+        (["watch", "p" * 513], "512 characters"),
         (["release", str(1 << 60)], "below 2^53"),
         (["release", "5"], "there is no request 5"),
         (["status", "--host", "no such host"], "no server at no such host"),

@@ -5,21 +5,11 @@ from typing import Any
 
 import genie.cli
 from genie.cli.tables import width
-
-NOW = 1_000_000.0
+from inspected_rows import NOW, blocker, row
 
 
 def report(payload: dict[str, Any]) -> list[str]:
     return list(sys.modules["genie.cli.inspect"]._report(payload, NOW))
-
-
-def row(id: int, *resources: str, **more: Any) -> dict[str, Any]:
-    named: dict[str, Any] = {"resources": list(resources), "resourcesTotal": len(resources)}
-    return {"id": id, **named, "priority": 0, "since": NOW - 3_200, "expiresIn": 6_800, **more}
-
-
-def blocker(id: int, **more: Any) -> dict[str, Any]:
-    return {"id": id, "resource": "a", "mode": "exclusive", "state": "held", "since": NOW - 3_200, **more}
 
 
 def test_nothing_is_said_in_words() -> None:

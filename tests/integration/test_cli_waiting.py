@@ -1,0 +1,108 @@
+"""`genie explain` and `genie waits`, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from servers import WAIT_S, Genie
+from wire import Wire
+
+
+def genie_cli(genie: Genie, *args: str) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "genie.cli", *args, "--port", str(genie.port)],
+        env=variables | {"PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+async def wire(genie: Genie) -> Wire:
+    return await Wire.connect(genie.address)
+
+
+HOUR_MS = 3_600_000
+
+
+async def test_explain_a_request_that_waits_and_those_that_it_waits_for(genie: Genie, wire: Wire) -> None:
+    held = await wire.lock("exclusive:e/a", "shared:e/b", transactionName="t1", transactionTimeout=HOUR_MS)
+    ahead = await wire.request("exclusive:e/b", queueTimeout=HOUR_MS)
+    last = await wire.request("exclusive:e/a", "shared:e/b", transactionName="t3", queueTimeout=HOUR_MS // 2)
+    waits, holds = genie_cli(genie, "explain", str(last)), genie_cli(genie, "explain", str(held))
+    told = json.loads(genie_cli(genie, "explain", str(last), "--json").stdout)
+    told_of_holder = json.loads(genie_cli(genie, "explain", str(held), "--json").stdout)
+    assert (waits.returncode, holds.returncode) == (0, 0)
+    assert waits.stdout.startswith(f"{last} of t3 has waited for ")
+    assert f"\nIn its way: 2\n  └ {held} of t1 holds exclusive:e/a (" in waits.stdout
+    assert f"\n  └ {ahead} is ahead for exclusive:e/b (" in waits.stdout
+    assert f"\n  {held} releases or times out: in " in waits.stdout
+    assert f"\n  {ahead} is granted and releases, or leaves: it gives up in " in waits.stdout
+    assert waits.stdout.endswith("\nIf nobody releases before, it gives up first.\n")
+    assert holds.stdout.startswith(f"{held} of t1 has held for ")
+    assert f"\nWaiting for it:\n  └ {last} of t3 for exclusive:e/a (" in holds.stdout
+    assert f"\n  └ {ahead} for exclusive:e/b (" in holds.stdout
+    assert holds.stdout.count("└") == 2
+    assert told["asked"]["queue"][0]["id"] == last
+    assert told["blockers"][str(held)]["holders"][0]["id"] == held
+    assert told["blockers"][str(ahead)]["queue"][0]["id"] == ahead
+    assert [row["id"] for row in told_of_holder["lines"]["e/b"]["queue"]] == [ahead, last]
+    for id_ in (last, ahead, held):
+        wire.send("release", id=id_)
+
+
+async def test_explain_says_that_an_ended_request_is_none(genie: Genie, wire: Wire) -> None:
+    ended = await wire.lock("exclusive:e/ended")
+    await wire.release(ended)
+    said = genie_cli(genie, "explain", str(ended))
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr == f"Error: there is no request {ended}: it has ended, or never was\n"
+
+
+async def test_waits_shows_edges_for_people_graphviz_and_programs(genie: Genie, wire: Wire) -> None:
+    held = await wire.lock("shared:w/a", transactionName='t"1', transactionTimeout=HOUR_MS)
+    waiter = await wire.request("exclusive:w/a", transactionName="t2", queueTimeout=HOUR_MS)
+    behind = await wire.request("shared:w/a", "shared:w/b", queueTimeout=HOUR_MS)
+    shown = genie_cli(genie, "waits", "--resource", "exclusive:w/a")
+    of_one = genie_cli(genie, "waits", "--transaction", "t2", "--json")
+    dot = genie_cli(genie, "waits", "--resource", "w/a", "--dot")
+    nobody = genie_cli(genie, "waits", "--resource", "w/b", "--transaction", "t2")
+    for id_ in (behind, waiter, held):
+        wire.send("release", id=id_)
+    rows = [line.split() for line in shown.stdout.splitlines()[1:]]
+    assert [row[:7] for row in rows] == [
+        [str(waiter), "t2", "→", str(held), 't"1', "shared:w/a", "held"],
+        [str(behind), "-", "→", str(waiter), "t2", "exclusive:w/a", "queued"],
+    ]
+    graph = json.loads(of_one.stdout)
+    assert [(edge["waiter"], edge["blocker"]) for edge in graph["edges"]] == [(waiter, held)]
+    assert {node["id"]: node["state"] for node in graph["nodes"]} == {waiter: "queued", held: "held"}
+    assert f'"{held}" [label="{held}\\nt\\"1"];' in dot.stdout
+    assert f'"{waiter}" -> "{held}" [style=solid, label="shared:w/a"];' in dot.stdout
+    assert f'"{behind}" -> "{waiter}" [style=dashed, label="exclusive:w/a"];' in dot.stdout
+    assert nobody.stdout == "Nobody waits.\n"
+
+
+async def test_waits_says_that_the_rows_were_full(genie: Genie, wire: Wire) -> None:
+    for number in range(1_000):
+        wire.send("request", resources=["shared:full"], transactionTimeout=HOUR_MS, ref=str(number))
+    for _ in range(1_000):
+        await wire.expect("queued")
+        await wire.expect("locked")
+    await wire.request("exclusive:full", queueTimeout=HOUR_MS)
+    shown = genie_cli(genie, "waits", "--resource", "full")
+    assert shown.stdout.startswith("0 of 1 who wait are shown: an answer has 1,000 rows ")
+
+
+def test_one_form_at_a_time(genie: Genie) -> None:
+    said = genie_cli(genie, "waits", "--dot", "--json")
+    assert said.returncode == 2
+    assert "exclude each other" in said.stderr

@@ -1,0 +1,115 @@
+"""`genie watch`, at a real server that comes and goes, and at one that the test speaks for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
+
+import orjson
+
+from fake import fake_server
+from genie import sync
+from servers import WAIT_S, Genie, running_server
+
+
+@contextmanager
+def watching(port: int, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """A `genie watch` that is ended at the latest when reading from it would hang."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "genie.cli", "watch", *args, "--port", str(port)],
+        env=variables | {"PYTHONIOENCODING": "utf-8"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    ) as process:
+        bound = Timer(WAIT_S, process.kill)
+        bound.start()
+        try:
+            yield process
+        finally:
+            bound.cancel()
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_what_is_held_then_what_happens_until_ctrl_c(genie: Genie) -> None:
+    with sync.connect(*genie.address) as client:
+        held = client.acquire("shared:watch/a", transaction="t1")
+        with watching(genie.port, "watch/") as process:
+            assert line(process) == f"locked    shared:watch/a  {held.id} of t1\n"
+            other = client.acquire("elsewhere")
+            taken = client.acquire("watch/口")
+            assert line(process) == f"locked    exclusive:watch/口  {taken.id}\n"
+            held.release()
+            assert line(process) == f"unlocked  shared:watch/a  {held.id} of t1\n"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=WAIT_S) == ("", "")
+            assert process.returncode == 130
+        other.release()
+        taken.release()
+
+
+def test_a_line_of_json_for_each_change(genie: Genie) -> None:
+    with sync.connect(*genie.address) as client, watching(genie.port, "json/", "--json") as process:
+        with client.lock("json/a", transaction="t1") as lock:
+            first = json.loads(line(process))
+        second = json.loads(line(process))
+    assert first == {
+        "state": "locked",
+        "resource": "json/a",
+        "mode": "exclusive",
+        "id": lock.id,
+        "transactionName": "t1",
+    }
+    assert second == first | {"state": "unlocked"}
+
+
+def test_nobody_reads_any_more_though_nothing_happens(genie: Genie) -> None:
+    with sync.connect(*genie.address) as client, client.lock("quiet"), watching(genie.port, "quiet") as process:
+        assert line(process).startswith("locked ")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(WAIT_S) == 0
+
+
+def test_it_goes_on_through_a_lost_connection_with_the_difference() -> None:
+    with running_server() as genie, sync.connect(*genie.address) as client:
+        client.acquire("lost/1", transaction_timeout=3_600)
+        with watching(genie.port, "lost/") as process:
+            first = line(process)
+            genie.kill()
+            assert process.stderr is not None
+            said = process.stderr.readline()
+            genie.start()
+            assert line(process) == first.replace("locked  ", "unlocked")
+            with client.lock("lost/2"):
+                assert line(process).startswith("locked    exclusive:lost/2 ")
+    assert first.startswith("locked    exclusive:lost/1 ")
+    assert said.startswith("genie: the connection is lost (")
+
+
+async def test_it_says_that_the_server_does_not_tell_all() -> None:
+    async with fake_server() as node:
+        with watching(node.port, "t/") as process:
+            told = await node.accept()
+            assert await told.expect("watch") == {"prefix": "t/"}
+            held = {"prefix": "t/", "held": [{"resource": "t/1", "mode": "shared", "id": 7}], "truncated": True}
+            told.say(orjson.dumps({"command": "watching", "payload": held}).decode())
+            assert await asyncio.to_thread(line, process) == "locked    shared:t/1  7\n"
+            process.send_signal(signal.SIGINT)
+            _, said = await asyncio.to_thread(process.communicate, timeout=WAIT_S)
+    assert said == "genie: more is held than the server tells at once: some of it is not printed\n"

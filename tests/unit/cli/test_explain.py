@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from genie.cli.tables import width
+from inspected_rows import NOW, blocker, inspected, row
+
+Rows = dict[str, Any]
+
+
+def report(asked: Rows, blockers: dict[str, Rows] | None = None, lines: dict[str, Rows] | None = None) -> list[str]:
+    answers = {"asked": inspected(asked), "blockers": blockers or {}, "lines": lines or {}}
+    return list(sys.modules["genie.cli.explain"]._report(answers, NOW))
+
+
+def test_who_is_in_the_way_and_what_has_to_happen() -> None:
+    waits = row(
+        9,
+        "exclusive:a",
+        "shared:b",
+        transactionName="t9",
+        blockers=[blocker(7, transactionName="t7"), blocker(7, resource="b"), blocker(8, state="queued")],
+    )
+    told = {
+        "7": inspected(row(7, "exclusive:a", "exclusive:b", expiresIn=4_000)),
+        "8": inspected(row(8, "exclusive:a", blockers=[])),
+    }
+    assert report(waits, told) == [
+        "9 of t9 has waited for 3.2 s and gives up in 6.8 s.",
+        "Wants: exclusive:a shared:b",
+        "In its way: 3",
+        "  └ 7 of t7 holds exclusive:a (3.2 s)",
+        "  └ 7 holds exclusive:b (3.2 s)",
+        "  └ 8 is ahead for exclusive:a (3.2 s)",
+        "It is granted when",
+        "  7 releases or times out: in 4.0 s at the latest, unless it is extended",
+        "  8 is granted and releases, or leaves: it gives up in 6.8 s if it still waits",
+    ]
+
+
+def test_blockers_that_are_not_named_are_counted() -> None:
+    lines = report(row(9, "a", blockers=[blocker(7)], blockersTotal=1_000), {"7": inspected(row(7, "exclusive:a"))})
+    assert lines[2] == "In its way: 1,000"
+    assert lines[4] == "  └ and 999 more"
+    assert lines[-1] == "  and the 999 more are out of its way too"
+
+
+def test_a_holder_that_may_outlast_its_patience_is_told() -> None:
+    told = {"7": inspected(row(7, "exclusive:a", expiresIn=6_801))}
+    assert report(row(9, "a", blockers=[blocker(7)]), told)[-1] == "If nobody releases before, it gives up first."
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        (inspected(), "8 has ended by now"),
+        (
+            inspected(row(8, "a")),
+            "8 (granted by now) releases or times out: in 6.8 s at the latest, unless it is extended",
+        ),
+    ],
+)
+def test_what_has_changed_since_it_was_asked_about(now: Rows, says: str) -> None:
+    assert f"  {says}" in report(row(9, "a", blockers=[blocker(8, state="queued")]), {"8": now})
+
+
+def test_nobody_is_in_the_way_for_a_moment() -> None:
+    assert report(row(9, "shared:a", blockers=[]))[-1] == "Nobody is in its way any more."
+
+
+def test_a_lock_says_until_when_and_for_whom() -> None:
+    holder = row(7, "exclusive:a", "shared:b", transactionName="t7")
+    lines = {
+        "a": inspected(
+            row(8, "shared:a", blockers=[blocker(7)]),
+            row(9, "exclusive:a", transactionName="t7", blockers=[blocker(8, state="queued")]),
+        ),
+        "b": inspected(
+            row(10, "shared:b", blockers=[blocker(11, resource="b", state="queued")]),
+            row(11, "exclusive:b", transactionName="t11", blockers=[blocker(7, resource="b", mode="shared")]),
+        ),
+    }
+    assert report(holder, lines=lines) == [
+        "7 of t7 has held for 3.2 s and ends in 6.8 s, unless it is extended.",
+        "Holds: exclusive:a shared:b",
+        "Waiting for it:",
+        "  └ 8 for shared:a (3.2 s, gives up in 6.8 s)",
+        "  └ 11 of t11 for exclusive:b (3.2 s, gives up in 6.8 s)",
+    ]
+
+
+def test_a_waiter_of_many_resources_is_known_by_its_blockers() -> None:
+    names = [f"exclusive:{number}" for number in range(10)]
+    line = inspected(
+        row(8, *names, resourcesTotal=20, blockers=[blocker(7, mode="shared")]),
+        row(9, *names, resourcesTotal=20, blockers=[blocker(8, state="queued")]),
+    )
+    assert report(row(7, "shared:a"), lines={"a": line})[2:] == [
+        "Waiting for it:",
+        "  └ 8 for a (3.2 s, gives up in 6.8 s)",
+    ]
+
+
+def test_nobody_waits_for_a_lock() -> None:
+    assert report(row(7, "a"), lines={"a": inspected()})[-1] == "Nobody waits for it."
+
+
+def test_what_a_lock_s_report_leaves_out_is_counted() -> None:
+    line = inspected(*(row(id, "exclusive:a", blockers=[]) for id in range(100, 112)), queueTotal=5_012)
+    lines = report(row(7, "exclusive:a", resourcesTotal=300), lines={"a": line})
+    assert sum(" for exclusive:a (" in line for line in lines) == 10
+    assert lines[-3:] == [
+        "  └ and 2 more for exclusive:a",
+        "  └ 5,000 more are in the line, which the server did not tell: a",
+        "Who waits for 299 more of its resources can't be told: the server doesn't name them.",
+    ]
+
+
+def test_every_line_fits_into_100_columns() -> None:
+    long = {"transactionName": "t" * 512, "since": NOW - 999 * 86_400_000, "expiresIn": 86_369_000}
+    name = "口" * 512
+    id = 2**53 - 1
+    waits = row(id, f"exclusive:{name}", **long, blockers=[blocker(id, resource=name, transactionName="t" * 512)])
+    holder = row(id - 1, f"exclusive:{name}", **(long | {"transactionName": "u"}))
+    crowd = inspected(*[waits] * 12, queueTotal=10**6)
+    lines = [*report(waits, {str(id): inspected(holder)}), *report(holder, lines={name: crowd})]
+    assert max(map(width, lines)) == 100
+
+
+def test_who_is_no_request_is_not_explained() -> None:
+    empty = {"asked": inspected(), "blockers": {}, "lines": {}}
+    assert list(sys.modules["genie.cli.explain"]._report(empty, NOW)) == []

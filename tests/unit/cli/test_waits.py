@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import genie.cli.waits  # noqa: F401 - the module, whose name the package gives to the command
+from inspected_rows import NOW, blocker, inspected, row
+
+WAITS = sys.modules["genie.cli.waits"]
+
+QUEUE = inspected(
+    row(8, "exclusive:a", blockers=[blocker(7, transactionName="t7")]),
+    row(9, "shared:a", transactionName="t9", blockers=[blocker(8, state="queued", since=NOW - 250_000)]),
+)
+
+
+def report(payload: dict[str, Any]) -> list[str]:
+    return list(WAITS._report(payload, NOW))
+
+
+def dot(payload: dict[str, Any]) -> list[str]:
+    return list(WAITS._dot(payload))
+
+
+def test_nobody_waits() -> None:
+    assert report(inspected(row(7, "a"))) == ["Nobody waits."]
+
+
+def test_one_line_an_edge() -> None:
+    assert report(QUEUE) == [
+        "WAITER  TRANSACTION     BLOCKER  TRANSACTION  RESOURCE     STATE          FOR",
+        "8       -            →  7        t7           exclusive:a  held         3.2 s",
+        "9       t9           →  8        -            exclusive:a  queued  4 min 10 s",
+    ]
+
+
+def test_what_the_server_s_limits_leave_out_is_told() -> None:
+    lines = report(inspected(row(8, "a", blockers=[blocker(7)], blockersTotal=12), queueTotal=3_000))
+    assert lines[-2] == "Edges that are not shown: 11, for the server names the first blockers of each who waits."
+    assert lines[-1].startswith("1 of 3,000 who wait are shown: an answer has 1,000 rows")
+    assert report(inspected(row(7, "a"), queueTotal=5))[0].startswith("0 of 5 who wait are shown")
+
+
+def test_nodes_and_edges_each_node_once() -> None:
+    graph = WAITS._graph(QUEUE)
+    since = NOW - 3_200
+    assert graph["nodes"] == [
+        {"id": 8, "state": "queued", "since": since, "blockersTotal": 1},
+        {"id": 9, "state": "queued", "since": since, "transactionName": "t9", "blockersTotal": 1},
+        {"id": 7, "state": "held", "since": since, "transactionName": "t7"},
+    ]
+    assert graph["edges"] == [
+        {"waiter": 8, "blocker": 7, "resource": "a", "mode": "exclusive", "state": "held", "since": since},
+        {"waiter": 9, "blocker": 8, "resource": "a", "mode": "exclusive", "state": "queued", "since": NOW - 250_000},
+    ]
+    assert (graph["queueTotal"], graph["queueShown"]) == (2, 2)
+
+
+def test_a_digraph_is_solid_to_holders_and_dashed_to_the_queue() -> None:
+    assert dot(QUEUE) == [
+        "digraph waits {",
+        "  node [shape=box];",
+        '  "8" [label="8"];',
+        '  "9" [label="9\\nt9"];',
+        '  "7" [label="7\\nt7"];',
+        '  "8" -> "7" [style=solid, label="exclusive:a"];',
+        '  "9" -> "8" [style=dashed, label="exclusive:a"];',
+        "}",
+    ]
+
+
+def test_a_digraph_says_what_it_leaves_out() -> None:
+    lines = dot(inspected(row(8, "a", blockers=[blocker(7)], blockersTotal=2), queueTotal=2))
+    assert lines[2].startswith('  label="Edges that are not shown: 1,')
+    assert "\\n1 of 2 who wait are shown" in lines[2]
+
+
+def test_no_name_is_more_than_a_label() -> None:
+    names = {'a"]; x [label="': r"a\"]; x [label=\"", "a\\": "a\\\\", r"\N": r"\\N", "&lt;": "&amp;lt;"}
+    for name, label in (names | {"a\u202eb": "a\\\\u202eb"}).items():
+        lines = dot(inspected(row(8, "a", blockers=[blocker(7, resource=name, transactionName=name)])))
+        assert f'  "7" [label="7\\n{label}"];' in lines
+        assert f'  "8" -> "7" [style=solid, label="exclusive:{label}"];' in lines

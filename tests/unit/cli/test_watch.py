@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import sys
+
+import genie.cli.watch  # noqa: F401 - the module, whose name the package gives to the command
+from genie import Change
+
+WATCH = sys.modules["genie.cli.watch"]
+
+
+def test_a_change_is_a_line_that_can_not_write_over_the_terminal() -> None:
+    assert WATCH._text(Change("t/1", "locked", "shared", 7)) == "locked    shared:t/1  7"
+    assert WATCH._text(Change("t/1", "unlocked", "exclusive", 7, "t\u202e7")) == (
+        "unlocked  exclusive:t/1  7 of t\\u202e7"
+    )
+
+
+def test_a_change_for_programs_is_named_as_on_the_wire() -> None:
+    assert WATCH._json(Change("t/1", "locked", "shared", 7, 't"7')) == (
+        '{"state":"locked","resource":"t/1","mode":"shared","id":7,"transactionName":"t\\"7"}'
+    )
+    assert "transactionName" not in WATCH._json(Change("t/1", "unlocked", "shared", 7))
