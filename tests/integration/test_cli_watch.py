@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,13 +21,13 @@ from servers import WAIT_S, Genie, running_server
 
 
 @contextmanager
-def watching(port: int, *args: str) -> Iterator[subprocess.Popen[str]]:
+def watching(port: int, *args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
     """A `genie watch` that is ended at the latest when reading from it would hang."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
     with subprocess.Popen(
         [sys.executable, "-m", "genie.cli", "watch", *args, "--port", str(port)],
         env=variables | {"PYTHONIOENCODING": "utf-8"},
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         encoding="utf-8",
     ) as process:
@@ -84,6 +85,19 @@ def test_nobody_reads_any_more_though_nothing_happens(genie: Genie) -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(WAIT_S) == 0
+
+
+def test_nobody_reads_what_is_printed(genie: Genie) -> None:
+    ours, theirs = socket.socketpair()  # which tells its end only to who writes
+    with sync.connect(*genie.address) as client, ours, theirs:
+        held = client.acquire("unread")
+        with watching(genie.port, "unread", stdout=theirs.fileno()) as process, ours.makefile() as lines:
+            theirs.close()
+            assert lines.readline().startswith("locked ")
+            ours.shutdown(socket.SHUT_RDWR)
+            held.release()
+            assert process.communicate(timeout=WAIT_S) == (None, "")
+            assert process.returncode == 0
 
 
 def test_it_goes_on_through_a_lost_connection_with_the_difference() -> None:
