@@ -22,8 +22,12 @@ from servers import WAIT_S, Genie, running_server
 
 @contextmanager
 def watching(port: int, *args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
-    """A `genie watch` that is ended at the latest when reading from it would hang."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    """A `genie watch` that is ended at the latest when reading from it would hang. Its output is buffered."""
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GENIE_") and name != "PYTHONUNBUFFERED"
+    }
     with subprocess.Popen(
         [sys.executable, "-m", "genie.cli", "watch", *args, "--port", str(port)],
         env=variables | {"PYTHONIOENCODING": "utf-8"},
@@ -112,8 +116,12 @@ def test_it_goes_on_through_a_lost_connection_with_the_difference() -> None:
             assert line(process) == first.replace("locked  ", "unlocked")
             with client.lock("lost/2"):
                 assert line(process).startswith("locked    exclusive:lost/2 ")
+            process.send_signal(signal.SIGINT)
+            more = process.communicate(timeout=WAIT_S)[1]
     assert first.startswith("locked    exclusive:lost/1 ")
     assert said.startswith("genie: the connection is lost (")
+    assert "hello" not in said + more  # attempts to connect again are none that are lost
+    assert more == ""
 
 
 async def test_it_says_that_the_server_does_not_tell_all() -> None:
