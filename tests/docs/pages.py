@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+
+from genie import GenieError
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^ *```(.*)$")
@@ -100,3 +103,12 @@ def anchors(page: str) -> set[str]:
 def links(page: str) -> list[str]:
     """The targets of all links."""
     return re.findall(r"\]\(([^)\s]+)\)", "\n".join(prose(page)))
+
+
+def errors_of(package: ModuleType) -> set[str]:
+    """The names of the errors that a package gives away."""
+    return {
+        name
+        for name in package.__all__
+        if isinstance(thing := getattr(package, name), type) and issubclass(thing, GenieError)
+    }

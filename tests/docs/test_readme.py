@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from matching import Screen
-from pages import ROOT, Block, blocks, code, prose, table
+from pages import ROOT, Block, blocks, code, errors_of, prose, table
 
 import genie as package
 import genie.testing
@@ -215,11 +215,7 @@ def test_every_name_of_the_package_exists() -> None:
         for part in name.split("."):
             thing = getattr(thing, part)
     errors = {code(row["Error"]).removeprefix("genie.") for row in table(PAGE, "Error")}
-    raised = {
-        name
-        for name in package.__all__
-        if isinstance(thing := getattr(package, name), type) and issubclass(thing, package.GenieError)
-    }
+    raised = errors_of(package)
     assert raised <= names
     assert errors < raised
 

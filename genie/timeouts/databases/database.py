@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import URL, ColumnElement, Executable, Table
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 CONNECT_S = 10.0
 """How long a connection may take."""
@@ -93,6 +93,13 @@ async def give_back(connection: AsyncConnection, release: Executable) -> None:
         await connection.execute(release)
     except DBAPIError:
         await connection.invalidate()
+
+
+def server_engine(url: URL, **options: Any) -> AsyncEngine:
+    """Connections to a server: one that has the turn and one that works, each looked at before it is used again."""
+    return create_async_engine(
+        url, isolation_level="READ COMMITTED", pool_size=2, max_overflow=0, pool_pre_ping=True, **options
+    )
 
 
 def values_by_column(

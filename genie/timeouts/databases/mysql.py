@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import URL, ColumnElement, Table, func, literal_column, select
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.timeouts.databases.database import (
     CONNECT_S,
@@ -17,6 +17,7 @@ from genie.timeouts.databases.database import (
     converted,
     give_back,
     insert_into,
+    server_engine,
     values_by_column,
 )
 
@@ -34,12 +35,8 @@ class Mysql(Database):
         # Under the level that is usual there, what one transaction has read others can't write.
         # And the connection that has the turn says nothing while expired transfers are dealt with, however long.
         settings = f"SET time_zone = '+00:00', innodb_lock_wait_timeout = {LOCKED_S}, wait_timeout = {SILENT_S}"
-        engine = create_async_engine(
+        engine = server_engine(
             url,
-            isolation_level="READ COMMITTED",
-            pool_size=2,
-            max_overflow=0,
-            pool_pre_ping=True,
             enable_from_linting=False,  # it does not see that a subquery joins the last state change to its transfer
             connect_args={"connect_timeout": int(CONNECT_S), "init_command": settings},
         )

@@ -21,9 +21,9 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database, give_back, values_by_column
+from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database, give_back, server_engine, values_by_column
 from genie.timeouts.times import Utc
 
 _FIRST = literal_column("TIMESTAMP '0001-01-01 00:00:00'", Utc)
@@ -44,12 +44,8 @@ class Postgres(Database):
 
     def __init__(self, url: URL) -> None:
         settings = {"timezone": "UTC", "lock_timeout": f"{LOCKED_S}s", **_LOOK_UP}
-        engine = create_async_engine(
+        engine = server_engine(
             url,
-            isolation_level="READ COMMITTED",
-            pool_size=2,
-            max_overflow=0,
-            pool_pre_ping=True,
             connect_args={"timeout": CONNECT_S, "server_settings": settings},
         )
         super().__init__(url, engine)
