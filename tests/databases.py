@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -33,7 +34,7 @@ def _exists(account: str) -> bool:
     return True
 
 
-class DatabaseServer(Process):
+class DatabaseServer(Process, ABC):
     """A server whose data are in a folder of its own that goes with it. It does not wait for the disk."""
 
     product: ClassVar[str]
@@ -93,17 +94,17 @@ class DatabaseServer(Process):
         self.run(f"CREATE DATABASE {name}")
         return f"{self.scheme}://{self.user}@127.0.0.1:{self.port}/{name}"
 
-    def _maker(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _maker(self) -> list[str]: ...
 
-    def _server(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _server(self) -> list[str]: ...
 
-    def _asks_whether_ready(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _asks_whether_ready(self) -> list[str]: ...
 
-    def _client(self, statement: str, database: str | None) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _client(self, statement: str, database: str | None) -> list[str]: ...
 
 
 Server = TypeVar("Server", bound=DatabaseServer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, Self
 
 from genie.timeouts.intervals import Recount
 from genie.timeouts.plan import Plan
@@ -16,6 +17,11 @@ class Segment:
     id: int | None = None
     value: int = 0
     fence: int | None = None
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """From what `Steps.segment` has found."""
+        return cls() if row is None else cls(id=row[0], value=row[1], fence=row[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class Reading:
     async def look(self) -> Look:
         """See what is new, what is due, and what has changed."""
         async with self._database.reading() as connection:
-            segment = await self._segment(connection)
+            segment = Segment.of((await connection.execute(self._steps.segment())).first())
             found = await connection.execute(self._steps.new_changes(segment.value, self._batch))
             changes, last = found.one()
             # Asked behind that: what may still appear among those changes belongs to transactions that are open now.
@@ -66,10 +66,6 @@ class Reading:
             recounted=recounted,
             plan=plan(rows, now, self._ledger, self._batch),
         )
-
-    async def _segment(self, connection: AsyncConnection) -> Segment:
-        row = (await connection.execute(self._steps.segment())).first()
-        return Segment() if row is None else Segment(id=row[0], value=row[1], fence=row[2])
 
     async def _recount(self, connection: AsyncConnection, now: datetime) -> Recount:
         if self._database.commits_in_order:

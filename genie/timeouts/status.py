@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 from genie.timeouts.databases.database import Database
 from genie.timeouts.databases.opening import plainly
 from genie.timeouts.ledger import Ledger
+from genie.timeouts.look import Segment
 from genie.timeouts.steps import Steps
 from genie.timeouts.waiting import waiting
 
@@ -39,8 +40,7 @@ async def status(database: Database, ledger: Ledger) -> Status:
     found = waiting(ledger, database)
     with plainly(database):
         async with database.reading() as connection:
-            row = (await connection.execute(steps.segment())).first()
-            segment = 0 if row is None else row.value
+            segment = Segment.of((await connection.execute(steps.segment())).first()).value
             now = (await connection.execute(steps.now())).scalar_one()
             lag = (await connection.execute(select(func.count()).where(number > segment))).scalar_one()
             counts = select(func.count(), func.count(handed_over)).select_from(tables.timeout)

@@ -15,7 +15,6 @@ from sqlalchemy import (
     CompoundSelect,
     Executable,
     FromClause,
-    ScalarSelect,
     Select,
     Update,
     and_,
@@ -30,6 +29,7 @@ from sqlalchemy import (
 from genie.timeouts.databases.database import Database
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.times import utc_now
+from genie.timeouts.waiting import newest_change
 
 SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferStateChange"}
 """The row of the document's `segment` that says how far the handler has come."""
@@ -85,7 +85,9 @@ class Steps:
         # what is kept is the slower the more is kept.
         found = some.join(change, change.c.transferStateChangeId == some.c.id)
         query, expires = self._found(found, change, kept, last=change, outer=True)
-        query = query.where(change.c.transferStateId.in_(self._processing), some.c.id == self._newest(change))
+        query = query.where(
+            change.c.transferStateId.in_(self._processing), some.c.id == newest_change(self._changes, change)
+        )
         due = and_(kept.c.handedOverDate.is_(None), expires < now)
         return _in_order(query.where(or_(kept.c.transferTimeoutId.is_(None), self._moved(kept), due)))
 
@@ -153,18 +155,12 @@ class Steps:
             joined = joined.outerjoin(kept, kept.c.transferId == whose.c.transferId)
         if last is None:
             last = self._last
-            joined = joined.join(last, last.c.transferStateChangeId == self._newest(whose))
+            joined = joined.join(last, last.c.transferStateChangeId == newest_change(self._changes, whose))
         expires = self._date(self._transfer.c.expirationDate)
         # By the transfer's own spelling: where 'A' and 'a' are the same, its state changes may have either.
         columns = (self._transfer.c.transferId, expires, last.c.transferStateId)
         copy = (kept.c.transferTimeoutId, self._date(kept.c.expirationDate), kept.c.handedOverDate)
         return select(*columns, *copy).select_from(joined), expires
-
-    def _newest(self, whose: FromClause) -> ScalarSelect[Any]:
-        """The number of the last state change of a transfer."""
-        older = self._changes.alias("older")
-        newest = select(func.max(older.c.transferStateChangeId)).where(older.c.transferId == whose.c.transferId)
-        return newest.correlate_except(older).scalar_subquery()
 
     def _moved(self, kept: FromClause) -> ColumnElement[bool]:
         """That a date is not the ledger's any more. (As it is written it is compared faster.)"""

@@ -46,8 +46,7 @@ class Writing:
         """A transaction in which the segment is locked, as it was when it was looked at; and moved at the end."""
         segment = self._tables.segment
         async with self._database.writing() as connection:
-            row = (await connection.execute(self._steps.segment().with_for_update())).first()
-            found = Segment() if row is None else Segment(id=row[0], value=row[1], fence=row[2])
+            found = Segment.of((await connection.execute(self._steps.segment().with_for_update())).first())
             if fence is not None and found.fence is not None and found.fence > fence:
                 raise TurnLost(f"a run with fence {found.fence} has been here, and this one has {fence}")
             if (found.id, found.value) != (look.segment.id, look.segment.value):
