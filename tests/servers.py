@@ -108,7 +108,7 @@ class Genie(Process):
     """A `genie serve`, with its log lines as they come."""
 
     def __init__(self, redis: Redis | None = None, **settings: object) -> None:
-        self.settings = {"port": free_port(), **settings}
+        self.settings = {"port": free_port(), "admin_port": "", **settings}
         self.redis_url = None if redis is None else redis.url
         self.log: list[dict[str, Any]] = []
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from genie.admin import Admin
 from genie.config import Settings
 from genie.observability import logs
 from genie.server.app import Server
@@ -18,19 +20,41 @@ Command = Callable[..., Any]
 
 
 def _option(
-    name: str, kind: click.ParamType[Any] | type[str], text: str, variable: str | None = None
+    name: str, kind: click.ParamType[Any] | type[str | bool], text: str, variable: str | None = None
 ) -> Callable[[Command], Command]:
     """An option of `serve` with its variable, `GENIE_` and its name."""
     field = name.removeprefix("--").replace("-", "_")
     return click.option(
         name,
         type=kind,
+        is_flag=kind is bool,
+        cls=_Emptiable if isinstance(kind, Port) else click.Option,
         default=getattr(_DEFAULTS, field, None),
         envvar=variable or f"GENIE_{field.upper()}",
         show_envvar=True,
         show_default=getattr(_DEFAULTS, field, None) is not None,
         help=text,
     )
+
+
+class _Emptiable(click.Option):
+    """An option whose variable may be empty, which means something else than that it is not set."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's signature
+        """What the environment says."""
+        return os.environ.get(str(self.envvar))
+
+
+class Port(click.ParamType[int | None]):
+    """A port, or nothing."""
+
+    name = "port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Read what was given."""
+        if value in ("", None):
+            return None
+        return click.IntRange(0, 65535).convert(value, param, ctx)
 
 
 @click.command()
@@ -42,11 +66,24 @@ def _option(
 @_option("--redis-port", click.IntRange(1, 65535), "Its port. [default: 6379]")
 @_option("--advertise", str, "HOST:PORT at which clients reach this server. [default: where it listens]")
 @_option("--lease", click.FloatRange(0.1, 3600), "Seconds without a commit after which another server takes over.")
+@_option("--admin-host", str, "Address of the admin port, for operators.")
+@_option("--admin-port", Port(), "The admin port: metrics, health and a page to look at, by HTTP; empty: none.")
+@_option("--token", str, "What clients must say first.")
+@_option("--token-file", str, "File with that token, or with several and what each may do; read again on SIGHUP.")
+@_option("--tls-cert", str, "Certificate (PEM) of this server: it speaks TLS only.")
+@_option("--tls-key", str, "Its key.")
+@_option("--tls-ca", str, "Who signs the certificates that clients must show.")
+@_option("--insecure", bool, "Let strangers in from beyond the loopback.")
+@_option("--slow-wait", click.FloatRange(0), "Seconds after which a request that still waits is logged; 0: none is.")
 @_option("--log-level", click.Choice(logs.LEVELS), "What is logged.")
 @_option("--log-format", click.Choice(logs.FORMATS), "auto: console on a terminal, else json.")
 @_option("--max-line", click.IntRange(1024), "Bytes in one line from a client.")
 @_option("--max-connections", click.IntRange(1), "Connections at the same time.")
-@_option("--max-requests", click.IntRange(1), "Requests held and waiting, in all.")
+@_option("--max-connections-per-address", click.IntRange(1), "Connections from one address at the same time.")
+@_option("--max-requests-per-connection", click.IntRange(1), "Requests held and waiting of a connection.")
+@_option("--max-requests-per-session", click.IntRange(1), "Requests held and waiting of a session.")
+@_option("--max-queue", click.IntRange(1), "Places in the lines of all resources.")
+@_option("--max-locks", click.IntRange(1), "Locks held, in all.")
 @_option("--max-pending", click.IntRange(1), "Bytes of commands that may wait for Redis before no more are read.")
 @_option("--max-unread", click.IntRange(1 << 16), "Bytes that a client may leave unread.")
 @_option("--store-timeout-ms", click.IntRange(1), "How long Redis may take before waiting commands are refused.")
@@ -82,7 +119,19 @@ def _run(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    return await Server(settings).run()
+    server = Server(settings)
+    admin = Admin(server)
+    try:
+        await admin.start()
+    except OSError as error:
+        port = settings.admin_port
+        raise click.ClickException(
+            f"can't have the admin port, {settings.admin_host}:{port}: {error}; GENIE_ADMIN_PORT says which, empty for none"
+        ) from None
+    try:
+        return await server.run()
+    finally:
+        await admin.stop()
 
 
 def _allow_connections(wanted: int) -> None:

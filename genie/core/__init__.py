@@ -3,6 +3,7 @@
 `LockManager.step(command, now)` is the way in; `core/README.md` tells the theory.
 """
 
+from genie.core.blame import obstacles
 from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release, Take
 from genie.core.events import (
     Blocker,
@@ -10,6 +11,7 @@ from genie.core.events import (
     Deadlocked,
     Event,
     Extended,
+    Full,
     Granted,
     Locked,
     Moved,
@@ -41,6 +43,7 @@ __all__ = [
     "Expire",
     "Extend",
     "Extended",
+    "Full",
     "Granted",
     "Inspection",
     "LockManager",
@@ -66,4 +69,5 @@ __all__ = [
     "Wait",
     "Weight",
     "inspect",
+    "obstacles",
 ]

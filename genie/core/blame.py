@@ -36,14 +36,26 @@ def blame(table: Table, request: Request) -> tuple[tuple[Blocker, ...], int]:
     return named, len(named) + sum(1 for _ in islice(found, COUNTED - len(named)))
 
 
-def _blockers(table: Table, request: Request) -> Iterator[tuple[str, Request, bool]]:
-    owner = request.owner
+def obstacles(table: Table, request: Request) -> Iterator[str]:
+    """The resources that a waiting request can't have at present, out of those that it names."""
     for name, exclusive in request.wants():
-        for holder in conflicts(table, request, name, exclusive):
-            yield name, holder, True
-        line, entry = table.line(name), request.entry(name)
-        ahead = [line.exclusive, line.shared] if exclusive else [line.exclusive]
-        for queue in ahead:
-            for place in queue.between(None, entry):
-                if place[2].owner != owner:
-                    yield name, place[2], False
+        if next(_on(table, request, name, exclusive), None) is not None:
+            yield name
+
+
+def _blockers(table: Table, request: Request) -> Iterator[tuple[str, Request, bool]]:
+    for name, exclusive in request.wants():
+        yield from _on(table, request, name, exclusive)
+
+
+def _on(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request, bool]]:
+    """Those in the way on one resource: who holds it, then who stands ahead in its line."""
+    owner = request.owner
+    for holder in conflicts(table, request, name, exclusive):
+        yield name, holder, True
+    line, entry = table.line(name), request.entry(name)
+    ahead = [line.exclusive, line.shared] if exclusive else [line.exclusive]
+    for queue in ahead:
+        for place in queue.between(None, entry):
+            if place[2].owner != owner:
+                yield name, place[2], False

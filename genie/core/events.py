@@ -30,9 +30,10 @@ class Taken:
 
 @dataclass(slots=True)
 class Locked:
-    """Everything that the request names is held now; `request.fence` is its fencing token."""
+    """Everything that the request names is held now; `request.fence` is its fencing token. It waited so long (ms)."""
 
     request: Request
+    waited_ms: float
 
 
 @dataclass(slots=True)
@@ -64,6 +65,13 @@ class Refused(Released):
 
     free: Weight
     locked: Weight
+
+
+@dataclass(slots=True)
+class Full:
+    """A request would have to wait, and no line may grow. It was not taken up; its id is nobody's."""
+
+    request: Request
 
 
 @dataclass(slots=True)
@@ -133,4 +141,4 @@ class Cycle:
     waits: tuple[Wait, ...]
 
 
-Event = Queued | Granted | Taken | Locked | Released | Extended | Moved | Repeated | Unknown | NotHeld
+Event = Queued | Granted | Full | Taken | Locked | Released | Extended | Moved | Repeated | Unknown | NotHeld

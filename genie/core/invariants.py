@@ -111,6 +111,10 @@ def _tables_agree(manager: LockManager) -> None:
 
 def _counts_agree(manager: LockManager) -> None:
     table = manager.table
+    if table.locks != sum(len(request.names()) for request in table.held.values()):
+        raise Violation("the locks that are held are miscounted")
+    if table.places != sum(len(request.names()) for request in table.waiting.values()):
+        raise Violation("the places in the lines are miscounted")
     for name, resource in _resources(manager):
         if not resource.holders and resource.line is None:
             raise Violation(f"{name} is neither held nor waited for")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil
+from math import ceil, inf
 
 from genie.core import order, waits
 from genie.core.blame import blame
@@ -15,6 +15,7 @@ from genie.core.events import (
     Deadlocked,
     Event,
     Extended,
+    Full,
     Granted,
     Locked,
     Moved,
@@ -41,12 +42,18 @@ class LockManager:
     A state that was reached elsewhere, before a restart or in another process, is put together by `adopt` and `forget`.
     """
 
-    def __init__(self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0) -> None:
+    def __init__(
+        self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0, max_places: float = inf
+    ) -> None:
         self.table = Table()
         self.deadlines = Deadlines()
         self.next_id = next_id
         self.next_fence = next_fence
         self.unix_offset_ms = unix_offset_ms
+        self.max_places = max_places
+        """Places in all lines together that there may be. What would need more is not taken up."""
+        self.reorderings = 0
+        """How often lines were given another order because of a cycle."""
         self._ended = Ended()
 
     def step(self, command: Command, now: float) -> list[Event]:
@@ -99,6 +106,8 @@ class LockManager:
         if at_once(self.table, request):
             self._grant(request, now)
             events.append(Granted(request))
+        elif self.table.places + len(request.exclusive) + len(request.shared) > self.max_places:
+            events.append(Full(request))
         else:
             self._queue(request, now, events)
 
@@ -139,6 +148,7 @@ class LockManager:
                 self._note(moved, events)
                 return
             before = self._reorder(request.owner, moved)
+            self.reorderings += bool(before)
         if request.queue_timeout_ms <= 0 and not clear(table, request):
             for name, requests in before.items():
                 moved |= dict.fromkeys(table.line(name).rearrange(name, requests))
@@ -299,5 +309,6 @@ class LockManager:
         """Let a waiting request hold what it waited for."""
         self.table.dequeue(request)
         self.deadlines.discard(request.deadline, request.id)
+        waited_ms = now - request.since
         self._grant(request, now)
-        events.append(Locked(request))
+        events.append(Locked(request, waited_ms))

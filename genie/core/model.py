@@ -87,6 +87,8 @@ class Request:
     origin: Origin | None = None
     chosen: str | None = None
     """Set where the names are those that a `Take` took: what it chose from, in short, to know it again."""
+    principal: str | None = None
+    """The name under which it was made, where clients must have one. The core carries it."""
 
     id: int = field(init=False)
     owner: Owner = field(init=False)

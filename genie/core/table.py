@@ -43,9 +43,13 @@ class Table:
     and so worth no object of their own. What is shared or waited for has one, in `resources`.
     """
 
-    __slots__ = ("held", "resources", "sole", "transactions", "waiting")
+    __slots__ = ("held", "locks", "places", "resources", "sole", "transactions", "waiting")
 
     def __init__(self) -> None:
+        self.locks = 0
+        """How many resources are held, each as often as there are grants on it."""
+        self.places = 0
+        """How many places there are in all lines."""
         self.held: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
         self.sole: dict[str, Request] = _with_hashes()
@@ -85,6 +89,7 @@ class Table:
         """Let a request hold all that it names."""
         sole, resources, id_ = self.sole, self.resources, request.id
         self.held[id_] = request
+        self.locks += len(request.exclusive) + len(request.shared)
         for name in request.exclusive:
             if name not in sole and name not in resources:
                 sole[name] = request
@@ -105,6 +110,7 @@ class Table:
         sole, resources, id_ = self.sole, self.resources, request.id
         touched: Touched = []
         del self.held[id_]
+        self.locks -= len(request.exclusive) + len(request.shared)
         for name in request.exclusive:
             if name in sole:
                 del sole[name]
@@ -135,6 +141,7 @@ class Table:
         if request.transaction is not None:
             self._transaction(request.transaction).waiting[request.id] = request
         request.simple = request.transaction is None and len(request.exclusive) + len(request.shared) == 1
+        self.places += len(request.exclusive) + len(request.shared)
         moved: dict[Request, None] = {}
         for name in request.exclusive:
             self.line(name).insert(name, request, True, moved)
@@ -148,6 +155,7 @@ class Table:
             self.hold(request)
             return
         request.simple = request.transaction is None and len(request.exclusive) + len(request.shared) == 1
+        self.places += len(request.exclusive) + len(request.shared)
         self.waiting[request.id] = request
         if request.transaction is not None:
             self._transaction(request.transaction).waiting[request.id] = request
@@ -157,6 +165,7 @@ class Table:
     def dequeue(self, request: Request) -> None:
         """Take a request out of all its lines. Who stands behind it is the caller's business."""
         del self.waiting[request.id]
+        self.places -= len(request.exclusive) + len(request.shared)
         for name in request.exclusive:
             self._leave(name, request, exclusive=True)
         for name in request.shared:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from genie import core
 from genie.core import SUCCESS, Blocker, Inspection, Mode, Reason, Released, Request, Row
-from genie.errors import Code, RequestRejected
+from genie.errors import RequestRejected
 from genie.protocol import codec
 
 PONG = b'{"command":"pong","payload":{}}\n'
@@ -182,11 +182,6 @@ def error(rejected: RequestRejected, leader: str | None = None) -> bytes:
     if leader is not None:
         payload["leader"] = leader
     return message("error", payload, rejected.ref)
-
-
-def unknown_id(id: int) -> bytes:
-    """Nobody has that id, or it was forgotten long ago."""
-    return error(RequestRejected(Code.UNKNOWN_ID, f"there is no request {id}, or it ended long ago", id=id))
 
 
 def message(command: str, payload: dict[str, Any], ref: str | None = None) -> bytes:

@@ -14,10 +14,15 @@ from importlib.metadata import version
 import structlog
 
 from genie.config import Settings
+from genie.core import LockManager
+from genie.observability.stats import Stats
 from genie.server.address import bind, guard
 from genie.server.connection import Connection
 from genie.server.desk import Desk, Refusing
+from genie.server.errand import Errand
+from genie.server.pulse import Pulse
 from genie.server.pump import Pump
+from genie.server.registry import Registry
 from genie.storage.base import Batch, Replica, Store, Superseded
 from genie.storage.memory import MemoryStore
 from genie.storage.node import Node, this_node
@@ -46,8 +51,11 @@ class Server:
         self.settings = settings
         self._store: Store = store or make_store(settings)
         self._bind_to = bind_to
-        self._connections: dict[Connection, None] = {}
-        self._refusing = Refusing()
+        self.stats = Stats()
+        self.connections = Registry(settings)
+        self._pulse: Pulse | None = None
+        self._refusing = Refusing(self.stats)
+        self._draining = False
         self._pump: Pump | None = None
         """That of the present time as leader, or of the last."""
         self._leads = False
@@ -71,6 +79,7 @@ class Server:
         try:
             if self._bind_to is bind:
                 self._guard = guard((host, port))
+            self._pulse = Pulse(self.stats, self.settings.slow_wait * 1000)
             gc.collect()
             gc.set_threshold(*GC_THRESHOLD)
             node = this_node((host, port), self.settings.advertise, round(self.settings.lease * 1000))
@@ -79,7 +88,7 @@ class Server:
             await self._ready.wait()
             self._check()
             self._listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self._desk, self.settings, self._connections), sock=self._sock, backlog=BACKLOG
+                lambda: Connection(self._desk, self.settings, self.connections), sock=self._sock, backlog=BACKLOG
             )
         except BaseException:
             await self._leave_roles()
@@ -90,7 +99,7 @@ class Server:
             host=host,
             port=port,
             role="leader" if self._leads else "follower",
-            held=self._pump.held if self._pump is not None and self._leads else 0,
+            held=0 if self.manager is None else len(self.manager.table.held),
             store="redis" if self._store.durable else "memory",
             version=version("genie-lock"),
         )
@@ -107,6 +116,53 @@ class Server:
     @property
     def _desk(self) -> Desk:
         return self._pump if self._pump is not None and self._leads else self._refusing
+
+    # -- for those who look ---------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> str:
+        """`starting` (nobody is known to lead), `leader`, `follower` or `stopping`."""
+        if self._draining:
+            return "stopping"
+        if self._leads:
+            return "leader"
+        return "starting" if self._refusing.leader is None else "follower"
+
+    @property
+    def leader(self) -> str | None:
+        """The address of the server that leads, where this one follows it."""
+        return None if self._leads else self._refusing.leader
+
+    @property
+    def reaches_store(self) -> bool:
+        """Whether the store answers, as far as this server needs it now."""
+        return self._pump.reaches_store if self._leads and self._pump is not None else self._refusing.leader is not None
+
+    @property
+    def store_errors(self) -> int:
+        """How often the store could not be reached, or took longer than it may."""
+        return self.stats.store_errors + self._store.errors
+
+    @property
+    def manager(self) -> LockManager | None:
+        """All locks and lines, while this server leads."""
+        return self._pump.manager if self._leads and self._pump is not None else None
+
+    @property
+    def now(self) -> float:
+        """The time of the lock manager (ms). Only while this server leads."""
+        return self._leading.now
+
+    @property
+    def sessions(self) -> int:
+        """Sessions, with and without a connection."""
+        return self._pump.sessions if self._leads and self._pump is not None else 0
+
+    async def carry_out(self, line: bytes) -> bytes:
+        """Do what a line of the wire asks for, as for a client; returns what it is told, when it is stored."""
+        return await Errand(self.settings, self._desk).carry_out(line)
+
+    # -- its life ---------------------------------------------------------------------------------------------
 
     async def _take_roles(self, node: Node) -> None:
         """Follow, lead, and follow again, until somebody puts an end to it."""
@@ -125,9 +181,13 @@ class Server:
         self._ready.set()
         self._stopped.set()
 
+    @property
+    def _leading(self) -> Pump:
+        assert self._pump is not None, "only who leads, or has just led, is asked"  # noqa: S101
+        return self._pump
+
     def _whole(self) -> Batch:
-        assert self._pump is not None, "only who leads, or has just led, has something to be written anew"  # noqa: S101
-        return self._pump.whole()
+        return self._leading.whole()
 
     def _follow(self, leader: str | None) -> None:
         """Another server leads, as far as is known."""
@@ -150,14 +210,18 @@ class Server:
 
         manager.unix_offset_ms = time.time() * 1000 - clock()
         self._deposed.clear()
-        self._pump = pump = Pump(manager, self._store, self.settings, clock, self._fail)
+        manager.max_places = self.settings.max_queue
+        self.stats.begin(0 if self._pump is None else self._pump.manager.reorderings)
+        self._pump = pump = Pump(manager, self._store, self.settings, self.stats, clock, self._fail)
         pump.recover(replica.endings.values())
         await pump.settled()
         if self._deposed.is_set():
             return
         self._leads = True
         gc.freeze()  # what is there now stays: the collector need not look at it again
-        for connection in self._connections:
+        assert self._pulse is not None, "it beats from the start on"  # noqa: S101
+        self._pulse.pump = pump
+        for connection in self.connections:
             connection.desk = pump
         if self._ready.is_set():
             log.info("leading", namespace=self.settings.namespace, held=len(manager.table.held))
@@ -166,7 +230,9 @@ class Server:
     def _fail(self, error: BaseException) -> None:
         """Not a word more to anyone: what was not told may not be true."""
         self._leads, self._refusing.leader = False, None
-        for connection in list(self._connections):
+        if self._pulse is not None:
+            self._pulse.pump = None
+        for connection in list(self.connections):
             connection.abort()
         self._deposed.set()
         if isinstance(error, Superseded):
@@ -197,11 +263,12 @@ class Server:
 
     async def stop(self) -> None:
         """Read no more commands, wait for those that were read, let another server lead, close every connection."""
+        self._draining = True
         if self._listener is not None:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
         pump, drained = self._pump, True
         if pump is not None and self._leads:
-            for connection in self._connections:
+            for connection in self.connections:
                 connection.stop_reading()
             try:
                 async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
@@ -219,18 +286,20 @@ class Server:
 
     async def _leave_roles(self) -> None:
         await end(self._roles)
+        if self._pulse is not None:
+            self._pulse.stop()
         if self._guard is not None:
             self._guard.close()
 
     async def _hang_up(self) -> None:
         """Close every connection when it has been sent what it was told, and those that do not read without."""
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.finish()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
-                while self._connections:  # noqa: ASYNC110 - once in a life; no event needs to be kept for it
+                while self.connections:  # noqa: ASYNC110 - once in a life; no event needs to be kept for it
                     await asyncio.sleep(0.005)
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from genie.errors import Code, RequestRejected
+from genie.protocol import replies
 from genie.protocol.commands import http_refused, is_http
 from genie.protocol.framing import Lines, LineTooLong
 from genie.server.session import Session
@@ -18,6 +19,7 @@ from genie.server.session import Session
 if TYPE_CHECKING:
     from genie.config import Settings
     from genie.server.desk import Desk
+    from genie.server.registry import Registry
 
 
 log = structlog.get_logger()
@@ -39,6 +41,9 @@ KEEPALIVE = [
 locks that end with its connection held), and so is one that does not acknowledge what it is sent."""
 
 
+CUT_S = 5.0
+"""How long a client that has left too much unread is given to read it after all, and why it is cut off."""
+
 SHORTEST = 16
 """Bytes, more or less, in the shortest line that says anything."""
 
@@ -56,7 +61,7 @@ Item = bytes | RequestRejected | Hangup
 class Connection(asyncio.Protocol):
     """Reads lines, hands commands to a desk in the order they came, and writes what it is told.
 
-    `registry` holds every open connection; a full one has no place for this.
+    `registry` holds every open connection, and says whether it has a place for this.
     """
 
     __slots__ = (
@@ -82,7 +87,7 @@ class Connection(asyncio.Protocol):
         "urgent",
     )
 
-    def __init__(self, desk: Desk, settings: Settings, registry: dict[Connection, None]) -> None:
+    def __init__(self, desk: Desk, settings: Settings, registry: Registry) -> None:
         self.desk = desk
         """Who takes what it brings. Another, when the server changes its role."""
         self._settings = settings
@@ -123,14 +128,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or refuse it when there are too many."""
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._registry) >= self._settings.max_connections:
-            limit = self._settings.max_connections
-            self._hang_up(RequestRejected(Code.TOO_MANY, f"this server takes {limit} connections, and has them"))
-        self._registry[self] = None
+        peer = transport.get_extra_info("peername")
+        full = self._registry.enter(self, peer[0] if peer else "")
+        if full is not None:
+            self._hang_up(RequestRejected(Code.TOO_MANY, full))
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
         tell = log.info if self.desk.leads else log.debug  # who looks for the leader comes again and again
-        tell("connection", peer=transport.get_extra_info("peername"), open=len(self._registry))
+        tell("connection", peer=peer, open=len(self._registry))
 
     def data_received(self, data: bytes) -> None:
         """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""
@@ -167,7 +172,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended changes nothing
         """Nobody is there any more."""
         self.closed = True
-        self._registry.pop(self, None)
+        self._registry.leave(self)
         self.desk.gone(self)
 
     # -- from the pump ------------------------------------------------------------------------------------
@@ -202,9 +207,19 @@ class Connection(asyncio.Protocol):
         if not data or self.closed or transport is None:
             return
         if self._behind and transport.get_write_buffer_size() > self._settings.max_unread:
-            self.abort()  # asked before writing: who reads may be told much at once
+            self._cut(transport)  # asked before writing: who reads may be told much at once
         else:
             transport.write(data)
+
+    def _cut(self, transport: asyncio.Transport) -> None:
+        """The client leaves too much unread: that is the last thing it is told, if it reads on before long."""
+        why = f"{self._settings.max_unread} bytes wait to be read, and more: the connection ends here"
+        transport.write(replies.error(RequestRejected(Code.TOO_MANY, why)))
+        self.stop_reading()
+        transport.close()
+        self.closed = True
+        log.warning("cut off", peer=transport.get_extra_info("peername"), unread=transport.get_write_buffer_size())
+        asyncio.get_running_loop().call_later(CUT_S, transport.abort)
 
     @property
     def unread(self) -> int:

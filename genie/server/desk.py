@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from genie.errors import Code
+from genie.protocol import replies
 from genie.server.refusal import refuse
 
 if TYPE_CHECKING:
+    from genie.observability.stats import Stats
     from genie.server.connection import Connection, Item
 
 
@@ -30,6 +33,9 @@ class Refusing:
     leads = False
     leader: str | None = None
 
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+
     def submit(self, connection: Connection, items: Sequence[Item], size: int) -> None:  # noqa: ARG002 - none waits
         """Refuse what was said. Nothing changes by it, so that there is nothing to wait for."""
         if self.leader is None:
@@ -37,9 +43,11 @@ class Refusing:
         else:
             why = f"this server does not lead its namespace; {self.leader} does"
         for item in items:
-            line = refuse(connection, item, why, self.leader)
-            if line is not None:
-                connection.out.append(line)
+            rejected = refuse(connection, item, why)
+            if rejected is not None:
+                self._stats.errors[rejected.code] += 1
+                leader = self.leader if rejected.code == Code.UNAVAILABLE else None
+                connection.out.append(replies.error(rejected, leader))
         connection.flush()
         if connection.ending:
             connection.finish()

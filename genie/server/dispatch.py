@@ -13,6 +13,7 @@ from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Hello, Inspect, Ping, Unwatch, Watch, read
 from genie.protocol.replies import granted, released
+from genie.protocol.resources import MAX_RESOURCES
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.refusal import refusal
 from genie.server.session import Session, same
@@ -21,9 +22,7 @@ from genie.storage.base import Batch, Ending, whole
 
 if TYPE_CHECKING:
     from genie.config import Settings
-
-MOST_OF_SESSION = 100_000
-"""Requests of one session that are held or wait: when it is resumed it is told of all of them in one step."""
+    from genie.observability.stats import Stats
 
 MOST_CHANGES = 10_000
 """Sessions end one after the other, and wait for the next batch when this one changes so much already."""
@@ -35,10 +34,14 @@ _VERSION = version("genie-lock")
 class Dispatch(Telling):
     """Carries out what connections ask for, and what time brings."""
 
-    def __init__(self, manager: LockManager, settings: Settings, durable: bool = True) -> None:
-        super().__init__(manager, settings, durable)
+    def __init__(self, manager: LockManager, settings: Settings, stats: Stats, durable: bool = True) -> None:
+        super().__init__(manager, settings, stats, durable)
         self._namespace = settings.namespace
-        self._most = settings.max_requests
+        self._most_locks = settings.max_locks
+        self._most_of_session, self._most_of_connection = (
+            settings.max_requests_per_session,
+            settings.max_requests_per_connection,
+        )
         self._step, self._held, self._waiting = manager.step, manager.table.held, manager.table.waiting
 
     def expire(self) -> None:
@@ -65,10 +68,9 @@ class Dispatch(Telling):
         if connection.fresh:
             items = self._greeted(connection, items)
         session, out, step, now = connection.session, connection.out, self._step, self.now
-        watched = self.watches.prefixes
-        room = self._most - len(self._held) - len(self._waiting)
-        if session.key is not None:
-            room = min(room, MOST_OF_SESSION - len(session.bound))
+        watched, stats = self.watches.prefixes, self.stats
+        held_for = stats.holds.add
+        room = self._room(session)
         if not out:
             self.touched.append(connection)
         connection.urgent = True
@@ -80,7 +82,7 @@ class Dispatch(Telling):
                 command = read(item)
             except RequestRejected as rejected:
                 if item and not item.isspace():
-                    self.say(connection, replies.error(rejected))
+                    self.reject(connection, rejected)
                 continue
             if type(command) is Request:
                 room -= 1
@@ -89,6 +91,8 @@ class Dispatch(Telling):
                 command.origin = session
                 events = step(command, now)
                 if type(events[0]) is Granted:
+                    stats.granted += 1
+                    session.alive += 1
                     if session.key is not None or command.ref is not None or command.release_on_disconnect:
                         session.granted(command)
                     if self._durable:
@@ -102,6 +106,11 @@ class Dispatch(Telling):
                 events = step(command, now)
                 event = events[0]
                 if type(event) is Released and len(events) == 1 and event.request.origin is session:
+                    if event.request.fence:
+                        held_for(now - event.request.since)
+                    else:
+                        stats.over(event, now)
+                    session.alive -= 1
                     if session.bound or event.request.ref is not None:
                         session.released(event.request)
                     if self._durable and (event.request.fence or session.key is not None):
@@ -130,15 +139,20 @@ class Dispatch(Telling):
                 self.watches.unwatch(connection, command.prefix)
             elif type(command) is Hello:
                 why = "hello: it must be the first command of a connection, and comes once"
-                self.say(connection, replies.error(RequestRejected(Code.BAD_REQUEST, why)))
+                self.reject(connection, RequestRejected(Code.BAD_REQUEST, why))
         return False
+
+    def _room(self, session: Session) -> int:
+        """How many requests surely have a place, whatever they name. Those beyond are looked at one by one."""
+        most = self._most_of_connection if session.key is None else self._most_of_session
+        return min(most - session.alive, (self._most_locks - self.manager.table.locks) // MAX_RESOURCES)
 
     # -- commands that need more than a step --------------------------------------------------------------
 
     def _note(self, connection: Connection, item: Item) -> None:
         """Say an error that a line brought before it could be read, or see a connection off."""
         if isinstance(item, RequestRejected):
-            self.say(connection, replies.error(item))
+            self.reject(connection, item)
         elif item is HANGUP:
             self._leave(connection)
             self.ending.append(connection)
@@ -158,8 +172,9 @@ class Dispatch(Telling):
             if not connection.snubbed:
                 connection.fresh = False
                 return chain([item], items)
-            line = refusal(item, "hello was refused; it must be said again first")
-            self.say(connection, line or b"")
+            rejected = refusal(item, "hello was refused; it must be said again first")
+            if rejected is not None:
+                self.reject(connection, rejected)
         return items
 
     def _hello(self, connection: Connection, line: bytes) -> bool:
@@ -237,13 +252,16 @@ class Dispatch(Telling):
             known = connection.session.known(request.ref)
             if known is not None and self._repeat(connection, request, known):
                 return False
-        why = ""
-        if len(self._held) + len(self._waiting) >= self._most:
-            why = f"{self._most} requests are held or wait, no more fit"
-        elif connection.session.key is not None and len(connection.session.bound) >= MOST_OF_SESSION:
-            why = f"{MOST_OF_SESSION} requests of this session are held or wait, it can't have more"
+        why, session = "", connection.session
+        names = 1 if request.chosen is not None else len(request.exclusive) + len(request.shared)
+        if self.manager.table.locks + names > self._most_locks:
+            why = f"{self._most_locks} locks are held, no more fit"
+        elif session.key is not None and session.alive >= self._most_of_session:
+            why = f"{self._most_of_session} requests of this session are held or wait, it can't have more"
+        elif session.key is None and session.alive >= self._most_of_connection:
+            why = f"{self._most_of_connection} requests of this connection are held or wait, it can't have more"
         if why:
-            self.say(connection, replies.error(RequestRejected(Code.TOO_MANY, why, ref=request.ref)))
+            self.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=request.ref))
         return not why
 
     def _repeat(self, connection: Connection, request: Request, known: Request | Ending) -> bool:
@@ -259,7 +277,7 @@ class Dispatch(Telling):
             told = RequestRejected(
                 Code.REF_CONFLICT, f"this ref belongs to another request, {known.id}", ref=request.ref, id=known.id
             )
-            self.say(connection, replies.error(told))
+            self.reject(connection, told)
             return True
         self.say(connection, replies.queued(known))
         if ending is not None:

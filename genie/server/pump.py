@@ -23,6 +23,7 @@ from genie.storage.base import Batch, Change, Ending, Store, Superseded
 
 if TYPE_CHECKING:
     from genie.config import Settings
+    from genie.observability.stats import Stats
 
 HEARTBEAT_S = 1.0
 """How often an idle server commits its clock: what a crash may add to the life of a lock. Three times in a lease, where that is oftener."""
@@ -64,15 +65,17 @@ class Pump:
         manager: LockManager,
         store: Store,
         settings: Settings,
+        stats: Stats,
         clock: Callable[[], float],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self.leads = True
-        self._manager = manager
+        self.manager = manager
         self._deadlines = manager.deadlines
-        self._dispatch = Dispatch(manager, settings, store.durable)
+        self._dispatch = Dispatch(manager, settings, stats, store.durable)
         self._leaving = self._dispatch.sessions.deadlines
         self._store = store
+        self._stats = stats
         self._talker: Connection | None = None
         """Who spoke last."""
         self._settings = settings
@@ -172,7 +175,7 @@ class Pump:
                 dispatch.expire()
             self._take_up()
             overdue = self._loop.time() - self._sent_at > self._lease_s
-            if dispatch.changes or overdue or (self._manager.next_id > self._reserved and self._store.durable):
+            if dispatch.changes or overdue or (self.manager.next_id > self._reserved and self._store.durable):
                 changes, dispatch.changes = dispatch.changes, {}
                 self._commit(changes, now)
             else:  # while this server surely leads: a ping, an error, a look, a request that has to wait; or no store to speak of
@@ -211,27 +214,40 @@ class Pump:
 
     def _commit(self, changes: dict[int, Change], now: float) -> None:
         """Write a batch. Ids are stored ahead of their use: what is said of one that waits need not be stored itself."""
-        manager = self._manager
+        manager = self.manager
         self._dispatch.stored_below = manager.next_id
         if manager.next_id > self._reserved - RESERVE // 2:
             self._reserved = manager.next_id + RESERVE
         self._in_flight, self._sent_at = True, self._loop.time()
+        self._stats.sizes.add(len(changes))
         self._store.commit(Batch(changes, self._reserved, manager.next_fence, now), self._committed)
 
     @property
-    def held(self) -> int:
-        """How many requests are held."""
-        return len(self._manager.table.held)
+    def now(self) -> float:
+        """The manager's time (ms)."""
+        return self._clock()
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions there are, with and without a connection."""
+        return len(self._dispatch.sessions)
+
+    @property
+    def reaches_store(self) -> bool:
+        """Whether commands are taken up at present."""
+        return not self._away and not self._stopped
 
     def whole(self) -> Batch:
         """The whole state, as a store should have it."""
-        return self._dispatch.whole(max(self._manager.next_id, self._reserved))
+        return self._dispatch.whole(max(self.manager.next_id, self._reserved))
 
     def _committed(self, error: BaseException | None) -> None:
         self._in_flight = self._away = False
         if self._stopped:
             return
-        if error is None and self._loop.time() - self._sent_at > self._lease_s:
+        took_s = self._loop.time() - self._sent_at
+        self._stats.commits.add(took_s * 1000)
+        if error is None and took_s > self._lease_s:
             error = Superseded("it took longer than the lease until a commit was answered; another may lead by now")
         if error is not None:
             self._fail(error)
@@ -316,6 +332,7 @@ class Pump:
     def _lose_patience(self) -> None:
         """The store does not answer. What it has been given waits for its outcome; the rest is refused."""
         self._away = True
+        self._stats.store_errors += 1
         pending, self._pending = self._pending, deque()
         for connection in pending:
             inbox, connection.inbox = connection.inbox, deque()
@@ -330,9 +347,9 @@ class Pump:
             if item is HANGUP:
                 self._put(connection, [item], 0)
                 continue
-            line = refuse(connection, item)
-            if line is not None:
-                self._dispatch.say(connection, line)
+            rejected = refuse(connection, item)
+            if rejected is not None:
+                self._dispatch.reject(connection, rejected)
         if not waiting and connection.out:
             self._dispatch.touched.pop()  # nobody else was told anything since
             connection.flush()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
-from genie.protocol import replies
 from genie.protocol.commands import Hello, read
 from genie.server.connection import Connection, Item
 
 AWAY = "the store can't be reached, try again later"
 
 
-def refusal(item: Item, why: str = AWAY, leader: str | None = None) -> bytes | None:
+def refusal(item: Item, why: str = AWAY) -> RequestRejected | None:
     """The answer to a line, or to an error that is to be told in its place; None where there is none."""
     rejected = item
     if isinstance(item, bytes):
@@ -25,14 +24,14 @@ def refusal(item: Item, why: str = AWAY, leader: str | None = None) -> bytes | N
             request = command.request if isinstance(command, Take) else command
             ref = request.ref if isinstance(request, Request) else None
             id_ = command.id if isinstance(command, (Release, Extend)) else None
-            return replies.error(RequestRejected(Code.UNAVAILABLE, why, ref=ref, id=id_), leader)
-    return replies.error(rejected) if isinstance(rejected, RequestRejected) else None
+            return RequestRejected(Code.UNAVAILABLE, why, ref=ref, id=id_)
+    return rejected if isinstance(rejected, RequestRejected) else None
 
 
-def refuse(connection: Connection, item: Item, why: str = AWAY, leader: str | None = None) -> bytes | None:
+def refuse(connection: Connection, item: Item, why: str = AWAY) -> RequestRejected | None:
     """The same for what a connection brings. One whose `hello` is refused must say it again before anything else."""
     connection.snubbed = connection.snubbed or (connection.fresh and _is_hello(item))
-    return refusal(item, why, leader)
+    return refusal(item, why)
 
 
 def _is_hello(item: Item) -> bool:

@@ -31,7 +31,19 @@ gives a connection up much sooner than that when the other side doesn't acknowle
 class Session:
     """The requests of one connection or, where it has a `key`, of one connection after the other."""
 
-    __slots__ = ("_ended", "_refs", "bound", "connection", "endings", "key", "number", "since", "timeout_ms", "until")
+    __slots__ = (
+        "_ended",
+        "_refs",
+        "alive",
+        "bound",
+        "connection",
+        "endings",
+        "key",
+        "number",
+        "since",
+        "timeout_ms",
+        "until",
+    )
 
     def __init__(self, connection: Connection | None, key: str | None = None, timeout_ms: float = 0.0) -> None:
         self.connection = connection
@@ -39,6 +51,8 @@ class Session:
         self.timeout_ms = timeout_ms
         """How long it lasts without a connection."""
         self.number = 0
+        self.alive = 0
+        """How many of its requests are held or wait."""
         self.since = 0.0
         """When its connection came."""
         self.until = 0

@@ -29,6 +29,9 @@ class Sessions:
         self.deadlines = Deadlines()
         """When those without a connection end, by their number."""
 
+    def __len__(self) -> int:
+        return len(self._by_key)
+
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_key.values())
 
@@ -64,6 +67,7 @@ class Sessions:
                 )
                 request.origin = session
                 session.queued(request)
+                session.alive += 1
             else:
                 request.origin = None  # its connection was another server's, or another time's
         for ending in sorted(endings, key=lambda ending: ending.at):

@@ -20,6 +20,7 @@ from genie.storage.base import Change, Ending, is_stored
 
 if TYPE_CHECKING:
     from genie.config import Settings
+    from genie.observability.stats import Stats
 
 
 class Telling:
@@ -29,12 +30,13 @@ class Telling:
     no changes are collected.
     """
 
-    def __init__(self, manager: LockManager, settings: Settings, durable: bool = True) -> None:
+    def __init__(self, manager: LockManager, settings: Settings, stats: Stats, durable: bool = True) -> None:
         self.manager = manager
+        self.stats = stats
         self.now = 0.0
         self._durable = durable
         self.sessions = Sessions()
-        self.watches = Watches(manager.table, self.say, self.show, settings.max_unread // 4)
+        self.watches = Watches(manager.table, self.say, self.reject, self.show, settings.max_unread // 4)
         self.changes: dict[int, Change] = {}
         self.stored_below = manager.next_id
         """No request from this id on is in the store."""
@@ -48,6 +50,11 @@ class Telling:
                 self.touched.append(connection)
             connection.urgent = True
             connection.out.append(line)
+
+    def reject(self, connection: Connection | None, rejected: RequestRejected) -> None:
+        """Lay out an error."""
+        self.stats.errors[rejected.code] += 1
+        self.say(connection, replies.error(rejected))
 
     def show(self, connection: Connection, line: bytes) -> None:
         """The same for what it watches, which is not urgent."""
@@ -66,6 +73,8 @@ class Telling:
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.queued(request)
+        session.alive += 1
+        self.stats.arrived(request, self.manager.table)
         if session.key is not None and request.state is not State.ENDED:
             self._change(request)
         self.say(session.connection, replies.queued(request))
@@ -74,6 +83,7 @@ class Telling:
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         self._change(request)
+        self.stats.locked(event)
         if session is not None:
             session.locked(request)
             self.say(session.connection, replies.locked(request))
@@ -84,6 +94,8 @@ class Telling:
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.granted(request)
+        session.alive += 1
+        self.stats.granted += 1
         self._change(request)
         self.say(asker, replies.taken(request))
         if self.watches.prefixes:
@@ -93,6 +105,7 @@ class Telling:
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         self._close(request)
+        self.stats.over(event, self.now)
         line = replies.released(event, self.now)
         if session is not None:
             if session.key is not None and not (asker is session.connection and event.reason is SUCCESS):
@@ -127,22 +140,30 @@ class Telling:
         if is_stored(event.request):
             self._change(event.request)
 
+    def _full(self, event: core.Full, asker: Connection | None) -> None:
+        most = self.manager.max_places
+        why = f"this would have to wait, and the lines have {most:.0f} places, or nearly: none is left for it"
+        self.reject(asker, RequestRejected(Code.TOO_MANY, why, ref=event.request.ref))
+
     def _repeated(self, event: core.Repeated, asker: Connection | None) -> None:
         self.say(asker, replies.ended(event.id, event.reason, event.ref))
 
     def _unknown(self, event: core.Unknown, asker: Connection | None) -> None:
-        self.say(asker, replies.unknown_id(event.id))
+        why = f"there is no request {event.id}, or it ended long ago"
+        self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, id=event.id))
 
     def _not_held(self, event: core.NotHeld, asker: Connection | None) -> None:
         request = event.request
         why = f"extend: {request.id} still waits; only a held lock can be extended"
-        self.say(asker, replies.error(RequestRejected(Code.BAD_REQUEST, why, id=request.id)))
+        self.reject(asker, RequestRejected(Code.BAD_REQUEST, why, id=request.id))
 
     def _close(self, request: Request) -> None:
         """A request ended: its session and the store forget it."""
         session: Session | None = request.origin  # type: ignore[assignment]
-        if session is not None and (session.bound or request.ref is not None):
-            session.released(request)
+        if session is not None:
+            session.alive -= 1
+            if session.bound or request.ref is not None:
+                session.released(request)
         if (
             request.fence
             or session is None
@@ -169,6 +190,7 @@ _TELL: dict[type, Callable[[Telling, Any, Connection | None], None]] = {
     core.Refused: Telling._released,  # noqa: SLF001
     core.TimedOut: Telling._released,  # noqa: SLF001
     core.Deadlocked: Telling._released,  # noqa: SLF001
+    core.Full: Telling._full,  # noqa: SLF001
     core.Extended: Telling._extended,  # noqa: SLF001
     core.Moved: Telling._moved,  # noqa: SLF001
     core.Repeated: Telling._repeated,  # noqa: SLF001

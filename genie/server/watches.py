@@ -24,6 +24,7 @@ MOST_EVENTS = 10_000
 """Messages that may wait to be written to one watcher."""
 
 Say = Callable[[Connection | None, bytes], None]
+Reject = Callable[[Connection, RequestRejected], None]
 Show = Callable[[Connection, bytes], None]
 
 
@@ -33,9 +34,10 @@ class Watches:
     A watch ends with its connection. One that can't keep up is told so, and its watches are over.
     """
 
-    def __init__(self, table: Table, say: Say, show: Show, max_behind: int) -> None:
+    def __init__(self, table: Table, say: Say, reject: Reject, show: Show, max_behind: int) -> None:
         self._table = table
         self._say = say
+        self._reject = reject
         self._show = show
         self._max_behind = max_behind
         """Bytes that a watcher may leave unread, with those that wait to be written to it."""
@@ -49,7 +51,7 @@ class Watches:
         own = self._of.setdefault(connection, set())
         if prefix not in own and len(own) >= MOST_WATCHES:
             why = f"watch: a connection can watch {MOST_WATCHES} prefixes, and this one does"
-            self._say(connection, replies.error(RequestRejected(Code.TOO_MANY, why)))
+            self._reject(connection, RequestRejected(Code.TOO_MANY, why))
             return
         own.add(prefix)
         self.prefixes.setdefault(prefix, {})[connection] = None

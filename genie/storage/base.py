@@ -106,6 +106,8 @@ class Store(Protocol):
 
     durable: bool
     """Whether anything is written, so that it is worth telling what changed."""
+    errors: int
+    """How often it could not be reached."""
 
     async def open(self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]) -> Replica:
         """Wait until this node leads the namespace; returns what it holds. May be called again after that has ended.

@@ -12,6 +12,7 @@ class MemoryStore:
     """Commits at once, to nowhere."""
 
     durable = False
+    errors = 0
 
     async def open(
         self,

@@ -36,6 +36,7 @@ class Record(Struct, omit_defaults=True, gc=False):
     session: str | None = None
     session_timeout_ms: float = SESSION_TIMEOUT_MS
     chosen: str | None = None
+    principal: str | None = None
     line: str = ""
     """Of an ending: the message, without its end."""
 
@@ -69,6 +70,7 @@ def encode(change: Request | Ending) -> bytes:
             key,
             SESSION_TIMEOUT_MS if origin is None or key is None else origin.timeout_ms,
             change.chosen,
+            change.principal,
         )
     )
 
@@ -110,6 +112,7 @@ class Reader:
             release_on_disconnect=stored.release_on_disconnect,
             origin=None if stored.session is None else self._origin(stored),
             chosen=stored.chosen,
+            principal=stored.principal,
         )
         request.id = id
         request.owner = id if stored.transaction is None else stored.transaction

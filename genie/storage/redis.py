@@ -50,6 +50,7 @@ class RedisStore:
     """The store that lasts. `url` as redis-py takes it; `namespace` keeps several services' locks apart."""
 
     durable = True
+    errors = 0
 
     def __init__(self, url: str, namespace: str = "genie") -> None:
         self._url = url
@@ -96,6 +97,7 @@ class RedisStore:
                 await warn_if_lossy(self._client)
             except _FAILURES as error:
                 pause = next(pauses)
+                self.errors += 1
                 log.warning("Redis can't be reached; nothing is served before it is", error=str(error), retry_s=pause)
                 self._drop_link()
                 follower.interrupted()
@@ -257,6 +259,7 @@ class RedisStore:
 
     async def _reconnect(self, error: BaseException) -> None:
         """Reach Redis again and send the batch in flight once more. One line for the loss, one for the return."""
+        self.errors += 1
         if self._pauses is None:
             log.warning("Redis is away; commands wait", error=str(error))
             self._pauses = _pauses()

@@ -195,7 +195,7 @@ class World:
             if server is None or server._pump is None or host.node.dead:
                 continue
             try:
-                invariants.check(server._pump._manager)
+                invariants.check(server._pump.manager)
             except invariants.Violation as error:
                 self.problems.append(f"at {self.loop.time():.6f}: in {host.node.name}: {error}")
 

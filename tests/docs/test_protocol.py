@@ -15,7 +15,7 @@ from genie.config import Settings
 from genie.core import Reason, Request, blame, ended
 from genie.errors import Code
 from genie.protocol import commands, fields, framing, replies, resources
-from genie.server import dispatch, pump, session, watches
+from genie.server import pump, session, watches
 from servers import Genie, running_server
 
 PAGE = "protocol.md"
@@ -143,12 +143,15 @@ def test_the_limits_are_the_code_s() -> None:
         "Characters in the secret of a session, at least": fields.MIN_SECRET,
         "Characters in the secret of a session, at most": fields.MAX_SECRET,
         "Default of `sessionTimeout`, ms": commands.Hello().session_timeout_ms,
-        "Requests of a session, held and waiting": dispatch.MOST_OF_SESSION,
+        "Requests of a session, held and waiting": SETTINGS.max_requests_per_session,
+        "Requests of a connection without a session, held and waiting": SETTINGS.max_requests_per_connection,
         "Endings kept for a session": session.ENDINGS,
         "Endings kept for all sessions": session.ENDINGS_IN_ALL,
         "Bytes of an ending that is kept with its details": session.LONGEST_ENDING,
-        "Requests held and waiting": SETTINGS.max_requests,
+        "Locks held (a request that names three resources has three)": SETTINGS.max_locks,
+        "Places in all lines (one that waits for three resources has three)": SETTINGS.max_queue,
         "Connections": SETTINGS.max_connections,
+        "Connections from one address": SETTINGS.max_connections_per_address,
         "Greatest id in a command, and least with a minus": fields.MAX_ID,
         "Bytes of one connection's commands that wait for their turn": pump.MAX_AHEAD,
         "Bytes of commands that wait for the store": SETTINGS.max_pending,

@@ -248,15 +248,3 @@ async def test_too_many_connections_are_told_so() -> None:
         await second.expect("pong")
         for client in (second, third):
             await client.close()
-
-
-async def test_too_many_requests_are_told_so() -> None:
-    with running_server(max_requests=2) as genie:
-        client = await Wire.connect(genie.address)
-        held = await client.lock("exclusive:a")
-        await client.request("exclusive:a")
-        client.send("request", resources=["exclusive:b"], ref="third")
-        error = await client.expect("error")
-        assert (error["code"], error["ref"]) == ("too-many", "third")
-        await client.release(held)
-        await client.close()

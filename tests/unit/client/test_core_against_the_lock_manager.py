@@ -17,6 +17,7 @@ from genie.client.core import Core
 from genie.config import Settings
 from genie.core import ENDED, LockManager
 from genie.errors import ConnectionLost, GenieError, LockLost, TransactionTimeout, Unavailable
+from genie.observability.stats import Stats
 from genie.protocol import messages
 from genie.protocol.resources import parse
 from genie.server.connection import HANGUP
@@ -47,7 +48,7 @@ class Server:
 
     def __init__(self) -> None:
         self.manager = LockManager()
-        self.dispatch = Dispatch(self.manager, Settings())
+        self.dispatch = Dispatch(self.manager, Settings(), Stats())
         self.client, self.stranger = Peer(), Peer()
         self.stored: dict[int, bytes] = {}
         self.inbox = b""
@@ -97,7 +98,7 @@ class Server:
         replica.apply(Batch(changes, next_id, self.manager.next_fence, now * 1000))
         self.stored = dict(stored)
         self.manager = replica.manager
-        self.dispatch = Dispatch(self.manager, Settings())
+        self.dispatch = Dispatch(self.manager, Settings(), Stats())
         self.client, self.stranger = Peer(), Peer()
         self.inbox = self.outbox = b""
         self.dispatch.now = now * 1000

@@ -10,9 +10,11 @@ import pytest
 
 from genie.config import Settings
 from genie.core import LockManager
+from genie.observability.stats import Stats
 from genie.server import pump as module
 from genie.server.connection import Connection
 from genie.server.pump import Pump
+from genie.server.registry import Registry
 from genie.storage.base import Batch, Store
 from genie.storage.memory import MemoryStore
 
@@ -31,6 +33,9 @@ class Transport(asyncio.Transport):
         self.told.append((self.name, bytes(data).count(b"\n")))
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ARG002
+        if name == "peername":
+            return "127.0.0.1", 1
+
         class Socket:
             def setsockopt(self, *_: object) -> None: ...
 
@@ -76,8 +81,8 @@ class Room:
     def __init__(self, store: Store | None = None) -> None:
         self.told: list[tuple[str, int]] = []
         self.failed: list[BaseException] = []
-        self.pump = Pump(LockManager(), store or MemoryStore(), Settings(), lambda: 0.0, self.failed.append)
-        self.registry: dict[Connection, None] = {}
+        self.pump = Pump(LockManager(), store or MemoryStore(), Settings(), Stats(), lambda: 0.0, self.failed.append)
+        self.registry = Registry(Settings())
 
     def enter(self, name: str) -> Connection:
         connection = Connection(self.pump, Settings(), self.registry)
@@ -156,7 +161,7 @@ async def test_an_id_is_stored_as_given_out_before_it_is_told(monkeypatch: pytes
         client.data_received(b'{"command":"request","payload":{"resources":["exclusive:A"]}}\n')
         await room.pump.settled()
         assert sum(lines for _, lines in room.told) == number + 2, "the first is locked at once"
-        assert room.pump._manager.next_id <= shelf.last.next_id == room.pump.whole().next_id
+        assert room.pump.manager.next_id <= shelf.last.next_id == room.pump.whole().next_id
     assert not room.failed
     room.pump.stop()
 

@@ -11,6 +11,7 @@ import pytest
 from genie.config import Settings
 from genie.core import LockManager, Request
 from genie.core.invariants import check
+from genie.observability.stats import Stats
 from genie.server import dispatch
 from genie.server.connection import HANGUP, Item
 from genie.server.dispatch import Dispatch
@@ -59,7 +60,7 @@ def lines(manager: LockManager) -> dict[str, list[int]]:
 class Pair:
     def __init__(self, chance: Random, manager: LockManager, endings: list[Ending], now: float) -> None:
         self.chance, self.manager, self.now = chance, manager, now
-        self.dispatch = Dispatch(manager, Settings())
+        self.dispatch = Dispatch(manager, Settings(), Stats())
         self.peers: list[Peer] = []
         self.reader = Reader()
         self.dispatch.now = now
@@ -157,9 +158,8 @@ def _again(batch: Batch) -> Batch:
     return Batch(dict(changes), batch.next_id, batch.next_fence, batch.clock_ms)
 
 
-def test_a_session_has_so_many_requests_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "MOST_OF_SESSION", 2)
-    desk, peer = Dispatch(LockManager(), Settings()), Peer()
+def test_a_session_has_so_many_requests_and_no_more() -> None:
+    desk, peer = Dispatch(LockManager(), Settings(max_requests_per_session=2), Stats()), Peer()
     wanted = [line("request", resources=[f"exclusive:{number}"], ref=f"{number}") for number in range(3)]
     desk.take(peer, iter([line("hello", session="a secret of sixteen"), *wanted]))  # type: ignore[arg-type]
     assert b'"too-many"' in peer.out[-1]
@@ -171,7 +171,7 @@ def test_a_session_has_so_many_requests_and_no_more(monkeypatch: pytest.MonkeyPa
 
 def test_sessions_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "MOST_CHANGES", 4)
-    desk = Dispatch(LockManager(), Settings())
+    desk = Dispatch(LockManager(), Settings(), Stats())
     for number in range(3):
         peer = Peer()
         hello = line("hello", session=f"a secret of number {number}")
@@ -189,7 +189,7 @@ def test_sessions_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_hello_that_comes_too_late_takes_nothing() -> None:
     """The connection that said it is gone, and another one has the session by now."""
-    desk, late, living = Dispatch(LockManager(), Settings()), Peer(), Peer()
+    desk, late, living = Dispatch(LockManager(), Settings(), Stats()), Peer(), Peer()
     hello = line("hello", session="a secret of sixteen")
     desk.take(living, iter([hello]))  # type: ignore[arg-type]
     late.closed = True

@@ -1,0 +1,241 @@
+"""What the API answers, as types: they are encoded from here, and the schema that the API tells is made of them.
+
+Names are the wire's where it has them. Durations are ms; `since` and `at` are unix ms.
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class Answer(Struct, rename="camel", omit_defaults=False, kw_only=True):
+    """Whatever the API answers."""
+
+
+class Count(Answer):
+    """How many values fell into each bucket: `counts` has one more than `bounds`, for what is above the last."""
+
+    bounds: list[float]
+    counts: list[int]
+    total: float
+    """The sum of all values."""
+
+
+class Rates(Answer):
+    """A second, over the last ten seconds."""
+
+    grants: float
+    releases: float
+    waits: float
+    """Requests that could not be held at once."""
+    timeouts: float
+    deadlocks: float
+    errors: float
+
+
+class Line(Answer):
+    """A resource for which requests wait."""
+
+    resource: str
+    waiting: int
+    holders: int
+    since: int
+    """When the one came that has waited longest."""
+    holder: int | None
+    """The id of a request that holds it; None where nobody does."""
+    transaction_name: str | None
+    """That of the holder."""
+
+
+class State(Answer):
+    """`/api/state`: the server at a glance."""
+
+    version: str
+    namespace: str
+    role: str
+    leader: str | None
+    """The address of the server that leads, where this one follows it."""
+    now: int
+    uptime: int
+    store: str
+    """`redis` or `memory`."""
+    store_reached: bool
+    store_errors: int
+    held: int
+    """Requests that are held."""
+    waiting: int
+    """Requests that wait."""
+    locks: int
+    """Resources that are held, each as often as there are grants on it."""
+    resources: int
+    """Names that are held or waited for."""
+    connections: int
+    sessions: int
+    rates: Rates
+    wait_p50: float | None
+    """Of the requests that were granted after they had waited, within the last minute (ms); None where there were none."""
+    wait_p99: float | None
+    longest_wait: int
+    """How long the one that has waited longest does so."""
+    outcomes: dict[str, int]
+    """Requests since the start, by how they went: `granted` (at once), `waited` (granted later), else the reason."""
+    errors: dict[str, int]
+    """Commands that were refused, by code."""
+    deadlocks: int
+    reorderings: int
+    waits: Count
+    """How long those waited that were granted later (ms)."""
+    holds: Count
+    """How long holds lasted (ms)."""
+    commits: Count
+    """How long commits took (ms)."""
+    lag: Count
+    """How late the event loop was (ms)."""
+    lines: list[Line]
+    """The longest lines, the longest first, at most 20."""
+    lines_complete: bool
+    """False where so many wait that only those were looked at that came first."""
+
+
+class Node(Answer, omit_defaults=True, kw_only=True):
+    """A request that waits, or that stands in the way of one."""
+
+    id: int
+    state: str
+    """`held` or `queued`."""
+    since: int
+    transaction_name: str | UnsetType = UNSET
+    resources: list[str]
+    """What it asks for or holds, `MODE:NAME`, at most ten."""
+    resources_total: int
+    blockers_total: int | UnsetType = UNSET
+    """How many edges go out from it; of one that waits."""
+
+
+class Edge(Answer):
+    """`waiter` waits for `blocker`, which holds the resource (`held`) or is ahead in its line (`queued`)."""
+
+    waiter: int
+    blocker: int
+    resource: str
+    mode: str
+    """The blocker's."""
+    state: str
+    since: int
+    """Since when the blocker is in the way."""
+
+
+class Waits(Answer):
+    """`/api/waits`: who waits for whom. Those first that have waited longest."""
+
+    nodes: list[Node]
+    edges: list[Edge]
+    queue_total: int
+    """Requests that wait."""
+    queue_shown: int
+    """Those of them that are among the nodes."""
+
+
+class HotResource(Answer):
+    """A resource that is fought for."""
+
+    resource: str
+    waited: float
+    """ms, of all who have waited for it and do no more."""
+    collisions: int
+    """Requests that could not have it at once."""
+    waiting: int
+    """Requests that wait for it now."""
+    holders: int
+
+
+class HotList(Answer):
+    """`/api/hot`: where most was waited within the last five to ten minutes; the hottest first."""
+
+    resources: list[HotResource]
+
+
+class Step(Answer):
+    """One step of a cycle: request `waiter` asks for `resource`, which request `holder` holds."""
+
+    resource: str
+    waiter: int
+    holder: int
+
+
+class DeadlockRow(Answer):
+    """A request that would have closed a cycle, and so was ended: the victim."""
+
+    at: int
+    id: int
+    transaction_name: str | None
+    cycle: list[str]
+    """The transactions, each waiting for the next and the last for the first, which is the victim's."""
+    waits: list[Step]
+
+
+class Deadlocks(Answer):
+    """`/api/deadlocks`: the latest, the newest first."""
+
+    deadlocks: list[DeadlockRow]
+    total: int
+    """Since the start of the server."""
+
+
+class Blocker(Answer, omit_defaults=True, kw_only=True):
+    """Who is in the way of a request that waits."""
+
+    id: int
+    resource: str
+    mode: str
+    state: str
+    since: int
+    transaction_name: str | UnsetType = UNSET
+
+
+class Row(Answer, omit_defaults=True, kw_only=True):
+    """A request, as in the wire's `inspected`."""
+
+    id: int
+    resources: list[str]
+    resources_total: int
+    priority: float
+    since: int
+    expires_in: float
+    transaction_name: str | UnsetType = UNSET
+    fence: int | UnsetType = UNSET
+    blockers: list[Blocker] | UnsetType = UNSET
+    blockers_total: int | UnsetType = UNSET
+
+
+class Resource(Answer):
+    """`/api/resources/NAME`: who holds it, and its line in order."""
+
+    resource: str
+    holders: list[Row]
+    holders_total: int
+    queue: list[Row]
+    queue_total: int
+
+
+class Release(Answer):
+    """What `POST /api/release` is sent."""
+
+    id: int
+
+
+class Released(Answer):
+    """What it answers: the request has ended, as `reason` says."""
+
+    id: int
+    reason: str
+
+
+class Problem(Answer, omit_defaults=True, kw_only=True):
+    """Any answer from 400 on."""
+
+    code: str
+    """One of the wire's, or `not-found`."""
+    message: str
+    leader: str | UnsetType = UNSET
+    """The address of the server that leads, where that would know."""

@@ -1,0 +1,132 @@
+"""What a server counts of its life: plain numbers, cheap to count, read by whoever shows them."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from genie.core import WAITING, Cycle, Deadlocked, Locked, Reason, Released, Request, TimedOut, obstacles
+from genie.core.table import Table
+from genie.observability.histogram import Histogram
+from genie.observability.hot import Hot
+
+DEADLOCKS: Final = 100
+"""Deadlocks that are remembered."""
+STEPS: Final = 10_000
+"""Steps of all of them together: a cycle may be long."""
+SIZES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
+
+
+@dataclass(slots=True, frozen=True)
+class Deadlock:
+    """A request that would have closed a cycle, and the cycle, victim first."""
+
+    at_unix_ms: float
+    id: int
+    transaction: str | None
+    cycle: Cycle
+
+
+class Stats:
+    """Counters since the start of this process, whatever roles it had."""
+
+    def __init__(self) -> None:
+        self.granted = 0
+        """Requests that were held at once."""
+        self.waited = 0
+        """Requests that were held after they had waited."""
+        self.queued = 0
+        """Requests that could not be held at once."""
+        self.refused: Counter[Reason] = Counter()
+        """Requests that ended without having been held, by reason; `success`: the client gave up."""
+        self.ended: Counter[Reason] = Counter()
+        """Holds that ended otherwise than by release."""
+        self.errors: Counter[str] = Counter()
+        """Commands that were refused, by code."""
+        self.waits = Histogram()
+        """Of those that had to wait and were granted (ms)."""
+        self.holds = Histogram()
+        """Of holds that ended (ms)."""
+        self.commits = Histogram()
+        """How long commits took (ms)."""
+        self.sizes = Histogram(SIZES)
+        """Changes in one commit."""
+        self.store_errors = 0
+        """How often the store took longer than it may, or failed."""
+        self.reorderings = 0
+        """Reorderings of lines before the present time as leader. (Those of that are the lock manager's to count.)"""
+        self.lag = Histogram()
+        """How much later than it should the loop came to what it had to do (ms)."""
+        self.hot = Hot()
+        self.deadlocks: deque[Deadlock] = deque(maxlen=DEADLOCKS)
+        self._steps = 0
+        self._untold = 0
+        self.newcomers: deque[Request] = deque()
+        """Those that began to wait lately, for whoever looks after slow waits; see `slow.py`."""
+        self._in_way: dict[int, tuple[str, ...]] = {}
+        """What was in the way of a waiting request that names several resources, by its id."""
+
+    def arrived(self, request: Request, table: Table) -> None:
+        """A request was not held at once. It waits, or has ended in the same step, which `over` tells next."""
+        self.queued += 1
+        if request.state is WAITING:
+            self.newcomers.append(request)
+            self.hot.collided(self._remember(request, table))
+
+    def locked(self, event: Locked) -> None:
+        """A request is held after it has waited."""
+        self.waited += 1
+        self.waits.add(event.waited_ms)
+        self.hot.waited(self._forget(event.request), event.waited_ms)
+
+    def over(self, event: Released, now: float) -> None:
+        """A request ended; `now` is the manager's time."""
+        request, reason = event.request, event.reason
+        lasted_ms = now - request.since
+        if request.fence:
+            self.holds.add(lasted_ms)
+            if reason is not Reason.SUCCESS:
+                self.ended[reason] += 1
+            return
+        self.refused[reason] += 1
+        if isinstance(event, Deadlocked):
+            self._deadlock(event)
+        elif isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0:
+            self.hot.collided({blocker.resource for blocker in event.blockers})
+        else:
+            self.hot.waited(self._forget(request), lasted_ms)
+
+    def untold_deadlocks(self) -> tuple[list[Deadlock], int]:
+        """Those since the last call, of which the oldest may be forgotten, and how many there were."""
+        many, self._untold = self._untold, 0
+        return list(self.deadlocks)[-many:] if many else [], many
+
+    def begin(self, reorderings: int) -> None:
+        """Another time as leader begins; in the last there were so many reorderings."""
+        self.reorderings += reorderings
+        self.newcomers.clear()
+        self._in_way.clear()
+
+    def _deadlock(self, event: Deadlocked) -> None:
+        cycle, request = event.cycle, event.request
+        self.hot.collided({wait.resource for wait in cycle.waits if wait.waiter == request.id})
+        if len(self.deadlocks) == DEADLOCKS:
+            self._steps -= len(self.deadlocks.popleft().cycle.waits)
+        self.deadlocks.append(Deadlock(request.since_unix_ms, request.id, request.transaction, cycle))
+        self._untold += 1
+        self._steps += len(cycle.waits)
+        while self._steps > STEPS and len(self.deadlocks) > 1:
+            self._steps -= len(self.deadlocks.popleft().cycle.waits)
+
+    def _remember(self, request: Request, table: Table) -> Iterable[str]:
+        names = request.names()
+        if len(names) == 1:
+            return names
+        found = self._in_way[request.id] = tuple(obstacles(table, request))
+        return found
+
+    def _forget(self, request: Request) -> Iterable[str]:
+        names = request.names()
+        return names if len(names) == 1 else self._in_way.pop(request.id, ())
