@@ -5,9 +5,11 @@ from __future__ import annotations
 from aiohttp import web
 
 from genie.admin.api import Api
+from genie.admin.door import BACKLOG, Door
 from genie.admin.health import Health
 from genie.admin.pace import Pace
 from genie.admin.problems import MAX_BODY, as_answers
+from genie.admin.scrape import Scrape
 from genie.admin.subject import Subject
 from genie.admin.turns import Turns
 
@@ -34,10 +36,11 @@ class Admin:
         turns = Turns(self.pace)
         app.add_routes(Health(self._subject).routes())
         app.add_routes(Api(self._subject, turns).routes())
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        app.add_routes(Scrape(self._subject, turns).routes())
+        self._runner = Door(app)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, settings.admin_host, settings.admin_port).start()
+            await web.TCPSite(self._runner, settings.admin_host, settings.admin_port, backlog=BACKLOG).start()
         except BaseException:
             await self._runner.cleanup()
             raise

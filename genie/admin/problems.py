@@ -55,8 +55,8 @@ async def as_answers(
         problem = Problem(413, Code.BAD_REQUEST, f"a body has at most {MAX_BODY} bytes")
     except (web.HTTPException, ConnectionError):
         raise
-    except Exception as defect:  # noqa: BLE001 - it is told, and the server goes on
-        log.error("a defect in the admin port", path=request.path[:200], exc_info=defect)
+    except Exception:
+        log.exception("a defect in the admin port", path=request.path[:200])
         problem = Problem(500, "defect", "this is a defect of the server; its log says more")
     return web.Response(
         status=problem.status, body=encoding.at_once(problem.answer), content_type=JSON, headers=headers
