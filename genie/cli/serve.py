@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from genie.admin import Admin
 from genie.config import Settings
 from genie.observability import logs
 from genie.server.app import Server
@@ -120,6 +119,10 @@ def _run(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     server = Server(settings)
+    if settings.admin_port is None:
+        return await server.run()
+    from genie.admin import Admin  # noqa: PLC0415 - a web server is much to load, and no other command needs it
+
     admin = Admin(server)
     try:
         await admin.start()
