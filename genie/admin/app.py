@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from genie.admin.health import Health
+from genie.admin.page import Page
 from genie.admin.subject import Subject
 
 
@@ -26,6 +27,7 @@ class Admin:
             return
         app = web.Application()
         app.add_routes(Health(self._subject).routes())
+        app.add_routes(Page().routes())
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
         try:
