@@ -1,13 +1,13 @@
 // Deadlocks that were found and ended: each a ring of transactions, with the resources on the arrows.
 
 import { el, keyed, say, svg } from "./dom.js";
-import { count, cut, duration } from "./format.js";
+import { count, cut, duration, visible } from "./format.js";
 
-const MOST = 6; // rings
-const IN_RING = 8; // nodes of one
-const [WIDTH, HEIGHT] = [400, 236];
-const [NODE_WIDTH, NODE_HEIGHT] = [124, 28];
-const NAME = 16;
+const MOST = 3; // rings
+const IN_RING = 6; // nodes of one
+const [WIDTH, HEIGHT] = [320, 212];
+const [NODE_WIDTH, NODE_HEIGHT] = [104, 26];
+const NAME = 12;
 const RESOURCE = 20;
 
 export class Deadlocks {
@@ -40,7 +40,7 @@ function ring(row) {
     "figure",
     { class: "ring", "data-id": row.id },
     svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label }, ...links(nodes), ...nodes.map(node)),
-    el("figcaption", {}, el("bdi", { class: "name", title: victim }, victim), el("span", { class: "quiet" }, " was the victim, "), el("time", { class: "quiet" })),
+    el("figcaption", {}, el("bdi", { class: "name", title: visible(victim) }, visible(victim)), el("span", { class: "quiet" }, " was the victim, "), el("time", { class: "quiet" })),
   );
 }
 
@@ -60,7 +60,7 @@ function node({ name, victim, folded, x, y }) {
   return svg(
     "g",
     { class: `member${victim ? " victim" : ""}${folded ? " fold" : ""}`, transform: `translate(${x - NODE_WIDTH / 2} ${y - NODE_HEIGHT / 2})` },
-    svg("title", {}, victim ? `${name}, the victim` : name),
+    svg("title", {}, visible(victim ? `${name}, the victim` : name)),
     svg("rect", { width: NODE_WIDTH, height: NODE_HEIGHT, rx: NODE_HEIGHT / 2 }),
     svg("text", { x: NODE_WIDTH / 2, y: NODE_HEIGHT / 2 + 4 }, cut(name, NAME)),
   );
@@ -86,7 +86,7 @@ function links(nodes) {
     const at = (p, q, r) => 0.25 * p + 0.5 * q + 0.25 * r;
     return [
       svg("path", { class: "link ring-link", d: `M${start.x} ${start.y}Q${control.x} ${control.y} ${end.x} ${end.y}`, "marker-end": "url(#ring-end)" }),
-      svg("text", { class: "wanted", x: at(start.x, control.x, end.x), y: at(start.y, control.y, end.y) + 4 }, cut(from.wants, RESOURCE), svg("title", {}, from.wants)),
+      svg("text", { class: "wanted", x: at(start.x, control.x, end.x), y: at(start.y, control.y, end.y) + 4 }, cut(from.wants, RESOURCE), svg("title", {}, visible(from.wants))),
     ];
   });
   return [svg("defs", {}, arrow), ...drawn.map(([path]) => path), ...drawn.map(([, text]) => text)];

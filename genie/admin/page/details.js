@@ -1,7 +1,7 @@
 // What is selected: a request with who is in its way, or a resource with its holders and its line.
 
 import { el, renew } from "./dom.js";
-import { called, count, duration, parts } from "./format.js";
+import { called, count, duration, parts, visible } from "./format.js";
 import { more, named } from "./tables.js";
 
 const MOST = 20;
@@ -12,7 +12,8 @@ export class Details {
     this.card = card;
     this.select = select;
     this.release = release;
-    this.last = null;
+    this.last = null; // the request that was shown last: what it was is shown also when it has ended
+    this.ends = undefined; // unix ms
   }
 
   /**
@@ -22,50 +23,53 @@ export class Details {
   show(selected, waits, resource, now) {
     this.card.hidden = selected === null;
     if (selected === null) return;
-    const found = selected.request === undefined ? this.ofResource(selected.resource, resource) : this.ofRequest(selected.request, waits, resource);
+    const found = selected.request === undefined ? this.ofResource(selected.resource, resource) : this.ofRequest(selected.request, waits, resource, now);
     renew(this.card, found.content, () => [this.closing(), ...found.make()]);
     for (const time of this.card.querySelectorAll("[data-since]")) {
       const text = duration(now - Number(time.dataset.since));
       if (time.textContent !== text) time.textContent = text;
     }
-    for (const time of this.card.querySelectorAll("[data-ends]")) time.textContent = duration(Number(time.dataset.ends) - now);
+    const ends = this.card.querySelector(".ends");
+    if (ends !== null && this.ends !== undefined) ends.textContent = duration(this.ends - now);
   }
 
   closing() {
     return el("button", { class: "close", type: "button", "aria-label": "Close the details", click: () => this.select(null) }, "×");
   }
 
-  ofRequest(id, waits, resource) {
+  ofRequest(id, waits, resource, now) {
     const node = waits.nodes.find((each) => each.id === id);
-    const rows = resource === null || resource instanceof Error ? [] : [...resource.holders, ...resource.queue];
-    const row = rows.find((each) => each.id === id);
-    const held = node === undefined ? resource?.holders?.some((each) => each.id === id) : node.state === "held";
-    if (node !== undefined || row !== undefined) {
-      this.last = { ...row, ...node, id, state: held ? "held" : "queued", expiresIn: undefined };
-      this.ends = row === undefined || resource.asked === undefined ? undefined : resource.asked + row.expiresIn;
-    }
-    const request = this.last?.id === id ? this.last : null;
+    const known = resource instanceof Error ? null : resource;
+    const holder = known?.holders.find((each) => each.id === id);
+    const row = holder ?? known?.queue.find((each) => each.id === id);
     const there = node !== undefined || row !== undefined;
-    const blockers = waits.edges.filter((edge) => edge.waiter === id);
-    const waiters = waits.edges.filter((edge) => edge.blocker === id);
-    const names = Object.fromEntries(waits.nodes.map((each) => [each.id, each.transactionName]));
-    const shown = [...blockers, ...waiters].map((edge) => [names[edge.waiter], names[edge.blocker]]);
+    if (there) this.last = { ...row, ...node, id, state: node?.state ?? (holder ? "held" : "queued") };
+    this.ends = row === undefined ? undefined : now + row.expiresIn;
+    const request = this.last?.id === id ? this.last : null;
+    const names = new Map(waits.nodes.map((each) => [each.id, each.transactionName]));
+    const edges = waits.edges.filter((edge) => edge.waiter === id);
+    const blockers = edges.length
+      ? edges.map((edge) => ({ ...edge, id: edge.blocker, transactionName: names.get(edge.blocker) }))
+      : (row?.blockers ?? []);
+    const behind = new Set(waits.edges.filter((edge) => edge.blocker === id).map((edge) => edge.waiter));
+    const waiters = [...behind].map((each) => ({ id: each, transactionName: names.get(each) }));
+    const { expiresIn, ...lasting } = request ?? {};
     return {
-      content: ["request", id, there, request, blockers, waiters, shown],
-      make: () => this.request(id, request, there, blockers, waiters, names),
+      content: ["request", id, there, { ...lasting, blockers: [] }, blockers, waiters, this.ends === undefined],
+      make: () => this.request(id, request, there, blockers, waiters),
     };
   }
 
-  request(id, request, there, blockers, waiters, names) {
-    if (request === null) return [el("h2", {}, `Request ${id}`), el("p", { class: "empty" }, "It is not among those that are known here: it may have ended.")];
+  request(id, request, there, blockers, waiters) {
+    if (request === null) return [el("h2", {}, `Request ${id}`), el("p", { class: "empty" }, "It is not shown here any more: it may have ended.")];
     const held = request.state === "held";
     const resources = request.resources.map((each) => this.resource(each));
     const facts = [
       ["Id", el("code", {}, `${id}`)],
-      ["Transaction", request.transactionName === undefined ? "none" : el("bdi", {}, request.transactionName)],
+      ["Transaction", request.transactionName === undefined ? "none" : el("bdi", {}, called(request))],
       [held ? "Held for" : "Waits for", since(request.since)],
       ["Since", el("time", {}, clock(request.since))],
-      ...(this.ends === undefined || !there ? [] : [[held ? "Ends in" : "Gives up in", ends(this.ends)]]),
+      ...(this.ends === undefined || !there ? [] : [[held ? "Ends in" : "Gives up in", el("time", { class: "ends" })]]),
       ...(request.fence === undefined ? [] : [["Fence", el("code", {}, `${request.fence}`)]]),
       ...(request.priority ? [["Priority", `${request.priority}`]] : []),
     ];
@@ -76,31 +80,25 @@ export class Details {
       el("h3", {}, held ? "Holds" : "Asks for"),
       el("ul", { class: "list" }, ...resources),
       more(request.resources.length, request.resourcesTotal),
-      ...(held || !there ? [] : this.inTheWay(request, blockers, names)),
-      ...(waiters.length ? this.behind(waiters, names) : []),
+      ...(held || !there ? [] : this.inTheWay(request, blockers)),
+      ...(waiters.length ? this.behind(waiters) : []),
       there ? el("button", { class: "danger", type: "button", click: () => this.release(request) }, held ? "Force release…" : "End the wait…") : undefined,
     ].filter((part) => part !== undefined);
   }
 
-  inTheWay(request, blockers, names) {
-    const rows = blockers.slice(0, MOST).map((edge) =>
-      el(
-        "li",
-        {},
-        this.other(edge.blocker, names),
-        el("span", { class: "quiet" }, edge.state === "held" ? ` holds ${edge.mode} ` : ` is ahead for ${edge.mode} `),
-        this.bare(edge.resource),
-        el("span", { class: "quiet" }, ", ", since(edge.since)),
-      ),
-    );
+  inTheWay(request, blockers) {
+    const rows = blockers.slice(0, MOST).map((blocker) => {
+      const verb = blocker.state === "held" ? "holds" : "is ahead for";
+      const what = el("span", { class: "quiet" }, ` ${verb} ${blocker.mode} `);
+      return el("li", {}, this.other(blocker), what, this.bare(blocker.resource), el("span", { class: "quiet" }, ", ", since(blocker.since)));
+    });
     const total = Math.max(request.blockersTotal ?? 0, blockers.length);
     return [el("h3", {}, "In its way"), el("ul", { class: "list in-the-way" }, ...rows), more(rows.length, total)];
   }
 
-  behind(waiters, names) {
-    const ids = [...new Set(waiters.map((edge) => edge.waiter))];
-    const rows = ids.slice(0, MOST).map((id) => el("li", {}, this.other(id, names)));
-    return [el("h3", {}, "Waits for this"), el("ul", { class: "list waits-for-this" }, ...rows), more(rows.length, ids.length)];
+  behind(waiters) {
+    const rows = waiters.slice(0, MOST).map((each) => el("li", {}, this.other(each)));
+    return [el("h3", {}, "Waits for this"), el("ul", { class: "list waits-for-this" }, ...rows), more(rows.length, waiters.length)];
   }
 
   ofResource(name, resource) {
@@ -111,7 +109,7 @@ export class Details {
   }
 
   whole(name, resource) {
-    const head = [el("p", { class: "badge" }, "resource"), el("h2", { title: name }, el("bdi", {}, name))];
+    const head = [el("p", { class: "badge" }, "resource"), el("h2", { title: visible(name) }, el("bdi", {}, visible(name)))];
     if (resource === null) return [...head, el("p", { class: "empty" }, "…")];
     if (resource instanceof Error) return [...head, el("p", { class: "empty" }, resource.message)];
     const list = (rows, kind) => el("ol", { class: `list ${kind}` }, ...rows.slice(0, MOST).map((row) => this.row(row, name)));
@@ -130,12 +128,12 @@ export class Details {
 
   row(row, name) {
     const mode = row.resources.map(parts).find((each) => each.name === name)?.mode;
-    const request = named(called(row), () => this.select({ request: row.id, resource: undefined, of: name }));
-    return el("li", {}, request, el("span", { class: "quiet" }, mode === undefined ? " " : ` ${mode}, `, since(row.since)));
+    const request = named(called(row), () => this.select({ request: row.id, of: name }));
+    return el("li", { "data-id": row.id }, request, el("span", { class: "quiet" }, mode === undefined ? " " : ` ${mode}, `, since(row.since)));
   }
 
-  other(id, names) {
-    return named(names[id] ?? `#${id}`, () => this.select({ request: id }));
+  other(request) {
+    return named(called(request), () => this.select({ request: request.id }));
   }
 
   resource(text) {
@@ -149,8 +147,6 @@ export class Details {
 }
 
 const since = (at) => el("time", { "data-since": at });
-
-const ends = (at) => el("time", { "data-ends": at });
 
 const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
 

@@ -2,6 +2,8 @@
 
 const WHOLE = new Intl.NumberFormat("en");
 
+const HIDDEN = /[\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}]/gu;
+
 export const count = (number) => WHOLE.format(number);
 
 export const some = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
@@ -28,10 +30,14 @@ export function duration(ms) {
   return `${Math.floor(h / 24)} d ${h % 24} h`;
 }
 
+/** A text without characters that nobody sees, or that turn others around: one name must not look like another. */
+export const visible = (text) =>
+  text.replace(HIDDEN, (letter) => `‹${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
+
 /** A long text without its middle: names differ most at their ends. */
 export function cut(text, most) {
-  const letters = Array.from(text);
-  if (letters.length <= most) return text;
+  const letters = Array.from(visible(text));
+  if (letters.length <= most) return letters.join("");
   const end = Math.floor((most - 1) / 2);
   return `${letters.slice(0, most - 1 - end).join("")}…${letters.slice(-end).join("")}`;
 }
@@ -43,7 +49,7 @@ export function parts(resource) {
 }
 
 /** How a request is called: by its transaction, else by its id. */
-export const called = (request) => request.transactionName ?? `#${request.id}`;
+export const called = ({ transactionName, id }) => (transactionName === undefined || transactionName === null ? `#${id}` : visible(transactionName));
 
 /** The upper bound of the bucket below which `share` of the values are; null where there are none. */
 export function quantile(share, bounds, counts) {

@@ -2,13 +2,14 @@
 
 import { choose } from "./choose.js";
 import { keyed, say, svg, el } from "./dom.js";
-import { called, count, cut, duration, parts, some } from "./format.js";
+import { called, count, cut, duration, parts, some, visible } from "./format.js";
 import { HEIGHT, place, WIDTH } from "./layout.js";
 
 const MARGIN = 6;
+const BENDS = 30; // room for links within the first column, to its left
 const AGES = [1_000, 10_000]; // ms of waiting, from which on a node is shown as late
-const NAME = 17; // letters of a transaction that fit beside a time
-const RESOURCE = 25;
+const LETTERS = 20; // of a name and a time that fit in a node
+const RESOURCE = 20;
 
 const LEGEND = [
   ["held", "waits for who holds it"],
@@ -35,13 +36,13 @@ export class Graph {
   show(waits, lines, now, selected) {
     this.last = [waits, lines, now, selected];
     const { groups, left } = choose(waits, lines);
-    const size = place(groups, this.container.clientWidth - 2 * MARGIN);
+    const size = place(groups, this.container.clientWidth - 2 * MARGIN - BENDS);
     const nodes = groups.flatMap((group) => group.nodes);
     const links = groups.flatMap((group) => group.links);
     const near = neighbours(links, selected);
     this.empty.hidden = nodes.length > 0;
     this.picture.toggleAttribute("hidden", nodes.length === 0);
-    this.picture.setAttribute("width", size.width + 2 * MARGIN);
+    this.picture.setAttribute("width", size.width + 2 * MARGIN + BENDS);
     this.picture.setAttribute("height", size.height + 2 * MARGIN);
     this.picture.classList.toggle("dimmed", near.size > 0);
     const make = (node) => this.button(node);
@@ -91,23 +92,23 @@ function draw(group, node, now, selected, near) {
   const age = now - node.since;
   const chosen = node.request !== undefined && node.request.id === selected?.request;
   const what = node.resources[0] ?? parts(node.request.resources[0]).name;
-  const others = (node.request?.resourcesTotal ?? node.resources.length) - 1;
+  const several = (node.request?.resourcesTotal ?? node.resources.length) - 1;
+  const others = several > 0 ? ` +${count(several)}` : "";
+  say(resource, cut(what, RESOURCE - others.length) + others);
   if (node.folds === undefined) {
-    say(name, cut(called(node.request), NAME));
-    say(resource, cut(what, others > 0 ? RESOURCE - 4 : RESOURCE) + (others > 0 ? ` +${count(others)}` : ""));
+    say(name, cut(called(node.request), LETTERS - duration(age).length));
     say(time, duration(age));
     const verb = node.state === "held" ? "holds" : "waits for";
-    const text = `${called(node.request)} ${verb} ${node.request.resources.join(", ")} since ${duration(age)}`;
+    const text = `${called(node.request)} ${verb} ${visible(node.request.resources.join(", "))} since ${duration(age)}`;
     say(title, text);
     group.setAttribute("aria-label", text);
   } else {
     const text = `${count(node.folds)} more ${node.state === "held" ? "hold it" : "wait"}`;
     say(name, text);
-    say(resource, cut(what, others > 0 ? RESOURCE - 4 : RESOURCE) + (others > 0 ? ` +${count(others)}` : ""));
-    say(title, `${text}: ${node.resources.join(", ")}`);
-    group.setAttribute("aria-label", `${text}: ${node.resources.join(", ")}`);
+    say(title, `${text}: ${visible(node.resources.join(", "))}`);
+    group.setAttribute("aria-label", `${text}: ${visible(node.resources.join(", "))}`);
   }
-  group.setAttribute("transform", `translate(${node.x + MARGIN} ${node.y + MARGIN})`);
+  group.setAttribute("transform", `translate(${node.x + MARGIN + BENDS} ${node.y + MARGIN})`);
   group.setAttribute("aria-pressed", chosen);
   group.classList.toggle("chosen", chosen);
   group.classList.toggle("near", near.has(node.key));
@@ -138,15 +139,19 @@ function line({ kind, from, to, resources }) {
       "data-from": from.key,
       "data-to": to.key,
     },
-    svg("title", {}, [...resources].join(", ")),
+    svg("title", {}, visible([...resources].join(", "))),
   );
 }
 
 /** The path of a link between two placed nodes. */
 function course({ from, to, kind }) {
   const [y1, y2] = [from.y + HEIGHT / 2 + MARGIN, to.y + HEIGHT / 2 + MARGIN];
-  const [left, right] = [from.x + MARGIN, to.x + MARGIN];
+  const [left, right] = [from.x + MARGIN + BENDS, to.x + MARGIN + BENDS];
   const gap = kind === "same" ? 0 : 2;
+  if (from.x === to.x && kind === "same" && Math.abs(y2 - y1) < 2 * HEIGHT) {
+    const half = (Math.sign(y2 - y1) * HEIGHT) / 2;
+    return `M${left + 26} ${y1 + half}V${y2 - half}`;
+  }
   if (from.x === to.x) {
     const bend = left - 10 - Math.min(24, Math.abs(y2 - y1) / 8);
     return `M${left} ${y1}C${bend} ${y1} ${bend} ${y2 + 6} ${right - gap} ${y2 + 6}`;

@@ -1,11 +1,11 @@
-// Where the nodes of the wait graph stand. Who waits is to the left of whom it waits for; a line stands in one column, in
-// its order. The same graph gives the same picture, and one that grows keeps what it had in its order.
+// Where the nodes of the wait graph stand. Who waits is to the left of whom it waits for. A line stands in one column, in
+// its order, and so does what one transaction holds and waits for. The same graph gives the same picture.
 
-export const WIDTH = 184;
+export const WIDTH = 172;
 export const HEIGHT = 42;
-const BETWEEN = 64; // columns
-const BELOW = 12; // nodes of one column
-const APART = 28; // groups
+const BETWEEN = 40; // columns
+const BELOW = 14; // nodes of one column
+const APART = 36; // groups
 const ROUNDS = 4;
 
 /** Sets `x` and `y` of all nodes, for a picture that is `width` wide (a wide group may need more); returns the size that it takes. */
@@ -56,7 +56,7 @@ function arrange({ nodes, links }) {
   };
 }
 
-/** How far each is from those who wait for nobody. A place in a line does not count, as the line is one column. */
+/** How many holders are between each and those who wait for nobody, itself included. */
 function depths(nodes, links) {
   const known = new Map();
   const from = new Map(nodes.map((node) => [node, []]));
@@ -66,7 +66,7 @@ function depths(nodes, links) {
     if (path.has(node)) return 0; // a ring, which will be gone with the next answer
     path.add(node);
     let most = 0;
-    for (const { to, kind } of from.get(node)) most = Math.max(most, depth(to, path) + (kind === "queued" ? 0 : 1));
+    for (const { to, kind } of from.get(node)) most = Math.max(most, depth(to, path) + (kind === "held" ? 1 : 0));
     path.delete(node);
     known.set(node, most);
     return most;
@@ -100,12 +100,18 @@ function settle(column, near) {
   for (const block of blocks) for (const [row, node] of block.nodes.entries()) node.y = block.y + row * step;
 }
 
-/** Where a box has its place beside and below those that are there: as high as it can be, then as far left. */
-function lowest(placed, { width }, within) {
-  const spots = [0, ...placed.map((box) => box.x + box.width + APART)].map((x) => {
-    const above = placed.filter((box) => box.x < x + width + APART && x < box.x + box.width + APART);
-    return { x, y: Math.max(0, ...above.map((box) => box.y + box.height + APART)) };
-  });
-  const fitting = spots.filter(({ x }) => x === 0 || x + width <= within);
-  return fitting.reduce((best, spot) => (spot.y < best.y || (spot.y === best.y && spot.x < best.x) ? spot : best));
+/** Where there is room for a box beside and below those that are there: as high as it can be, then as far left. */
+function lowest(placed, size, within) {
+  const rights = [0, ...placed.map((box) => box.x + box.width + APART)].sort((a, b) => a - b);
+  const bottoms = [0, ...placed.map((box) => box.y + box.height + APART)].sort((a, b) => a - b);
+  for (const y of bottoms) {
+    for (const x of rights) {
+      const box = { x, y, ...size };
+      if ((x === 0 || x + size.width <= within) && !placed.some((other) => meet(box, other))) return { x, y };
+    }
+  }
+  return { x: 0, y: bottoms.at(-1) };
 }
+
+const meet = (a, b) =>
+  a.x < b.x + b.width + APART && b.x < a.x + a.width + APART && a.y < b.y + b.height + APART && b.y < a.y + a.height + APART;

@@ -3,7 +3,7 @@
 import { el, keyed, say, svg } from "./dom.js";
 import { count, duration, quantile, rate, some } from "./format.js";
 
-const REMEMBERED = 120; // answers, of which the small lines are drawn
+const REMEMBERED = 60; // answers, of which the small lines are drawn
 const WINDOW = 60; // answers, of which the recent quantiles are taken
 const [WIDTH, HEIGHT] = [100, 24];
 
@@ -32,7 +32,7 @@ const FIGURES = [
     name: "Waits, median",
     value: (s) => s.waitP50,
     text: ms,
-    note: (s) => `p99 ${ms(s.waitP99)}, last minute`,
+    note: (s) => (s.waitP50 === null ? "none in the last minute" : `p99 ${ms(s.waitP99)}, last minute`),
   },
   {
     key: "connections",
@@ -46,8 +46,8 @@ const FIGURES = [
     name: "Loop lag, p99",
     value: (s, recent) => recent.lag,
     text: bound,
-    note: (s, recent) => `commits, p99 ${bound(recent.commits)}`,
-    alarm: (value) => (value >= 100 ? "bad" : value >= 20 ? "warm" : ""),
+    note: (s, recent) => (recent.commits === null ? "no commits lately" : `commits, p99 ${bound(recent.commits)}`),
+    alarm: (value) => (value > 250 ? "bad" : value > 50 ? "warm" : ""),
   },
 ];
 

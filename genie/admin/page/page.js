@@ -46,10 +46,11 @@ async function ask() {
 
 /** The resource that is selected, or one of the selected request, of which rows tell more than the graph does. */
 async function resource(waits) {
-  const name = selected === null ? undefined : (selected.resource ?? selected.of ?? about(selected.request, waits));
+  if (selected === null) return null;
+  const name = selected.resource ?? selected.of ?? (selected.of = about(selected.request, waits));
   if (name === undefined) return null;
   try {
-    return { ...(await api.resource(name)), asked: seen.state?.now };
+    return await api.resource(name);
   } catch (error) {
     if (error instanceof Refused && ![401, 403, 503].includes(error.status)) return error;
     throw error;
@@ -69,7 +70,6 @@ async function turn() {
     const found = await ask();
     failures = 0;
     Object.assign(seen, found);
-    if (seen.resource?.asked === undefined && seen.resource && !(seen.resource instanceof Error)) seen.resource.asked = seen.state.now;
     answered();
     soon(EVERY_MS);
   } catch (error) {

@@ -2,7 +2,7 @@
 
 import { api, Refused } from "./api.js";
 import { el } from "./dom.js";
-import { called, cut, some } from "./format.js";
+import { called, cut, some, visible } from "./format.js";
 
 const MOST = 10;
 
@@ -20,7 +20,7 @@ export class Release {
     const confirm = el("button", { type: "button", class: "danger confirm" }, held ? "Release it" : "End its wait");
     const result = el("p", { class: "result", role: "status" });
     confirm.addEventListener("click", () => this.carryOut(request, confirm, cancel, result));
-    const resources = request.resources.slice(0, MOST).map((each) => el("li", {}, el("bdi", { class: "name", title: each }, each)));
+    const resources = request.resources.slice(0, MOST).map((each) => el("li", {}, el("bdi", { class: "name", title: visible(each) }, visible(each))));
     const left = request.resourcesTotal - resources.length;
     this.dialog.replaceChildren(
       el("h2", { id: "release-title" }, held ? "Release this lock by force?" : "End this wait?"),

@@ -1,14 +1,13 @@
 // Tables of resources, and what became of requests.
 
 import { el, keyed, renew, say } from "./dom.js";
-import { count, duration, some } from "./format.js";
+import { called, count, duration, some, visible } from "./format.js";
 
 const MOST = 20;
 
-/** A name that is shown as far as there is room, whole where one points at it; `press` makes it a button. */
+/** A name that is shown as far as there is room, whole where one points at it. */
 export function named(name, press) {
-  if (press === undefined) return el("bdi", { class: "name", title: name }, name);
-  return el("button", { class: "link name", type: "button", title: name, click: press }, el("bdi", {}, name));
+  return el("button", { class: "link name", type: "button", title: visible(name), click: press }, el("bdi", {}, visible(name)));
 }
 
 class Table {
@@ -44,7 +43,7 @@ export class Lines extends Table {
       { title: "Waiting", text: (line) => count(line.waiting), number: true },
       { title: "Longest", text: (line, now) => duration(now - line.since), number: true },
       { title: "Holders", text: (line) => count(line.holders), number: true },
-      { title: "Held by", text: (line) => line.transactionName ?? (line.holder === null ? "nobody" : `#${line.holder}`) },
+      { title: "Held by", text: (line) => (line.holder === null ? "nobody" : called({ ...line, id: line.holder })) },
     ];
     super(table, columns, "No lines.", select);
     this.counter = counter;
@@ -78,7 +77,7 @@ export class Hot extends Table {
 const OUTCOMES = {
   granted: "granted at once",
   waited: "granted after a wait",
-  success: "gave up waiting",
+  cancelled: "cancelled while they waited",
 };
 
 /** What became of requests, and which commands were refused. */
