@@ -1,6 +1,6 @@
 // Deadlocks that were found and ended: each a ring of transactions, with the resources on the arrows.
 
-import { el, keyed, say, svg } from "./dom.js";
+import { ARROW, el, keyed, say, svg } from "./dom.js";
 import { count, cut, duration, visible } from "./format.js";
 
 const MOST = 3; // rings
@@ -68,11 +68,6 @@ function node({ name, victim, folded, x, y }) {
 
 /** An arrow from each to the next, bent outwards, and in its middle what is waited for. */
 function links(nodes) {
-  const arrow = svg(
-    "marker",
-    { id: "ring-end", class: "ring-end", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
-    svg("path", { d: "M0 .8 7.4 4 0 7.2z" }),
-  );
   const drawn = nodes.map((from, place) => {
     const to = nodes[(place + 1) % nodes.length];
     const turn = place + 1 === nodes.length ? to.angle + 2 * Math.PI : to.angle;
@@ -85,11 +80,11 @@ function links(nodes) {
     const [start, end] = [border(from, control, 2), border(to, control, 5)];
     const at = (p, q, r) => 0.25 * p + 0.5 * q + 0.25 * r;
     return [
-      svg("path", { class: "link ring-link", d: `M${start.x} ${start.y}Q${control.x} ${control.y} ${end.x} ${end.y}`, "marker-end": "url(#ring-end)" }),
+      svg("path", { class: "link ring-link", d: `M${start.x} ${start.y}Q${control.x} ${control.y} ${end.x} ${end.y}`, "marker-end": ARROW }),
       svg("text", { class: "wanted", x: at(start.x, control.x, end.x), y: at(start.y, control.y, end.y) + 4 }, cut(from.wants, RESOURCE), svg("title", {}, visible(from.wants))),
     ];
   });
-  return [svg("defs", {}, arrow), ...drawn.map(([path]) => path), ...drawn.map(([, text]) => text)];
+  return [...drawn.map(([path]) => path), ...drawn.map(([, text]) => text)];
 }
 
 /** Where a straight line from a node to `target` leaves the node, and `gap` beyond. */

@@ -2,6 +2,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+/** The head of an arrow, for `marker-end`; it is in the document once. */
+export const ARROW = "url(#arrow)";
+
 /** An element. `attributes` with a function are listeners; undefined and false ones are left out. */
 export function el(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);

@@ -1,7 +1,7 @@
 // The wait graph as a picture: nodes are buttons, links are arrows from who waits to whom it waits for.
 
 import { choose } from "./choose.js";
-import { keyed, say, svg, el } from "./dom.js";
+import { ARROW, el, keyed, say, svg } from "./dom.js";
 import { called, count, cut, duration, parts, some, visible } from "./format.js";
 import { HEIGHT, place, WIDTH } from "./layout.js";
 
@@ -25,7 +25,7 @@ export class Graph {
     this.select = select;
     this.links = svg("g");
     this.nodes = svg("g");
-    this.picture = svg("svg", { role: "group", "aria-label": "Who waits for whom" }, markers(), this.links, this.nodes);
+    this.picture = svg("svg", { role: "group", "aria-label": "Who waits for whom" }, this.links, this.nodes);
     this.empty = el("p", { class: "empty" }, "Nobody waits.");
     container.append(this.empty, this.picture);
     for (const [kind, text] of LEGEND) legend.append(el("li", {}, sample(kind), text));
@@ -135,7 +135,7 @@ function line({ kind, from, to, resources }) {
     "path",
     {
       class: `link ${kind}`,
-      "marker-end": kind === "same" ? undefined : `url(#${kind}-end)`,
+      "marker-end": kind === "same" ? undefined : ARROW,
       "data-from": from.key,
       "data-to": to.key,
     },
@@ -162,17 +162,7 @@ function course({ from, to, kind }) {
   return `M${x1} ${y1}C${x1 + pull} ${y1} ${x2 - pull} ${y2} ${x2} ${y2}`;
 }
 
-function markers() {
-  const arrow = (kind) =>
-    svg(
-      "marker",
-      { id: `${kind}-end`, class: kind, viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
-      svg("path", { d: "M0 .8 7.4 4 0 7.2z" }),
-    );
-  return svg("defs", {}, arrow("held"), arrow("queued"));
-}
-
 function sample(kind) {
-  const path = svg("path", { class: `link ${kind}`, d: "M1 6H29", "marker-end": kind === "same" ? undefined : `url(#${kind}-end)` });
+  const path = svg("path", { class: `link ${kind}`, d: "M1 6H29", "marker-end": kind === "same" ? undefined : ARROW });
   return svg("svg", { width: 32, height: 12, "aria-hidden": "true" }, path);
 }
