@@ -21,6 +21,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,7 +61,7 @@ class Shop:
         """Stand in line, for long; the next to come stands behind."""
         lock = self.client.acquire(*resources, transaction=transaction, queue_timeout=HOUR, transaction_timeout=1)
         self.tasks.create_task(self.ended(lock))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.2)
 
     async def ended(self, lock: object) -> None:
         """Wait for a lock, and be content with any end."""
@@ -110,14 +111,18 @@ class Shop:
     async def quarrel(self) -> None:
         """Now two, now three, now four meet in a ring."""
         for turn in itertools.count():
-            some = [(f"transfer-{910 + 10 * turn + each}", f"accounts/c-{401 + 7 * each}") for each in range(2 + turn % 3)]
+            some = [
+                (f"transfer-{910 + 10 * turn + each}", f"accounts/c-{401 + 7 * each}") for each in range(2 + turn % 3)
+            ]
             locks = [await self.hold(name, account) for name, account in some]
             for (name, _), (_, account) in zip(some, some[1:] + some[:1], strict=True):
-                self.tasks.create_task(self.ended(self.client.acquire(account, transaction=name, transaction_timeout=0.5)))
+                self.tasks.create_task(
+                    self.ended(self.client.acquire(account, transaction=name, transaction_timeout=0.5))
+                )
                 await asyncio.sleep(0.1)
             for lock in locks:
                 await lock.release()
-            await asyncio.sleep(4 if turn < 2 else 60)
+            await asyncio.sleep(4 if turn in (0, 1) else 60)
 
 
 async def play(port: int) -> None:
@@ -138,7 +143,11 @@ def picture(file: Path, seconds: float, width: int, height: int, *, dark: bool) 
     from selenium import webdriver  # noqa: PLC0415 - only who takes pictures needs it
 
     port, admin_port = free_port(), free_port()
-    environment = os.environ | {"GENIE_PORT": str(port), "GENIE_ADMIN_PORT": str(admin_port), "GENIE_LOG_LEVEL": "error"}
+    environment = os.environ | {
+        "GENIE_PORT": str(port),
+        "GENIE_ADMIN_PORT": str(admin_port),
+        "GENIE_LOG_LEVEL": "error",
+    }
     with subprocess.Popen([sys.executable, "-m", "genie.cli", "serve"], env=environment) as server:
         options = webdriver.ChromeOptions()
         for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars", f"--window-size={width},{height}"):
@@ -151,31 +160,22 @@ def picture(file: Path, seconds: float, width: int, height: int, *, dark: bool) 
             size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
             driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
-            async def look() -> None:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(5):
-                        while not await reached(admin_port):
-                            await asyncio.sleep(0.05)
-                await asyncio.to_thread(driver.get, f"http://127.0.0.1:{admin_port}/")
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await play(port)
-
-            asyncio.run(look())
+            until_reached(admin_port)
+            driver.get(f"http://127.0.0.1:{admin_port}/")
+            with suppress(TimeoutError):
+                asyncio.run(asyncio.wait_for(play(port), seconds))
             driver.save_screenshot(str(file))
         finally:
             driver.quit()
             server.terminate()
 
 
-async def reached(port: int) -> bool:
-    """Whether somebody listens."""
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
+def until_reached(port: int) -> None:
+    """Wait until somebody listens."""
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
 
 
 def main() -> None:
