@@ -109,10 +109,10 @@ class Shop:
         await self.wait("catalogue-update", "catalogue")
 
     async def quarrel(self) -> None:
-        """Now two, now three, now four meet in a ring."""
+        """Now three, now four meet in a ring."""
         for turn in itertools.count():
             some = [
-                (f"transfer-{910 + 10 * turn + each}", f"accounts/c-{401 + 7 * each}") for each in range(2 + turn % 3)
+                (f"transfer-{910 + 10 * turn + each}", f"accounts/c-{401 + 7 * each}") for each in range(3 + turn % 2)
             ]
             locks = [await self.hold(name, account) for name, account in some]
             for (name, _), (_, account) in zip(some, some[1:] + some[:1], strict=True):
@@ -122,7 +122,7 @@ class Shop:
                 await asyncio.sleep(0.1)
             for lock in locks:
                 await lock.release()
-            await asyncio.sleep(4 if turn in (0, 1) else 60)
+            await asyncio.sleep(60 if turn else 4)
 
 
 async def play(port: int) -> None:

@@ -13,14 +13,16 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "dashboard.py"
 
 
 def test_there_is_something_to_look_at(browser: Browser) -> None:
-    with running_server(admin_port=free_port()) as server:
-        with subprocess.Popen([sys.executable, str(EXAMPLE), "--port", str(server.port)]) as played:
-            try:
-                browser.open(server)
-                browser.one(".ring")
-                browser.until(lambda: "checkout-7001" in browser.texts("#graph .node.held .name"))
-                browser.one("#graph .link.same[data-from]")
-                assert ask(server, "api/state")["held"] >= 240
-                assert browser.complaints() == []
-            finally:
-                played.terminate()
+    with (
+        running_server(admin_port=free_port()) as server,
+        subprocess.Popen([sys.executable, str(EXAMPLE), "--port", str(server.port)]) as played,
+    ):
+        try:
+            browser.open(server)
+            browser.one(".ring")
+            browser.until(lambda: "checkout-7001" in browser.texts("#graph .node.held .name"))
+            browser.one("#graph .link.same[data-from]")
+            assert ask(server, "api/state")["held"] >= 240
+            assert browser.complaints() == []
+        finally:
+            played.terminate()

@@ -18,7 +18,7 @@ export function rate(number) {
 /** Milliseconds, as `420 ms`, `3.2 s`, `4 min 12 s`, `3 h 2 min` or `5 d 1 h`. */
 export function duration(ms) {
   if (ms < 0) ms = 0;
-  if (ms < 10 && ms > 0) return `${ms.toFixed(1)} ms`;
+  if (ms < 10) return `${Number(ms.toFixed(1))} ms`;
   if (ms < 999.5) return `${Math.round(ms)} ms`;
   const s = ms / 1000;
   if (s < 10) return `${s.toFixed(1)} s`;

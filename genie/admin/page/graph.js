@@ -3,10 +3,10 @@
 import { choose } from "./choose.js";
 import { ARROW, el, keyed, say, svg } from "./dom.js";
 import { called, count, cut, duration, parts, some, visible } from "./format.js";
-import { HEIGHT, place, WIDTH } from "./layout.js";
+import { HEIGHT, LANE, place, WIDTH } from "./layout.js";
 
 const MARGIN = 6;
-const BENDS = 30; // room for links within the first column, to its left
+const BENDS = 26; // room for links within the first column, to its left
 const AGES = [1_000, 10_000]; // ms of waiting, from which on a node is shown as late
 const LETTERS = 20; // of a name and a time that fit in a node
 const RESOURCE = 20;
@@ -144,7 +144,7 @@ function line({ kind, from, to, resources }) {
 }
 
 /** The path of a link between two placed nodes. */
-function course({ from, to, kind }) {
+function course({ from, to, kind, via }) {
   const [y1, y2] = [from.y + HEIGHT / 2 + MARGIN, to.y + HEIGHT / 2 + MARGIN];
   const [left, right] = [from.x + MARGIN + BENDS, to.x + MARGIN + BENDS];
   const gap = kind === "same" ? 0 : 2;
@@ -153,13 +153,23 @@ function course({ from, to, kind }) {
     return `M${left + 26} ${y1 + half}V${y2 - half}`;
   }
   if (from.x === to.x) {
-    const bend = left - 10 - Math.min(24, Math.abs(y2 - y1) / 8);
+    const bend = left - 10 - Math.min(20, Math.abs(y2 - y1) / 8);
     return `M${left} ${y1}C${bend} ${y1} ${bend} ${y2 + 6} ${right - gap} ${y2 + 6}`;
   }
-  const forth = from.x < to.x;
-  const [x1, x2] = forth ? [left + WIDTH, right - gap] : [left, right + WIDTH + gap];
-  const pull = (forth ? 1 : -1) * Math.max(28, Math.abs(x2 - x1) / 2);
-  return `M${x1} ${y1}C${x1 + pull} ${y1} ${x2 - pull} ${y2} ${x2} ${y2}`;
+  if (from.x > to.x) return `M${left} ${y1}${swing(left, y1, right + WIDTH + gap, y2)}`;
+  let [x, y, path] = [left + WIDTH, y1, `M${left + WIDTH} ${y1}`];
+  for (const bend of via) {
+    const [begin, level] = [bend.x + MARGIN + BENDS, bend.y + LANE / 2 + MARGIN];
+    path += `${swing(x, y, begin, level)}H${begin + WIDTH}`;
+    [x, y] = [begin + WIDTH, level];
+  }
+  return path + swing(x, y, right - gap, y2);
+}
+
+/** A curve on to (x2, y2) that begins and ends level. */
+function swing(x1, y1, x2, y2) {
+  const pull = Math.sign(x2 - x1) * Math.max(20, Math.abs(x2 - x1) / 2);
+  return `C${x1 + pull} ${y1} ${x2 - pull} ${y2} ${x2} ${y2}`;
 }
 
 function sample(kind) {
