@@ -7,6 +7,7 @@ from aiohttp import web
 from genie.admin.api import Api
 from genie.admin.door import BACKLOG, Door
 from genie.admin.health import Health
+from genie.admin.page import Page
 from genie.admin.pace import Pace
 from genie.admin.problems import MAX_BODY, as_answers
 from genie.admin.scrape import Scrape
@@ -35,6 +36,7 @@ class Admin:
         app.on_response_prepare.append(_not_to_be_kept)
         turns = Turns(self.pace)
         app.add_routes(Health(self._subject).routes())
+        app.add_routes(Page().routes())
         app.add_routes(Api(self._subject, turns).routes())
         app.add_routes(Scrape(self._subject, turns).routes())
         self._runner = Door(app)
