@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from genie.cli.bench import bench
+from genie.cli.deadlocks import deadlocks
 from genie.cli.explain import explain
 from genie.cli.inspect import inspect
 from genie.cli.release import release
@@ -23,6 +24,7 @@ def main() -> None:
 
 
 main.add_command(bench)
+main.add_command(deadlocks)
 main.add_command(explain)
 main.add_command(inspect)
 main.add_command(release)
