@@ -13,6 +13,7 @@ from genie.cli.run import run
 from genie.cli.serve import serve
 from genie.cli.status import status
 from genie.cli.timeouts import timeouts
+from genie.cli.top import top
 from genie.cli.waits import waits
 from genie.cli.watch import watch
 
@@ -32,5 +33,6 @@ main.add_command(run)
 main.add_command(serve)
 main.add_command(status)
 main.add_command(timeouts)
+main.add_command(top)
 main.add_command(waits)
 main.add_command(watch)

@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from genie.admin.answers import Problem
+from genie.cli.tables import printable
 from genie.client.reach import address, spell
 from genie.config import Settings
 from genie.errors import GenieError, RequestRejected, Unavailable
@@ -130,13 +131,13 @@ class AdminPort:
             raise Unavailable(
                 f"{self.where} answers {status}, and not as the admin port of this version does"
             ) from None
-        raise RequestRejected(problem.code, problem.message + self._hint(status, problem))
+        raise RequestRejected(printable(problem.code), printable(problem.message) + self._hint(status, problem))
 
     def _hint(self, status: int, problem: Problem) -> str:
         if status == HTTPStatus.UNAUTHORIZED and self._token is None:
             return " (GENIE_TOKEN or GENIE_TOKEN_FILE says the token)"
         if isinstance(problem.leader, str) and problem.leader not in problem.message:
-            return f" ({problem.leader} leads: ask the admin port there)"
+            return f" ({printable(problem.leader)} leads: ask the admin port there)"
         return ""
 
 
