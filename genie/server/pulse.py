@@ -47,7 +47,7 @@ class Pulse:
     def _beat(self) -> None:
         now = self._loop.time()
         self._stats.lag.add((now - self._due) * 1000)
-        self._stats.hot.turn(now * 1000)
+        self._stats.turn(now * 1000)
         if self.pump is not None:
             self._tell_slow(self.pump)
         self._tell_deadlocks()
