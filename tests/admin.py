@@ -15,16 +15,18 @@ from genie.admin import answers
 
 
 class SpokenAdmin:
-    """`answers` are by path: a Struct, or bytes as they are. `status` is for those that are a Problem, `asked` counts."""
+    """`answers` are by path: a Struct, or bytes as they are. `status` is for those and for a Problem. `asked` has the paths."""
 
     def __init__(self) -> None:
         self.answers: dict[str, answers.Answer | bytes] = {}
         self.status = 503
         self.headers: list[dict[str, str]] = []
+        self.asked: list[str] = []
         self.port = 0
 
     async def answer(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
+        self.asked.append(request.path_qs)
         told = self.answers.get(request.path, answers.Problem(code="not-found", message=f"no {request.path}"))
         if isinstance(told, bytes):
             return web.Response(status=self.status, body=told)

@@ -10,7 +10,6 @@ from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
-from urllib.parse import quote
 
 import aiohttp
 import click
@@ -92,15 +91,15 @@ class AdminPort:
         assert self._session is not None  # noqa: S101 - it was entered
         await self._session.close()
 
-    async def get(self, path: str) -> Any:
-        """What is answered at a path, as plain data.
+    async def get(self, path: str, limit: int | None = None) -> Any:
+        """What is answered at a path, as plain data; at most `limit` of what there may be many of.
 
         RequestRejected says what the server says is wrong; Unavailable, that it can't be reached or is no admin port.
         """
         assert self._session is not None  # noqa: S101 - it was entered
         try:
             # a redirection would take the token to somebody else
-            url = f"{self._scheme}{self.where}{quote(path)}"
+            url = f"{self._scheme}{self.where}{path}" + ("" if limit is None else f"?limit={limit}")
             async with self._session.get(url, allow_redirects=False) as response:
                 status, body = response.status, bytearray()
                 async for part in response.content.iter_any():

@@ -17,12 +17,17 @@ from genie.protocol import codec
 
 COLUMNS = 80
 """What every line fits into."""
-LIMIT = 10
+LIMIT, MOST = 10, 100
 
 
 @click.command()
 @click.option(
-    "--limit", type=click.IntRange(1), metavar="N", default=LIMIT, show_default=True, help="Deadlocks to show at most."
+    "--limit",
+    type=click.IntRange(1, MOST),
+    metavar="N",
+    default=LIMIT,
+    show_default=True,
+    help="Deadlocks to show at most.",
 )
 @json_option
 @admin_options
@@ -33,23 +38,19 @@ def deadlocks(limit: int, as_json: bool, admin_host: str, admin_port: str, patie
 
     Asks the admin port of one server, which knows of those since its start. --json prints its answer: times in unix ms.
     """
-    told = ask_admin(AdminPort(admin_host, admin_port, patience), lambda port: port.get("/api/deadlocks"))
+    told = ask_admin(AdminPort(admin_host, admin_port, patience), lambda port: port.get("/api/deadlocks", limit))
     answer = known(told, Deadlocks)
-    if as_json:
-        click.echo(codec.dumps(told | {"deadlocks": told["deadlocks"][:limit]}))
-    else:
-        click.echo("\n".join(_report(answer, limit, time.time() * 1000)))
+    click.echo(codec.dumps(told) if as_json else "\n".join(_report(answer, time.time() * 1000)))
 
 
-def _report(answer: Deadlocks, limit: int, now_ms: float) -> Iterator[str]:
-    shown = answer.deadlocks[:limit]
+def _report(answer: Deadlocks, now_ms: float) -> Iterator[str]:
     if not answer.total:
         yield "No deadlock since the start of the server."
         return
-    for row in shown:
+    for row in answer.deadlocks:
         yield from _deadlock(row, now_ms)
-    if len(shown) < answer.total:
-        yield f"{len(shown):,} of {answer.total:,} since the start of the server are shown."
+    if len(answer.deadlocks) < answer.total:
+        yield f"{len(answer.deadlocks):,} of {answer.total:,} since the start of the server are shown."
 
 
 def _deadlock(row: DeadlockRow, now_ms: float) -> Iterator[str]:
@@ -57,10 +58,14 @@ def _deadlock(row: DeadlockRow, now_ms: float) -> Iterator[str]:
     at = datetime.fromtimestamp(row.at / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
     yield f"{at}, {duration(now_ms - row.at)} ago"
     yield f"{INDENT}{_who(row.id, row.transaction_name)} was ended: it would have closed a cycle"
-    owners = row.cycle if len(row.cycle) == len(row.waits) else [None] * len(row.waits)
-    for step, waiter, holder in zip(row.waits, owners, [*owners[1:], *owners[:1]], strict=True):
+    more = row.steps_total - len(row.waits)
+    owners: list[str | None] = [*row.cycle[: len(row.waits)]]
+    owners += [None] * (len(row.waits) - len(owners))
+    for step, waiter, holder in zip(row.waits, owners, [*owners[1:], None if more > 0 else owners[0]], strict=True):
         yield from _folded(f"{_who(step.waiter, waiter)} asks for ", step.resource)
         yield f"{INDENT * 2}which {_who(step.holder, holder)} holds"
+    if more > 0:
+        yield f"{INDENT}and {more:,} more steps"
 
 
 def _folded(text: str, name: str) -> Iterator[str]:
@@ -74,4 +79,5 @@ def _folded(text: str, name: str) -> Iterator[str]:
 
 
 def _who(id: int, owner: str | None) -> str:
-    return str(id) if owner is None else f"{id} of {clip(owner, TRANSACTION_COLUMNS)}"
+    """A request without a transaction is the owner of itself."""
+    return str(id) if owner in (None, str(id)) else f"{id} of {clip(owner, TRANSACTION_COLUMNS)}"

@@ -19,12 +19,14 @@ from genie.cli.asking import json_option, one_line, patience_option, plain_error
 from genie.cli.fitted import wrapped
 from genie.cli.keys import Keys
 from genie.cli.tables import duration
-from genie.cli.top_picture import BAD, BOLD, LEADER, Line, Seen, picture
+from genie.cli.top_picture import BAD, BOLD, LEADER, MOST, Line, Seen, picture
 from genie.errors import GenieError
 from genie.protocol import codec
 
 COLUMNS = 100
 """What a line fits into where there is no terminal."""
+NODES = 250
+"""Requests that are asked for: those that can be shown, each with at most ten that are in its way, and some more."""
 TERMINATED = 128 + signal.SIGTERM
 """The exit status after SIGTERM, as a shell gives it."""
 
@@ -66,7 +68,9 @@ async def _look(port: AdminPort) -> Seen:
     state = known(await port.get("/api/state"), State)
     if state.role != LEADER:
         return Seen(state)
-    return Seen(state, known(await port.get("/api/waits"), Waits), known(await port.get("/api/hot"), HotList))
+    return Seen(
+        state, known(await port.get("/api/waits", NODES), Waits), known(await port.get("/api/hot", MOST), HotList)
+    )
 
 
 class _Screen:

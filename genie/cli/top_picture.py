@@ -63,12 +63,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A table with its title, or the `note` where it has no rows."""
+    """A table with its title, or the `note` where it has no rows. There are `total` rows, of which it has the first."""
 
     title: str
     columns: Sequence[Column]
     rows: list[list[str]]
     note: str
+    total: int
     incomplete: str = ""
 
     def lines(self, most: int, room: int) -> Iterator[Line]:
@@ -78,7 +79,7 @@ class Part:
             yield Line(clip(self.note, room), DIM)
             return
         shown = self.rows[:most]
-        of = "" if len(shown) == len(self.rows) else f" ({len(shown):,} of {len(self.rows):,})"
+        of = "" if len(shown) == self.total else f" ({len(shown):,} of {self.total:,})"
         yield Line(clip(f"{self.title}{of}{self.incomplete}", room), BOLD)
         header, *rows = fitted(self.columns, shown, room)
         yield Line(header, DIM)
@@ -176,7 +177,7 @@ def _lines(seen: Seen) -> Part:
         for line in state.lines
     ]
     incomplete = "" if state.lines_complete else ", of those who came first"
-    return Part("Longest lines", LINES, rows, "Nobody waits.", incomplete)
+    return Part("Longest lines", LINES, rows, "Nobody waits.", len(rows), incomplete)
 
 
 def _waits(waits: Waits, now_ms: float) -> Part:
@@ -202,7 +203,7 @@ def _waits(waits: Waits, now_ms: float) -> Part:
                 *[f"{first.mode}:{first.resource}", first.state, duration(now_ms - first.since)],
             ]
         )
-    return Part("Who waits longest, and for whom", WAITS, rows, "Nobody waits.")
+    return Part("Who waits longest, and for whom", WAITS, rows, "Nobody waits.", waits.queue_total)
 
 
 def _hot(hot: HotList) -> Part:
@@ -210,4 +211,4 @@ def _hot(hot: HotList) -> Part:
         [row.resource, duration(row.waited), f"{row.collisions:,}", f"{row.waiting:,}", f"{row.holders:,}"]
         for row in hot.resources
     ]
-    return Part("Hot within the last minutes", HOT, rows, "Nothing was fought for within the last minutes.")
+    return Part("Hot within the last minutes", HOT, rows, "Nothing was fought for within the last minutes.", len(rows))

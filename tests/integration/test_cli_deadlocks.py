@@ -46,7 +46,8 @@ DEADLOCKS = Deadlocks(deadlocks=[row(9, "accounts/2"), row(8, "x" * 512)], total
 
 
 def test_who_asked_for_what_that_who_held(admin: SpokenAdmin) -> None:
-    shown = genie_cli("deadlocks", "--limit", "1", admin_port=str(admin.port))
+    admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=DEADLOCKS.deadlocks[:1], total=12)
+    shown = genie_cli("deadlocks", admin_port=str(admin.port))
     assert (shown.returncode, shown.stderr) == (0, "")
     first, *lines = shown.stdout.splitlines()
     assert first.startswith("2026-09-2")
@@ -68,9 +69,22 @@ def test_a_long_name_is_shown_whole_within_80_columns(admin: SpokenAdmin) -> Non
 
 
 def test_programs_get_the_answer(admin: SpokenAdmin) -> None:
-    told = json.loads(genie_cli("deadlocks", "--limit", "1", "--json", admin_port=str(admin.port)).stdout)
-    assert (told["total"], [row["id"] for row in told["deadlocks"]]) == (12, [9])
+    told = json.loads(genie_cli("deadlocks", "--limit", "2", "--json", admin_port=str(admin.port)).stdout)
+    assert (told["total"], [row["id"] for row in told["deadlocks"]]) == (12, [9, 8])
+    assert admin.asked == ["/api/deadlocks?limit=2"]
     assert told["deadlocks"][0]["waits"][1] == {"resource": "accounts/13", "waiter": 3, "holder": 4}
+
+
+def test_a_cycle_that_is_not_told_whole(admin: SpokenAdmin) -> None:
+    steps = [Step(resource="a", waiter=9, holder=2), Step(resource="b", waiter=3, holder=4)]
+    cut = DeadlockRow(at=0, id=9, transaction_name=None, cycle=["9", "t2"], waits=steps, steps_total=3_000)
+    admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=[cut], total=1)
+    lines = genie_cli("deadlocks", "--admin-port", str(admin.port)).stdout.splitlines()
+    assert lines[1:] == [
+        "  9 was ended: it would have closed a cycle",
+        *["  9 asks for a", "    which 2 of t2 holds", "  3 of t2 asks for b", "    which 4 holds"],
+        "  and 2,998 more steps",
+    ]
 
 
 def test_none_is_said(admin: SpokenAdmin) -> None:

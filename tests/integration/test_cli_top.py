@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,11 @@ import pytest
 from admin import SpokenAdmin, spoken_admin
 from genie.admin.answers import Problem
 from seen import HOT, WAITS, state
-from servers import WAIT_S, free_port
+from servers import WAIT_S, Redis, free_port, running_server
 from terminal import Terminal, terminal
+from wire import Wire
+
+HOUR_MS = 3_600_000
 
 
 def environment() -> dict[str, str]:
@@ -29,13 +33,17 @@ def environment() -> dict[str, str]:
 SIZE_AND_LOOK = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
-def command(port: int, *args: str) -> list[str]:
-    return [sys.executable, "-m", "genie.cli", "top", *args, "--admin-port", str(port)]
+def command(name: str, port: int, *args: str) -> list[str]:
+    return [sys.executable, "-m", "genie.cli", name, *args, "--admin-port", str(port)]
 
 
 def genie_top(port: int, *args: str) -> subprocess.CompletedProcess[str]:
+    return genie_cli("top", port, *args)
+
+
+def genie_cli(name: str, port: int, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(port, *args),
+        command(name, port, *args),
         env=environment(),
         capture_output=True,
         encoding="utf-8",
@@ -45,7 +53,7 @@ def genie_top(port: int, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def on_terminal(port: int, *args: str, columns: int = 100, rows: int = 30) -> AbstractContextManager[Terminal]:
-    return terminal(command(port, *args), environment(), columns, rows)
+    return terminal(command("top", port, *args), environment(), columns, rows)
 
 
 def tell(admin: SpokenAdmin, **more: object) -> None:
@@ -140,6 +148,46 @@ def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
         term.until("The last answer came ")
         term.press(b"q")
         assert term.ended() == 0
+
+
+async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) -> None:
+    with (
+        running_server(redis, admin_port=free_port()) as genie,
+        running_server(redis, admin_port=free_port()) as follower,
+    ):
+        admin, other = int(genie.settings["admin_port"]), int(follower.settings["admin_port"])
+        idle = genie_top(admin)
+        wire = await Wire.connect(genie.address)
+        a = await wire.lock("exclusive:[bold]a", transactionName="D1", transactionTimeout=HOUR_MS)
+        await wire.lock("exclusive:b", transactionName="D2", transactionTimeout=HOUR_MS)
+        waiter = await wire.request("exclusive:b", transactionName="D1", queueTimeout=HOUR_MS)
+        victim = await wire.request("exclusive:[bold]a", transactionName="D2")
+        await wire.expect("released")
+        with on_terminal(admin, "--every", "0.1") as term:
+            picture = term.until("Hot within")
+            term.press(b"q")
+            assert term.ended() == 0
+        ended, of_follower = (genie_cli("deadlocks", port) for port in (admin, other))
+        follows = genie_top(other)
+    assert (idle.returncode, idle.stderr) == (0, "")
+    assert idle.stdout.endswith("\n\nNobody waits.\n\nNothing was fought for within the last minutes.\n")
+    assert "locks 2  held 2  waiting 1 " in picture
+    assert picture.count(f"{waiter}  D1 ") == 1
+    assert re.search(r"\nb +1 +\S+ m?s +\d+ +D2 ", picture), picture
+    assert ended.stdout.splitlines()[1:] == [
+        f"  {victim} of D2 was ended: it would have closed a cycle",
+        f"  {victim} of D2 asks for [bold]a",
+        f"    which {a} of D1 holds",
+        f"  {waiter} of D1 asks for b",
+        f"    which {a + 1} of D2 holds",
+    ]
+    leads = f"127.0.0.1:{genie.port} leads"
+    assert of_follower.stderr == f"Error: unavailable: this server has no locks to show; {leads}\n"
+    assert follows.returncode == 0
+    assert (
+        f"This server does not lead (follower), 127.0.0.1:{genie.port} does: ask the admin port there."
+        in follows.stdout
+    )
 
 
 def test_without_a_terminal_what_is_wrong_ends_it(admin: SpokenAdmin) -> None:
