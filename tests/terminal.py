@@ -16,6 +16,7 @@ import termios
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from servers import WAIT_S
 
@@ -52,9 +53,13 @@ class Terminal:
     def resize(self, columns: int, rows: int) -> None:
         fcntl.ioctl(self.file, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def modes(self) -> list[object]:
+    def modes(self) -> list[Any]:
         """How the terminal takes keys."""
         return termios.tcgetattr(self.file)
+
+    def set_modes(self, modes: list[Any]) -> None:
+        """As somebody else would."""
+        termios.tcsetattr(self.file, termios.TCSANOW, modes)
 
     def ended(self) -> int:
         """Wait for the end; returns the exit status."""

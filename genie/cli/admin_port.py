@@ -56,7 +56,8 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
 class AdminPort:
     """Asks the admin port of one server. ValueError where that can't be one, GenieError where it gives no answer.
 
-    GENIE_TOKEN, or the word in GENIE_TOKEN_FILE, is what it is told, and GENIE_TLS_CA names who signs its certificate.
+    GENIE_TOKEN, or the word in GENIE_TOKEN_FILE, is what it is told. By TLS, GENIE_TLS_CA names who signs its certificate,
+    and GENIE_TLS_CERT with GENIE_TLS_KEY is the one that it is shown.
     """
 
     def __init__(self, host: str, port: str, patience: float) -> None:
@@ -64,8 +65,11 @@ class AdminPort:
             raise ValueError("there is no admin port: GENIE_ADMIN_PORT is empty")
         self._scheme = next((scheme for scheme in SCHEMES if host.lower().startswith(scheme)), SCHEMES[-1])
         bare = host[len(self._scheme) :] if host.lower().startswith(self._scheme) else host
+        bare = bare.strip().rstrip("/")
+        if not bare or any(sign in bare for sign in "/?#@ "):
+            raise ValueError(f"admin host: it is a name or an address, also as {TLS}HOST, not {host!r}")
         try:
-            to = address(bare.strip().rstrip("/"), int(port) if port.strip().isdecimal() else 0)
+            to = address(bare, int(port) if port.strip().isdecimal() else 0)
         except ValueError as error:
             raise ValueError(f"admin port: {error}") from None
         if not 0 < to[1] < 1 << 16:
@@ -73,7 +77,7 @@ class AdminPort:
         self.where = spell(to)
         self._patience = patience
         self._token = _token()
-        self._ssl = _trusting(os.environ.get("GENIE_TLS_CA")) if self._scheme == TLS else True
+        self._ssl = _tls() if self._scheme == TLS else True
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -162,7 +166,9 @@ def _token() -> str | None:
     """GENIE_TOKEN, or the word in GENIE_TOKEN_FILE; None without either."""
     token, source = os.environ.get("GENIE_TOKEN"), "GENIE_TOKEN"
     path = os.environ.get("GENIE_TOKEN_FILE")
-    if not token and path:
+    if token and path:
+        raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them")
+    if path:
         source = f"GENIE_TOKEN_FILE, {path},"
         try:
             with Path(path).open(encoding="utf-8") as file:
@@ -174,13 +180,20 @@ def _token() -> str | None:
         (token,) = words
     if not token:
         return None
-    if not (token.isascii() and token.isprintable()):
-        raise ValueError(f"{source} must be printable ASCII")
+    if not token.isprintable():
+        raise ValueError(f"{source} must not contain control characters")
     return token
 
 
-def _trusting(ca: str | None) -> ssl.SSLContext:
+def _tls() -> ssl.SSLContext:
+    ca, certificate, key = (os.environ.get(f"GENIE_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
     try:
-        return ssl.create_default_context(cafile=ca or None)
+        context = ssl.create_default_context(cafile=ca)
     except OSError as error:
         raise ValueError(f"GENIE_TLS_CA, {ca}, can't be read: {error}") from None
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, key)
+        except OSError as error:
+            raise ValueError(f"GENIE_TLS_CERT, {certificate}, and GENIE_TLS_KEY can't be read: {error}") from None
+    return context

@@ -99,17 +99,21 @@ def test_none_is_said(admin: SpokenAdmin) -> None:
 def test_the_token_goes_along(admin: SpokenAdmin, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("of-the-file\n")
-    for variables in ({"token": "plain"}, {"token_file": str(file)}, {"token": "plain", "token_file": str(file)}, {}):
+    for variables in ({"token": "plain"}, {"token_file": str(file)}, {}):
         assert genie_cli("deadlocks", admin_port=str(admin.port), **variables).returncode == 0
     told = [headers.get("Authorization") for headers in admin.headers]
-    assert told == ["Bearer plain", "Bearer of-the-file", "Bearer plain", None]
+    assert told == ["Bearer plain", "Bearer of-the-file", None]
     file.write_text("two words\n")
     said = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file))
     assert (said.returncode, said.stderr) == (
         1,
         f"Error: GENIE_TOKEN_FILE, {file}, must hold one word, the token to say, not 2\n",
     )
-    assert len(admin.headers) == 4
+    both = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file), token="plain")
+    assert both.stderr == "Error: GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them\n"
+    broken = genie_cli("deadlocks", admin_port=str(admin.port), token="a\r\nb")
+    assert broken.stderr == "Error: GENIE_TOKEN must not contain control characters\n"
+    assert len(admin.headers) == 3
 
 
 def test_problems_are_told_in_one_line(admin: SpokenAdmin) -> None:
@@ -143,6 +147,9 @@ def test_where_nobody_answers() -> None:
         said = genie_cli("deadlocks", "--admin-port", wrong).stderr
         assert said.startswith("Error: admin port: ")
         assert f"a port is a number from 1 to 65535, not {wrong!r}" in said
+    for wrong in ("https://", "http://host/path", "user@host"):
+        said = genie_cli("deadlocks", "--admin-host", wrong).stderr
+        assert said == f"Error: admin host: it is a name or an address, also as https://HOST, not {wrong!r}\n"
 
 
 def test_by_tls(tmp_path: Path) -> None:
@@ -160,3 +167,27 @@ def test_by_tls(tmp_path: Path) -> None:
     assert f"127.0.0.1:{admin.port} shows a certificate that is not trusted" in strange.stderr
     assert f"if it has a certificate, ask https://127.0.0.1:{admin.port}\n" in plain.stderr
     assert missing.stderr.startswith(f"Error: GENIE_TLS_CA, {tmp_path / 'none.pem'}, can't be read: ")
+
+
+def test_by_tls_where_clients_have_certificates_too(tmp_path: Path) -> None:
+    ca, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    ca.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    own = ca.issue_cert("operator")
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    own.cert_chain_pems[0].write_to_path(str(tmp_path / "own.pem"))
+    own.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    with spoken_admin(ssl_context=context) as admin:
+        admin.answers["/api/deadlocks"] = DEADLOCKS
+        variables = {"admin_host": f"https://127.0.0.1:{admin.port}", "tls_ca": str(tmp_path / "ca.pem")}
+        shown = {"tls_cert": str(tmp_path / "own.pem"), "tls_key": str(tmp_path / "key.pem")}
+        told = genie_cli("deadlocks", **variables, **shown)
+        none = genie_cli("deadlocks", **variables)
+        keyless = genie_cli("deadlocks", **variables, tls_cert=str(tmp_path / "own.pem"))
+    assert (told.returncode, told.stderr) == (0, "")
+    assert none.returncode == 1
+    assert none.stderr.startswith(f"Error: 127.0.0.1:{admin.port} gives no answer by HTTP: ")
+    assert keyless.stderr.startswith(
+        f"Error: GENIE_TLS_CERT, {tmp_path / 'own.pem'}, and GENIE_TLS_KEY can't be read: "
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,6 +120,21 @@ def test_ctrl_c(admin: SpokenAdmin) -> None:
         assert term.ended() == 130
         assert term.modes() == before
     assert "\x1b[?1049l" in term.written
+
+
+def test_takes_the_terminal_again_after_a_stop(admin: SpokenAdmin) -> None:
+    with on_terminal(admin.port, "--every", "3600") as term:
+        lines = term.modes()
+        term.until("Hot within")
+        keys = term.modes()
+        assert keys != lines
+        term.set_modes(lines)  # as a shell does
+        term.process.send_signal(signal.SIGCONT)
+        term.until("Hot within")
+        assert term.modes() == keys
+        assert term.written.count("\x1b[?1049h") == 2
+        term.press(b"q")
+        assert term.ended() == 0
 
 
 def test_sigterm_gives_the_terminal_back(admin: SpokenAdmin) -> None:
