@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,6 +121,18 @@ def test_ctrl_c(admin: SpokenAdmin) -> None:
         assert term.ended() == 130
         assert term.modes() == before
     assert "\x1b[?1049l" in term.written
+
+
+def test_q_does_not_wait_for_an_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with on_terminal(port, "--timeout", "3600") as term:
+            term.until(f"asking 127.0.0.1:{port}")
+            with silent.accept()[0]:
+                term.press(b"q")
+                assert term.ended() == 0
+        said = genie_top(port, "--timeout", "0.2")
+    assert said.stderr == f"Error: 127.0.0.1:{port} does not answer within 0.2 s\n"
 
 
 def test_takes_the_terminal_again_after_a_stop(admin: SpokenAdmin) -> None:
