@@ -256,6 +256,7 @@ class Dispatch(Telling):
             id=command.id,
             transaction=command.transaction,
             limit=command.limit,
+            only=command.only,
         )
         self.say(connection, replies.inspected(found, self.now))
 
