@@ -39,6 +39,7 @@ class Api:
     def __init__(self, subject: Subject, turns: Turns) -> None:
         self._subject = subject
         self._turns = turns
+        self._schema = schema()  # made before anybody waits for it
 
     def routes(self) -> Iterable[web.RouteDef]:
         """Where each is."""
@@ -91,7 +92,7 @@ class Api:
     async def schema(self, request: web.Request) -> web.StreamResponse:
         """What is asked and answered where."""
         parameters.limit(request)
-        return web.Response(body=schema(), content_type=JSON)
+        return web.Response(body=self._schema, content_type=JSON)
 
     async def release(self, request: web.Request) -> web.StreamResponse:
         """End a lock, or cancel a request that waits. The holder is told, as of any release by somebody else."""

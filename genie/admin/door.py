@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from aiohttp import web
 
-MOST: Final = 128
+MOST: Final = 64
 """Connections. Browsers have up to six each, Prometheus one or two."""
 BACKLOG: Final = 16
 """Connections that are accepted in one go, and may be too many."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 from genie.admin.answers import Answer
 from genie.admin.pace import Pace
 
-PIECE_BYTES = 64 << 10
+PIECE_BYTES = 16 << 10
 """An answer comes in pieces of about so much, each to be sent by itself."""
 BYTES_OF_WORK = 256
 """So many bytes are as much work as looking at one row."""

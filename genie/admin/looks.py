@@ -28,6 +28,8 @@ LOOKS = 300
 """At how many is looked for those in the way of one node."""
 ROWS = 100
 """Holders of a resource that are told, and places of its line."""
+LENGTH_WORK = 5
+"""What it takes to know how long a line is, in looks."""
 NODE_WORK = 10
 """What it takes to make one, in looks."""
 
@@ -52,7 +54,7 @@ async def lines(table: Table, pace: Pace) -> tuple[list[answers.Line], bool]:
         length = _length(table, name)
         if length:
             (heappush if len(longest) < LINES else heappushpop)(longest, (length, -came, name))
-        await pace.did(1)
+        await pace.did(LENGTH_WORK)
     await pace.pause()
     found = [_line(table, name, -came) for _, came, name in sorted(longest, reverse=True)]
     return [line for line in found if line.waiting], complete

@@ -61,7 +61,8 @@ def name(request: web.Request, prefix: str) -> str:
 async def release(request: web.Request) -> answers.Release:
     """What is to be released."""
     try:
-        asked = msgspec.json.decode(await request.read(), type=answers.Release)
+        body = await request.read()
+        asked = msgspec.json.decode(body.decode(), type=answers.Release)
     except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
         raise bad(f'the body must be {{"id": N}}, the id of a request: {wrong}') from None
     if not 0 < asked.id < 1 << 63:

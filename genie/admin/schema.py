@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -23,7 +22,6 @@ ANSWERS: dict[str, type[answers.Answer]] = {
 _TEMPLATE = "#/components/schemas/{name}"
 
 
-@cache
 def schema() -> bytes:
     """The whole, as JSON."""
     kinds = [*ANSWERS.values(), answers.Release, answers.Problem]

@@ -17,7 +17,7 @@ from genie.observability.metrics import Metrics, Source
 OPEN = "application/openmetrics-text"
 END = b"# EOF\n"
 """The last line in OpenMetrics."""
-FAMILY_WORK = 100
+FAMILY_WORK = 250
 """What it takes to write the samples of one metric, which may be twenty."""
 
 
