@@ -45,6 +45,8 @@ class Book:
         """Fences since then."""
         self.generations: dict[str, int] = {}
         """How often each session began anew."""
+        self.latest: dict[str, Any] = {}
+        """Who was welcomed last in each."""
 
     def pick(self, place: int) -> int:
         """An id that somebody was told; 0 if nobody was."""
@@ -62,15 +64,15 @@ class Book:
     def locked(self, known: Known, payload: dict[str, Any], *, again: bool) -> None:
         """Somebody was told of a grant; `again` where it may be an old one."""
         fence = payload["fence"]
-        if known.state == "ended":
-            raise Wrong(f"{known.id} is locked, and was {known.reason}")
         if self.fences.setdefault(fence, known.id) != known.id or known.fence not in (None, fence):
             raise Wrong(f"the fence {fence} of {known.id} is not its own")
         if not again:
             if known.fence is not None:
                 raise Wrong(f"{known.id} is locked twice")
             self.fresh.append(fence)
-        known.fence, known.state = fence, "held"
+        known.fence = fence
+        if known.state == "queued":  # somebody else may have been told of its end a moment before
+            known.state = "held"
 
     def ended(self, known: Known, reason: str) -> None:
         """Somebody was told of an end."""

@@ -68,6 +68,8 @@ class Ear:
             try:
                 self.seen[f"told {message['command']}"] += 1
                 method(message["payload"])
+                if message["command"] != "queued":
+                    self.repeated = None  # how it stands is told right behind
             except (Wrong, KeyError) as wrong:
                 raise Wrong(f"{wrong!r}: {line[:500].decode()} while {list(self.due)[:2]} is due") from wrong
 
@@ -93,6 +95,7 @@ class Ear:
                 self.book.generations[secret] = self.book.generations.get(secret, 0) + 1
             self.owner = (secret, self.book.generations.get(secret))
             self.resuming = True
+            self.book.latest[secret] = self
 
     def _inspected(self, payload: dict[str, Any]) -> None:
         said = self._answers("inspect")
@@ -171,6 +174,8 @@ class Ear:
         self._mine(known, payload.get("ref"))
         if again and not self.resuming and self.repeated != known.id:
             raise Wrong("nobody has asked again")
+        if self.told[known.id] and not self.resuming:
+            raise Wrong(f"it was told before that it ended by {known.reason}")
         self.here.add(known.id)
         self.book.locked(known, payload, again=again)
         if not again:
@@ -197,7 +202,7 @@ class Ear:
         if self.resuming:
             known = known or book.new(id_, self.owner, None, payload.get("ref"))
             self._mine(known, payload.get("ref"))
-        elif self.repeated == id_:
+        elif self.repeated == id_ and known is not None and known.state == "ended":
             self.repeated = None
         elif answers and not details:
             self.due.popleft()

@@ -155,7 +155,7 @@ def plan(seed: int, size: int) -> list[Step]:
             steps.append(("hello", slot, random.choice(SECRETS), random.choice((1, 50, 10_000)), random.random() < 0.5))
             lines += 2
         elif chance < 0.82:
-            steps.append(("wrong", slot, damaged(random, grammar.good()), damaged(random, grammar.good())))
+            steps.append(("wrong_lines", slot, tuple(damaged(random, grammar.good()) for _ in range(2))))
             lines += 2
         elif chance < 0.85:
             steps.append((random.choice(("half_close", "drop", "drop")), slot))
