@@ -45,8 +45,8 @@ class Book:
         """Fences since then."""
         self.generations: dict[str, int] = {}
         """How often each session began anew."""
-        self.latest: dict[str, Any] = {}
-        """Who was welcomed last in each."""
+        self.claims: dict[str, list[Any]] = {}
+        """Who said the secret of each."""
 
     def pick(self, place: int) -> int:
         """An id that somebody was told; 0 if nobody was."""

@@ -45,6 +45,8 @@ class Ear:
         found = self.mouth.say(data, now_ms)
         for said in found:
             self.seen[f"say {said.kind}"] += 1
+            if said.kind == "hello" and said.command.session is not None:
+                self.book.claims.setdefault(said.command.session, []).append(self)
             if said.kind in ("release", "extend"):
                 self.sent[said.command.id] += 1
                 known = self.book.requests.get(said.command.id)
@@ -95,7 +97,6 @@ class Ear:
                 self.book.generations[secret] = self.book.generations.get(secret, 0) + 1
             self.owner = (secret, self.book.generations.get(secret))
             self.resuming = True
-            self.book.latest[secret] = self
 
     def _inspected(self, payload: dict[str, Any]) -> None:
         said = self._answers("inspect")

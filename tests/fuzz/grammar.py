@@ -53,14 +53,14 @@ class Grammar:
         """A line that is right in itself."""
         random = self.random
         chance = random.random()
-        if chance < 0.05 and self.said:
+        if chance < 0.08 and self.said:
             return random.choice(self.said)
         if chance < 0.5:
             return self.request()
         if chance < 0.76:
             return said("release", id=self.id())
         if chance < 0.82:
-            return said("extend", id=self.id(), transactionTimeout=random.choice((1, 20.5, 300, 60_000)))
+            return said("extend", id=self.id(), transactionTimeout=random.choice((1, 20.5, 300, 20_000)))
         if chance < 0.88:
             return said("ping") if random.random() < 0.7 else b'{"command":"ping"}'
         if chance < 0.92:
@@ -93,8 +93,8 @@ class Grammar:
             payload["resources"] = [f"{random.choice(modes)}:{random.choice(NAMES)}" for _ in range(many)]
         for chance, name, values in (
             (0.5, "transactionName", (*OWNERS, None)),
-            (0.6, "queueTimeout", (0, 0, 0.5, 5, 40, 2000, 10**6)),
-            (0.5, "transactionTimeout", (1, 1.5, 10, 100, 5000, 10**6)),
+            (0.6, "queueTimeout", (0, 0, 0.5, 5, 40, 2000, 20_000)),
+            (0.5, "transactionTimeout", (1, 1.5, 10, 100, 5000, 20_000)),
             (0.2, "priority", (-1, 0, 0.5, 1, 2**31)),
             (0.4, "ref", REFS),
             (0.25, "onDisconnect", ("release", "release", "keep")),
@@ -159,8 +159,8 @@ def plan(seed: int, size: int) -> list[Step]:
             lines += 2
         elif chance < 0.85:
             steps.append((random.choice(("half_close", "drop", "drop")), slot))
-        elif chance < 0.87:
-            steps.append((random.choice(("stall", "drain")), slot))
+        elif chance < 0.88:
+            steps.append((random.choice(("stall", "stall", "drain")), slot))
         elif chance < 0.91:
             steps.append(("wait", random.choice((0.3, 1, 1, 10, 60, 400, 7000))))
         elif chance < 0.93 and durable:
@@ -187,14 +187,14 @@ def limits(random: Random) -> dict[str, Any]:
     """Settings of a server: some limits are so low that they are reached."""
     low = {
         "max_line": 700,
-        "max_connections": 5,
-        "max_connections_per_address": 4,
+        "max_connections": 6,
+        "max_connections_per_address": 6,
         "max_requests_per_connection": 4,
         "max_requests_per_session": 4,
         "max_locks": 9,
         "max_queue": 6,
         "max_pending": 1500,
-        "max_unread": 4096,
+        "max_unread": 1500,
     }
     share = random.choice((0.0, 0.25, 0.5))
     return {name: value for name, value in low.items() if random.random() < share}

@@ -30,6 +30,8 @@ from genie.storage.memory import MemoryStore
 
 PLACE = re.compile(rb"@(\d+)@")
 PING = said("ping") + b"\n"
+LONGEST_S = 60.0
+"""By then everything is over."""
 TURNS = 2_000
 """Rounds of the loop within which everything must have been answered."""
 
@@ -72,15 +74,20 @@ class Client:
         except Wrong as wrong:
             self.stage.wrong(wrong)
 
+    @property
+    def _stolen(self) -> bool:
+        """Whether somebody else has said the secret of its session."""
+        owner = self.ear.owner
+        return owner is not self.ear and len(self.stage.book.claims[owner[0]]) > 1
+
     def _ended(self) -> None:
         if not self.transport.hung_up or self.stage.killing or self.dropped:
             return
         if self.half_closed or self.ear.ends:
             self.stage.seen[f"closed: {self.ear.ends or 'half-closed'}"] += 1
-            stolen = self.ear.owner is not self.ear and self.stage.book.latest.get(self.ear.owner[0]) is not self.ear
-            if self.half_closed and not self.ear.ends and not stolen and self.ear.due:
+            if self.half_closed and not self.ear.ends and not self._stolen and self.ear.due:
                 self.stage.wrong(Wrong(f"a half-closed connection was not answered: {list(self.ear.due)[:3]}"))
-        elif self.ear.owner is not self.ear and self.stage.book.latest.get(self.ear.owner[0]) is not self.ear:
+        elif self._stolen:
             self.stage.seen["closed: stolen"] += 1
         else:
             self.stage.wrong(Wrong(f"the server closed a connection without a cause; due: {list(self.ear.due)[:3]}"))
@@ -187,7 +194,6 @@ class Stage:
         self.pump.stop()
         await self._turns(3)
         self.seen["a new server"] += 1
-        self.book.latest.clear()
         await self._lead()
         self.killing = False
 
@@ -323,7 +329,7 @@ class Stage:
             client.transport.drop()
         for slot in list(self.clients):
             await self.drop(slot)
-        await asyncio.sleep(3 * 10**6 / 1000)
+        await asyncio.sleep(LONGEST_S)
         await self._quiet()
         table, dispatch = self.pump.manager.table, self.pump._dispatch
         left = (len(table.held), len(table.waiting), len(dispatch.sessions), len(self.registry))
