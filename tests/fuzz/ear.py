@@ -106,7 +106,10 @@ class Ear:
 
     def _extended(self, payload: dict[str, Any]) -> None:
         said = self._answers("extend")
-        if payload["id"] != said.command.id or abs(payload["transactionTimeout"] - said.command.transaction_timeout_ms) > 1e-3:
+        if (
+            payload["id"] != said.command.id
+            or abs(payload["transactionTimeout"] - said.command.transaction_timeout_ms) > 1e-3
+        ):
             raise Wrong("that is not what was asked for")
 
     def _error(self, payload: dict[str, Any]) -> None:
@@ -186,7 +189,9 @@ class Ear:
         said = known.said
         if said is not None and isinstance(said.command, Take):
             taken = payload["resources"]
-            weights = {name: weight for (name, _), weight in zip(said.command.choices, said.command.weights, strict=True)}
+            weights = {
+                name: weight for (name, _), weight in zip(said.command.choices, said.command.weights, strict=True)
+            }
             if len(set(taken)) != len(taken) or sum(weights[name] for name in taken) < said.command.target:
                 raise Wrong("that is not what it may take, or too little")
             known.names = {name: said.names[name] for name in taken}
@@ -225,7 +230,7 @@ class Ear:
         reason, said = payload["reason"], known.said
         if reason == "queue-timeout" and known.fence is not None:
             raise Wrong("it was held")
-        if reason in ("transaction-timeout",) and known.state == "queued" and known.owner is self:
+        if reason == "transaction-timeout" and known.state == "queued" and known.owner is self:
             raise Wrong("it was never held")
         if said is None or known.extended:
             return

@@ -42,7 +42,10 @@ EXPECTED = (
     *("say wrong", "say http", "say too long", "begun", "resumed", "repeated", "a new server", "the store was away"),
     *(f"told released {reason}" for reason in Reason),
     *(f"told error {code}" for code in Code if code not in UNSAID),
-    *(f"told {word}" for word in ("queued", "locked", "extended", "pong", "inspected", "welcome", "watching", "unwatched")),
+    *(
+        f"told {word}"
+        for word in ("queued", "locked", "extended", "pong", "inspected", "welcome", "watching", "unwatched")
+    ),
     *(f"told event {state}" for state in ("locked", "unlocked", "lagged")),
     *(f"closed: {why}" for why in ("half-closed", "http", "too long", "full", "cut off", "stolen")),
     "lost the lead",

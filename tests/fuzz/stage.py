@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from fuzz.book import Book, Wrong
@@ -186,7 +187,9 @@ class Stage:
             await self._turns(2)
             self.killing = False
             client = self._client(0)
-            client.say(said("hello", session="secret-number-one") + b"\n" + said("request", resources=["exclusive:a"]) + b"\n")
+            client.say(
+                said("hello", session="secret-number-one") + b"\n" + said("request", resources=["exclusive:a"]) + b"\n"
+            )
             await self._turns(2)
         await self._restart()
 
@@ -213,7 +216,7 @@ class Stage:
         client = self._client(slot)
         data = PLACE.sub(lambda found: b"%d" % self.book.pick(int(found[1])), data)
         places = [0, *(int(cut * len(data)) for cut in cuts), len(data)]
-        for begin, end in zip(places, places[1:], strict=False):
+        for begin, end in pairwise(places):
             client.say(data[begin:end])
             if len(cuts) > 2:
                 await self._turns(1)
@@ -244,7 +247,9 @@ class Stage:
                 self.wrong(Wrong(f"an error changed something: {text!r}"))
 
     def _told(self) -> int:
-        return sum(count for word, count in self.seen.items() if word.startswith("told ") and not word.startswith("told error"))
+        return sum(
+            count for word, count in self.seen.items() if word.startswith("told ") and not word.startswith("told error")
+        )
 
     def _state(self) -> Any:
         table, dispatch = self.pump.manager.table, self.pump._dispatch
@@ -365,7 +370,9 @@ class Stage:
         if isinstance(self.store, Shelf):
             whole = self.pump.whole().changes
             # The ending of a request that was over at once need not be stored: who does not know of it asks again.
-            stored = {id_ for id_, change in whole.items() if not isinstance(change, Ending) or id_ in self.store.records}
+            stored = {
+                id_ for id_, change in whole.items() if not isinstance(change, Ending) or id_ in self.store.records
+            }
             if stored != self.store.records.keys():
                 self.wrong(Wrong(f"stored are {sorted(self.store.records)}, and known {sorted(whole)}"))
 
