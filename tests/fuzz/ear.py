@@ -120,10 +120,17 @@ class Ear:
         elif code == "too-many" and why.startswith(FULL):
             self.ends = "full"
             self.due.clear()
+        elif code == "unavailable" and self._was_unasked(payload.get("id")):
+            self.unasked.add(payload["id"])
         elif not self.due:
             raise Wrong("nothing is due")
         else:
             self._refused(self.due.popleft(), code, payload)
+
+    def _was_unasked(self, id_: int | None) -> bool:
+        """Whether a `released` that was taken for the answer to a release was told of itself; this one is the answer."""
+        fits = bool(self.due) and self.due[0].id == id_
+        return id_ is not None and not fits and self.told[id_] > 0 and id_ not in self.unasked
 
     def _refused(self, said: Said, code: str, payload: dict[str, Any]) -> None:
         if said.kind == "http":
