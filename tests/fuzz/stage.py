@@ -359,6 +359,7 @@ class Stage:
         table = self.pump.manager.table
         for client in self.clients.values():
             self._agrees(client)
+        self._no_conflict()
         for request in [*table.held.values(), *table.waiting.values()]:
             connection = None if request.origin is None else request.origin.connection  # type: ignore[attr-defined]
             known = self.book.requests.get(request.id)
@@ -375,6 +376,21 @@ class Stage:
             }
             if stored != self.store.records.keys():
                 self.wrong(Wrong(f"stored are {sorted(self.store.records)}, and known {sorted(whole)}"))
+
+    def _no_conflict(self) -> None:
+        """No two clients hold a lock in conflicting modes, by nothing but what they were told."""
+        holders: dict[str, list[tuple[Any, bool, int]]] = {}
+        for ear in (client.ear for client in self.clients.values() if client.open):
+            for id_ in ear.here:
+                known = self.book.requests[id_]
+                if known.state != "held" or known.said is None or known.owner != ear.owner:
+                    continue
+                owner = known.said.request.transaction or id_
+                for name, exclusive in known.names.items():
+                    holders.setdefault(name, []).append((owner, exclusive, id_))
+        for name, held in holders.items():
+            if any(alone for _, alone, _ in held) and len({owner for owner, _, _ in held}) > 1:
+                self.wrong(Wrong(f"{name} is held by {held}"))
 
     def _agrees(self, client: Client) -> None:
         ear, table = client.ear, self.pump.manager.table

@@ -50,9 +50,8 @@ class Transport(asyncio.Transport):
 
     def drop(self) -> None:
         """The client is gone."""
-        if not self.closing:
-            self.closing = True
-            self._loop.call_soon(self._lose)
+        self.closing = True
+        self._loop.call_soon(self._lose)
 
     def drain(self) -> None:
         """The client reads again, all of it."""
