@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint format soak soak-worlds soak-faults mutants bench peers compiled clean
+.PHONY: serve test lint format soak soak-worlds soak-faults mutants fuzz bench peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -36,6 +36,11 @@ soak-faults: $(VENV)/.tested redis
 # Known defects, put into the code one by one: which seed catches each?
 mutants: $(VENV)/.tested
 	$(BIN)/python tests/simulation/mutants.py
+
+# A million inputs: bytes to the readers of the protocol, and lines to a whole server (docs/reliability.md). FUZZ is passed
+# on: make fuzz FUZZ="--inputs 100000 --seed 7"
+fuzz: $(VENV)/.tested redis
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
 bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/scale.py
