@@ -7,8 +7,8 @@ from aiohttp import web
 from genie.admin.api import Api
 from genie.admin.door import BACKLOG, Door
 from genie.admin.health import Health
-from genie.admin.page import Page
 from genie.admin.pace import Pace
+from genie.admin.page import Page
 from genie.admin.problems import MAX_BODY, as_answers
 from genie.admin.scrape import Scrape
 from genie.admin.subject import Subject
