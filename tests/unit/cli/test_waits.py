@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import sys
+import importlib
 from typing import Any
 
 import genie.cli.waits  # noqa: F401 - the module, whose name the package gives to the command
 from inspected_rows import NOW, blocker, inspected, row
 
-WAITS = sys.modules["genie.cli.waits"]
+WAITS = importlib.import_module("genie.cli.waits")
 
 QUEUE = inspected(
     row(8, "exclusive:a", blockers=[blocker(7, transactionName="t7")]),
