@@ -3,7 +3,7 @@
     python benchmarks/admin.py [PART ...] [--json]
 
 The table says what was measured, the goal, and whether it is met; see `scale.py`. What is measured is the processor time
-of the longest turn of the event loop in a second, the median of five: what comes once, and not each time that somebody
+of the longest turn of the event loop in a second, the median of three: what comes once, and not each time that somebody
 asks, is in the notes, and so is the time by the clock, which wants a quiet machine.
 """
 

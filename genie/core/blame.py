@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from genie.core.events import Blocker
-from genie.core.model import Entry, Request
+from genie.core.model import Entry, Mode, Request
 from genie.core.rule import conflicts
 from genie.core.table import Table
 
@@ -22,7 +22,7 @@ def blame(table: Table, request: Request) -> tuple[tuple[Blocker, ...], int]:
     One that stands in the way on two resources counts twice.
     """
     found = _blockers(table, request)
-    named = tuple(_blocker(*one) for one in islice(found, NAMED))
+    named = tuple(_blocker(table, *one) for one in islice(found, NAMED))
     return named, len(named) + sum(1 for _ in islice(found, COUNTED - len(named)))
 
 
@@ -39,7 +39,7 @@ def glance(table: Table, request: Request, looks: int, *, count: bool) -> tuple[
             continue
         total += 1
         if len(named) < NAMED:
-            named.append(_blocker(name, other, held))
+            named.append(_blocker(table, name, other, held))
         if not count and total == NAMED:
             break
     return tuple(named), total, looked
@@ -52,15 +52,23 @@ def obstacles(table: Table, request: Request) -> Iterator[str]:
             yield name
 
 
-def _blocker(name: str, other: Request, held: bool) -> Blocker:
+def _blocker(table: Table, name: str, other: Request, held: bool) -> Blocker:
     return Blocker(
         id=other.id,
         transaction=other.transaction,
         resource=name,
-        mode=other.mode(name),
+        mode=_mode(table, name, other) if held else other.mode(name),
         held=held,
         since_unix_ms=int(other.since_unix_ms),
     )
+
+
+def _mode(table: Table, name: str, holder: Request) -> Mode:
+    """In which mode it holds a resource. It may hold thousands, and is searched only where the resource can't tell."""
+    resource = table.resources[name]
+    if resource.exclusives in (0, len(resource.holders)):
+        return Mode.EXCLUSIVE if resource.exclusives else Mode.SHARED
+    return holder.mode(name)
 
 
 def _blockers(table: Table, request: Request) -> Iterator[tuple[str, Request, bool]]:
@@ -85,7 +93,8 @@ def _near(table: Table, request: Request) -> Iterator[tuple[str, Request | None,
         yield name, None, False
         resource = table.resources[name]
         for holder in resource.holders.values() if exclusive or resource.exclusives else ():
-            yield name, holder if holder.owner != owner and (exclusive or holder.excludes(name)) else None, True
+            in_way = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
+            yield name, holder if in_way and holder.owner != owner else None, True
         for place in _ahead(table, request, name, exclusive):
             yield name, place[2] if place[2].owner != owner else None, False
 

@@ -35,6 +35,7 @@ class Pulse:
         self._stats = stats
         self._slow_ms = slow_wait_ms
         self._loop = asyncio.get_running_loop()
+        stats.turn(self._loop.time() * 1000)
         self._due = self._loop.time() + PULSE_S
         self._timer = self._loop.call_at(self._due, self._beat)
         self.pump: Pump | None = None

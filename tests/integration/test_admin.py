@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from admin_client import ask, release
 from genie.admin import answers
+from genie.admin.door import MOST
 from servers import Genie, Redis, free_port, running_server
 from wire import Wire
 
@@ -136,6 +137,42 @@ async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
     assert samples["genie_held_locks"] == 2
     assert samples["genie_connections"] == 2
     assert samples["genie_errors_total{bad-json}"] == 1
+
+
+async def test_rates_and_quantiles_follow(genie: Genie) -> None:
+    one, two = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    held = await one.lock("exclusive:a")
+    await two.request("exclusive:a")
+    await one.release(held)
+    await two.expect("locked")
+    async with asyncio.timeout(30):
+        state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+        while not state.rates.grants:
+            state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+    assert state.rates.deadlocks == 0
+    assert state.wait_p50 is not None
+    assert state.wait_p99 is not None
+    assert 0 < state.wait_p50 <= state.wait_p99
+
+
+async def test_only_so_many_may_be_connected(genie: Genie) -> None:
+    import http.client
+
+    connections = []
+    try:
+        for _ in range(MOST):
+            connections.append(http.client.HTTPConnection("127.0.0.1", port_of(genie), timeout=30))
+            connections[-1].request("GET", "/livez")
+            assert connections[-1].getresponse().read() == b"ok\n"
+        refused = await ask(port_of(genie), "/livez")
+        assert refused.problem == (503, "too-many", f"{MOST} connections are open; ask again later")
+        connections.pop().close()
+        async with asyncio.timeout(30):
+            while refused.status != 200:
+                refused = await ask(port_of(genie), "/livez")
+    finally:
+        for connection in connections:
+            connection.close()
 
 
 async def test_who_waits_for_whom(genie: Genie) -> None:

@@ -50,3 +50,14 @@ def test_it_ends_with_the_tenth() -> None:
     named, total, looked = glance(manager.table, last, 300, count=False)
     assert (len(named), total, looked) == (NAMED, NAMED, NAMED + 1)
     assert glance(manager.table, last, 300, count=True)[1:] == (299, 300)
+
+
+def test_who_holds_thousands_is_not_searched() -> None:
+    manager = LockManager()
+    holder = Request(exclusive=tuple(f"{number}" for number in range(10_000)))
+    manager.step(holder, 0)
+    waiter = Request(shared=("7",))
+    manager.step(waiter, 0)
+    ((blocker,), _, _) = glance(manager.table, waiter, 300, count=True)
+    assert (blocker.id, blocker.mode) == (holder.id, "exclusive")
+    assert holder.alone is None
