@@ -18,6 +18,8 @@ from servers import WAIT_S, Genie
 
 T = TypeVar("T")
 
+NODES = "return [...document.querySelectorAll('#graph .node:not(.fold)')].map(node => node.dataset.id)"
+TEXTS = "return [...document.querySelectorAll(arguments[0])].map(found => found.textContent)"
 LINKS = """return [...document.querySelectorAll('#graph .link')].map(
     link => [link.dataset.from, link.dataset.to, link.classList[1]])"""
 
@@ -57,18 +59,30 @@ class Browser:
         return self.until(lambda: self.all(selector))[0]
 
     def text(self, selector: str) -> str:
-        found = self.all(selector)
-        return str(found[0].get_property("textContent")) if found else ""
+        return next(iter(self.texts(selector)), "")
 
     def texts(self, selector: str) -> list[str]:
-        return [str(each.get_property("textContent")) for each in self.all(selector)]
+        """Of all that there are at one moment: the page is drawn anew every second."""
+        found: list[str] = self.chrome.execute_script(TEXTS, selector)
+        return found
+
+    def click(self, selector: str) -> None:
+        """Click on it as soon as it is there, and once more if it was drawn anew meanwhile."""
+
+        def clicked() -> bool:
+            for found in self.all(selector)[:1]:
+                found.click()
+                return True
+            return False
+
+        self.until(clicked)
 
     def until_text(self, selector: str, part: str) -> None:
         self.until(lambda: part in self.text(selector))
 
     def nodes(self) -> set[int]:
         """Requests that are drawn, by id."""
-        return {int(str(node.get_attribute("data-id"))) for node in self.all("#graph .node:not(.fold)")}
+        return {int(id_) for id_ in self.chrome.execute_script(NODES)}
 
     def links(self) -> set[tuple[str, int, int]]:
         """Their links: kind, from, to."""
@@ -80,7 +94,7 @@ class Browser:
 
     def choose(self, id_: int) -> None:
         """Click on a node, and wait until that request is shown."""
-        self.one(f'#graph .node[data-id="{id_}"]').click()
+        self.click(f'#graph .node[data-id="{id_}"]')
         self.until_text("#details code", str(id_))
 
     def enter(self, text: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Final, cast
+from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -12,6 +14,8 @@ MOST: Final = 64
 """Connections. Browsers have up to six each, Prometheus one or two."""
 BACKLOG: Final = 16
 """Connections that are accepted in one go, and may be too many."""
+SILENT_S: Final = 30.0
+"""How long a connection may ask nothing whole before it is closed."""
 STOP_S: Final = 1.0
 """How long who is being answered when the server stops is waited for."""
 
@@ -21,21 +25,63 @@ _HEAD: Final = (
 )
 
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 class Door(web.AppRunner):
-    """A runner that lets no more in than it may."""
+    """A runner that lets no more in than it may, and none stay that asks nothing."""
 
     def __init__(self, app: web.Application) -> None:
+        self._asked = _Asked()
+        app.middlewares.insert(0, self._asked.note)
         super().__init__(app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S)
 
     @property
     def server(self) -> web.Server | None:
         """What is called for each connection, to make its protocol."""
         made = super().server
-        return None if made is None else cast("web.Server", _bounded(made))
+        return None if made is None else cast("web.Server", self._bounded(made))
+
+    def _bounded(self, server: web.Server) -> Callable[[], asyncio.BaseProtocol]:
+        def make() -> asyncio.BaseProtocol:
+            if len(server.connections) >= MOST:
+                return _Full()
+            connection = server()
+            self._asked.watch(connection)
+            return connection
+
+        return make
 
 
-def _bounded(server: web.Server) -> Callable[[], asyncio.BaseProtocol]:
-    return lambda: server() if len(server.connections) < MOST else _Full()
+class _Asked:
+    """When each connection last asked something whole, and was answered."""
+
+    def __init__(self) -> None:
+        self._at: WeakKeyDictionary[web.RequestHandler, float] = WeakKeyDictionary()
+
+    @web.middleware
+    async def note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Around every answer."""
+        self._at[request.protocol] = inf
+        try:
+            return await handler(request)
+        finally:
+            self._at[request.protocol] = asyncio.get_running_loop().time()
+
+    def watch(self, connection: web.RequestHandler) -> None:
+        """Close it, if it says nothing."""
+        loop = asyncio.get_running_loop()
+        self._at[connection] = loop.time()
+        loop.call_later(SILENT_S, self._look, connection)
+
+    def _look(self, connection: web.RequestHandler) -> None:
+        if connection.transport is None:
+            return
+        left = self._at[connection] + SILENT_S - asyncio.get_running_loop().time()
+        if left > 0:
+            asyncio.get_running_loop().call_later(min(left, SILENT_S), self._look, connection)
+        else:
+            connection.transport.close()
 
 
 class _Full(asyncio.Protocol):

@@ -165,7 +165,7 @@ async def test_a_node_shows_its_request(server: Genie, browser: Browser) -> None
     browser.one(f'.node[data-id="{held}"]').send_keys(Keys.ENTER)
     browser.until_text("#details code", str(held))
     assert "Holdsexclusive accounts/2" in browser.text("#details")
-    browser.one("#details .list .name").click()
+    browser.click("#details .list .name")
     browser.until(lambda: len(browser.all("#details .queue li")) == 2)
     assert [text.partition(" ")[0] for text in browser.texts("#details .holders li")] == ["accounts/2-0"]
     browser.press(Keys.ESCAPE)
@@ -181,7 +181,7 @@ async def test_what_ended_is_shown_as_ended(server: Genie, browser: Browser) -> 
     await wire.release(waits)
     browser.until_text("#details .badge", "has ended")
     assert not browser.all("#details .danger")
-    browser.one("#details .close").click()
+    browser.click("#details .close")
     assert not browser.all(f'.node[data-id="{held}"]')
 
 
@@ -194,8 +194,8 @@ async def test_a_release_asks_first_and_tells_what_came_of_it(server: Genie, bro
     waits = await other.request("exclusive:accounts/2", **LONG)
     browser.open(server)
     browser.choose(held)
-    for refuse in (lambda: browser.one("#release .buttons button").click(), lambda: browser.press(Keys.ESCAPE)):
-        browser.one("#details .danger").click()
+    for refuse in (lambda: browser.click("#release .buttons button"), lambda: browser.press(Keys.ESCAPE)):
+        browser.click("#details .danger")
         told = browser.text("#release")
         for part in (str(held), "transfer-42", "exclusive:accounts/2", "is told nothing but “released”"):
             assert part in told
@@ -203,12 +203,12 @@ async def test_a_release_asks_first_and_tells_what_came_of_it(server: Genie, bro
         refuse()
         browser.until(lambda: not browser.one("#release").is_displayed())
     assert [node["id"] for node in ask(server, "api/waits")["nodes"]] == [waits, held]
-    browser.one("#details .danger").click()
-    browser.one("#release .confirm").click()
+    browser.click("#details .danger")
+    browser.click("#release .confirm")
     browser.until_text("#release .result", "Done")
     assert await holder.expect("released") == {"id": held, "reason": "success"}
     assert (await other.expect("locked"))["id"] == waits
-    browser.one("#release .buttons button").click()
+    browser.click("#release .buttons button")
     browser.until(lambda: not browser.nodes())
 
 
@@ -217,13 +217,13 @@ async def test_a_release_that_comes_too_late_says_so(mortal: Genie, browser: Bro
     _, waits = await line(wire, "a", 1)
     browser.open(mortal)
     browser.choose(waits)
-    browser.one("#details .danger").click()
+    browser.click("#details .danger")
     mortal.kill()
-    browser.one("#release .confirm").click()
+    browser.click("#release .confirm")
     browser.until_text("#release .result", "Nothing is known of it")
     mortal.start()
     browser.until_text("#pulse", "Live")
-    browser.one("#release .confirm").click()
+    browser.click("#release .confirm")
     browser.until_text("#release .result", f"there is no request {waits}")
 
 
@@ -246,10 +246,10 @@ async def test_names_are_only_text(server: Genie, browser: Browser) -> None:
     browser.one(".ring")
     browser.until(lambda: HOSTILE in browser.text("#lines"))
     browser.until(lambda: HOSTILE in browser.text("#hot"))
-    for node in browser.all("#graph .node"):
-        node.click()
+    for id_ in browser.nodes():
+        browser.choose(id_)
     browser.until_text("#details dl", "1")
-    browser.one("#details .danger").click()
+    browser.click("#details .danger")
     assert HOSTILE in browser.text("#release")
     assert len(browser.all("img")) == 1
     assert len(browser.all("script")) == 1
@@ -284,7 +284,7 @@ async def test_a_large_graph_is_drawn_in_part(server: Genie, browser: Browser) -
     drawn += len(browser.all("#graph .node.queued:not(.fold)"))
     assert browser.text("#graph-count") == f"300 requests wait; {300 - drawn} of them not drawn"
     assert len(browser.all("#lines tbody tr")) == 20
-    browser.one('#lines tr[data-resource="big/99/0"] .name').click()
+    browser.click('#lines tr[data-resource="big/99/0"] .name')
     browser.until(lambda: len(browser.all("#details .queue li")) == 20)
     assert "and 80 more" in browser.text("#details")
     assert browser.complaints() == []
@@ -296,7 +296,7 @@ async def test_many_that_are_alike_are_one_node(server: Genie, browser: Browser)
     browser.until(lambda: browser.texts("#graph .fold .name") == ["16 more wait"])
     assert browser.nodes() == set(ids[:5])
     assert browser.text("#graph-count") == "20 requests wait"
-    browser.one("#graph .fold").click()
+    browser.click("#graph .fold")
     browser.until(lambda: len(browser.all("#details .queue li")) == 20)
 
 

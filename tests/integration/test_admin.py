@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -13,8 +14,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from admin_client import ask, release
-from genie.admin import answers
+from genie.admin import Admin, answers, door
 from genie.admin.door import MOST
+from genie.config import Settings
+from genie.server.app import Server
 from servers import Genie, Redis, free_port, running_server
 from wire import Wire
 
@@ -173,6 +176,28 @@ async def test_only_so_many_may_be_connected(genie: Genie) -> None:
     finally:
         for connection in connections:
             connection.close()
+
+
+async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SILENT_S", 0.05)
+    server = Server(Settings(port=0, admin_port=0))
+    admin = Admin(server)
+    await admin.start()
+    assert admin.address is not None
+    try:
+        silent, busy = [await asyncio.open_connection(*admin.address) for _ in range(2)]
+        silent[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and never the end of it
+        async with asyncio.timeout(30):
+            while not silent[0].at_eof():
+                busy[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                assert b"200 OK" in await busy[0].readuntil(b"ok\n")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        assert await silent[0].read() == b""
+        for _, writer in (silent, busy):
+            writer.close()
+    finally:
+        await admin.stop()
 
 
 async def test_who_waits_for_whom(genie: Genie) -> None:
