@@ -305,7 +305,7 @@ class Stage:
     async def _quiet(self) -> None:
         pump = self.pump
         for _ in range(TURNS):
-            await asyncio.sleep(0.001 if pump._in_flight else 0)
+            await asyncio.sleep(0.01 if pump._in_flight else 0)
             if not (pump._pending or pump._in_flight or pump._scheduled) or pump._stopped:
                 break
         else:
