@@ -360,6 +360,7 @@ class Stage:
         for client in self.clients.values():
             self._agrees(client)
         self._no_conflict()
+        ears = {client.connection: client.ear for client in self.clients.values() if client.open}
         for request in [*table.held.values(), *table.waiting.values()]:
             connection = None if request.origin is None else request.origin.connection  # type: ignore[attr-defined]
             known = self.book.requests.get(request.id)
@@ -368,6 +369,8 @@ class Stage:
             state = "held" if request.state is HELD else "queued"
             if known is None or known.state != state or (state == "held" and known.fence != request.fence):
                 self.wrong(Wrong(f"{request} is {state}, and its client was told {known}"))
+            elif connection in ears and request.id not in ears[connection].here:
+                self.wrong(Wrong(f"{request} is {state}, and this connection was not told"))
         if isinstance(self.store, Shelf):
             whole = self.pump.whole().changes
             # The ending of a request that was over at once need not be stored: who does not know of it asks again.
