@@ -243,7 +243,8 @@ class Stage:
             before, errors, others = self._state(), self.seen["told error"], self._told()
             client.say(text + b"\n")
             await self._turns(3)
-            if self.seen["told error"] > errors and self._told() == others and self._state() != before:
+            told = client.open and self.seen["told error"] > errors and self._told() == others
+            if told and self._state() != before:
                 self.wrong(Wrong(f"an error changed something: {text!r}"))
 
     def _told(self) -> int:
@@ -365,6 +366,9 @@ class Stage:
             connection = None if request.origin is None else request.origin.connection  # type: ignore[attr-defined]
             known = self.book.requests.get(request.id)
             if connection is None or connection.closed:
+                lasts = request.origin is not None and request.origin.key is not None
+                if not lasts and (request.state is not HELD or request.release_on_disconnect):
+                    self.wrong(Wrong(f"{request} should have ended with its connection"))
                 continue
             state = "held" if request.state is HELD else "queued"
             if known is None or known.state != state or (state == "held" and known.fence != request.fence):
