@@ -367,7 +367,10 @@ class Stage:
             known = self.book.requests.get(request.id)
             if connection is None or connection.closed:
                 lasts = request.origin is not None and request.origin.key is not None
-                if not lasts and (request.state is not HELD or request.release_on_disconnect):
+                cut_off = (
+                    connection is not None and connection in self.registry._open
+                )  # it is given some seconds to read
+                if not lasts and not cut_off and (request.state is not HELD or request.release_on_disconnect):
                     self.wrong(Wrong(f"{request} should have ended with its connection"))
                 continue
             state = "held" if request.state is HELD else "queued"
