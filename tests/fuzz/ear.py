@@ -133,6 +133,8 @@ class Ear:
         return id_ is not None and not fits and self.told[id_] > 0 and id_ not in self.unasked
 
     def _refused(self, said: Said, code: str, payload: dict[str, Any]) -> None:
+        if said.kind == "ping":
+            self.resuming = False
         if said.kind == "http":
             self.ends = "http"
             fits = code == "bad-message" or (self.mouth.blank and code == "bad-json")
