@@ -123,7 +123,7 @@ def guided(inputs: Inputs, seed: int, atheris: ModuleType) -> NoReturn:
     options = [
         sys.argv[0],
         f"-seed={seed}",
-        "-max_len=4096",
+        "-max_len=1000",
         "-verbosity=0",
         "-print_final_stats=0",
         "-rss_limit_mb=4096",

@@ -30,6 +30,8 @@ class Ear:
         self.here: set[int] = set()
         """Ids of which it was told."""
         self.unasked: set[int] = set()
+        self.over: set[int] = set()
+        """Ids of whose end it was told."""
         self.owner: Any = self
         self.resuming = False
         self.repeated: int | None = None
@@ -133,6 +135,8 @@ class Ear:
         return id_ is not None and not fits and self.told[id_] > 0 and id_ not in self.unasked
 
     def _refused(self, said: Said, code: str, payload: dict[str, Any]) -> None:
+        if said.kind == "ping":
+            self.resuming = False
         if said.kind == "http":
             self.ends = "http"
             fits = code == "bad-message" or (self.mouth.blank and code == "bad-json")
@@ -215,7 +219,7 @@ class Ear:
         if self.resuming:
             known = known or book.new(id_, self.owner, None, payload.get("ref"))
             self._mine(known, payload.get("ref"))
-        elif self.repeated == id_ and known is not None and known.state == "ended":
+        elif self.repeated == id_ and (id_ in self.over or (mine and self.owner is not self and not answers)):
             self.repeated = None
         elif answers and not details:
             self.due.popleft()
@@ -225,6 +229,7 @@ class Ear:
             self.told[id_] += 1
         else:
             raise Wrong("told once too often, or to a stranger")
+        self.over.add(id_)
         if known is not None:
             if known.ref != payload.get("ref"):
                 raise Wrong("another ref")

@@ -30,7 +30,9 @@ _FIELDS = [field.name for field in fields_of(Request) if field.init]
 
 def framing(data: bytes) -> str:
     """A stream gives the same lines however it is cut, and the limit is kept."""
-    limit, chance, stream = 1 + (data[0] if data else 0) % 40, Random(data[:3]), data[3:]
+    chance, stream = Random(data[:3]), data[3:]
+    sizes = [len(line) for line in stream.split(b"\n")]
+    limit = max(1, chance.choice((chance.randrange(1, 40), chance.choice(sizes) + chance.randrange(-2, 2))))
     expected, ends = by_the_rule(stream, limit)
     for step in (len(stream) + 1, 1, 0):
         lines, got, ended, place = Lines(limit), [], False, 0

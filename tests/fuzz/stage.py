@@ -243,7 +243,8 @@ class Stage:
             before, errors, others = self._state(), self.seen["told error"], self._told()
             client.say(text + b"\n")
             await self._turns(3)
-            if self.seen["told error"] > errors and self._told() == others and self._state() != before:
+            told = client.open and self.seen["told error"] > errors and self._told() == others
+            if told and self._state() != before:
                 self.wrong(Wrong(f"an error changed something: {text!r}"))
 
     def _told(self) -> int:
@@ -305,7 +306,7 @@ class Stage:
     async def _quiet(self) -> None:
         pump = self.pump
         for _ in range(TURNS):
-            await asyncio.sleep(0.001 if pump._in_flight else 0)
+            await asyncio.sleep(0.01 if pump._in_flight else 0)
             if not (pump._pending or pump._in_flight or pump._scheduled) or pump._stopped:
                 break
         else:
@@ -360,14 +361,23 @@ class Stage:
         for client in self.clients.values():
             self._agrees(client)
         self._no_conflict()
+        ears = {client.connection: client.ear for client in self.clients.values() if client.open}
         for request in [*table.held.values(), *table.waiting.values()]:
             connection = None if request.origin is None else request.origin.connection  # type: ignore[attr-defined]
             known = self.book.requests.get(request.id)
             if connection is None or connection.closed:
+                lasts = request.origin is not None and request.origin.key is not None
+                cut_off = (
+                    connection is not None and connection in self.registry._open
+                )  # it is given some seconds to read
+                if not lasts and not cut_off and (request.state is not HELD or request.release_on_disconnect):
+                    self.wrong(Wrong(f"{request} should have ended with its connection"))
                 continue
             state = "held" if request.state is HELD else "queued"
             if known is None or known.state != state or (state == "held" and known.fence != request.fence):
                 self.wrong(Wrong(f"{request} is {state}, and its client was told {known}"))
+            elif connection in ears and request.id not in ears[connection].here:
+                self.wrong(Wrong(f"{request} is {state}, and this connection was not told"))
         if isinstance(self.store, Shelf):
             whole = self.pump.whole().changes
             # The ending of a request that was over at once need not be stored: who does not know of it asks again.
