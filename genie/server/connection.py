@@ -47,6 +47,9 @@ locks that end with its connection held), and so is one that does not acknowledg
 CUT_S = 5.0
 """How long a client that has left too much unread is given to read it after all, and why it is cut off."""
 
+TLS_RECORD = b"\x16\x03"
+"""How a client begins that wants TLS. No line ever ends what it says."""
+
 SHORTEST = 16
 """Bytes, more or less, in the shortest line that says anything."""
 
@@ -150,10 +153,8 @@ class Connection(asyncio.Protocol):
         full = self._registry.enter(self, peer[0] if peer else "")
         if full is not None:
             self._hang_up(RequestRejected(Code.TOO_MANY, full))
-        elif self._door is not None and self._door.access.tokens:
-            self._first = bytearray()
-            if self.principal is None:
-                self._bell = self._door.ring(self.refuse)
+        elif self._door is not None:
+            self._ask(self._door)
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
         tell = log.info if self.desk.leads else log.debug  # who looks for the leader comes again and again
@@ -315,6 +316,16 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
+    def _ask(self, entrance: Door) -> None:
+        """Ask who this is: a certificate may have said so already, and a token may say otherwise."""
+        access = entrance.access
+        if self.certificate is not None:
+            self.principal = access.by_certificate(self.certificate)
+        if access.tokens or (self.principal is None and not access.open):
+            self._first = bytearray()
+            if self.principal is None:
+                self._bell = entrance.ring(self.refuse)
+
     def _let_in(self, data: bytes) -> bytes:
         """Wait for the first line, and see by it who this is; returns what is to be carried out, with that line.
 
@@ -329,9 +340,9 @@ class Connection(asyncio.Protocol):
         line = first if end < 0 else first[:end]
         principal = self.principal
         too_long = len(line) - line.endswith(b"\r") > (HELLO_LINE if principal is None else self._settings.max_line)
-        if end < 0 and not too_long:
+        if end < 0 and not too_long and not first.startswith(TLS_RECORD):
             return b""
-        if not too_long:
+        if end >= 0 and not too_long:
             principal = entrance.enters(bytes(line), principal)
         if principal is None:
             self.refuse()

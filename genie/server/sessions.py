@@ -17,7 +17,7 @@ def key_of(secret: str, principal: str | None = None) -> str:
 
     Where clients must have a name it is part of it: the same secret under another name is another session.
     """
-    said = secret if principal is None else f"{principal}\0{secret}"  # no name has this character
+    said = secret if principal is None else f"{len(principal)} {principal} {secret}"
     return blake2b(said.encode(), digest_size=16).hexdigest()
 
 
