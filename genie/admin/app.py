@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from genie.admin.guard import Guard
 from genie.admin.health import Health
 from genie.admin.subject import Subject
 
@@ -25,6 +26,7 @@ class Admin:
         if settings.admin_port is None:
             return
         app = web.Application()
+        Guard(lambda: self._subject.access, settings.admin_host).protect(app)
         app.add_routes(Health(self._subject).routes())
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
