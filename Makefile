@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint format soak soak-worlds soak-faults mutants bench peers compiled clean
+.PHONY: serve test lint format soak soak-worlds soak-faults mutants fuzz bench peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
 
 # Most tests wait for processes to start: two at a time take little more than half the time.
-test: $(VENV)/.tested redis postgres mariadb lint
+test: $(VENV)/.tested redis postgres mariadb chromium lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.tested
@@ -37,10 +37,16 @@ soak-faults: $(VENV)/.tested redis
 mutants: $(VENV)/.tested
 	$(BIN)/python tests/simulation/mutants.py
 
+# A million inputs: bytes to the readers of the protocol, and lines to a whole server (docs/reliability.md). FUZZ is passed
+# on: make fuzz FUZZ="--inputs 100000 --seed 7"
+fuzz: $(VENV)/.tested redis
+	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
+
 bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/tokens.py
 	$(BIN)/python benchmarks/timeouts.py
+	$(BIN)/python benchmarks/admin.py
 
 # PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched
@@ -74,7 +80,7 @@ $(VENV)/.benched: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	touch $@ $(VENV)/.installed
 
-# The tests start real servers of their own, on free ports. $(call server,how to see it is there,Debian's package,what to say)
+# The tests start real servers of their own, on free ports. $(call server,how to see it is there,Debian's packages,what to say)
 define server
 	@$(1) || { \
 	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
@@ -85,7 +91,7 @@ define server
 	@$(1) || { echo "The tests need $(3)"; exit 1; }
 endef
 
-.PHONY: redis postgres mariadb
+.PHONY: redis postgres mariadb chromium
 redis:
 	$(call server,command -v redis-server >/dev/null,redis-server,redis-server (7 or later). Install it: apt install redis-server or brew install redis or dnf install redis)
 
@@ -96,3 +102,7 @@ postgres:
 # Debian and Fedora keep it off the path, too.
 mariadb:
 	$(call server,{ command -v mariadbd || ls /usr/sbin/mariadbd || ls /usr/libexec/mariadbd; } >/dev/null 2>&1,mariadb-server,the server of MariaDB. Install it: apt install mariadb-server or brew install mariadb or dnf install mariadb-server)
+
+# The page of the admin port is tested in it.
+chromium:
+	$(call server,{ command -v chromium && command -v chromedriver; } >/dev/null,chromium chromium-driver,Chromium and its chromedriver on the path as chromium and chromedriver. Install them: apt install chromium chromium-driver or dnf install chromium chromedriver or brew install chromium chromedriver)

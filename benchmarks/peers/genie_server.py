@@ -24,6 +24,7 @@ def genie_server(folder: Path, prefix: Sequence[str], redis: Running | None = No
     """One on a free port; with a Redis both count as the server."""
     port = free_port()
     command = [*prefix, sys.executable, "-m", "genie.cli", "serve", "--host", HOST, "--port", str(port)]
+    command += ["--admin-port", ""]
     if redis is not None:
         command += ["--redis-host", HOST, "--redis-port", str(redis.port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}

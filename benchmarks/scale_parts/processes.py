@@ -78,7 +78,8 @@ class Process:
 def genie(redis: Process | None = None) -> Iterator[Process]:
     """A `genie serve`, with its locks in memory or in that Redis."""
     port = _free_port()
-    command = [sys.executable, "-m", "genie.cli", "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "genie.cli", "serve", "--port", str(port), "--admin-port", ""]
+    command += ["--max-connections-per-address", "20000"]
     if redis is not None:
         command += ["--redis-url", f"redis://127.0.0.1:{redis.port}/0"]
     with _running(lambda folder: Process(command, PING, port, folder)) as process:

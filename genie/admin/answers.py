@@ -8,7 +8,7 @@ from __future__ import annotations
 from msgspec import UNSET, Struct, UnsetType
 
 
-class Answer(Struct, rename="camel", omit_defaults=False, kw_only=True):
+class Answer(Struct, rename="camel", omit_defaults=False, kw_only=True, gc=False):
     """Whatever the API answers."""
 
 
@@ -78,7 +78,7 @@ class State(Answer):
     longest_wait: int
     """How long the one that has waited longest does so."""
     outcomes: dict[str, int]
-    """Requests since the start, by how they went: `granted` (at once), `waited` (granted later), else the reason."""
+    """Requests since the start, by how they went: `granted` (at once), `waited` (granted later), `cancelled`, else the reason."""
     errors: dict[str, int]
     """Commands that were refused, by code."""
     deadlocks: int
@@ -97,7 +97,7 @@ class State(Answer):
     """False where so many wait that only those were looked at that came first."""
 
 
-class Node(Answer, omit_defaults=True, kw_only=True):
+class Node(Answer, omit_defaults=True, kw_only=True, gc=False):
     """A request that waits, or that stands in the way of one."""
 
     id: int
@@ -109,7 +109,7 @@ class Node(Answer, omit_defaults=True, kw_only=True):
     """What it asks for or holds, `MODE:NAME`, at most ten."""
     resources_total: int
     blockers_total: int | UnsetType = UNSET
-    """How many edges go out from it; of one that waits."""
+    """How many are in its way, as far as they were looked for: at most ten. Of one that waits."""
 
 
 class Edge(Answer):
@@ -172,6 +172,8 @@ class DeadlockRow(Answer):
     cycle: list[str]
     """The transactions, each waiting for the next and the last for the first, which is the victim's."""
     waits: list[Step]
+    steps_total: int = 0
+    """Steps of the cycle, of which the first thousand are told."""
 
 
 class Deadlocks(Answer):
@@ -182,7 +184,7 @@ class Deadlocks(Answer):
     """Since the start of the server."""
 
 
-class Blocker(Answer, omit_defaults=True, kw_only=True):
+class Blocker(Answer, omit_defaults=True, kw_only=True, gc=False):
     """Who is in the way of a request that waits."""
 
     id: int
@@ -193,7 +195,7 @@ class Blocker(Answer, omit_defaults=True, kw_only=True):
     transaction_name: str | UnsetType = UNSET
 
 
-class Row(Answer, omit_defaults=True, kw_only=True):
+class Row(Answer, omit_defaults=True, kw_only=True, gc=False):
     """A request, as in the wire's `inspected`."""
 
     id: int
@@ -231,11 +233,11 @@ class Released(Answer):
     reason: str
 
 
-class Problem(Answer, omit_defaults=True, kw_only=True):
+class Problem(Answer, omit_defaults=True, kw_only=True, gc=False):
     """Any answer from 400 on."""
 
     code: str
-    """One of the wire's, or `not-found`."""
+    """One of the wire's, `not-found`, `not-allowed` (the method) or `defect`."""
     message: str
     leader: str | UnsetType = UNSET
     """The address of the server that leads, where that would know."""

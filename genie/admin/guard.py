@@ -12,14 +12,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
-import structlog
 from aiohttp import hdrs, web
 
 from genie.access import ADMIN, INSPECT, Access, Principal
 from genie.admin.answers import Problem
 from genie.errors import Code
-
-log = structlog.get_logger()
 
 API: Final = "/api"
 METRICS: Final = "/metrics"
@@ -74,13 +71,7 @@ class Guard:
         refused = self._refusal(request)
         if refused is not None:
             return refused
-        if request.method != hdrs.METH_POST:
-            return await handler(request)
-        principal = PRINCIPAL.get()
-        response = await handler(request)
-        name = None if principal is None else principal.name
-        log.info("admin port", asked=request.path[:200], by=name, peer=request.remote, status=response.status)
-        return response
+        return await handler(request)
 
     def _refusal(self, request: web.Request) -> web.Response | None:
         if not _is_guarded(request):
@@ -94,7 +85,9 @@ class Guard:
             refused = self._unauthorized(request, access)
             if refused is not None:
                 return refused
-        return _forged(request) if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD) else None
+        if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) or request.match_info.http_exception is not None:
+            return None  # nothing is changed by it
+        return _forged(request)
 
     def _unauthorized(self, request: web.Request, access: Access) -> web.Response | None:
         principal = self._who(request, access)

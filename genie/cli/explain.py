@@ -66,7 +66,7 @@ async def _question(client: Asker, id: int) -> Answers:
     return {
         "asked": asked,
         "blockers": {str(blocker): await client.inspect(id=blocker) for blocker in blockers},
-        "lines": {name: await client.inspect(resource=name, limit=MAX_ROWS) for name in names},
+        "lines": {name: await client.inspect(resource=name, limit=MAX_ROWS, only="queue") for name in names},
     }
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import click
 import structlog
 
-from genie.admin import Admin
 from genie.config import Settings
 from genie.observability import logs
 from genie.server.address import beyond_loopback
@@ -126,6 +125,10 @@ async def _serve(settings: Settings) -> int:
     server = Server(settings)
     if server.access.open:
         _keep_strangers_out(settings)
+    if settings.admin_port is None:
+        return await server.run()
+    from genie.admin import Admin  # noqa: PLC0415 - a web server is much to load, and no other command needs it
+
     admin = Admin(server)
     try:
         await admin.start()

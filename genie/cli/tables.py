@@ -53,6 +53,16 @@ def clip(text: str, columns: int) -> str:
     return text + "…"
 
 
+def fold(text: str, columns: int) -> list[str]:
+    """The whole text, in lines of so many columns at most."""
+    lines = [""]
+    for char in printable(text):
+        if lines[-1] and width(lines[-1] + char) > columns:
+            lines.append("")
+        lines[-1] += char
+    return lines
+
+
 def some(names: Sequence[str], total: int, columns: int) -> str:
     """As many names as there is room for, at least one, and how many more there are."""
     shown: list[str] = []

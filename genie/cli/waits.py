@@ -50,7 +50,7 @@ def waits(
         host,
         port,
         patience,
-        lambda client: client.inspect(resource=name, transaction=transaction, limit=MAX_ROWS),
+        lambda client: client.inspect(resource=name, transaction=transaction, limit=MAX_ROWS, only="queue"),
     )
     with as_known():
         if as_json:
@@ -119,9 +119,10 @@ def _notes(payload: Payload) -> Iterator[str]:
     if unnamed:
         yield f"Edges that are not shown: {unnamed:,}, for the server names the first blockers of each who waits"
     if len(queue) < total:
+        first = ", holders first" if payload["holders"] else ""  # they weren't asked for: the server is an older one
         yield (
-            f"{len(queue):,} of {total:,} who wait are shown: an answer has {MAX_ROWS:,} rows and 256 KiB at most, "
-            "holders first; see --resource and --transaction"
+            f"{len(queue):,} of {total:,} who wait are shown: an answer has {MAX_ROWS:,} rows and 256 KiB at most"
+            f"{first}; see --resource and --transaction"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from genie.client import calls, watches
 from genie.client.aio_link import Link
@@ -216,12 +216,13 @@ class Client:
         transaction: str | None = None,
         id: int | None = None,
         limit: int | None = None,
+        only: Literal["holders", "queue"] | None = None,
     ) -> dict[str, Any]:
         """Who holds and who waits for whom: `holders` and `queue` in order, at most `limit` rows, and their totals.
 
-        `resource` is a name without a mode. The rows are those of the wire: times in ms, `since` in unix ms.
+        `resource` is a name without a mode. With `only` the rows are all of one kind. The rows are those of the wire: times in ms, `since` in unix ms.
         """
-        return cast("dict[str, Any]", await self._link.call(Inspect(resource, transaction, id, limit)))
+        return cast("dict[str, Any]", await self._link.call(Inspect(resource, transaction, id, limit, only)))
 
     async def ping(self) -> None:
         """Return when the server has answered."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from genie.errors import Code, GenieError, LockLost, RequestRejected
 from genie.protocol import codec, messages
@@ -171,6 +171,7 @@ class Inspect(Call):
         transaction: str | None = None,
         id: int | None = None,
         limit: int | None = None,
+        only: Literal["holders", "queue"] | None = None,
     ) -> None:
         if resource is not None:
             check_name(resource, "the name of a resource")
@@ -180,7 +181,11 @@ class Inspect(Call):
             _check_id(id)
         if limit is not None and not (type(limit) is int and 1 <= limit <= MAX_ROWS):
             raise ValueError(f"limit must be an integer from 1 to {MAX_ROWS}, not {limit!r}")
-        super().__init__(make_line("inspect", resource=resource, transactionName=transaction, id=id, limit=limit))
+        if only not in (None, "holders", "queue"):
+            raise ValueError(f'only must be "holders" or "queue", not {only!r}')
+        super().__init__(
+            make_line("inspect", resource=resource, transactionName=transaction, id=id, limit=limit, only=only)
+        )
         self.id = id
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from genie.core.events import Blocker
-from genie.core.model import Request
+from genie.core.model import Entry, Mode, Request
 from genie.core.rule import conflicts
 from genie.core.table import Table
 
@@ -22,18 +22,27 @@ def blame(table: Table, request: Request) -> tuple[tuple[Blocker, ...], int]:
     One that stands in the way on two resources counts twice.
     """
     found = _blockers(table, request)
-    named = tuple(
-        Blocker(
-            id=other.id,
-            transaction=other.transaction,
-            resource=name,
-            mode=other.mode(name),
-            held=held,
-            since_unix_ms=int(other.since_unix_ms),
-        )
-        for name, other, held in islice(found, NAMED)
-    )
+    named = tuple(_blocker(table, *one) for one in islice(found, NAMED))
     return named, len(named) + sum(1 for _ in islice(found, COUNTED - len(named)))
+
+
+def glance(table: Table, request: Request, looks: int, *, count: bool) -> tuple[tuple[Blocker, ...], int, int]:
+    """The same in a bounded time, for those who look at many: at most so many `looks` at who might be in the way.
+
+    Without `count` it ends with the tenth. Returns the named, how many were found, and how many were looked at.
+    """
+    named: list[Blocker] = []
+    total = looked = 0
+    for name, other, held in islice(_near(table, request), looks):
+        looked += 1
+        if other is None:
+            continue
+        total += 1
+        if len(named) < NAMED:
+            named.append(_blocker(table, name, other, held))
+        if not count and total == NAMED:
+            break
+    return tuple(named), total, looked
 
 
 def obstacles(table: Table, request: Request) -> Iterator[str]:
@@ -41,6 +50,25 @@ def obstacles(table: Table, request: Request) -> Iterator[str]:
     for name, exclusive in request.wants():
         if next(_on(table, request, name, exclusive), None) is not None:
             yield name
+
+
+def _blocker(table: Table, name: str, other: Request, held: bool) -> Blocker:
+    return Blocker(
+        id=other.id,
+        transaction=other.transaction,
+        resource=name,
+        mode=_mode(table, name, other) if held else other.mode(name),
+        held=held,
+        since_unix_ms=int(other.since_unix_ms),
+    )
+
+
+def _mode(table: Table, name: str, holder: Request) -> Mode:
+    """In which mode it holds a resource. It may hold thousands, and is searched only where the resource can't tell."""
+    resource = table.resources[name]
+    if resource.exclusives in (0, len(resource.holders)):
+        return Mode.EXCLUSIVE if resource.exclusives else Mode.SHARED
+    return holder.mode(name)
 
 
 def _blockers(table: Table, request: Request) -> Iterator[tuple[str, Request, bool]]:
@@ -53,9 +81,27 @@ def _on(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[
     owner = request.owner
     for holder in conflicts(table, request, name, exclusive):
         yield name, holder, True
+    for place in _ahead(table, request, name, exclusive):
+        if place[2].owner != owner:
+            yield name, place[2], False
+
+
+def _near(table: Table, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
+    """As `_blockers`, with a None for each resource and each request that it passes by: so that they can be counted."""
+    owner = request.owner
+    for name, exclusive in request.wants():
+        yield name, None, False
+        resource = table.resources[name]
+        for holder in resource.holders.values() if exclusive or resource.exclusives else ():
+            in_way = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
+            yield name, holder if in_way and holder.owner != owner else None, True
+        for place in _ahead(table, request, name, exclusive):
+            yield name, place[2] if place[2].owner != owner else None, False
+
+
+def _ahead(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[Entry]:
+    """The places ahead of a waiting request in a line, of those that ask for the resource in a conflicting mode."""
     line, entry = table.line(name), request.entry(name)
-    ahead = [line.exclusive, line.shared] if exclusive else [line.exclusive]
-    for queue in ahead:
-        for place in queue.between(None, entry):
-            if place[2].owner != owner:
-                yield name, place[2], False
+    yield from line.exclusive.between(None, entry)
+    if exclusive:
+        yield from line.shared.between(None, entry)

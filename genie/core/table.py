@@ -43,11 +43,11 @@ class Table:
     and so worth no object of their own. What is shared or waited for has one, in `resources`.
     """
 
-    __slots__ = ("held", "locks", "places", "resources", "sole", "transactions", "waiting")
+    __slots__ = ("grants", "held", "places", "resources", "sole", "transactions", "waiting")
 
     def __init__(self) -> None:
-        self.locks = 0
-        """How many resources are held, each as often as there are grants on it."""
+        self.grants = 0
+        """How many grants there are on the resources in `resources`."""
         self.places = 0
         """How many places there are in all lines."""
         self.held: dict[int, Request] = {}
@@ -55,6 +55,11 @@ class Table:
         self.sole: dict[str, Request] = _with_hashes()
         self.resources: dict[str, Resource] = {}
         self.transactions: dict[str, Transaction] = {}
+
+    @property
+    def locks(self) -> int:
+        """How many resources are held, each as often as there are grants on it."""
+        return len(self.sole) + self.grants
 
     def find(self, id: int) -> Request | None:
         """The request with this id, held or waiting."""
@@ -89,7 +94,6 @@ class Table:
         """Let a request hold all that it names."""
         sole, resources, id_ = self.sole, self.resources, request.id
         self.held[id_] = request
-        self.locks += len(request.exclusive) + len(request.shared)
         for name in request.exclusive:
             if name not in sole and name not in resources:
                 sole[name] = request
@@ -97,8 +101,10 @@ class Table:
                 resource = self.resource(name)
                 resource.holders[id_] = request
                 resource.exclusives += 1
+                self.grants += 1
         for name in request.shared:
             self.resource(name).holders[id_] = request
+            self.grants += 1
         if request.transaction is not None:
             transaction = self._transaction(request.transaction)
             transaction.held[id_] = request
@@ -110,13 +116,13 @@ class Table:
         sole, resources, id_ = self.sole, self.resources, request.id
         touched: Touched = []
         del self.held[id_]
-        self.locks -= len(request.exclusive) + len(request.shared)
         for name in request.exclusive:
             if name in sole:
                 del sole[name]
                 continue
             resource = resources[name]
             del resource.holders[id_]
+            self.grants -= 1
             resource.exclusives -= 1
             if resource.line is not None:
                 touched.append((name, True, None))
@@ -125,6 +131,7 @@ class Table:
         for name in request.shared:
             resource = resources[name]
             del resource.holders[id_]
+            self.grants -= 1
             if resource.line is not None:
                 touched.append((name, False, None))
             elif not resource.holders:
@@ -181,6 +188,7 @@ class Table:
         resource = self.resources.get(name)
         if resource is None:
             holder = self.sole.pop(name, None)
+            self.grants += holder is not None
             resource = self.resources[name] = Resource() if holder is None else Resource(holder, 1)
         return resource
 

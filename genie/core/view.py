@@ -38,15 +38,17 @@ def inspect(
     id: int | None = None,
     transaction: str | None = None,
     limit: int = 100,
+    only: str | None = None,
 ) -> Inspection:
     """Look at what matches all that is given; without any, at everything.
 
-    At most `limit` rows, holders first. The queue of one resource is in the order in which it stands; elsewhere
+    At most `limit` rows, holders first; of those that `only` names (`holders` or `queue`), if it does. The queue of one resource is in the order in which it stands; elsewhere
     requests come by arrival.
     """
     found = _look(table, resource, id, transaction)
-    held = [Row(request) for request in islice(found.holders, limit)]
-    waiting = [Row(request, *blame(table, request)) for request in islice(found.queue, limit - len(held))]
+    held = [Row(request) for request in islice(found.holders, 0 if only == "queue" else limit)]
+    left = 0 if only == "holders" else limit - len(held)
+    waiting = [Row(request, *blame(table, request)) for request in islice(found.queue, left)]
     return Inspection(held, waiting, found.holders_total, found.queue_total)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Final
 
 WINDOW_MS: Final = 300_000
@@ -48,12 +49,18 @@ class Hot:
 
     def top(self, limit: int) -> list[tuple[str, Heat]]:
         """The most waited for, then the most collided on, first."""
-        found = {name: Heat(heat.collisions, heat.waited_ms) for name, heat in self._before.items()}
-        for name, heat in self._now.items():
-            whole = found.setdefault(name, Heat())
-            whole.collisions += heat.collisions
-            whole.waited_ms += heat.waited_ms
-        return sorted(found.items(), key=_weight, reverse=True)[:limit]
+        return hottest(self.found(), limit)
+
+    def found(self) -> Iterator[tuple[str, Heat]]:
+        """Each resource once, in no order, as it is now: what changes while it is read is not missed, nor in the way."""
+        before, now = self._before.copy(), self._now.copy()
+        for name, heat in before.items():
+            later = now.pop(name, None)
+            yield (
+                name,
+                heat if later is None else Heat(heat.collisions + later.collisions, heat.waited_ms + later.waited_ms),
+            )
+        yield from now.items()
 
     def _heat(self, name: str) -> Heat:
         heat = self._now.get(name)
@@ -62,6 +69,11 @@ class Hot:
                 self._now = dict(sorted(self._now.items(), key=_weight, reverse=True)[: MOST // 2])
             heat = self._now[name] = Heat()
         return heat
+
+
+def hottest(found: Iterable[tuple[str, Heat]], limit: int) -> list[tuple[str, Heat]]:
+    """The most waited for, then the most collided on, first."""
+    return nlargest(limit, found, _weight)
 
 
 def _weight(item: tuple[str, Heat]) -> tuple[float, int]:

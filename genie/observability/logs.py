@@ -24,7 +24,9 @@ def configure(level: str, form: str) -> None:
     ]
     logger: Callable[..., _Surviving]
     if console:
-        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()))
+        # the plain one for the same reason as below: the richer one shows variables
+        plain = structlog.dev.plain_traceback
+        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=plain))
         logger = lambda *_: _Surviving(structlog.PrintLogger(sys.stdout))  # noqa: E731
     else:
         processors += [

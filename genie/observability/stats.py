@@ -11,11 +11,16 @@ from genie.core import WAITING, Cycle, Deadlocked, Locked, Reason, Released, Req
 from genie.core.table import Table
 from genie.observability.histogram import Histogram
 from genie.observability.hot import Hot
+from genie.observability.recent import Recent, Sample
 
 DEADLOCKS: Final = 100
 """Deadlocks that are remembered."""
 STEPS: Final = 10_000
 """Steps of all of them together: a cycle may be long."""
+CANCELLED: Final = "cancelled"
+"""How a request went whose client gave it up while it waited: of those that were not held, the reason `success`."""
+WAYS: Final = tuple(reason for reason in Reason if reason is not Reason.TRANSACTION_TIMEOUT)
+"""Reasons for which a request may end without having been held."""
 SIZES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
 
 
@@ -56,7 +61,7 @@ class Stats:
         self.store_errors = 0
         """How often the store took longer than it may, or failed."""
         self.reorderings = 0
-        """Reorderings of lines before the present time as leader. (Those of that are the lock manager's to count.)"""
+        """Reorderings of lines in past times as leader. (Those of the present one are the lock manager's to count.)"""
         self.lag = Histogram()
         """How much later than it should the loop came to what it had to do (ms)."""
         self.hot = Hot()
@@ -67,6 +72,35 @@ class Stats:
         """Those that began to wait lately, for whoever looks after slow waits; see `slow.py`."""
         self._in_way: dict[int, tuple[str, ...]] = {}
         """What was in the way of a waiting request that names several resources, by its id."""
+        self.recent = Recent()
+
+    @property
+    def deadlocked(self) -> int:
+        """Requests that ended with `deadlock`."""
+        return self.refused[Reason.DEADLOCK]
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Requests by how they went, each of the possible ways: held at once, held later, or why not."""
+        refused = {CANCELLED if reason is Reason.SUCCESS else reason.value: self.refused[reason] for reason in WAYS}
+        return {"granted": self.granted, "waited": self.waited, **refused}
+
+    def turn(self, now: float) -> None:
+        """Let time pass (`now` in ms, of any clock that goes on)."""
+        self.hot.turn(now)
+        if self.recent.due(now):
+            self.recent.add(
+                Sample(
+                    at_ms=now,
+                    grants=self.granted + self.waited,
+                    releases=self.holds.count,
+                    waits=self.queued,
+                    timeouts=self.refused[Reason.QUEUE_TIMEOUT] + self.ended[Reason.TRANSACTION_TIMEOUT],
+                    deadlocks=self.deadlocked,
+                    errors=self.errors.total(),
+                    waited=tuple(self.waits.counts),
+                )
+            )
 
     def arrived(self, request: Request, table: Table) -> None:
         """A request was not held at once. It waits, or has ended in the same step, which `over` tells next."""
@@ -103,9 +137,8 @@ class Stats:
         many, self._untold = self._untold, 0
         return list(self.deadlocks)[-many:] if many else [], many
 
-    def begin(self, reorderings: int) -> None:
-        """Another time as leader begins; in the last there were so many reorderings."""
-        self.reorderings += reorderings
+    def begin(self) -> None:
+        """Another time as leader begins."""
         self.newcomers.clear()
         self._in_way.clear()
 

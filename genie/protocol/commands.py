@@ -39,6 +39,7 @@ class Inspect:
     id: int | None = None
     transaction: str | None = None
     limit: int = 100
+    only: str | None = None
 
 
 @dataclass(slots=True)
@@ -183,7 +184,7 @@ _COMMANDS: dict[str, Any] = {
     "watch": lambda known: Watch(known["prefix"]),
     "unwatch": lambda known: Unwatch(known["prefix"]),
     "inspect": lambda known: Inspect(
-        known.get("resource"), known.get("id"), known.get("transactionName"), known.get("limit", 100)
+        known.get("resource"), known.get("id"), known.get("transactionName"), known.get("limit", 100), known.get("only")
     ),
 }
 

@@ -81,6 +81,10 @@ def _on_disconnect(value: Any) -> str | None:
     return None if value in ("keep", "release") else 'must be "keep" or "release"'
 
 
+def _only(value: Any) -> str | None:
+    return None if value in ("holders", "queue") else 'must be "holders" or "queue"'
+
+
 def _resources(value: Any) -> str | None:
     if type(value) is not list or not 0 < len(value) <= MAX_RESOURCES:
         return f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME" or "exclusive:NAME"'
@@ -139,7 +143,13 @@ COMMANDS: Final[Mapping[str, Mapping[str, Check]]] = {
     "extend": {"id": _id, "transactionTimeout": _timeout},
     "hello": {"session": _secret, "sessionTimeout": _timeout, "token": _token},
     "ping": {},
-    "inspect": {"resource": _name, "id": _id, "transactionName": _name, "limit": _integer(1, MAX_ROWS)},
+    "inspect": {
+        "resource": _name,
+        "id": _id,
+        "transactionName": _name,
+        "limit": _integer(1, MAX_ROWS),
+        "only": _only,
+    },
     "watch": {"prefix": _prefix},
     "unwatch": {"prefix": _prefix},
 }

@@ -185,6 +185,8 @@ def read(line: bytes) -> Message | None:
         if not isinstance(command, str) or command in {kind.__struct_config__.tag for kind in Message.__args__}:
             raise
         return None
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
     return message
 
 

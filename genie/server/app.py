@@ -235,7 +235,7 @@ class Server:
         manager.unix_offset_ms = time.time() * 1000 - clock()
         self._deposed.clear()
         manager.max_places = self.settings.max_queue
-        self.stats.begin(0 if self._pump is None else self._pump.manager.reorderings)
+        self.stats.begin()
         self._pump = pump = Pump(manager, self._store, self.settings, self.stats, clock, self._fail)
         pump.recover(replica.endings.values())
         await pump.settled()
@@ -254,6 +254,7 @@ class Server:
     def _fail(self, error: BaseException) -> None:
         """Not a word more to anyone: what was not told may not be true."""
         self._leads, self._refusing.leader = False, None
+        self.stats.reorderings += self._leading.manager.reorderings
         if self._pulse is not None:
             self._pulse.pump = None
         for connection in list(self.connections):

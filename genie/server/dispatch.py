@@ -11,6 +11,7 @@ from genie import core
 from genie.access import INSPECT, LOCK, Principal
 from genie.core import Disconnect, Expire, Granted, LockManager, Release, Released, Request, State
 from genie.errors import Code, RequestRejected
+from genie.observability.histogram import BOUNDS_MS
 from genie.protocol import replies
 from genie.protocol.commands import Hello, Inspect, Ping, Unwatch, Watch, WireCommand, read
 from genie.protocol.replies import granted, released
@@ -26,8 +27,13 @@ if TYPE_CHECKING:
     from genie.config import Settings
     from genie.observability.stats import Stats
 
+MAX_TURN = 200
+"""Commands of one connection, before it is the turn of others that wait."""
+
 MOST_CHANGES = 10_000
 """Sessions end one after the other, and wait for the next batch when this one changes so much already."""
+
+SHORTEST_MS = BOUNDS_MS[0]
 
 _EXPIRE = Expire()
 _VERSION = version("genie-lock")
@@ -40,6 +46,8 @@ class Dispatch(Telling):
         super().__init__(manager, settings, stats, durable)
         self._namespace = settings.namespace
         self._most_locks = settings.max_locks
+        self._roomy_below = settings.max_locks - MAX_TURN * MAX_RESOURCES
+        self._table = manager.table
         self._most_of_session, self._most_of_connection = (
             settings.max_requests_per_session,
             settings.max_requests_per_connection,
@@ -70,9 +78,14 @@ class Dispatch(Telling):
         if connection.fresh:
             items = self._greeted(connection, items)
         session, out, step, now = connection.session, connection.out, self._step, self.now
-        watched, stats = self.watches.prefixes, self.stats
-        held_for = stats.holds.add
-        room, principal = self._room(session), connection.principal
+        watched, stats, table = self.watches.prefixes, self.stats, self._table
+        holds = stats.holds
+        principal = connection.principal
+        # How many requests surely have a place, whatever they name. Those beyond are looked at one by one.
+        room = self._most_of_connection if session.key is None else self._most_of_session
+        room -= session.alive
+        if len(table.sole) + table.grants > self._roomy_below:
+            room = 0
         if not out:
             self.touched.append(connection)
         connection.urgent = True
@@ -110,18 +123,24 @@ class Dispatch(Telling):
                 events = step(command, now)
                 event = events[0]
                 if type(event) is Released and len(events) == 1 and event.request.origin is session:
-                    if event.request.fence:
-                        held_for(now - event.request.since)
+                    request = event.request
+                    if request.fence:
+                        lasted_ms = now - request.since
+                        if lasted_ms <= SHORTEST_MS:
+                            holds.counts[0] += 1
+                            holds.total += lasted_ms
+                        else:
+                            holds.add(lasted_ms)
                     else:
                         stats.over(event, now)
                     session.alive -= 1
-                    if session.bound or event.request.ref is not None:
-                        session.released(event.request)
-                    if self._durable and (event.request.fence or session.key is not None):
-                        self.changes[command.id] = event.request
+                    if session.bound or request.ref is not None:
+                        session.released(request)
+                    if self._durable and (request.fence or session.key is not None):
+                        self.changes[command.id] = request
                     out.append(released(event, now))
-                    if watched and event.request.fence:
-                        self.watches.tell(event.request, "unlocked")
+                    if watched and request.fence:
+                        self.watches.tell(request, "unlocked")
                 else:
                     self._tell(events, connection)
             elif type(command) is core.Take:
@@ -145,11 +164,6 @@ class Dispatch(Telling):
                 why = "hello: it must be the first command of a connection, and comes once"
                 self.reject(connection, RequestRejected(Code.BAD_REQUEST, why))
         return False
-
-    def _room(self, session: Session) -> int:
-        """How many requests surely have a place, whatever they name. Those beyond are looked at one by one."""
-        most = self._most_of_connection if session.key is None else self._most_of_session
-        return min(most - session.alive, (self._most_locks - self.manager.table.locks) // MAX_RESOURCES)
 
     # -- commands that need more than a step --------------------------------------------------------------
 
@@ -264,6 +278,7 @@ class Dispatch(Telling):
             id=command.id,
             transaction=command.transaction,
             limit=command.limit,
+            only=command.only,
         )
         bounds = None if connection.principal is None else connection.principal.bounds
         self.say(connection, replies.inspected(found, self.now, bounds))
@@ -276,7 +291,7 @@ class Dispatch(Telling):
                 return False
         why, session = "", connection.session
         names = 1 if request.chosen is not None else len(request.exclusive) + len(request.shared)
-        if self.manager.table.locks + names > self._most_locks:
+        if self._table.locks + names > self._most_locks:
             why = f"{self._most_locks} locks are held, no more fit"
         elif session.key is not None and session.alive >= self._most_of_session:
             why = f"{self._most_of_session} requests of this session are held or wait, it can't have more"

@@ -35,6 +35,7 @@ class Pulse:
         self._stats = stats
         self._slow_ms = slow_wait_ms
         self._loop = asyncio.get_running_loop()
+        stats.turn(self._loop.time() * 1000)
         self._due = self._loop.time() + PULSE_S
         self._timer = self._loop.call_at(self._due, self._beat)
         self.pump: Pump | None = None
@@ -47,7 +48,7 @@ class Pulse:
     def _beat(self) -> None:
         now = self._loop.time()
         self._stats.lag.add((now - self._due) * 1000)
-        self._stats.hot.turn(now * 1000)
+        self._stats.turn(now * 1000)
         if self.pump is not None:
             self._tell_slow(self.pump)
         self._tell_deadlocks()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from genie.core import LockManager
 from genie.server.connection import HANGUP, Connection, Item
-from genie.server.dispatch import Dispatch
+from genie.server.dispatch import MAX_TURN, Dispatch
 from genie.server.refusal import refuse
 from genie.server.watches import MOST_EVENTS
 from genie.storage.base import Batch, Change, Ending, Store, Superseded
@@ -39,9 +39,6 @@ MAX_BATCH = 2_000
 
 MAX_BATCH_BYTES = 512 << 10
 """Bytes of commands in one batch, more or less. A line may name thousands of resources: it is worth many commands."""
-
-MAX_TURN = 200
-"""Commands of one connection, before it is the turn of others that wait."""
 
 RESERVE = 100_000
 """Ids that are stored ahead of their use."""

@@ -7,7 +7,15 @@ import re
 import pytest
 from pages import ROOT, anchors, links, prose
 
-PAGES = ("README.md", "protocol.md", "CHANGELOG.md", "docs/benchmarks.md", "docs/reliability.md", "docs/tokens.md")
+PAGES = (
+    "README.md",
+    "protocol.md",
+    "CHANGELOG.md",
+    "docs/benchmarks.md",
+    "docs/operations.md",
+    "docs/reliability.md",
+    "docs/tokens.md",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)

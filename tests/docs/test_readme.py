@@ -19,7 +19,7 @@ from pages import ROOT, Block, blocks, code, errors_of, prose, table
 
 import genie as package
 import genie.testing
-from genie.cli import main
+from genie.cli import COMMANDS, main
 from servers import WAIT_S, Genie
 
 PAGE = "README.md"
@@ -172,12 +172,18 @@ def test_what_is_not_run_can_be_run() -> None:
             assert (ROOT / "Dockerfile").is_file()
 
 
+def command_named(name: str) -> click.Command:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    return command
+
+
 # -- tables and sentences -------------------------------------------------------------------------------------
 
 
 def test_the_configuration_is_that_of_serve() -> None:
     options = {}
-    serve = main.commands["serve"]
+    serve = command_named("serve")
     for option in serve.params:
         assert isinstance(option, click.Option)
         default = re.search(r"\[default: (\w+)\]", option.help or "")
@@ -193,16 +199,14 @@ def test_the_configuration_is_that_of_serve() -> None:
 
 def test_the_commands_are_all_there_and_so_are_their_options() -> None:
     rows = table(PAGE, "Command")
-    assert {code(row["Command"]).split()[1] for row in rows} == main.commands.keys()
+    assert {code(row["Command"]).split()[1] for row in rows} == set(COMMANDS)
     for row in rows:
-        command = main.commands[code(row["Command"]).split()[1]]
+        command = command_named(code(row["Command"]).split()[1])
         known = {name: option for option in command.params if isinstance(option, click.Option) for name in option.opts}
         for name, argument in re.findall(r"`(--[\w-]+)( [A-Z]+)?`", row[""]):
             assert name in known, f"{command.name} {name}"
             assert known[name].is_flag != bool(argument), f"{command.name} {name}"
-    with_json = {
-        name for name, command in main.commands.items() if any("--json" in option.opts for option in command.params)
-    }
+    with_json = {name for name in COMMANDS if any("--json" in option.opts for option in command_named(name).params)}
     (named,) = re.findall(r"^(.*) take `--json`", "\n".join(prose(PAGE)), re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", named)) == with_json
 

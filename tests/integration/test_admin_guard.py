@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from admin_client import ask
 from genie.access import Access, Principal
 from genie.access.reading import Entry
 from genie.admin.guard import HEADERS, PRINCIPAL, Guard
 from servers import free_port, running_server
+from wire import Wire
 
 LOOK, LOCK, OPS, PART = "token-of-who-looks", "token-of-who-locks", "token-of-the-ops", "token-of-a-part"
 ENTRIES = [
@@ -169,16 +170,22 @@ async def test_a_certificate_is_as_good_as_a_token() -> None:
         await client.close()
 
 
-async def get(port: int, path: str, **headers: str) -> tuple[int, Any]:
-    async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}{path}", headers=headers) as told:
-        return told.status, dict(told.headers)
-
-
-async def test_a_real_server_stands_behind_it() -> None:
+async def test_a_real_server_stands_behind_it_and_logs_who_releases(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f'[ops]\ntoken = "{OPS}"\nmay = ["admin"]\n')
     port = free_port()
-    with running_server(admin_port=port, token=OPS):
-        assert (await get(port, "/livez"))[0] == 200
-        assert (await get(port, "/api/none"))[0] == 401
-        told, headers = await get(port, "/api/none", Authorization=f"Bearer {OPS}")
-        assert told == 404
-        assert HEADERS.items() <= headers.items()
+    with running_server(admin_port=port, token_file=path) as server:
+        assert (await ask(port, "/livez")).status == 200
+        assert (await ask(port, "/api/state")).status == 401
+        told = await ask(port, "/api/state", headers=bearer(OPS))
+        assert told.status == 200
+        assert {name.lower(): value for name, value in HEADERS.items()}.items() <= told.headers.items()
+        wire = await Wire.connect(server.address)
+        wire.send("hello", token=OPS)
+        await wire.expect("welcome")
+        id_ = await wire.lock("exclusive:a")
+        body = b'{"id":%d}' % id_
+        released = await ask(port, "/api/release", method="POST", body=body, headers=bearer(OPS) | POST)
+        assert released.status == 200
+        line = server.until("released by an operator")
+        assert (line["id"], line["by"]) == (id_, "ops")

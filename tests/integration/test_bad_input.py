@@ -84,6 +84,7 @@ BAD = [
     (b'{"command":"extend","payload":{"id":7}}', "bad-request", "transactionTimeout"),
     (b'{"command":"inspect","payload":{"limit":0}}', "bad-request", "limit"),
     (b'{"command":"inspect","payload":{"resource":5}}', "bad-request", "resource"),
+    (b'{"command":"inspect","payload":{"only":["queue"]}}', "bad-request", 'only must be "holders" or "queue"'),
 ]
 
 

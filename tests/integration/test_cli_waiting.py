@@ -91,15 +91,18 @@ async def test_waits_shows_edges_for_people_graphviz_and_programs(genie: Genie, 
     assert nobody.stdout == "Nobody waits.\n"
 
 
-async def test_waits_says_that_the_rows_were_full(genie: Genie, wire: Wire) -> None:
+async def test_a_thousand_holders_do_not_hide_who_waits(genie: Genie, wire: Wire) -> None:
     for number in range(1_000):
         wire.send("request", resources=["shared:full"], transactionTimeout=HOUR_MS, ref=str(number))
     for _ in range(1_000):
         await wire.expect("queued")
-        await wire.expect("locked")
-    await wire.request("exclusive:full", queueTimeout=HOUR_MS)
-    shown = genie_cli(genie, "waits", "--resource", "full")
-    assert shown.stdout.startswith("0 of 1 who wait are shown: an answer has 1,000 rows ")
+        held = (await wire.expect("locked"))["id"]
+    waiter = await wire.request("exclusive:full", queueTimeout=HOUR_MS)
+    shown, explained = genie_cli(genie, "waits", "--resource", "full"), genie_cli(genie, "explain", str(held))
+    header, *edges, note = shown.stdout.splitlines()
+    assert [header.split()[0], *(edge.split()[0] for edge in edges)] == ["WAITER", *[str(waiter)] * 10]
+    assert note.startswith("Edges that are not shown: 990,")
+    assert f"\nWaiting for it:\n  └ {waiter} for exclusive:full (" in explained.stdout
 
 
 def test_one_form_at_a_time(genie: Genie) -> None:

@@ -131,7 +131,7 @@ def test_a_stop_while_redis_is_missing_ends_at_once() -> None:
 
 
 def test_a_log_that_nobody_reads_any_more_is_no_harm() -> None:
-    environment = {**os.environ, "GENIE_PORT": str(free_port())}
+    environment = {**os.environ, "GENIE_PORT": str(free_port()), "GENIE_ADMIN_PORT": ""}
     process = subprocess.Popen([sys.executable, "-m", "genie.cli", "serve"], env=environment, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
@@ -150,7 +150,8 @@ async def three_pings(address: tuple[str, int]) -> None:
 
 
 def test_console_logs_are_for_people() -> None:
-    environment = {**os.environ, "GENIE_LOG_FORMAT": "console", "GENIE_PORT": str(free_port())}
+    settings = {"GENIE_LOG_FORMAT": "console", "GENIE_PORT": str(free_port()), "GENIE_ADMIN_PORT": ""}
+    environment = {**os.environ, **settings}
     process = subprocess.Popen(
         [sys.executable, "-m", "genie.cli", "serve"], env=environment, stdout=subprocess.PIPE, text=True
     )

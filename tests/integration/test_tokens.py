@@ -431,6 +431,8 @@ async def test_names_survive_a_restart_and_go_over_to_a_follower(redis: Redis, t
         kept = await wire.lock("exclusive:accounts/kept", transactionTimeout=600_000)
         session = await enter(server, LIMITS, session=SECRET, sessionTimeout=600_000)
         waiting = await session.request("exclusive:accounts/kept", queueTimeout=600_000)
+        server.send(signal.SIGTERM)  # so that the next one leads at once
+        assert server.wait() == 0
     with running_server(redis, **options) as leader, running_server(redis, **options) as follower:
         await self_only(leader, kept)
         leader.kill()

@@ -237,6 +237,11 @@ async def test_inspect(wire: Wire) -> None:
     wire.send("inspect", limit=1)
     found = await wire.expect("inspected")
     assert len(found["holders"]) + len(found["queue"]) == 1
+    for only, other in (("holders", "queue"), ("queue", "holders")):
+        wire.send("inspect", resource="look", limit=1, only=only)
+        found = await wire.expect("inspected")
+        assert ([row["id"] for row in found[only]], found[other]) == ([held if only == "holders" else waiting], [])
+        assert (found["holdersTotal"], found["queueTotal"]) == (1, 1)
     await wire.release(held)
     await wire.expect("locked")
     await wire.release(waiting)

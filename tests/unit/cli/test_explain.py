@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import sys
+import importlib
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ Rows = dict[str, Any]
 
 def report(asked: Rows, blockers: dict[str, Rows] | None = None, lines: dict[str, Rows] | None = None) -> list[str]:
     answers = {"asked": inspected(asked), "blockers": blockers or {}, "lines": lines or {}}
-    return list(sys.modules["genie.cli.explain"]._report(answers, NOW))
+    return list(importlib.import_module("genie.cli.explain")._report(answers, NOW))
 
 
 def test_who_is_in_the_way_and_what_has_to_happen() -> None:
@@ -132,4 +132,4 @@ def test_every_line_fits_into_100_columns() -> None:
 
 def test_who_is_no_request_is_not_explained() -> None:
     empty = {"asked": inspected(), "blockers": {}, "lines": {}}
-    assert list(sys.modules["genie.cli.explain"]._report(empty, NOW)) == []
+    assert list(importlib.import_module("genie.cli.explain")._report(empty, NOW)) == []

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import sys
+import importlib
 from typing import Any
 
-import genie.cli
 from genie.cli.tables import width
 from inspected_rows import NOW, blocker, row
 
 
 def report(payload: dict[str, Any]) -> list[str]:
-    return list(sys.modules["genie.cli.inspect"]._report(payload, NOW))
+    return list(importlib.import_module("genie.cli.inspect")._report(payload, NOW))
 
 
 def test_nothing_is_said_in_words() -> None:
@@ -58,9 +57,8 @@ def test_every_line_fits_into_100_columns() -> None:
     payload = {"holders": [waits], "holdersTotal": 10**6, "queue": [waits], "queueTotal": 10**6}
     lines = report(payload)
     assert max(map(width, lines)) == 100
-    assert genie.cli.main.commands["inspect"].help
 
 
 def test_a_name_in_a_table_is_found_with_its_mode() -> None:
-    bare_name = sys.modules["genie.cli.asking"].bare_name
+    bare_name = importlib.import_module("genie.cli.asking").bare_name
     assert [bare_name(name) for name in ("exclusive:a", "shared:a:b", "a:b", "a")] == ["a", "a:b", "a:b", "a"]

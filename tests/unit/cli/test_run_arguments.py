@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import sys
+import importlib
 from typing import Any
 
 import pytest
@@ -14,7 +14,9 @@ from genie.cli.held_command import Order
 def orders(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     """What `genie run` would carry out."""
     taken: list[Order] = []
-    monkeypatch.setattr(sys.modules["genie.cli.held_command"], "run", lambda order: taken.append(order) or 42)
+    monkeypatch.setattr(
+        importlib.import_module("genie.cli.held_command"), "run", lambda order: taken.append(order) or 42
+    )
     return taken
 
 

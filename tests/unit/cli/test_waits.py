@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import sys
+import importlib
 from typing import Any
 
 import genie.cli.waits  # noqa: F401 - the module, whose name the package gives to the command
 from inspected_rows import NOW, blocker, inspected, row
 
-WAITS = sys.modules["genie.cli.waits"]
+WAITS = importlib.import_module("genie.cli.waits")
 
 QUEUE = inspected(
     row(8, "exclusive:a", blockers=[blocker(7, transactionName="t7")]),
@@ -38,7 +38,9 @@ def test_what_the_server_s_limits_leave_out_is_told() -> None:
     lines = report(inspected(row(8, "a", blockers=[blocker(7)], blockersTotal=12), queueTotal=3_000))
     assert lines[-2] == "Edges that are not shown: 11, for the server names the first blockers of each who waits."
     assert lines[-1].startswith("1 of 3,000 who wait are shown: an answer has 1,000 rows")
-    assert report(inspected(row(7, "a"), queueTotal=5))[0].startswith("0 of 5 who wait are shown")
+    assert ", holders first" not in lines[-1]
+    older = report(inspected(row(7, "a"), queueTotal=5))[0]
+    assert older.startswith("0 of 5 who wait are shown: an answer has 1,000 rows and 256 KiB at most, holders first;")
 
 
 def test_nodes_and_edges_each_node_once() -> None:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import sys
+import importlib
 
 import genie.cli.watch  # noqa: F401 - the module, whose name the package gives to the command
 from genie import Change
 
-WATCH = sys.modules["genie.cli.watch"]
+WATCH = importlib.import_module("genie.cli.watch")
 
 
 def test_a_change_is_a_line_that_can_not_write_over_the_terminal() -> None:

@@ -91,3 +91,8 @@ def test_whatever_is_accepted_here_is_accepted_by_the_server(
     assert (read.ref, read.transaction, read.priority) == ("1", transaction, priority)
     assert set(read.exclusive) == set(names)
     assert orjson.loads(request.line)["payload"]["resources"] == list(request.resources)
+
+
+def test_inspect_refuses_a_kind_of_rows_that_there_is_not():
+    with pytest.raises(ValueError, match='only must be "holders" or "queue"'):
+        Inspect(only="waiters")  # type: ignore[arg-type]

@@ -325,10 +325,10 @@ class TestErrors:
 
 def test_an_inspection_is_answered_with_plain_data():
     core = connected()
-    inspect = Inspect(resource="a:b", transaction="t", id=5, limit=3)
+    inspect = Inspect(resource="a:b", transaction="t", id=5, limit=3, only="queue")
     core.send(inspect, 0.0)
     assert core.outgoing() == (
-        b'{"command":"inspect","payload":{"resource":"a:b","transactionName":"t","id":5,"limit":3}}\n'
+        b'{"command":"inspect","payload":{"resource":"a:b","transactionName":"t","id":5,"limit":3,"only":"queue"}}\n'
     )
     answer = b'{"command":"inspected","payload":{"holders":[]}}\n'
     assert core.receive(answer, 0.0) == [(inspect, {"holders": []}, None)]

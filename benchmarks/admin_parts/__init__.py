@@ -1,0 +1,1 @@
+"""What `admin.py` measures."""

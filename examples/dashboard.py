@@ -1,0 +1,198 @@
+"""Something to look at: a shop's afternoon, for the page of the admin port.
+
+    genie serve &
+    python examples/dashboard.py              # then open http://127.0.0.1:7078/
+
+Some hundred orders hold their own locks, and a few workers lock and release all the time. Beside that stands what an
+operator wants to see: a line for an article that everybody wants, a transfer that waits for one that waits itself, a
+report that reads what others want to write, and from time to time a deadlock. It goes on until Ctrl-C.
+
+With `--picture FILE` it starts a server of its own, opens the page in Chromium, and keeps what is seen after a while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import genie
+
+ORDERS = 240
+WORKERS = 8
+ACCOUNTS = 6
+HOUR = 3600.0
+WIDTH, HEIGHT = 1280, 1290
+
+
+class Shop:
+    """All that goes on. Each method is one kind of business."""
+
+    def __init__(self, client: genie.Client, tasks: asyncio.TaskGroup) -> None:
+        self.client, self.tasks = client, tasks
+        self.random = random.Random(7)
+
+    async def open(self) -> None:
+        """Begin with everything."""
+        for number in range(ORDERS):
+            await self.hold(f"order-{4100 + number}", f"orders/{4100 + number}", genie.shared("prices"))
+        for number in range(WORKERS):
+            self.tasks.create_task(self.work(number))
+        self.tasks.create_task(self.quarrel())
+        await self.report()
+        await self.chain()
+        await self.sale()
+        await self.readers()
+
+    async def hold(self, transaction: str, *resources: str | genie.Resource) -> genie.Lock:
+        """Take what is free, for long."""
+        return await self.client.acquire(*resources, transaction=transaction, transaction_timeout=HOUR)
+
+    async def wait(self, transaction: str, *resources: str | genie.Resource) -> None:
+        """Stand in line, for long; the next to come stands behind."""
+        lock = self.client.acquire(*resources, transaction=transaction, queue_timeout=HOUR, transaction_timeout=1)
+        self.tasks.create_task(self.ended(lock))
+        await asyncio.sleep(0.2)
+
+    async def ended(self, lock: object) -> None:
+        """Wait for a lock, and be content with any end."""
+        with suppress(genie.LockError):
+            await lock  # type: ignore[misc]
+
+    async def work(self, worker: int) -> None:
+        """Lock and release all the time, sometimes at the same time as others."""
+        for number in itertools.count(1):
+            payment = f"payment-{worker}{number:04}"
+            accounts = [f"accounts/{each}" for each in self.random.sample(range(ACCOUNTS), 2)]
+            async with self.client.lock(*accounts, transaction=payment, queue_timeout=60):
+                await asyncio.sleep(self.random.expovariate(1 / 0.02))
+            await asyncio.sleep(self.random.expovariate(1 / 0.05))
+            if number % 100 == 0:
+                with suppress(genie.QueueTimeout):
+                    await self.client.acquire("ledger/2026-11", transaction=payment, queue_timeout=0.2)
+
+    async def report(self) -> None:
+        """A report reads the ledger; whoever writes to it waits."""
+        await self.hold("month-end-report", genie.shared("ledger/2026-11"), genie.shared("rates"))
+        await self.wait("posting-88120", "ledger/2026-11")
+        await self.wait("posting-88121", "ledger/2026-11")
+        await self.wait("rates-import", "rates")
+
+    async def chain(self) -> None:
+        """Each holds an account and wants that of the next."""
+        names = [f"transfer-{number}" for number in range(51, 54)]
+        for name, account in zip(names, ("a-1871", "a-2205", "a-3310"), strict=True):
+            await self.hold(name, f"savings/{account}")
+        await self.wait(names[1], "savings/a-1871")
+        await self.wait(names[2], "savings/a-2205")
+        await self.wait("statement-9", genie.shared("savings/a-3310"), genie.shared("savings/a-2205"))
+
+    async def sale(self) -> None:
+        """Everybody wants the same article."""
+        await self.hold("checkout-7001", "stock/lamp-brass")
+        for number in range(7002, 7015):
+            await self.wait(f"checkout-{number}", "stock/lamp-brass")
+
+    async def readers(self) -> None:
+        """Some read, and one that writes waits for all of them."""
+        for number in range(1, 4):
+            await self.hold(f"search-{number}", genie.shared("catalogue"))
+        await self.wait("catalogue-update", "catalogue")
+
+    async def quarrel(self) -> None:
+        """Now three, now four meet in a ring."""
+        for turn in itertools.count():
+            some = [
+                (f"transfer-{910 + 10 * turn + each}", f"accounts/c-{401 + 7 * each}") for each in range(3 + turn % 2)
+            ]
+            locks = [await self.hold(name, account) for name, account in some]
+            for (name, _), (_, account) in zip(some, some[1:] + some[:1], strict=True):
+                self.tasks.create_task(
+                    self.ended(self.client.acquire(account, transaction=name, transaction_timeout=0.5))
+                )
+                await asyncio.sleep(0.1)
+            for lock in locks:
+                await lock.release()
+            await asyncio.sleep(60 if turn else 4)
+
+
+async def play(port: int) -> None:
+    """Until it is stopped."""
+    async with genie.connect(port=port) as client, asyncio.TaskGroup() as tasks:
+        await Shop(client, tasks).open()
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def picture(file: Path, seconds: float, width: int, height: int, *, dark: bool) -> None:
+    """Start a server and a browser, and keep what is seen."""
+    from selenium import webdriver  # noqa: PLC0415 - only who takes pictures needs it
+
+    port, admin_port = free_port(), free_port()
+    environment = os.environ | {
+        "GENIE_PORT": str(port),
+        "GENIE_ADMIN_PORT": str(admin_port),
+        "GENIE_LOG_LEVEL": "error",
+    }
+    with subprocess.Popen([sys.executable, "-m", "genie.cli", "serve"], env=environment) as server:
+        options = webdriver.ChromeOptions()
+        for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars", f"--window-size={width},{height}"):
+            options.add_argument(argument)
+        options.binary_location = shutil.which("chromium") or ""
+        driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+        try:
+            features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+            until_reached(admin_port)
+            driver.get(f"http://127.0.0.1:{admin_port}/")
+            with suppress(TimeoutError):
+                asyncio.run(asyncio.wait_for(play(port), seconds))
+            driver.save_screenshot(str(file))
+        finally:
+            driver.quit()
+            server.terminate()
+
+
+def until_reached(port: int) -> None:
+    """Wait until somebody listens."""
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
+
+
+def main() -> None:
+    """Play, or take a picture."""
+    parser = argparse.ArgumentParser(description="Something to look at on the page of the admin port.")
+    parser.add_argument("--port", type=int, default=7077)
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="take a picture (PNG) with a server of its own")
+    parser.add_argument("--seconds", type=float, default=40, help="after which the picture is taken")
+    parser.add_argument("--size", type=int, nargs=2, default=(WIDTH, HEIGHT), metavar=("WIDTH", "HEIGHT"))
+    parser.add_argument("--dark", action="store_true")
+    options = parser.parse_args()
+    if options.picture is not None:
+        picture(options.picture, options.seconds, *options.size, dark=options.dark)
+        return
+    with suppress(KeyboardInterrupt):
+        asyncio.run(play(options.port))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Tables that fit: columns give way, and the least important go, until the rest has room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from genie.cli.tables import GAP, clip, printable, table, width
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: where room is short, that of the highest `rank` goes first, and one of rank 0 never.
+
+    A text gives way, down to its `least` columns; without any it doesn't. Numbers are aligned to the `right`.
+    """
+
+    header: str
+    rank: int
+    least: int = 0
+    right: bool = False
+
+
+def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> list[str]:
+    """The header and the rows as lines of at most `room` columns, safe to be shown."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    natural = [
+        max(width(text) for text in (column.header, *(row[i] for row in cells))) for i, column in enumerate(columns)
+    ]
+    least = [
+        min(size, max(column.least, width(column.header))) if column.least else size
+        for column, size in zip(columns, natural, strict=True)
+    ]
+    kept = list(range(len(columns)))
+    while _needed(least, kept) > room and any(columns[i].rank for i in kept):
+        kept.remove(max(kept, key=lambda i: columns[i].rank))
+    spare = max(0, room - _needed(least, kept))
+    widths = dict(zip(kept, (least[i] for i in kept), strict=True))
+    for i in sorted(kept, key=lambda i: columns[i].rank):
+        more = min(spare, natural[i] - least[i])
+        widths[i] += more
+        spare -= more
+    lines = table(
+        [columns[i].header for i in kept],
+        [[clip(row[i], widths[i]) for i in kept] for row in cells],
+        [place for place, i in enumerate(kept) if columns[i].right],
+    )
+    return [clip(line, room) for line in lines]
+
+
+def wrapped(items: Sequence[str], room: int, gap: str = GAP) -> list[str]:
+    """The items, or words, beside each other, in as many lines as it takes."""
+    lines: list[str] = []
+    for item in map(printable, items):
+        if lines and width(lines[-1]) + len(gap) + width(item) <= room:
+            lines[-1] += gap + item
+        else:
+            lines.append(clip(item, room))
+    return lines
+
+
+def _needed(widths: Sequence[int], kept: Sequence[int]) -> int:
+    return sum(widths[i] for i in kept) + len(GAP) * (len(kept) - 1)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from selenium import webdriver
+
+from browser import Browser
+from wire import Wire
+
+
+@pytest.fixture(autouse=True)
+async def _close_wires() -> AsyncIterator[None]:
+    yield
+    while Wire.made:
+        await Wire.made.pop().close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[webdriver.Chrome]:
+    """One for all tests of a file, as its start takes long."""
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    assert program, "chromium is needed: make test installs it"
+    assert driver, "chromedriver (chromium-driver) is needed: make test installs it"
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,1000"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    try:
+        yield chrome
+    finally:
+        chrome.quit()
+
+
+@pytest.fixture
+def browser(chromium: webdriver.Chrome) -> Iterator[Browser]:
+    """An empty page, to which nothing has happened yet."""
+    page = Browser(chromium)
+    page.forget()
+    yield page
+    page.forget()

@@ -1,0 +1,28 @@
+"""examples/dashboard.py plays what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from browser import Browser, ask
+from servers import free_port, running_server
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "dashboard.py"
+
+
+def test_there_is_something_to_look_at(browser: Browser) -> None:
+    with (
+        running_server(admin_port=free_port()) as server,
+        subprocess.Popen([sys.executable, str(EXAMPLE), "--port", str(server.port)]) as played,
+    ):
+        try:
+            browser.open(server)
+            browser.one(".ring")
+            browser.until(lambda: "checkout-7001" in browser.texts("#graph .node.held .name"))
+            browser.one("#graph .link.same[data-from]")
+            assert ask(server, "api/state")["held"] >= 240
+            assert browser.complaints() == []
+        finally:
+            played.terminate()

@@ -1,0 +1,97 @@
+"""docs/operations.md is true: its tables are those of the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from pages import ROOT, code, number, table
+
+from admin_client import ask
+from genie.admin import door, looks, parameters, schema, state, turns
+from genie.admin.app import Admin
+from genie.admin.problems import MAX_BODY
+from genie.config import Settings
+from genie.observability import hot, stats
+from genie.observability.metrics import Metrics
+from genie.server.app import Server
+
+PAGE = "docs/operations.md"
+
+
+def text() -> str:
+    return " ".join((ROOT / PAGE).read_text().split())
+
+
+def test_the_metrics_are_those_that_are_told() -> None:
+    told = {family.name: family.type for family in Metrics(Server(Settings())).collect()}
+    assert {code(row["Metric"]): row["Type"] for row in table(PAGE, "Metric", "Type")} == told
+
+
+def test_the_labels_are_those_that_are_told() -> None:
+    rows = {code(row["Metric"]): row["Means"] for row in table(PAGE, "Metric", "Type")}
+    for family in Metrics(Server(Settings())).collect():
+        for label in {label for sample in family.samples for label in sample.labels} - {"le"}:
+            assert f"`{label}`" in rows[family.name]
+
+
+def test_the_paths_of_the_api_and_their_limits() -> None:
+    rows = {code(row["Path"]): row for row in table(PAGE, "Path", "Tells")}
+    asked = msgspec.json.decode(schema.schema())["paths"]
+    paths = {f"{method.upper()} {path}" for path, methods in asked.items() for method in methods}
+    assert set(rows) == paths | {"GET /api/schema"}
+    for path, row in rows.items():
+        known = parameters.LIMITS.get(path.partition(" ")[2])
+        if known is None:
+            assert (row["Limit"], row["At most"]) == ("none", "none")
+        else:
+            assert row["Limit"] == f"{known.usual} {known.what}"
+            assert number(row["At most"]) == known.most
+
+
+async def test_every_path_is_there() -> None:
+    server = Server(Settings(admin_port=0))
+    admin = Admin(server)
+    await admin.start()
+    try:
+        assert admin.address is not None
+        for row in table(PAGE, "Path", "200"):
+            assert (await ask(admin.address[1], code(row["Path"]))).status in (200, 503)
+        for row in table(PAGE, "Path", "Tells"):
+            method, path = code(row["Path"]).split()
+            asked = await ask(
+                admin.address[1], path.replace("{name}", "a"), method=method, body=b"{}" if method == "POST" else None
+            )
+            assert asked.status in (200, 400, 503), path
+    finally:
+        await admin.stop()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"the body is longer than {MAX_BODY:,} bytes",
+        f"the {looks.LOOKED_AT:,} requests are looked at",
+        f"{looks.PLACES:,} places of theirs",
+        f"the {looks.LINES} longest lines",
+        f"the first {looks.ROWS} places of its line",
+        f"all have {looks.MOST_EDGES:,}",
+        f"{state.STEPS:,} steps are told",
+        f"The last {stats.DEADLOCKS} deadlocks are kept, with {stats.STEPS:,} steps",
+        f"{hot.MOST:,} hot resources",
+        f"{door.MOST} connections at the same time",
+        f"while {turns.MOST_AT_ONCE} questions wait",
+        f"`{Settings().admin_host}:{Settings().admin_port}`",
+    ],
+)
+def test_the_limits_that_are_said(said: str) -> None:
+    assert said in text()
+
+
+def test_the_alerts_are_those_that_there_are() -> None:
+    groups = yaml.safe_load(Path(ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
+    assert {code(row["Alert"]) for row in table(PAGE, "Alert")} == {
+        rule["alert"] for group in groups for rule in group["rules"]
+    }

@@ -1,0 +1,41 @@
+"""Where fuzzing begins: the examples of protocol.md, and short lines that have shown something."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "protocol.md"
+STEP = re.compile(r"^[A-Z] (->|<-) (.*(?:\n +.*)*)", re.MULTILINE)
+
+KEPT = [
+    b'{"command":"request","command":"release","payload":{"id":1}}',
+    b'{"command":"release","payload":{"id":1},"payload":{"id":2}}',
+    b'{"command":"release","payload":{"id":1,"id":2}}',
+    b'{"command":"release","payload":{"id":1.0}}',
+    b'{"command":"release","payload":{"id":1e0}}',
+    b'{"command":"release","payload":{"id":-0}}',
+    b'{"command":"release","payload":{"id":9007199254740992}}',
+    b'{"command":"release","payload":{"id":1},"x":NaN}',
+    b'{"command":"request","payload":{"resources":["exclusive:\\ud800"]}}',
+    b'{"command":"request","payload":{"resources":["exclusive:\\ud83d\\ude00"]}}',
+    b'{"command":"request","payload":{"resources":["exclusive:\xed\xa0\x80"]}}',
+    b'{"command":"request","payload":{"resources":["exclusive:\x01"]}}',
+    b'{"command":"request","payload":{"resources":["exclusive:a"],"priority":1e400}}',
+    b'{"command":"request","payload":{"resources":["exclusive:a"],"priority":-0.0,"queueTimeout":1e-400}}',
+    b'{"command":"request","payload":{"resources":["exclusive:a"],"queueTimeout":2147483647.0000001}}',
+    b'{"command":"request","payload":{"anyOf":["shared:a"],"target":9223372036854775807}}',
+    b'{"command":"request","payload":{"anyOf":["shared:a"],"target":9223372036854775808}}',
+    b'{"command":"request","payload":{"anyOf":["shared:a"],"target":9223372036854775807.0}}',
+    b'{"command":"request","payload":{"anyOf":["shared:a","shared:b"],"weights":[0.1,1e300],"target":1e-300}}',
+    b'\xef\xbb\xbf{"command":"ping"}',
+    b'\x00{"command":"ping"}',
+    b"[" * 20 + b"]" * 20,
+    b'{"command":"pong","payload":' + b"[" * 2000 + b"]" * 2000 + b"}",
+]
+
+
+def examples() -> list[bytes]:
+    """Every line that is said in protocol.md, by a client or by the server, and `KEPT`."""
+    said = [re.sub(r"\n +", "", text).encode() for _, text in STEP.findall(PAGE.read_text())]
+    return list(dict.fromkeys([*said, *KEPT]))

@@ -1,0 +1,73 @@
+"""A store for fuzzing: keeps the records that a real one would, and can be slow, silent, or all that is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from genie.storage.base import Batch, Change, Ending, Replica
+from genie.storage.memory import MemoryStore
+from genie.storage.records import Reader, encode
+
+Done = Callable[[BaseException | None], None]
+
+
+class Shelf(MemoryStore):
+    """`delay_s` is how long a commit takes. While it is `away` none is answered, though the last may be stored."""
+
+    durable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: dict[int, bytes] = {}
+        self.last = Batch()
+        self.delay_s = 0.0
+        self.away = False
+        self.waiting: tuple[Batch, Done] | None = None
+        self.commits = 0
+
+    def commit(self, batch: Batch, done: Done) -> None:
+        """Store it, and say so in time."""
+        self.commits += 1
+        self.waiting = (batch, done)
+        if self.away:
+            return
+        if self.delay_s:
+            asyncio.get_running_loop().call_later(self.delay_s, self.answer, batch)
+        else:
+            self.answer(batch)
+
+    def answer(self, batch: Batch | None = None) -> None:
+        """Store what waits, and say so. With a batch: only if that is the one."""
+        if self.waiting is not None and not self.away and batch in (None, self.waiting[0]):
+            done = self.waiting[1]
+            self.store()
+            done(None)
+
+    def store(self) -> None:
+        """Store what waits, without a word."""
+        if self.waiting is not None:
+            batch = self.waiting[0]
+            self.waiting = None
+            for id_, change in batch.changes.items():
+                record = recorded(change)
+                if record is None:
+                    self.records.pop(id_, None)
+                else:
+                    self.records[id_] = record
+            self.last = batch
+
+    def replica(self) -> Replica:
+        """What the next server finds."""
+        self.waiting, self.away = None, False
+        reader, replica = Reader(), Replica()
+        changes: dict[int, Change] = {id_: reader.read(id_, record) for id_, record in self.records.items()}
+        replica.apply(Batch(changes, self.last.next_id, self.last.next_fence, self.last.clock_ms))
+        return replica
+
+
+def recorded(change: Change) -> bytes | None:
+    """What is written for a change; None where the record goes."""
+    if change is None or (not isinstance(change, Ending) and change.state.name == "ENDED"):
+        return None
+    return encode(change)

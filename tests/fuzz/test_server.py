@@ -1,0 +1,73 @@
+"""Worlds of lines, a short while; and that what is wrong would be seen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fuzz.book import Book, Wrong
+from fuzz.ear import Ear
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def run(module: str, *options: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    return subprocess.run(
+        [sys.executable, "-m", f"fuzz.{module}", *options],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_worlds_of_lines() -> None:
+    ran = run("server", "--seed", "1", "--worlds", "30")
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert "in 30 worlds" in ran.stdout
+
+
+def test_a_seed_gives_the_same_world_in_every_process() -> None:
+    first, second = (run("server", "--seed", "77", "--worlds", "3").stdout.splitlines()[2:] for _ in range(2))
+    assert first == second
+    assert any("told released" in line for line in first)
+
+
+def test_lines_over_sockets() -> None:
+    ran = run("wire", "--seed", "3", "--lines", "1600")
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert "1600 lines over sockets" in ran.stdout
+
+
+QUEUED = b'{"command":"queued","payload":{"id":101}}\n'
+LOCKED = b'{"command":"locked","payload":{"id":101,"fence":9}}\n'
+SUCCESS = b'{"command":"released","payload":{"id":101,"reason":"success"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("heard", "why"),
+    [
+        (LOCKED, "nobody has asked for it"),
+        (QUEUED + LOCKED + LOCKED, "locked twice"),
+        (QUEUED + QUEUED, "no answer to what is due"),
+        (QUEUED + LOCKED + SUCCESS, "more answers than releases"),
+        (QUEUED + b'{"command":"pong","payload":{}}\n', "no answer to what is due"),
+        (QUEUED + b'{"command":"error","payload":{"code":"bad-json","message":""}}\n', "nothing is due"),
+        (QUEUED + LOCKED.replace(b"9", b'9,"ref":"r"'), "has another ref"),
+        (QUEUED + b'{"command":"lokked","payload":{}}\n', "no message that anybody knows"),
+        (QUEUED[:-1], "half a line"),
+        (b'{"command":"error","payload":{"code":"unknown-id","message":"","id":1}}\n', "does not fit"),
+    ],
+)
+def test_what_must_not_be_told_is_seen(heard: bytes, why: str) -> None:
+    ear = Ear(Book(), Counter(), 1000)
+    ear.says(b'{"command":"request","payload":{"resources":["exclusive:a"]}}\n', 0)
+    with pytest.raises(Wrong, match=why):
+        ear.hears(heard)

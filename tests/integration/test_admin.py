@@ -1,0 +1,386 @@
+"""The admin port of a server in a process of its own: what it tells agrees with what was done on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from admin_client import ask, release
+from genie.admin import answers
+from genie.admin.door import MOST
+from servers import Genie, Redis, free_port, running_server
+from wire import Wire
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def genie() -> Iterator[Genie]:
+    """A fresh server, so that its counts are those of one test."""
+    with running_server(admin_port=free_port()) as server:
+        yield server
+
+
+def port_of(genie: Genie) -> int:
+    return int(str(genie.settings["admin_port"]))
+
+
+async def metrics(port: int, **headers: str) -> dict[str, float]:
+    """The samples by name and labels, as `name{label}`."""
+    answered = await ask(port, "/metrics", headers=headers)
+    assert answered.status == 200
+    parse = open_families if "openmetrics" in answered.headers["content-type"] else families
+    return {
+        sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
+        for family in parse(answered.body.decode())
+        for sample in family.samples
+    }
+
+
+async def test_health(genie: Genie) -> None:
+    for path in ("/livez", "/readyz", "/leaderz"):
+        assert (await ask(port_of(genie), path)).status == 200
+
+
+async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
+    """It waits for its Redis: the admin port is there before it."""
+    server = Genie(admin_port=free_port(), redis_port=free_port())
+    server.start(wait=False)
+    try:
+        port = port_of(server)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    live = await ask(port, "/livez")
+                    break
+                except OSError:
+                    await asyncio.sleep(0.01)
+        assert live.status == 200
+        for path in ("/readyz", "/leaderz"):
+            told = await ask(port, path)
+            assert (told.status, told.body) == (503, b"starting\n"), path
+        state = (await ask(port, "/api/state")).as_(answers.State)
+        assert (state.role, state.leader, state.store, state.held) == ("starting", None, "redis", 0)
+        waits = await ask(port, "/api/waits")
+        assert waits.problem == (503, "unavailable", "this server has no locks to show; no server is known to lead")
+    finally:
+        server.kill()
+
+
+async def test_a_follower_tells_who_leads(redis: Redis) -> None:
+    with (
+        running_server(redis, admin_port=free_port()) as leader,
+        running_server(redis, admin_port=free_port()) as follower,
+    ):
+        port, address = port_of(follower), f"127.0.0.1:{leader.port}"
+        assert (await ask(port, "/readyz")).status == 200
+        assert (await ask(port, "/leaderz")).body == f"follower; {address} leads\n".encode()
+        state = (await ask(port, "/api/state")).as_(answers.State)
+        assert (state.role, state.leader, state.held, state.lines) == ("follower", address, 0, [])
+        for path in ("/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/a"):
+            refused = await ask(port, path)
+            assert refused.problem[:2] == (503, "unavailable")
+            assert refused.leader == address
+            assert refused.headers["retry-after"] == "1"
+        refused = await release(port, b'{"id":7}')
+        assert (refused.problem[0], refused.leader) == (503, address)
+        assert (await metrics(port))["genie_leader"] == 0
+        assert (await metrics(port_of(leader)))["genie_leader"] == 1
+        state = (await ask(port_of(leader), "/api/state")).as_(answers.State)
+        assert (state.role, state.leader, state.store, state.store_reached) == ("leader", None, "redis", True)
+        leader.kill()
+        follower.until("leading")
+        assert (await ask(port, "/leaderz")).status == 200
+        assert (await ask(port, "/api/waits")).as_(answers.Waits).nodes == []
+
+
+async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
+    one, two = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    held = await one.lock("exclusive:a", "shared:b", transactionName="t1", transactionTimeout=HOUR_MS)
+    await one.lock("shared:b")
+    first = await two.request("exclusive:a", transactionName="t2", queueTimeout=HOUR_MS)
+    await two.request("shared:a", "exclusive:b", queueTimeout=HOUR_MS)
+    two.send("request", resources=["exclusive:a"], queueTimeout=0)
+    await two.expect("queued")
+    assert (await two.expect("released"))["reason"] == "queue-timeout"
+    two.raw(b"nonsense\n")
+    await two.expect("error")
+    state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+    assert (state.role, state.namespace, state.store, state.store_reached) == ("leader", "genie", "memory", True)
+    assert (state.held, state.waiting, state.locks, state.resources) == (2, 2, 3, 2)
+    assert (state.connections, state.sessions) == (2, 0)
+    assert state.outcomes["granted"] == 2
+    assert state.outcomes["queue-timeout"] == 1
+    assert state.errors == {"bad-json": 1}
+    (a, b) = state.lines
+    assert (a.resource, a.waiting, a.holders, a.holder, a.transaction_name) == ("a", 2, 1, held, "t1")
+    assert (b.resource, b.waiting, b.holders) == ("b", 1, 2)
+    assert state.lines_complete
+    assert state.longest_wait >= 0
+    assert await one.release(held) == "success"
+    assert (await two.expect("locked"))["id"] == first
+    samples = await metrics(port_of(genie))
+    assert samples["genie_requests_total{granted}"] == 2
+    assert samples["genie_requests_total{waited}"] == 1
+    assert samples["genie_requests_total{queue-timeout}"] == 1
+    assert samples["genie_wait_seconds_count"] == 1
+    assert samples["genie_hold_seconds_count"] == 1
+    assert samples["genie_queue_length"] == 1
+    assert samples["genie_held_requests"] == 2
+    assert samples["genie_held_locks"] == 2
+    assert samples["genie_connections"] == 2
+    assert samples["genie_errors_total{bad-json}"] == 1
+
+
+async def test_rates_and_quantiles_follow(genie: Genie) -> None:
+    one, two = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    held = await one.lock("exclusive:a")
+    await two.request("exclusive:a")
+    await one.release(held)
+    await two.expect("locked")
+    async with asyncio.timeout(30):
+        state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+        while not state.rates.grants:
+            state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+    assert state.rates.deadlocks == 0
+    assert state.wait_p50 is not None
+    assert state.wait_p99 is not None
+    assert 0 < state.wait_p50 <= state.wait_p99
+
+
+async def test_only_so_many_may_be_connected(genie: Genie) -> None:
+    import http.client
+
+    connections = []
+    try:
+        for _ in range(MOST):
+            connections.append(http.client.HTTPConnection("127.0.0.1", port_of(genie), timeout=30))
+            connections[-1].request("GET", "/livez")
+            assert connections[-1].getresponse().read() == b"ok\n"
+        refused = await ask(port_of(genie), "/livez")
+        assert refused.problem == (503, "too-many", f"{MOST} connections are open; ask again later")
+        connections.pop().close()
+        async with asyncio.timeout(30):
+            while refused.status != 200:
+                refused = await ask(port_of(genie), "/livez")
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+async def test_who_waits_for_whom(genie: Genie) -> None:
+    client = await Wire.connect(genie.address)
+    held = await client.lock("exclusive:a", transactionName="t1")
+    first = await client.request("exclusive:a", transactionName="t2")
+    second = await client.request("shared:a")
+    waits = (await ask(port_of(genie), "/api/waits")).as_(answers.Waits)
+    assert [(node.id, node.state) for node in waits.nodes] == [(first, "queued"), (held, "held"), (second, "queued")]
+    assert [node.transaction_name for node in waits.nodes[:2]] == ["t2", "t1"]
+    assert waits.nodes[2].transaction_name is msgspec.UNSET
+    assert waits.nodes[2].resources == ["shared:a"]
+    assert [node.blockers_total for node in waits.nodes] == [1, msgspec.UNSET, 2]
+    assert [(edge.waiter, edge.blocker, edge.mode, edge.state) for edge in waits.edges] == [
+        (first, held, "exclusive", "held"),
+        (second, held, "exclusive", "held"),
+        (second, first, "exclusive", "queued"),
+    ]
+    assert (waits.queue_total, waits.queue_shown) == (2, 2)
+    few = (await ask(port_of(genie), "/api/waits?limit=2")).as_(answers.Waits)
+    assert [node.id for node in few.nodes] == [first, held]
+    assert (few.queue_total, few.queue_shown, len(few.edges)) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "a/b//c/", "../..", "%", "a%2Fb", "é ☃ 𝄞", "?limit=1", "#x", "a:b", "x" * 512, "+ &"]
+)
+async def test_a_resource_by_its_name(shared: Genie, name: str) -> None:
+    client = await Wire.connect(shared.address)
+    held = await client.lock(f"shared:{name}", transactionTimeout=HOUR_MS)
+    waiting = await client.request(f"exclusive:{name}", transactionName="t", priority=3, queueTimeout=HOUR_MS)
+    client.send("inspect", resource=name)
+    inspected = await client.expect("inspected")
+    told = (await ask(port_of(shared), f"/api/resources/{quote(name, safe='')}")).as_(answers.Resource)
+    assert told.resource == name
+    assert (told.holders_total, told.queue_total) == (1, 1)
+    assert (told.holders[0].id, told.queue[0].id) == (held, waiting)
+    for mine, wire in ((told.holders, inspected["holders"]), (told.queue, inspected["queue"])):
+        assert [still(msgspec.to_builtins(row)) for row in mine] == [still(row) for row in wire]
+    left = (await ask(port_of(shared), f"/api/resources/{quote(name[:500])}%21")).as_(answers.Resource)
+    assert (left.holders_total, left.queue_total) == (0, 0)
+
+
+def still(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without what time changes."""
+    return {key: value for key, value in row.items() if key != "expiresIn"}
+
+
+async def test_what_is_hot_and_which_deadlocks_there_were(genie: Genie) -> None:
+    client = await Wire.connect(genie.address)
+    for name in "ab":
+        await client.lock(f"exclusive:{name}", transactionName=f"t{name}", transactionTimeout=HOUR_MS)
+    waiting = await client.request("exclusive:b", transactionName="ta", queueTimeout=HOUR_MS)
+    victim = await client.request("exclusive:a", transactionName="tb", queueTimeout=HOUR_MS)
+    assert (await client.expect("released"))["reason"] == "deadlock"
+    told = (await ask(port_of(genie), "/api/deadlocks")).as_(answers.Deadlocks)
+    assert told.total == 1
+    (row,) = told.deadlocks
+    assert (row.id, row.transaction_name, row.cycle, row.steps_total) == (victim, "tb", ["tb", "ta"], 2)
+    assert [(step.waiter, step.resource) for step in row.waits] == [(victim, "a"), (waiting, "b")]
+    told_hot = (await ask(port_of(genie), "/api/hot")).as_(answers.HotList)
+    assert {(hot.resource, hot.collisions, hot.waiting, hot.holders) for hot in told_hot.resources} == {
+        ("a", 1, 0, 1),
+        ("b", 1, 1, 1),
+    }
+    assert len((await ask(port_of(genie), "/api/hot?limit=1")).as_(answers.HotList).resources) == 1
+    state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+    assert (state.deadlocks, state.outcomes["deadlock"]) == (1, 1)
+    assert (await metrics(port_of(genie)))["genie_deadlocks_total"] == 1
+
+
+async def test_a_release_is_told_to_the_holder_and_lets_the_next_in(genie: Genie) -> None:
+    one, two = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    held = await one.lock("exclusive:a")
+    waiting = await two.request("exclusive:a")
+    cancelled = await two.request("exclusive:a")
+    for id_ in (held, cancelled):
+        told = (await release(port_of(genie), msgspec.json.encode({"id": id_}))).as_(answers.Released)
+        assert (told.id, told.reason) == (id_, "success")
+    assert await one.expect("released") == {"id": held, "reason": "success"}
+    assert (await two.expect("locked"))["id"] == waiting
+    assert (await two.expect("released"))["id"] == cancelled
+    again = (await release(port_of(genie), msgspec.json.encode({"id": held}))).as_(answers.Released)
+    assert again.reason == "success"
+    assert genie.until("released by an operator")["id"] == held
+    unknown = await release(port_of(genie), b'{"id":7}')
+    assert unknown.problem == (404, "unknown-id", "there is no request 7, or it ended long ago")
+
+
+async def test_a_release_waits_for_the_store_no_longer_than_it_may(redis: Redis) -> None:
+    import signal
+
+    with running_server(redis, admin_port=free_port(), store_timeout_ms=100, lease=30) as genie:
+        client = await Wire.connect(genie.address)
+        held = await client.lock("exclusive:a", transactionTimeout=HOUR_MS)
+        redis.send(signal.SIGSTOP)
+        try:
+            refused = await release(port_of(genie), msgspec.json.encode({"id": held}))
+        finally:
+            redis.send(signal.SIGCONT)
+        assert refused.problem[:2] == (503, "unavailable")
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/api/waits?limit=0", ["limit", "nodes", "1 to 1000", "'0'"]),
+        ("/api/waits?limit=1001", ["limit", "1 to 1000", "'1001'"]),
+        ("/api/waits?limit=", ["limit", "''"]),
+        ("/api/waits?limit=1e2", ["limit", "'1e2'"]),
+        ("/api/waits?limit=-1", ["limit", "'-1'"]),
+        ("/api/waits?limit=%D9%A3", ["limit", "1 to 1000"]),
+        ("/api/waits?limit=1&limit=2", ["limit", "'1, 2'"]),
+        ("/api/waits?most=3", ["most", "it has limit"]),
+        ("/api/hot?limit=101", ["limit", "resources", "1 to 100"]),
+        ("/api/deadlocks?limit=101", ["limit", "deadlocks", "1 to 100"]),
+        ("/api/state?limit=1", ["limit", "/api/state", "it has none"]),
+        ("/api/schema?x", ["x", "/api/schema", "it has none"]),
+        ("/api/resources/a?limit=1", ["limit", "it has none"]),
+        ("/api/resources/", ["the name of a resource", "1 to 512"]),
+        ("/api/resources/" + "x" * 513, ["the name of a resource", "1 to 512", "513"]),
+        ("/api/resources/a%00", ["the name of a resource", "control"]),
+        ("/api/resources/%FF", ["the name of a resource", "UTF-8"]),
+    ],
+)
+async def test_a_wrong_question_is_told_what_would_be_right(shared: Genie, path: str, words: list[str]) -> None:
+    refused = await ask(port_of(shared), path)
+    status, code, message = refused.problem
+    assert (status, code) == (400, "bad-request")
+    for word in words:
+        assert word in message
+    assert refused.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        (b"", "id"),
+        (b"nonsense", "id"),
+        (b"[]", "object"),
+        (b"{}", "`id`"),
+        (b'{"id":"7"}', "`$.id`"),
+        (b'{"id":1.5}', "`$.id`"),
+        (b'{"id":0}', "positive"),
+        (b'{"id":-1}', "positive"),
+        (b'{"id":9223372036854775808}', "63 bits"),
+        (b'{"id":1' + b"0" * 4000 + b"}", "id"),
+        (b'{"id":7,"\xff":1}', "id"),
+    ],
+)
+async def test_a_wrong_release(shared: Genie, body: bytes, word: str) -> None:
+    status, code, message = (await release(port_of(shared), body)).problem
+    assert (status, code) == (400, "bad-request")
+    assert word in message
+
+
+async def test_what_is_not_there(shared: Genie) -> None:
+    port = port_of(shared)
+    assert (await ask(port, "/api/nothing")).problem == (
+        *(404, "not-found"),
+        "nothing is at /api/nothing; /api/schema says what is where",
+    )
+    wrong = await ask(port, "/api/release")
+    assert wrong.problem == (405, "not-allowed", "/api/release takes POST, not GET")
+    assert wrong.headers["allow"] == "POST"
+    assert (await ask(port, "/api/state", method="DELETE")).problem[0] == 405
+    large = await release(port, b'{"id":7}' + b" " * 5000)
+    assert large.problem == (413, "bad-request", "a body has at most 4096 bytes")
+
+
+async def test_the_schema_is_that_of_the_answers(shared: Genie) -> None:
+    schema = msgspec.json.decode((await ask(port_of(shared), "/api/schema")).body)
+    asked = {path: next(iter(methods.items())) for path, methods in schema["paths"].items()}
+    assert {path for path, (method, _) in asked.items() if method == "get"} == {
+        *("/api/state", "/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/{name}")
+    }
+    (limit,) = asked["/api/waits"][1]["parameters"]
+    assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 500}
+    state = (await ask(port_of(shared), "/api/state")).body
+    properties = schema["components"]["schemas"]["State"]["properties"]
+    assert set(properties) == set(msgspec.json.decode(state))
+
+
+async def test_the_metrics_in_both_formats(shared: Genie) -> None:
+    port = port_of(shared)
+    plain = await ask(port, "/metrics", headers={"Accept": "text/plain"})
+    assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    as_open = await ask(
+        port, "/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+    )
+    assert as_open.headers["content-type"].startswith("application/openmetrics-text; version=")
+    assert as_open.body.endswith(b"\n# EOF\n")
+    assert as_open.body.count(b"# EOF") == 1
+    assert b"# EOF" not in plain.body
+    both = [await metrics(port), await metrics(port, Accept="application/openmetrics-text")]
+    assert set(both[0]) == set(both[1])
+    for told in (plain, as_open):
+        assert b"resource=" not in told.body
+        assert told.headers["cache-control"] == "no-store"
+
+
+async def test_polls_at_the_same_time_share_an_answer(shared: Genie) -> None:
+    told = await asyncio.gather(*(ask(port_of(shared), "/api/state") for _ in range(20)))
+    assert {answered.status for answered in told} == {200}
+    assert len({answered.body for answered in told}) < 20
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Genie]:
+    with running_server(admin_port=free_port()) as server:
+        yield server

@@ -1,0 +1,193 @@
+"""`genie deadlocks`, and how any command asks the admin port: of one that the test speaks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from admin import SpokenAdmin, spoken_admin
+from genie.admin.answers import DeadlockRow, Deadlocks, Problem, Step
+from servers import WAIT_S, free_port
+
+
+def genie_cli(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "genie.cli", *args],
+        env=clean | {"PYTHONIOENCODING": "utf-8"} | {f"GENIE_{name.upper()}": text for name, text in variables.items()},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def admin() -> Iterator[SpokenAdmin]:
+    with spoken_admin() as server:
+        server.answers["/api/deadlocks"] = DEADLOCKS
+        yield server
+
+
+def row(id: int, name: str) -> DeadlockRow:
+    steps = [Step(resource=name, waiter=id, holder=2), Step(resource="accounts/13", waiter=3, holder=4)]
+    return DeadlockRow(at=1_790_000_000_000, id=id, transaction_name="t1", cycle=["t1", "t\x1b[2"], waits=steps)
+
+
+DEADLOCKS = Deadlocks(deadlocks=[row(9, "accounts/2"), row(8, "x" * 512)], total=12)
+
+
+def test_who_asked_for_what_that_who_held(admin: SpokenAdmin) -> None:
+    admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=DEADLOCKS.deadlocks[:1], total=12)
+    shown = genie_cli("deadlocks", admin_port=str(admin.port))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    first, *lines = shown.stdout.splitlines()
+    assert first.startswith("2026-09-2")
+    assert first.endswith(" ago")
+    assert lines == [
+        "  9 of t1 was ended: it would have closed a cycle",
+        "  9 of t1 asks for accounts/2",
+        "    which 2 of t\\x1b[2 holds",
+        "  3 of t\\x1b[2 asks for accounts/13",
+        "    which 4 of t1 holds",
+        "1 of 12 since the start of the server are shown.",
+    ]
+
+
+def test_a_long_name_is_shown_whole_within_80_columns(admin: SpokenAdmin) -> None:
+    lines = genie_cli("deadlocks", admin_port=str(admin.port)).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("x") for line in lines if not line.strip("x ")) == 512
+
+
+def test_programs_get_the_answer(admin: SpokenAdmin) -> None:
+    told = json.loads(genie_cli("deadlocks", "--limit", "2", "--json", admin_port=str(admin.port)).stdout)
+    assert (told["total"], [row["id"] for row in told["deadlocks"]]) == (12, [9, 8])
+    assert admin.asked == ["/api/deadlocks?limit=2"]
+    assert told["deadlocks"][0]["waits"][1] == {"resource": "accounts/13", "waiter": 3, "holder": 4}
+
+
+def test_a_cycle_that_is_not_told_whole(admin: SpokenAdmin) -> None:
+    steps = [Step(resource="a", waiter=9, holder=2), Step(resource="b", waiter=3, holder=4)]
+    cut = DeadlockRow(at=0, id=9, transaction_name=None, cycle=["9", "t2"], waits=steps, steps_total=3_000)
+    admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=[cut], total=1)
+    lines = genie_cli("deadlocks", "--admin-port", str(admin.port)).stdout.splitlines()
+    assert lines[1:] == [
+        "  9 was ended: it would have closed a cycle",
+        *["  9 asks for a", "    which 2 of t2 holds", "  3 of t2 asks for b", "    which 4 holds"],
+        "  and 2,998 more steps",
+    ]
+
+
+def test_none_is_said(admin: SpokenAdmin) -> None:
+    admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=[], total=0)
+    shown = genie_cli("deadlocks", "--admin-port", str(admin.port))
+    assert (shown.returncode, shown.stdout) == (0, "No deadlock since the start of the server.\n")
+
+
+# -- any command that asks the admin port -----------------------------------------------------------------------
+
+
+def test_the_token_goes_along(admin: SpokenAdmin, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("of-the-file\n")
+    for variables in ({"token": "plain"}, {"token_file": str(file)}, {}):
+        assert genie_cli("deadlocks", admin_port=str(admin.port), **variables).returncode == 0
+    told = [headers.get("Authorization") for headers in admin.headers]
+    assert told == ["Bearer plain", "Bearer of-the-file", None]
+    file.write_text("two words\n")
+    said = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file))
+    assert (said.returncode, said.stderr) == (
+        1,
+        f"Error: GENIE_TOKEN_FILE, {file}, must hold one word, the token to say, not 2\n",
+    )
+    both = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file), token="plain")
+    assert both.stderr == "Error: GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them\n"
+    broken = genie_cli("deadlocks", admin_port=str(admin.port), token="a\r\nb")
+    assert broken.stderr == "Error: GENIE_TOKEN must not contain control characters\n"
+    assert len(admin.headers) == 3
+
+
+def test_problems_are_told_in_one_line(admin: SpokenAdmin) -> None:
+    def said(**variables: str) -> str:
+        done = genie_cli("deadlocks", admin_port=str(admin.port), **variables)
+        assert (done.returncode, done.stdout) == (1, "")
+        return done.stderr
+
+    admin.answers["/api/deadlocks"] = Problem(code="unavailable", message="this server follows", leader="other:7077")
+    assert said() == "Error: unavailable: this server follows (other:7077 leads: ask the admin port there)\n"
+    admin.status = 401
+    admin.answers["/api/deadlocks"] = Problem(code="unauthorized", message="say\x1b[2J the token")
+    assert said() == "Error: unauthorized: say\\x1b[2J the token (GENIE_TOKEN or GENIE_TOKEN_FILE says the token)\n"
+    assert said(token="wrong") == "Error: unauthorized: say\\x1b[2J the token\n"
+    admin.answers["/api/deadlocks"] = b"<html>"
+    expected = f"Error: 127.0.0.1:{admin.port} answers 401, and not as the admin port of this version does\n"
+    assert said() == expected
+    admin.status = 200
+    admin.answers["/api/deadlocks"] = b'{"deadlocks":7,"total":1}'
+    assert said().startswith("Error: the server's answer is not as this version knows it: ")
+
+
+def test_where_nobody_answers() -> None:
+    port = str(free_port())
+    assert genie_cli("deadlocks", admin_port=port).stderr.startswith(
+        f"Error: can't connect to the admin port, 127.0.0.1:{port}: "
+    )
+    none = genie_cli("deadlocks", admin_port="")
+    assert (none.returncode, none.stderr) == (1, "Error: there is no admin port: GENIE_ADMIN_PORT is empty\n")
+    for wrong in ("0", "70000", "http"):
+        said = genie_cli("deadlocks", "--admin-port", wrong).stderr
+        assert said.startswith("Error: admin port: ")
+        assert f"a port is a number from 1 to 65535, not {wrong!r}" in said
+    for wrong in ("https://", "http://host/path", "user@host"):
+        said = genie_cli("deadlocks", "--admin-host", wrong).stderr
+        assert said == f"Error: admin host: it is a name or an address, also as https://HOST, not {wrong!r}\n"
+
+
+def test_by_tls(tmp_path: Path) -> None:
+    ca, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with spoken_admin(ssl_context=context) as admin:
+        admin.answers["/api/deadlocks"] = DEADLOCKS
+        trusted = {"admin_port": str(admin.port), "tls_ca": str(tmp_path / "ca.pem")}
+        told = genie_cli("deadlocks", "--admin-host", "https://127.0.0.1", **trusted)
+        strange = genie_cli("deadlocks", admin_host=f"https://127.0.0.1:{admin.port}/")
+        plain = genie_cli("deadlocks", **trusted)
+        missing = genie_cli("deadlocks", admin_host="https://127.0.0.1", tls_ca=str(tmp_path / "none.pem"))
+    assert (told.returncode, told.stderr) == (0, "")
+    assert f"127.0.0.1:{admin.port} shows a certificate that is not trusted" in strange.stderr
+    assert f"if it has a certificate, ask https://127.0.0.1:{admin.port}\n" in plain.stderr
+    assert missing.stderr.startswith(f"Error: GENIE_TLS_CA, {tmp_path / 'none.pem'}, can't be read: ")
+
+
+def test_by_tls_where_clients_have_certificates_too(tmp_path: Path) -> None:
+    ca, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    ca.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    own = ca.issue_cert("operator")
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    own.cert_chain_pems[0].write_to_path(str(tmp_path / "own.pem"))
+    own.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    with spoken_admin(ssl_context=context) as admin:
+        admin.answers["/api/deadlocks"] = DEADLOCKS
+        variables = {"admin_host": f"https://127.0.0.1:{admin.port}", "tls_ca": str(tmp_path / "ca.pem")}
+        shown = {"tls_cert": str(tmp_path / "own.pem"), "tls_key": str(tmp_path / "key.pem")}
+        told = genie_cli("deadlocks", **variables, **shown)
+        none = genie_cli("deadlocks", **variables)
+        keyless = genie_cli("deadlocks", **variables, tls_cert=str(tmp_path / "own.pem"))
+    assert (told.returncode, told.stderr) == (0, "")
+    assert none.returncode == 1
+    assert none.stderr.startswith(f"Error: 127.0.0.1:{admin.port} gives no answer by HTTP: ")
+    assert keyless.stderr.startswith(
+        f"Error: GENIE_TLS_CERT, {tmp_path / 'own.pem'}, and GENIE_TLS_KEY can't be read: "
+    )

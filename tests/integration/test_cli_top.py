@@ -1,0 +1,230 @@
+"""`genie top`, on a terminal and without one: at an admin port that the test speaks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import msgspec
+import pytest
+
+from admin import SpokenAdmin, spoken_admin
+from genie.admin.answers import Problem
+from seen import HOT, WAITS, state
+from servers import WAIT_S, Redis, free_port, running_server
+from terminal import Terminal, terminal
+from wire import Wire
+
+HOUR_MS = 3_600_000
+
+
+def environment() -> dict[str, str]:
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith("GENIE_") and name not in SIZE_AND_LOOK
+    }
+    return clean | {"PYTHONIOENCODING": "utf-8", "TERM": "xterm"}
+
+
+SIZE_AND_LOOK = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+
+
+def command(name: str, port: int, *args: str) -> list[str]:
+    return [sys.executable, "-m", "genie.cli", name, *args, "--admin-port", str(port)]
+
+
+def genie_top(port: int, *args: str) -> subprocess.CompletedProcess[str]:
+    return genie_cli("top", port, *args)
+
+
+def genie_cli(name: str, port: int, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(name, port, *args),
+        env=environment(),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+def on_terminal(port: int, *args: str, columns: int = 100, rows: int = 30) -> AbstractContextManager[Terminal]:
+    return terminal(command("top", port, *args), environment(), columns, rows)
+
+
+def tell(admin: SpokenAdmin, **more: object) -> None:
+    admin.answers |= {"/api/state": state(**more), "/api/waits": WAITS, "/api/hot": HOT}
+
+
+@pytest.fixture
+def admin() -> Iterator[SpokenAdmin]:
+    with spoken_admin() as server:
+        tell(server)
+        yield server
+
+
+def test_one_picture_where_there_is_no_terminal(admin: SpokenAdmin) -> None:
+    shown = genie_top(admin.port)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("genie 0.1.0  leader  namespace genie ")
+    assert "[red]x\\x1b[31m" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert "q: end" not in shown.stdout
+
+
+def test_once_on_a_terminal_is_one_picture_of_its_width(admin: SpokenAdmin) -> None:
+    with on_terminal(admin.port, "--once", columns=60) as term:
+        assert term.ended() == 0
+        lines = term.written.splitlines()
+    assert lines[0].startswith("genie 0.1.0")
+    assert "\x1b" not in term.written
+    assert max(map(len, lines)) <= 60
+
+
+def test_programs_get_the_state(admin: SpokenAdmin) -> None:
+    told = genie_top(admin.port, "--json", "--once").stdout
+    assert json.loads(told) == json.loads(msgspec.json.encode(state()))
+
+
+def test_looks_anew_until_q(admin: SpokenAdmin) -> None:
+    with on_terminal(admin.port, "--every", "0.1") as term:
+        before = term.modes()
+        assert "grants 1,200/s" in term.until("Hot within")
+        assert "accounts/1[red]x\\x1b[31m" in term.written
+        assert "\x1b[31m" not in term.written
+        tell(admin, held=4_711)
+        term.until("held 4,711")
+        term.resize(columns=50, rows=12)
+        term.until("Longest lines (2 of 20)")
+        term.until("held 4,711")
+        narrow = term.until("held 4,711")
+        assert "HOLDER" in narrow
+        assert "HELD FOR" not in narrow
+        assert "Hot" not in narrow
+        term.press(b"xQ")
+        assert term.ended() == 0
+        assert term.modes() == before
+    assert term.written.endswith("\x1b[?25h\x1b[?1049l")  # the cursor is shown again, and so is what was there before
+
+
+def test_ctrl_c(admin: SpokenAdmin) -> None:
+    with on_terminal(admin.port) as term:
+        before = term.modes()
+        term.until("Longest lines")
+        term.press(b"\x03")
+        assert term.ended() == 130
+        assert term.modes() == before
+    assert "\x1b[?1049l" in term.written
+
+
+def test_q_does_not_wait_for_an_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with on_terminal(port, "--timeout", "3600") as term:
+            term.until(f"asking 127.0.0.1:{port}")
+            with silent.accept()[0]:
+                term.press(b"q")
+                assert term.ended() == 0
+        said = genie_top(port, "--timeout", "0.2")
+    assert said.stderr == f"Error: 127.0.0.1:{port} does not answer within 0.2 s\n"
+
+
+def test_takes_the_terminal_again_after_a_stop(admin: SpokenAdmin) -> None:
+    with on_terminal(admin.port, "--every", "3600") as term:
+        lines = term.modes()
+        term.until("Hot within")
+        keys = term.modes()
+        assert keys != lines
+        term.set_modes(lines)  # as a shell does
+        term.process.send_signal(signal.SIGCONT)
+        term.until("Hot within")
+        assert term.modes() == keys
+        assert term.written.count("\x1b[?1049h") == 2
+        term.press(b"q")
+        assert term.ended() == 0
+
+
+def test_sigterm_gives_the_terminal_back(admin: SpokenAdmin) -> None:
+    with on_terminal(admin.port) as term:
+        before = term.modes()
+        term.until("Longest lines")
+        term.process.terminate()
+        assert term.ended() == 143
+        assert term.modes() == before
+
+
+def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
+    port = free_port()
+    with on_terminal(port, "--every", "0.1") as term:
+        term.until(f"can't connect to the admin port, 127.0.0.1:{port}: ")
+        with spoken_admin(port) as admin:
+            admin.status = 401
+            admin.answers["/api/state"] = Problem(code="unauthorized", message="say \x1b[41mthe token")
+            term.until("unauthorized: say \\x1b[41mthe token (GENIE_TOKEN or GENIE_TOKEN_FILE says the token)")
+            tell(admin, role="follower", leader="other:7077")
+            text = term.until("This server does not lead (follower), other:7077 does: ask the admin port there.")
+            assert "Longest lines" not in text
+            tell(admin, store_reached=False)
+            term.until("The store does not answer.")
+            tell(admin)
+            term.until("Longest lines")
+        term.until("The last answer came ")
+        term.press(b"q")
+        assert term.ended() == 0
+
+
+async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) -> None:
+    with (
+        running_server(redis, admin_port=free_port()) as genie,
+        running_server(redis, admin_port=free_port()) as follower,
+    ):
+        admin, other = int(genie.settings["admin_port"]), int(follower.settings["admin_port"])
+        idle = genie_top(admin)
+        wire = await Wire.connect(genie.address)
+        a = await wire.lock("exclusive:[bold]a", transactionName="D1", transactionTimeout=HOUR_MS)
+        await wire.lock("exclusive:b", transactionName="D2", transactionTimeout=HOUR_MS)
+        waiter = await wire.request("exclusive:b", transactionName="D1", queueTimeout=HOUR_MS)
+        victim = await wire.request("exclusive:[bold]a", transactionName="D2")
+        await wire.expect("released")
+        with on_terminal(admin, "--every", "0.1") as term:
+            picture = term.until("Hot within")
+            term.press(b"q")
+            assert term.ended() == 0
+        ended, of_follower = (genie_cli("deadlocks", port) for port in (admin, other))
+        follows = genie_top(other)
+    assert (idle.returncode, idle.stderr) == (0, "")
+    assert idle.stdout.endswith("\n\nNobody waits.\n\nNothing was fought for within the last minutes.\n")
+    assert "locks 2  held 2  waiting 1 " in picture
+    assert picture.count(f"{waiter}  D1 ") == 1
+    assert re.search(r"\nb +1 +\S+ m?s +\d+ +D2 ", picture), picture
+    assert ended.stdout.splitlines()[1:] == [
+        f"  {victim} of D2 was ended: it would have closed a cycle",
+        f"  {victim} of D2 asks for [bold]a",
+        f"    which {a} of D1 holds",
+        f"  {waiter} of D1 asks for b",
+        f"    which {a + 1} of D2 holds",
+    ]
+    leads = f"127.0.0.1:{genie.port} leads"
+    assert of_follower.stderr == f"Error: unavailable: this server has no locks to show; {leads}\n"
+    assert follows.returncode == 0
+    assert (
+        f"This server does not lead (follower), 127.0.0.1:{genie.port} does: ask the admin port there."
+        in follows.stdout
+    )
+
+
+def test_without_a_terminal_what_is_wrong_ends_it(admin: SpokenAdmin) -> None:
+    del admin.answers["/api/waits"]
+    admin.status = 404
+    said = genie_top(admin.port)
+    assert (said.returncode, said.stdout, said.stderr) == (1, "", "Error: not-found: no /api/waits\n")
+    none = genie_top(free_port(), "--once")
+    assert none.returncode == 1
+    assert none.stderr.startswith("Error: can't connect to the admin port, ")
+    assert genie_top(admin.port, "--every", "nan").returncode == 2

@@ -1,0 +1,87 @@
+"""What the log tells of waits and deadlocks: who was in the way, and the whole cycle."""
+
+from __future__ import annotations
+
+from servers import running_server
+from wire import Wire
+
+
+async def test_a_slow_wait_names_who_is_in_the_way() -> None:
+    with running_server(slow_wait=0.05) as genie:
+        client = await Wire.connect(genie.address)
+        held = await client.lock("exclusive:a", transactionName="first")
+        ahead = await client.request("shared:a", transactionName="second")
+        line = genie.until("slow wait")
+        assert (line["level"], line["id"], line["transaction"]) == ("warning", ahead, "second")
+        waits = await client.request("exclusive:a", "exclusive:b", transactionName="third", priority=-1)
+        line = genie.until("slow wait")
+        assert (line["id"], line["transaction"], line["waited_ms"] >= 50) == (waits, "third", True)
+        assert line["resources"] == ["exclusive:a", "exclusive:b"]
+        assert [(row["id"], row["transaction"], row["resource"], row["state"]) for row in line["blockers"]] == [
+            (held, "first", "exclusive:a", "held"),
+            (ahead, "second", "shared:a", "queued"),
+        ]
+        assert line["blockers_total"] == 2
+
+
+async def test_a_flood_of_slow_waits_is_a_few_lines() -> None:
+    with running_server(slow_wait=0.05) as genie:
+        client = await Wire.connect(genie.address)
+        await client.lock("exclusive:a")
+        client.raw(b'{"command":"request","payload":{"resources":["exclusive:a"]}}\n' * 500)
+        told = counted = 0
+        while counted + told < 500:
+            line = genie.until("slow wait")
+            told, counted = told + ("id" in line), counted + line.get("more", 0)
+        assert counted + told == 500
+        assert told < 100
+
+
+async def test_who_does_not_wait_for_so_long_is_not_told_of() -> None:
+    with running_server(slow_wait=0.05) as genie:
+        client = await Wire.connect(genie.address)
+        held = await client.lock("exclusive:a")
+        await client.request("exclusive:a", queueTimeout=1)
+        assert (await client.expect("released"))["reason"] == "queue-timeout"
+        short = await client.request("exclusive:a")
+        client.send("release", id=held)
+        assert {(await client.receive())[0] for _ in range(2)} == {"released", "locked"}
+        long = await client.request("exclusive:a")
+        assert genie.until("slow wait")["id"] == long
+        await client.release(short)
+
+
+async def test_it_can_be_left_out() -> None:
+    with running_server(slow_wait=0) as genie:
+        client = await Wire.connect(genie.address)
+        held = await client.lock("exclusive:a", transactionName="one")
+        await client.request("exclusive:a", queueTimeout=300)
+        assert (await client.expect("released"))["reason"] == "queue-timeout"
+        await deadlock(client, held)
+        genie.until("deadlock")
+        assert not [line for line in genie.log if line["event"] == "slow wait"]
+
+
+async def test_a_deadlock_is_one_line_with_its_cycle() -> None:
+    with running_server() as genie:
+        client = await Wire.connect(genie.address)
+        first = await client.lock("exclusive:a", transactionName="one")
+        second, waits, victim = await deadlock(client, first)
+        line = genie.until("deadlock")
+        assert (line["level"], line["id"], line["transaction"]) == ("warning", victim, "two")
+        assert (line["cycle"], line["steps"]) == (["two", "one"], 2)
+        assert line["waits"] == [
+            {"waiter": victim, "resource": "a", "holder": first},
+            {"waiter": waits, "resource": "b", "holder": second},
+        ]
+
+
+async def deadlock(client: Wire, first: int) -> tuple[int, int, int]:
+    """`two` asks for what `one` holds (`first`, a), which waits for `two`: (what two holds, one's wait, the victim)."""
+    second = await client.lock("exclusive:b", transactionName="two")
+    waits = await client.request("exclusive:b", transactionName="one")
+    victim = await client.request("exclusive:a", transactionName="two")
+    ended = await client.expect("released")
+    assert (ended["id"], ended["reason"]) == (victim, "deadlock")
+    assert first != victim
+    return second, waits, victim

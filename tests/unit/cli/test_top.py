@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+
+from genie.admin.answers import HotList, Waits
+from genie.cli.fitted import Column, fitted, wrapped
+from genie.cli.tables import fold, width
+from genie.cli.top_picture import Line, Seen, picture
+from seen import HOLDER, HOT, LINES, WAITERS, WAITS, state
+
+SEEN = Seen(state(), WAITS, HOT)
+
+
+def texts(lines: list[Line]) -> list[str]:
+    return [line.text for line in lines]
+
+
+@pytest.mark.parametrize("columns", [1, 10, 40, 57, 80, 100, 300])
+@pytest.mark.parametrize("rows", [1, 5, 9, 12, 24, 100])
+def test_it_fits_any_terminal(columns: int, rows: int) -> None:
+    lines = texts(picture(SEEN, columns, rows, "q: end"))
+    assert len(lines) <= rows
+    assert all(width(line) <= columns for line in lines)
+    assert all(line.isprintable() for line in lines)
+
+
+def test_what_is_there_is_shown() -> None:
+    lines = texts(picture(SEEN, 120, 30, "q: end"))
+    assert lines[:3] == [
+        "genie 0.1.0  leader  namespace genie  store redis  up 1 h 0 min  q: end",
+        "locks 12  held 8  waiting 30  longest wait 9.0 s  wait p50 1.2 ms  p99 31 ms  connections 5  sessions 2",
+        "grants 1,200/s  releases 1,199/s  waits 3.2/s  timeouts 0/s  deadlocks 0/s  errors 0/s",
+    ]
+    line = lines.index("Longest lines (6 of 20)")
+    assert lines[line + 2].split() == [
+        *["accounts/1[red]x\\x1b[31m", "30", "9.0", "s", str(HOLDER), "transfer-7", "10.0", "s", "1"]
+    ]
+    line = lines.index("Who waits longest, and for whom (6 of 30)")
+    assert lines[line + 2].split() == [
+        *[str(WAITERS[0]), "-", "9.0", "s", str(HOLDER), "+11", "transfer-7", "exclusive:a", "held", "10.0", "s"]
+    ]
+    line = lines.index("Hot within the last minutes (6 of 20)")
+    assert lines[line + 2].split() == ["hot/0", "16", "min", "40", "s", "100", "3", "1"]
+    assert len(lines) == 30
+
+
+def test_without_a_bound_twenty_rows_of_each() -> None:
+    lines = texts(picture(SEEN, 120, None))
+    assert len(lines) == 3 + 3 * (3 + 20)
+    assert "Longest lines" in lines
+    assert "Who waits longest, and for whom (20 of 30)" in lines
+
+
+def test_little_room_goes_to_the_first_part_and_rows_that_one_part_leaves_to_the_others() -> None:
+    small = texts(picture(SEEN, 120, 8))
+    assert [line for line in small if "(" in line] == ["Longest lines (2 of 20)"]
+    one_line = Seen(state(lines=LINES[:1]), WAITS, HotList(resources=HOT.resources[:2]))
+    lines = texts(picture(one_line, 120, 30))
+    assert "Who waits longest, and for whom (15 of 30)" in lines
+    assert lines[-1].startswith("hot/1 ")
+    assert len(lines) == 30
+
+
+def test_nobody_waits() -> None:
+    idle = Seen(
+        state(lines=[], waiting=0, wait_p50=None, wait_p99=None),
+        Waits(nodes=[], edges=[], queue_total=0, queue_shown=0),
+        HotList(resources=[]),
+    )
+    lines = texts(picture(idle, 100, 30))
+    assert lines[3:] == ["", "Nobody waits.", "", "Nothing was fought for within the last minutes."]
+    assert "wait p50 -  p99 -" in lines[1]
+
+
+def test_one_that_waits_for_nobody_that_is_told_and_holders_unknown() -> None:
+    lonely = Waits(nodes=WAITS.nodes[1:2], edges=[], queue_total=1, queue_shown=1)
+    lines = texts(picture(Seen(state(lines=LINES[:1], lines_complete=False), lonely, HOT), 120, 30))
+    line = lines.index("Who waits longest, and for whom")
+    assert lines[line + 2].split() == [str(WAITERS[0]), "-", "9.0", "s", "-", "-", "shared:a", "-", "-"]
+    line = lines.index("Longest lines, of those who came first")
+    assert lines[line + 2].split()[-2:] == ["-", "1"]
+
+
+def test_a_server_that_does_not_lead_and_a_store_that_does_not_answer() -> None:
+    follower = state(role="follower", leader="other:7077\x1b[2J", store_reached=False)
+    assert texts(picture(Seen(follower), 120, None))[3:] == [
+        "The store does not answer.",
+        "This server does not lead (follower), other:7077\\x1b[2J does: ask the admin port there.",
+    ]
+    assert texts(picture(Seen(state(role="starting")), 40, None))[-2:] == [
+        "This server does not lead (starting),",
+        "and knows of none that does.",
+    ]
+
+
+COLUMNS = (Column("NAME", 0, least=8), Column("N", 1, right=True), Column("OWNER", 2, least=6))
+
+
+def test_columns_give_way_then_go() -> None:
+    rows = [["accounts/13", "1,000", "transfer-42"], ["a", "1", "-"]]
+    assert fitted(COLUMNS, rows, 31) == [
+        "NAME             N  OWNER",
+        "accounts/13  1,000  transfer-42",
+        "a                1  -",
+    ]
+    assert fitted(COLUMNS, rows, 28)[1] == "accounts/13  1,000  transfe…"
+    assert fitted(COLUMNS, rows, 23)[1] == "account…  1,000  trans…"
+    assert fitted(COLUMNS, rows, 22)[1] == "accounts/13  1,000"
+    assert fitted(COLUMNS, rows, 10)[1] == "accounts/…"
+    assert fitted(COLUMNS, rows, 5)[1] == "acco…"
+
+
+def test_items_wrap_and_names_fold() -> None:
+    assert wrapped(["one", "two", "three", "longer than that"], 10) == ["one  two", "three", "longer th…"]
+    assert wrapped(["口口", "a\x1bb"], 8, " ") == ["口口", "a\\x1bb"]
+    assert fold("口口口a\x1b", 4) == ["口口", "口a\\", "x1b"]
+    assert fold("", 4) == [""]

@@ -1,0 +1,28 @@
+"""What a server counts goes on when it does not lead any more."""
+
+from __future__ import annotations
+
+from genie.config import Settings
+from genie.observability.metrics import Metrics
+from genie.server.app import Server
+from genie.storage.base import Superseded
+
+
+def reorderings(server: Server) -> float:
+    (family,) = [family for family in Metrics(server).collect() if family.name == "genie_reorderings"]
+    return family.samples[0].value
+
+
+async def test_reorderings_are_counted_once() -> None:
+    server = Server(Settings(port=0))
+    await server.start()
+    try:
+        assert server.manager is not None
+        server.manager.reorderings = 3
+        assert reorderings(server) == 3
+        server._fail(Superseded("another leads"))
+        assert server.manager is None
+        assert reorderings(server) == 3
+        assert server.stats.reorderings == 3
+    finally:
+        await server.stop()

@@ -1,0 +1,101 @@
+"""What is deployed beside Genie asks for metrics that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from prometheus_client.exposition import generate_latest
+
+from genie.config import Settings
+from genie.observability.metrics import Metrics
+from genie.server.app import Server
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+OF_PROMETHEUS = {"up"}
+
+
+@pytest.fixture(scope="module")
+def scraped() -> set[str]:
+    """The names of all samples that a server gives."""
+    text = generate_latest(Metrics(Server(Settings()))).decode()
+    return {re.split(r"[ {]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+def dashboard() -> dict[str, Any]:
+    return msgspec.json.decode((DEPLOY / "grafana/genie.json").read_bytes())
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def named(expression: str) -> set[str]:
+    """The metrics that an expression names: words that are no functions, no labels, no values of them."""
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|without) \([^)]*\)", "", expression)
+    return set(re.findall(r"\b[a-z_]+\b(?!\s*\()", bare)) - {"by", "and", "or", "unless"}
+
+
+def test_what_an_expression_names() -> None:
+    said = (
+        'histogram_quantile(0.9, sum by (le) (rate(a_bucket{job="genie_x"}[5m]))) > 1 and time() - b == 0 or absent(c)'
+    )
+    assert named(said) == {"a_bucket", "b", "c"}
+
+
+def test_the_dashboard_shows_what_there_is(scraped: set[str]) -> None:
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            names = named(target["expr"])
+            assert names, target
+            assert names <= scraped, (panel["title"], names - scraped)
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken = set()
+    for panel in dashboard()["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_its_variables_are_those_that_it_asks_for() -> None:
+    board = dashboard()
+    names = {variable["name"] for variable in board["templating"]["list"]}
+    text = msgspec.json.encode(board["panels"]).decode()
+    used = set(re.findall(r"\$\{?(\w+)", text)) - {"__rate_interval"}
+    assert used == names
+
+
+def test_every_alert_is_about_what_there_is_and_says_what_it_means(scraped: set[str]) -> None:
+    assert len({alert["alert"] for alert in alerts()}) == len(alerts())
+    for alert in alerts():
+        names = named(alert["expr"])
+        assert names, alert
+        assert names <= scraped | OF_PROMETHEUS, (alert["alert"], names - scraped)
+        assert alert["annotations"]["summary"]
+        assert re.fullmatch(r"\d+[sm]", alert["for"]), "one bad moment wakes nobody"
+        assert alert["labels"]["severity"] in {"warning", "critical"}
+
+
+def test_the_example_scrapes_the_admin_port_and_knows_the_alerts() -> None:
+    example = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    (job,) = example["scrape_configs"]
+    assert job["job_name"] == "genie"
+    assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{Settings().admin_port}"]
+    for name in example["rule_files"]:
+        assert (DEPLOY / "prometheus" / name).is_file()
