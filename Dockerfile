@@ -9,10 +9,12 @@ RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
 FROM python:3.12-slim
 COPY --from=build /opt/genie /opt/genie
 # Nothing is written at run time: the root file system may be read-only.
-ENV PATH=/opt/genie/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 GENIE_HOST=0.0.0.0 GENIE_PORT=7077
+ENV PATH=/opt/genie/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 GENIE_HOST=0.0.0.0 GENIE_PORT=7077 \
+    GENIE_ADMIN_HOST=0.0.0.0 GENIE_ADMIN_PORT=7078
 USER 10001:10001
-EXPOSE 7077
+EXPOSE 7077 7078
 STOPSIGNAL SIGTERM
+# By the token that the server has, where that is one word in GENIE_TOKEN or in the file at GENIE_TOKEN_FILE.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["genie", "status", "--host", "127.0.0.1", "--timeout", "3"]
 ENTRYPOINT ["genie"]
 CMD ["serve"]

@@ -58,4 +58,6 @@ async def ask(
 
 
 async def release(port: int, body: bytes) -> Answered:
-    return await ask(port, "/api/release", method="POST", body=body, headers={"Content-Type": "application/json"})
+    return await ask(
+        port, "/api/release", method="POST", body=body, headers={"Content-Type": "application/json", "X-Genie": "1"}
+    )

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from genie.admin import answers, looks, parameters, state
 from genie.admin.encoding import Body, at_once, encode
+from genie.admin.guard import PRINCIPAL
 from genie.admin.pace import Pace
 from genie.admin.problems import JSON, Problem
 from genie.admin.schema import schema
@@ -101,7 +102,9 @@ class Api:
         self._leads()
         told = await self._carry_out(messages.command("release", id=asked.id))
         if isinstance(told, messages.Released):
-            log.info("released by an operator", id=asked.id, reason=told.payload.reason, peer=request.remote)
+            by = PRINCIPAL.get()
+            name = {} if by is None else {"by": by.name}
+            log.info("released by an operator", id=asked.id, reason=told.payload.reason, peer=request.remote, **name)
             answer = answers.Released(id=asked.id, reason=told.payload.reason)
             return web.Response(body=at_once(answer), content_type=JSON)
         if isinstance(told, messages.Error):

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from genie.admin.api import Api
 from genie.admin.door import BACKLOG, Door
+from genie.admin.guard import Guard
 from genie.admin.health import Health
 from genie.admin.pace import Pace
 from genie.admin.page import Page
@@ -33,6 +34,7 @@ class Admin:
         if settings.admin_port is None:
             return
         app = web.Application(middlewares=[as_answers], client_max_size=MAX_BODY)
+        Guard(lambda: self._subject.access, settings.admin_host).protect(app)
         app.on_response_prepare.append(_not_to_be_kept)
         turns = Turns(self.pace)
         app.add_routes(Health(self._subject).routes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Protocol
 
+from genie.access import Access
 from genie.config import Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
@@ -19,6 +20,10 @@ class Subject(Protocol):
     @property
     def connections(self) -> Sized:
         """Those that are open."""
+
+    @property
+    def access(self) -> Access:
+        """Who may come in at present."""
 
     @property
     def role(self) -> str:

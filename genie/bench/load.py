@@ -17,8 +17,9 @@ from typing import cast
 
 from genie.bench.cycles import Cycles, Tally
 from genie.bench.workloads import WORKLOADS, Shape
-from genie.client.reach import Address, spell, watch_over
+from genie.client.reach import Address, spell, token, watch_over
 from genie.errors import Unavailable
+from genie.protocol import messages
 
 TICK_S = 0.1
 """How often those who rest ask again, and the progress is told."""
@@ -90,6 +91,7 @@ class _Wire(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         watch_over(transport.get_extra_info("socket"))
         self._load.wires.add(self)
+        self._write(self._load.hello)
 
     def data_received(self, data: bytes) -> None:
         self._write(self.cycles.receive(data, time.perf_counter_ns()))
@@ -134,6 +136,9 @@ class Load:
         """The connections that are open."""
         self.interrupts = 0
         self._plan = plan
+        said = token()
+        self.hello = b"" if said is None else messages.command("hello", token=said)
+        """What each connection says first."""
         self._watch = watch
         self._prefix = f"genie-bench/{secrets.token_hex(8)}/"
         self._tally = Tally()

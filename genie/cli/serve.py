@@ -9,10 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+import structlog
 
 from genie.config import Settings
 from genie.observability import logs
+from genie.server.address import beyond_loopback
 from genie.server.app import Server
+
+log = structlog.get_logger()
 
 _DEFAULTS = Settings()
 Command = Callable[..., Any]
@@ -119,6 +123,8 @@ def _run(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     server = Server(settings)
+    if server.access.open:
+        _keep_strangers_out(settings)
     if settings.admin_port is None:
         return await server.run()
     from genie.admin import Admin  # noqa: PLC0415 - a web server is much to load, and no other command needs it
@@ -135,6 +141,25 @@ async def _serve(settings: Settings) -> int:
         return await server.run()
     finally:
         await admin.stop()
+
+
+def _keep_strangers_out(settings: Settings) -> None:
+    """Where nobody has to say who they are, only this machine's own processes may come in."""
+    hosts = [(settings.host, "GENIE_HOST")]
+    if settings.admin_port is not None:
+        hosts.append((settings.admin_host, "GENIE_ADMIN_HOST"))
+    for host, variable in hosts:
+        try:
+            exposed = beyond_loopback(host)
+        except OSError:
+            continue  # whoever listens there will say so
+        if exposed and not settings.insecure:
+            raise click.ClickException(
+                f"{variable}={host} would let in anybody who can reach this machine: set GENIE_TOKEN or GENIE_TOKEN_FILE "
+                "(or GENIE_TLS_CA), or GENIE_INSECURE=1 if that is meant"
+            )
+        if exposed:
+            log.warning("anybody who can reach this address is let in", host=host, variable=variable)
 
 
 def _allow_connections(wanted: int) -> None:

@@ -16,7 +16,7 @@ from genie.cli.tables import printable
 from genie.client.aio import Client
 from genie.client.aio_link import Link
 from genie.client.aio_wire import Wire
-from genie.client.reach import addresses
+from genie.client.reach import addresses, token
 from genie.client.watches import Change
 from genie.protocol import codec
 
@@ -112,7 +112,7 @@ class _Watcher(Client):
 
     def __init__(self, to: list[tuple[str, int]], *, connect_timeout: float) -> None:
         super().__init__(to, connect_timeout=connect_timeout)
-        self._link = _Link(to, connect_timeout, None, SESSION_TIMEOUT_S)
+        self._link = _Link(to, connect_timeout, None, SESSION_TIMEOUT_S, token())
 
 
 class _Link(Link):

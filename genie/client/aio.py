@@ -13,6 +13,7 @@ from genie.client.anyof import any_request
 from genie.client.calls import Inspect, Ping, Release, Request
 from genie.client.lock import Hold, Lock, acquire
 from genie.client.reach import addresses
+from genie.client.reach import token as find_token
 from genie.errors import QueueTimeout
 
 
@@ -23,6 +24,7 @@ def connect(
     connect_timeout: float = 10.0,
     session: str | None = None,
     session_timeout: float = 10.0,
+    token: str | None = None,
 ) -> Client:
     """A client, which connects when its `async with` block is entered and closes when it is left.
 
@@ -36,9 +38,17 @@ def connect(
     The server keeps what this client holds and waits for while the connection is away, for `session_timeout` seconds.
     `session` is the secret (16 to 128 characters) that it knows the client by: a random one, if none is given. Two
     clients with the same one take each other's place.
+
+    `token` is what the server wants to be told first, where it has any. What is left out comes from GENIE_TOKEN, else
+    from the file at GENIE_TOKEN_FILE, if that holds one word. Entering the block raises RequestRejected where it is wrong.
+    A server that does not take it any more when the connection is made again fails the calls that wait.
     """
     return Client(
-        addresses(host, port), connect_timeout=connect_timeout, session=session, session_timeout=session_timeout
+        addresses(host, port),
+        connect_timeout=connect_timeout,
+        session=session,
+        session_timeout=session_timeout,
+        token=token,
     )
 
 
@@ -57,8 +67,9 @@ class Client:
         connect_timeout: float = 10.0,
         session: str | None = None,
         session_timeout: float = 10.0,
+        token: str | None = None,
     ) -> None:
-        self._link = Link(to, connect_timeout, session, session_timeout)
+        self._link = Link(to, connect_timeout, session, session_timeout, find_token(token))
 
     async def __aenter__(self) -> Self:
         await self._link.open()

@@ -21,11 +21,16 @@ class Connection:
     """`connect_timeout` (seconds) is for a round of attempts to connect."""
 
     def __init__(
-        self, addresses: Sequence[Address], connect_timeout: float, session: str | None, session_timeout: float
+        self,
+        addresses: Sequence[Address],
+        connect_timeout: float,
+        session: str | None,
+        session_timeout: float,
+        token: str | None,
     ) -> None:
         self.connect_timeout = connect_timeout
         self._servers = Servers(addresses, connect_timeout)
-        self.core = Core(session, session_timeout, connect_timeout)
+        self.core = Core(session, session_timeout, connect_timeout, token)
         self.core.trouble = lambda: str(self._servers.unavailable())
         self._loop: asyncio.AbstractEventLoop
         self._wire: Wire | None = None
@@ -127,6 +132,10 @@ class Connection:
             await asyncio.sleep(self._servers.delay)
             if await self._round():
                 return
+            if self.core.denied is not None:
+                self._settle(self.core.deny(self._loop.time()))
+                self._up.set()  # whoever waits for a connection looks why there is none
+                self._up.clear()
 
     def _flush(self) -> None:
         self._flushing = False

@@ -22,7 +22,8 @@ class Link(Connection):
     async def open(self) -> None:
         """Connect to the first server that leads.
 
-        Unavailable, if in one round none answers at all, or if none leads within `connect_timeout`.
+        Unavailable, if in one round none answers at all, or if none leads within `connect_timeout`. RequestRejected, if
+        none takes this client and one says so.
         """
         if not self._closed:
             raise RuntimeError("the client is open already")
@@ -31,6 +32,7 @@ class Link(Connection):
         try:
             async with asyncio.timeout(self.connect_timeout):
                 while not await self._round():
+                    self._check_taken()
                     if not self._servers.answered:
                         raise self._servers.unavailable()
                     await asyncio.sleep(self._servers.delay)
@@ -66,8 +68,10 @@ class Link(Connection):
         none within `connect_timeout`.
         """
         self.check_open()
-        if not self.core.up and not isinstance(call, Request):
-            await self.ready()
+        if not self.core.up:
+            self._check_taken()
+            if not isinstance(call, Request):
+                await self.ready()
         return await self._answer(call)
 
     async def ready(self) -> None:
@@ -78,6 +82,7 @@ class Link(Connection):
             async with asyncio.timeout(self.connect_timeout):
                 while not self.core.up:
                     self.check_open()
+                    self._check_taken()
                     await self._up.wait()
         except TimeoutError:
             raise self._servers.unavailable() from None
@@ -146,6 +151,11 @@ class Link(Connection):
                 self._loop.call_soon_threadsafe(self.unwatch, watch)
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _check_taken(self) -> None:
+        denied = self.core.denied
+        if denied is not None:
+            raise denied
 
     async def _answer(self, call: Call) -> Any:
         waiter = call.waiter = self._loop.create_future()

@@ -37,8 +37,14 @@ MAX_ANSWER = 1 << 28
 class Core(Refusals):
     """The same, with all that the server says to it."""
 
-    def __init__(self, session: str | None = None, session_timeout: float = 10.0, patience: float = 10.0) -> None:
-        super().__init__(session, session_timeout, patience)
+    def __init__(
+        self,
+        session: str | None = None,
+        session_timeout: float = 10.0,
+        patience: float = 10.0,
+        token: str | None = None,
+    ) -> None:
+        super().__init__(session, session_timeout, patience, token)
         self._lines = Lines(MAX_ANSWER)
 
     def connected(self) -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 HOST = "127.0.0.1"
@@ -61,6 +62,24 @@ def _port(value: str | int, what: str) -> int:
     if not 0 < port < 1 << 16:
         raise ValueError(f"{what}: a port is a number from 1 to 65535, not {value!r}")
     return port
+
+
+def token(given: str | None = None) -> str | None:
+    """What to say first: what is given, else GENIE_TOKEN, else what the file at GENIE_TOKEN_FILE holds, if it is one word.
+
+    None, or empty: nothing. (The file may be a server's, with tokens for many names: none of them is taken.) ValueError
+    where the file can't be read.
+    """
+    found = os.environ.get("GENIE_TOKEN") if given is None else given
+    path = os.environ.get("GENIE_TOKEN_FILE")
+    if given is None and not found and path:
+        try:
+            words = Path(path).read_text().split()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {why}") from None
+        found = words[0] if len(words) == 1 else None
+    return found or None
 
 
 def spell(address: Address) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from genie.client import reasons
 from genie.client.calls import Call, Extend, Outcome, Release, State
-from genie.client.session import Session
+from genie.client.session import Phase, Session
 from genie.client.watches import Watch
 from genie.errors import Code, GenieError, RequestRejected, Unavailable
 from genie.protocol import messages
@@ -24,8 +24,8 @@ class Refusals(Session):
     `elsewhere` is who leads, where this server said that it does not; empty where it doesn't know.
     """
 
-    def __init__(self, session: str | None, session_timeout: float, patience: float) -> None:
-        super().__init__(session, session_timeout, patience)
+    def __init__(self, session: str | None, session_timeout: float, patience: float, token: str | None) -> None:
+        super().__init__(session, session_timeout, patience, token)
         self.broken = ""
         self.elsewhere: str | None = None
 
@@ -38,6 +38,8 @@ class Refusals(Session):
     def _refused(self, told: messages.Error.Payload, now: float, outcomes: list[Outcome]) -> None:
         error = reasons.refused(told)
         unavailable = isinstance(error, Unavailable)
+        if isinstance(error, RequestRejected) and error.code == Code.UNAUTHORIZED and self._phase is Phase.GREETING:
+            self._denied = error
         if unavailable or not self.up:
             self.broken = self.broken or f"the server said {error}"
             self.elsewhere = (told.leader or "") if unavailable else self.elsewhere

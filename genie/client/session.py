@@ -38,7 +38,7 @@ from genie.client.due import Due
 from genie.client.requests import Requests
 from genie.client.silence import Silence
 from genie.client.watches import Unwatch, Watch, Watches
-from genie.errors import ConnectionLost, LockLost, Unavailable
+from genie.errors import ConnectionLost, LockLost, RequestRejected, Unavailable
 
 
 class Phase(Enum):
@@ -57,13 +57,20 @@ class Session:
 
     `session` is the secret that the server knows this client by (None: a random one) and `session_timeout` (seconds)
     what the server keeps it for without a connection. `patience` (seconds) is what a request that waits bears a silent
-    server for, beyond its own wait. `now` is in seconds, on any clock that doesn't go back.
+    server for, beyond its own wait. `token` is said first on every connection. `now` is in seconds, on any clock that doesn't go back.
     """
 
-    def __init__(self, session: str | None = None, session_timeout: float = 10.0, patience: float = 10.0) -> None:
+    def __init__(
+        self,
+        session: str | None = None,
+        session_timeout: float = 10.0,
+        patience: float = 10.0,
+        token: str | None = None,
+    ) -> None:
         self.trouble: Callable[[], str] = lambda: "there is no connection"
         """Says why there is no connection."""
-        self._hello = calls.hello(secrets.token_urlsafe() if session is None else session, session_timeout)
+        self._hello = calls.hello(secrets.token_urlsafe() if session is None else session, session_timeout, token)
+        self._denied: RequestRejected | None = None
         self._life = "" if session is None else secrets.token_urlsafe(6) + "-"
         self._phase = Phase.DOWN
         self._connection = 0
@@ -185,6 +192,26 @@ class Session:
             outcomes.append((request, None, ConnectionLost("the client was closed, before the answer came")))
         return outcomes
 
+    @property
+    def denied(self) -> RequestRejected | None:
+        """Why no server takes this client, since one has said so; None where one has taken it since, or none was asked."""
+        return None if self._denied is None else RequestRejected(self._denied.code, self._denied.message)
+
+    def deny(self, now: float) -> list[Outcome]:
+        """No server takes this client: whoever waits is told so. What they asked for is given back when one does again."""
+        if self._denied is None:
+            return []
+        code, message = self._denied.code, self._denied.message
+        outcomes: list[Outcome] = [
+            (release, None, RequestRejected(code, message)) for release in self._again if release.waiter is not None
+        ]
+        for watch in self._watches.all():
+            self._watches.refused(watch, RequestRejected(code, message), outcomes)
+        for request in self._requests.waiting():
+            self._give_up(request, now)
+            outcomes.append((request, None, RequestRejected(code, message)))
+        return outcomes
+
     def closed(self) -> list[Outcome]:
         """The client was closed, and so is its connection."""
         why = "the client was closed"
@@ -233,6 +260,7 @@ class Session:
 
     def _welcomed(self, resumed: bool, now: float, outcomes: list[Outcome]) -> None:
         self._phase = Phase.RESUMING
+        self._denied = None
         if resumed:
             return
         for request in self._requests.asked.values():

@@ -25,7 +25,8 @@ class Link(Wire):
     def open(self) -> None:
         """Connect to the first server that leads.
 
-        Unavailable, if in one round none answers at all, or if none leads within `connect_timeout`.
+        Unavailable, if in one round none answers at all, or if none leads within `connect_timeout`. RequestRejected, if
+        none takes this client and one says so.
         """
         if self._thread is not None or self._closed:
             raise RuntimeError("a client is opened once")
@@ -78,6 +79,8 @@ class Link(Wire):
         try:
             with self._changed:
                 self.check_open()
+                if not self._core.up:
+                    self._check_taken()
                 if not isinstance(call, Request):
                     self._wait_until_up()
                 self._core.send(call, time.monotonic())
@@ -163,15 +166,25 @@ class Link(Wire):
 
     def _reach(self, end: float) -> None:
         while not self._round():
+            self._check_taken()
             if not self._servers.answered or time.monotonic() >= end:
                 raise self._servers.unavailable()
             self._pause(self._servers.delay)
 
     def _wait_until_up(self) -> None:
-        self._changed.wait_for(lambda: self._core.up or self._closing, self._connect_timeout)
+        taken = self._changed.wait_for(
+            lambda: self._core.up or self._closing or self._core.denied is not None, self._connect_timeout
+        )
         self.check_open()
+        if taken and not self._core.up:
+            self._check_taken()
         if not self._core.up:
             raise self._servers.unavailable()
+
+    def _check_taken(self) -> None:
+        denied = self._core.denied
+        if denied is not None:
+            raise denied
 
     def _want(self, watch: Watch) -> Future[None]:
         self.check_open()

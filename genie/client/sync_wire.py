@@ -33,13 +33,18 @@ class Wire:
     """
 
     def __init__(
-        self, addresses: Sequence[Address], connect_timeout: float, session: str | None, session_timeout: float
+        self,
+        addresses: Sequence[Address],
+        connect_timeout: float,
+        session: str | None,
+        session_timeout: float,
+        token: str | None,
     ) -> None:
         self._connect_timeout = connect_timeout
         self._changed = threading.Condition(threading.Lock())
         """Guards the core and all that follows; notified when a connection is up, or gone, or when the client closes."""
         self._servers = Servers(addresses, connect_timeout)
-        self._core = Core(session, session_timeout, connect_timeout)
+        self._core = Core(session, session_timeout, connect_timeout, token)
         self._core.trouble = lambda: str(self._servers.unavailable())
         self._address = addresses[0]
         self._up_since = 0.0
@@ -190,6 +195,10 @@ class Wire:
         while not self._pause(self._servers.delay):
             if self._round():
                 return
+            with self._changed:
+                outcomes = [] if self._core.denied is None else self._core.deny(time.monotonic())
+                self._changed.notify_all()
+            settle(outcomes)
 
     def _pause(self, seconds: float) -> bool:
         with self._changed:

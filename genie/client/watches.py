@@ -175,6 +175,10 @@ class Watches:
         for watch in list(self._open):
             self.close(watch, outcomes)
 
+    def all(self) -> list[Watch]:
+        """All that are open."""
+        return list(self._open)
+
     # -- by the connection --------------------------------------------------------------------------------
 
     def to_ask(self) -> Iterator[Watch]:

@@ -18,6 +18,7 @@ MAX_PRIORITY: Final = 2**31
 MAX_REF: Final = 128
 MIN_SECRET: Final = 16
 MAX_SECRET: Final = 128
+MAX_TOKEN: Final = 1024
 MAX_ID: Final = 2**53 - 1
 MAX_WEIGHT: Final = 2**63 - 1
 MAX_ROWS: Final = 1_000
@@ -68,6 +69,12 @@ def _secret(value: Any) -> str | None:
     if type(value) is str and MIN_SECRET <= len(value) <= MAX_SECRET:
         return None
     return f"must be a string of {MIN_SECRET} to {MAX_SECRET} characters that nobody can guess"
+
+
+def _token(value: Any) -> str | None:
+    if type(value) is str and 0 < len(value) <= MAX_TOKEN:
+        return None
+    return f"must be a string of 1 to {MAX_TOKEN} characters"
 
 
 def _on_disconnect(value: Any) -> str | None:
@@ -134,7 +141,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, Check]]] = {
     },
     "release": {"id": _id},
     "extend": {"id": _id, "transactionTimeout": _timeout},
-    "hello": {"session": _secret, "sessionTimeout": _timeout},
+    "hello": {"session": _secret, "sessionTimeout": _timeout, "token": _token},
     "ping": {},
     "inspect": {
         "resource": _name,
@@ -192,6 +199,18 @@ def read(line: bytes) -> tuple[str, dict[str, Any]]:
             id=id_ if _id(id_) is None else None,
         )
     return command, known_fields
+
+
+def hello_token(line: bytes) -> str | None:
+    """The token that a `hello` says, whatever else may be wrong with it; None where it says none, or is none."""
+    try:
+        message = codec.loads(line)
+    except ValueError:
+        return None
+    if type(message) is not dict or message.get("command") != "hello" or type(message.get("payload")) is not dict:
+        return None
+    token = message["payload"].get("token")
+    return token if _token(token) is None else None
 
 
 def _first_wrong(command: str, payload: dict[str, Any]) -> str | None:

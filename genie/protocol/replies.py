@@ -120,13 +120,16 @@ def extended(event: core.Extended) -> bytes:
     return message("extended", payload, event.request.ref)
 
 
-def inspected(inspection: Inspection, now: float) -> bytes:
-    """The answer to `inspect`; `now` is the manager's clock. Rows beyond `MAX_ANSWER` bytes are left out."""
+def inspected(inspection: Inspection, now: float, prefixes: tuple[str, ...] | None = None) -> bytes:
+    """The answer to `inspect`; `now` is the manager's clock. Rows beyond `MAX_ANSWER` bytes are left out.
+
+    Of resources whose names begin with none of the `prefixes` it is told how many there are (None: all are told).
+    """
     room = MAX_ANSWER
     told: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
     rows = [("holders", row) for row in inspection.holders] + [("queue", row) for row in inspection.queue]
     for part, row in rows:
-        line = codec.dumps(_row(row, now))
+        line = codec.dumps(_row(row, now, prefixes))
         room -= len(line)
         if room < 0:
             break
@@ -208,12 +211,15 @@ def _blocker(blocker: Blocker) -> dict[str, Any]:
     return row
 
 
-def _row(row: Row, now: float) -> dict[str, Any]:
-    request = row.request
-    names = request.names()
+def _row(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, Any]:
+    request, blockers = row.request, row.blockers
+    names = shown = request.names()
+    if prefixes is not None:
+        shown = tuple([name for name in names if name.startswith(prefixes)])
+        blockers = tuple([blocker for blocker in blockers if blocker.resource.startswith(prefixes)])
     told: dict[str, Any] = {
         "id": request.id,
-        "resources": [f"{request.mode(name)}:{name}" for name in names[:ROW_RESOURCES]],
+        "resources": [f"{request.mode(name)}:{name}" for name in shown[:ROW_RESOURCES]],
         "resourcesTotal": len(names),
         "priority": _ms(request.priority),
         "since": int(request.since_unix_ms),
@@ -224,6 +230,6 @@ def _row(row: Row, now: float) -> dict[str, Any]:
     if request.state is core.HELD:
         told["fence"] = request.fence
     else:
-        told["blockers"] = [_blocker(blocker) for blocker in row.blockers]
+        told["blockers"] = [_blocker(blocker) for blocker in blockers]
         told["blockersTotal"] = row.blockers_total
     return told

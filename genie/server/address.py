@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 import sys
 
@@ -21,6 +22,18 @@ def bind(host: str, port: int) -> socket.socket:
         raise
     sock.setblocking(False)
     return sock
+
+
+def beyond_loopback(host: str) -> bool:
+    """Whether others than this machine's own processes can reach what listens on this host. OSError: it has no address."""
+    found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return not all(_is_loopback(str(address[0])) for *_, address in found)
+
+
+def _is_loopback(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    inner = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (inner or found).is_loopback
 
 
 def guard(address: tuple[str, int]) -> socket.socket | None:

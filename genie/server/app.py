@@ -13,12 +13,14 @@ from importlib.metadata import version
 
 import structlog
 
+from genie.access import Access
 from genie.config import Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
 from genie.server.address import bind, guard
 from genie.server.connection import Connection
 from genie.server.desk import Desk, Refusing
+from genie.server.door import Door
 from genie.server.errand import Errand
 from genie.server.pulse import Pulse
 from genie.server.pump import Pump
@@ -52,6 +54,7 @@ class Server:
         self._store: Store = store or make_store(settings)
         self._bind_to = bind_to
         self.stats = Stats()
+        self.door = Door(settings, self.stats)
         self.connections = Registry(settings)
         self._pulse: Pulse | None = None
         self._refusing = Refusing(self.stats)
@@ -88,7 +91,9 @@ class Server:
             await self._ready.wait()
             self._check()
             self._listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self._desk, self.settings, self.connections), sock=self._sock, backlog=BACKLOG
+                lambda: Connection(self._desk, self.settings, self.connections, self.door),
+                sock=self._sock,
+                backlog=BACKLOG,
             )
         except BaseException:
             await self._leave_roles()
@@ -161,6 +166,25 @@ class Server:
     async def carry_out(self, line: bytes) -> bytes:
         """Do what a line of the wire asks for, as for a client; returns what it is told, when it is stored."""
         return await Errand(self.settings, self._desk).carry_out(line)
+
+    @property
+    def access(self) -> Access:
+        """Who may come in at present."""
+        return self.door.access
+
+    def reread_tokens(self) -> None:
+        """Read the file of tokens again, and let those who are connected go on as it says, or go."""
+        if not self.door.reread():
+            return
+        pump, gone = self._pump if self._leads else None, 0
+        for connection in list(self.connections):
+            if connection.principal is None or connection.ending:
+                continue
+            connection.revise(self.door.again(connection.principal, connection.certificate))
+            if pump is not None and not pump.may_watch_on(connection):
+                connection.revise(None)
+            gone += connection.ending
+        log.info("the token file was read again", file=self.settings.token_file, gone=gone)
 
     # -- its life ---------------------------------------------------------------------------------------------
 
@@ -249,6 +273,8 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
+        if self.settings.token_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self.reread_tokens)
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from genie.access import Principal
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import http_refused, is_http
 from genie.protocol.framing import Lines, LineTooLong
+from genie.server.door import GONE, HELLO_LINE, STRANGER
 from genie.server.session import Session
 
 if TYPE_CHECKING:
     from genie.config import Settings
     from genie.server.desk import Desk
+    from genie.server.door import Door
     from genie.server.registry import Registry
 
 
@@ -44,6 +47,9 @@ locks that end with its connection held), and so is one that does not acknowledg
 CUT_S = 5.0
 """How long a client that has left too much unread is given to read it after all, and why it is cut off."""
 
+TLS_RECORD = b"\x16\x03"
+"""How a client begins that wants TLS. No line ever ends what it says."""
+
 SHORTEST = 16
 """Bytes, more or less, in the shortest line that says anything."""
 
@@ -61,17 +67,22 @@ Item = bytes | RequestRejected | Hangup
 class Connection(asyncio.Protocol):
     """Reads lines, hands commands to a desk in the order they came, and writes what it is told.
 
-    `registry` holds every open connection, and says whether it has a place for this.
+    `registry` holds every open connection, and says whether it has a place for this. `door` says who comes in; None:
+    everybody.
     """
 
     __slots__ = (
         "_behind",
+        "_bell",
+        "_door",
+        "_first",
         "_greeted",
         "_lines",
         "_registry",
         "_settings",
         "_transport",
         "ahead",
+        "certificate",
         "closed",
         "desk",
         "ending",
@@ -81,19 +92,29 @@ class Connection(asyncio.Protocol):
         "out",
         "parted",
         "paused",
+        "principal",
         "session",
         "shown",
         "snubbed",
         "urgent",
     )
 
-    def __init__(self, desk: Desk, settings: Settings, registry: Registry) -> None:
+    def __init__(self, desk: Desk, settings: Settings, registry: Registry, door: Door | None = None) -> None:
         self.desk = desk
         """Who takes what it brings. Another, when the server changes its role."""
         self._settings = settings
         self._registry = registry
         self._lines = Lines(settings.max_line)
         self._transport: asyncio.Transport | None = None
+        self._door = door
+        self._first: bytearray | None = None
+        """What has come of the first line, as long as that decides who this is."""
+        self._bell: asyncio.TimerHandle | None = None
+        """Rings when a stranger has taken too long."""
+        self.certificate: str | None = None
+        """The name in the client's certificate, where it has shown one and no token."""
+        self.principal: Principal | None = None
+        """Who this is, and what it may do. None: nobody was asked, and everybody may do everything."""
         self.session = Session(self)
         self.fresh = True
         """Its first command has not been taken up: it may be `hello`."""
@@ -132,6 +153,8 @@ class Connection(asyncio.Protocol):
         full = self._registry.enter(self, peer[0] if peer else "")
         if full is not None:
             self._hang_up(RequestRejected(Code.TOO_MANY, full))
+        elif self._door is not None:
+            self._ask(self._door)
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
         tell = log.info if self.desk.leads else log.debug  # who looks for the leader comes again and again
@@ -141,6 +164,10 @@ class Connection(asyncio.Protocol):
         """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""
         if self.ending:
             return
+        if self._first is not None:
+            data = self._let_in(data)
+            if not data:
+                return
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
@@ -155,8 +182,13 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client has said all (as `printf … | nc` does) and still listens."""
-        if not self.ending:
-            self._hang_up()
+        if self._first is None or self.principal is not None:
+            if not self.ending:
+                self._hang_up()
+        elif self._first:
+            self.refuse()
+        else:
+            self.finish()
         return True
 
     def pause_writing(self) -> None:
@@ -173,7 +205,27 @@ class Connection(asyncio.Protocol):
         """Nobody is there any more."""
         self.closed = True
         self._registry.leave(self)
-        self.desk.gone(self)
+        if self._bell is not None:
+            self._bell.cancel()
+        if self._first is None:
+            self.desk.gone(self)
+
+    def refuse(self) -> None:
+        """Send a stranger away. No desk has heard of it: what it says costs nobody anything."""
+        if self._door is not None and self._transport is not None and not self._transport.is_closing():
+            self._door.refused(self._transport.get_extra_info("peername"))
+            self.stop_reading()
+            self._write(replies.error(STRANGER))
+            self._transport.close()
+
+    def revise(self, principal: Principal | None) -> None:
+        """Go on with other rights. None: none, so this is the end, behind the answers to what was read."""
+        if principal is None and self.principal is not None:
+            self.principal = Principal(self.principal.name, rights=frozenset())
+            if not self.ending:
+                self._hang_up(GONE)
+        else:
+            self.principal = principal
 
     # -- from the pump ------------------------------------------------------------------------------------
 
@@ -263,6 +315,44 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    def _ask(self, entrance: Door) -> None:
+        """Ask who this is: a certificate may have said so already, and a token may say otherwise."""
+        access = entrance.access
+        if self.certificate is not None:
+            self.principal = access.by_certificate(self.certificate)
+        if access.tokens or (self.principal is None and not access.open):
+            self._first = bytearray()
+            if self.principal is None:
+                self._bell = entrance.ring(self.refuse)
+
+    def _let_in(self, data: bytes) -> bytes:
+        """Wait for the first line, and see by it who this is; returns what is to be carried out, with that line.
+
+        No more is kept of anybody than such a line and one read, and a stranger's line may have less bytes than others.
+        """
+        first, entrance = self._first, self._door
+        assert first is not None, "this is done once"  # noqa: S101
+        assert entrance is not None, "somebody asks who comes"  # noqa: S101
+        searched = len(first)
+        first += data if first else data.lstrip()
+        end = first.find(b"\n", searched)
+        line = first if end < 0 else first[:end]
+        principal = self.principal
+        too_long = len(line) - line.endswith(b"\r") > (HELLO_LINE if principal is None else self._settings.max_line)
+        if end < 0 and not too_long and not first.startswith(TLS_RECORD):
+            return b""
+        if end >= 0 and not too_long:
+            principal = entrance.enters(bytes(line), principal)
+        if principal is None:
+            self.refuse()
+            return b""
+        if principal is not self.principal:
+            self.principal, self.certificate = principal, None
+        self._first = None
+        if self._bell is not None:
+            self._bell.cancel()
+        return bytes(first)
 
     def _greets(self, lines: list[bytes]) -> bool:
         """Whether these first lines are no web client's. Nothing that one brings is carried out: a page may have sent it."""

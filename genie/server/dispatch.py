@@ -8,15 +8,17 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from genie import core
+from genie.access import INSPECT, LOCK, Principal
 from genie.core import Disconnect, Expire, Granted, LockManager, Release, Released, Request, State
 from genie.errors import Code, RequestRejected
 from genie.observability.histogram import BOUNDS_MS
 from genie.protocol import replies
-from genie.protocol.commands import Hello, Inspect, Ping, Unwatch, Watch, read
+from genie.protocol.commands import Hello, Inspect, Ping, Unwatch, Watch, WireCommand, read
 from genie.protocol.replies import granted, released
 from genie.protocol.resources import MAX_RESOURCES
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.refusal import refusal
+from genie.server.rights import refused, sees
 from genie.server.session import Session, same
 from genie.server.telling import Telling
 from genie.storage.base import Batch, Ending, whole
@@ -78,6 +80,7 @@ class Dispatch(Telling):
         session, out, step, now = connection.session, connection.out, self._step, self.now
         watched, stats, table = self.watches.prefixes, self.stats, self._table
         holds = stats.holds
+        principal = connection.principal
         # How many requests surely have a place, whatever they name. Those beyond are looked at one by one.
         room = self._most_of_connection if session.key is None else self._most_of_session
         room -= session.alive
@@ -95,6 +98,8 @@ class Dispatch(Telling):
             except RequestRejected as rejected:
                 if item and not item.isspace():
                     self.reject(connection, rejected)
+                continue
+            if principal is not None and not self._may(connection, principal, command):
                 continue
             if type(command) is Request:
                 room -= 1
@@ -197,13 +202,15 @@ class Dispatch(Telling):
             return False
         if type(command) is not Hello:
             return False
-        if command.session is None:
+        principal = connection.principal
+        name = None if principal is None else principal.name
+        if command.session is None or (principal is not None and not principal.may(LOCK)):
             self.say(connection, replies.welcome(_VERSION, self._namespace, resumed=False))
             return True
         if connection.closed:  # it will be said again by the next one, and that may have come already
             connection.parted = True
             return True
-        session, resumed = self.sessions.enter(command.session, command.session_timeout_ms)
+        session, resumed = self.sessions.enter(command.session, command.session_timeout_ms, name)
         if session.connection is not None:
             self._part(session.connection)
         session.connection, session.since, connection.session = connection, self.now, session
@@ -214,6 +221,21 @@ class Dispatch(Telling):
             held = request.state is State.HELD
             self.say(connection, replies.still_locked(request, self.now) if held else replies.queued(request))
         return True
+
+    def _may(self, connection: Connection, principal: Principal, command: WireCommand) -> bool:
+        """Whether this is for somebody with this name. Otherwise it is answered here."""
+        rejected = refused(principal, command, self.manager.table)
+        if rejected is not None:
+            self.reject(connection, rejected)
+        return rejected is None
+
+    def may_watch_on(self, connection: Connection) -> bool:
+        """Whether what a connection watches is still for it to see, with its rights of now."""
+        principal = connection.principal
+        watched = self.watches.of(connection)
+        if principal is None or not watched:
+            return True
+        return principal.may(INSPECT) and all(sees(principal, prefix) for prefix in watched)
 
     def _part(self, connection: Connection) -> None:
         """A newer connection has this one's session."""
@@ -258,7 +280,8 @@ class Dispatch(Telling):
             limit=command.limit,
             only=command.only,
         )
-        self.say(connection, replies.inspected(found, self.now))
+        bounds = None if connection.principal is None else connection.principal.bounds
+        self.say(connection, replies.inspected(found, self.now, bounds))
 
     def _takes(self, connection: Connection, request: Request) -> bool:
         """Whether a request is new and has a place. Otherwise it is answered here."""

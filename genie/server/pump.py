@@ -234,6 +234,10 @@ class Pump:
         """Whether commands are taken up at present."""
         return not self._away and not self._stopped
 
+    def may_watch_on(self, connection: Connection) -> bool:
+        """Whether what a connection watches is still for it to see, when its rights have changed."""
+        return self._dispatch.may_watch_on(connection)
+
     def whole(self) -> Batch:
         """The whole state, as a store should have it."""
         return self._dispatch.whole(max(self.manager.next_id, self._reserved))

@@ -12,9 +12,13 @@ from genie.server.session import Session
 from genie.storage.base import Ending
 
 
-def key_of(secret: str) -> str:
-    """What a session is known by: no store, no log and no look at the memory tells the secret itself."""
-    return blake2b(secret.encode(), digest_size=16).hexdigest()
+def key_of(secret: str, principal: str | None = None) -> str:
+    """What a session is known by: no store, no log and no look at the memory tells the secret itself.
+
+    Where clients must have a name it is part of it: the same secret under another name is another session.
+    """
+    said = secret if principal is None else f"{len(principal)} {principal} {secret}"
+    return blake2b(said.encode(), digest_size=16).hexdigest()
 
 
 class Sessions:
@@ -35,9 +39,9 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_key.values())
 
-    def enter(self, secret: str, timeout_ms: float) -> tuple[Session, bool]:
+    def enter(self, secret: str, timeout_ms: float, principal: str | None = None) -> tuple[Session, bool]:
         """The session of a secret, which has a connection again, and whether it was there before."""
-        key = key_of(secret)
+        key = key_of(secret, principal)
         session = self._by_key.get(key)
         resumed = session is not None
         if session is None:

@@ -76,6 +76,10 @@ class Watches:
                 del self._of[connection]
         self._say(connection, replies.unwatched(prefix))
 
+    def of(self, connection: Connection) -> set[str]:
+        """What a connection watches."""
+        return self._of.get(connection, set())
+
     def leave(self, connection: Connection) -> None:
         """A connection is gone."""
         for prefix in self._of.pop(connection, ()):

@@ -45,7 +45,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
     def log(_level: str, _line: MutableMapping[str, Any]) -> bool:
         return NODE.get() is genie
 
-    here = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1])}
+    here = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1]), "GENIE_TOKEN": "", "GENIE_TOKEN_FILE": ""}
     with (
         deterministic(loop, seed, log),
         patch.dict(os.environ, here),

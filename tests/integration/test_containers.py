@@ -134,7 +134,8 @@ def test_the_image_is_stopped_as_the_server_is() -> None:
     assert exec_form(only("CMD")) == ["serve"]
     environment = image_environment()
     assert environment["GENIE_HOST"] == "0.0.0.0"  # noqa: S104 - inside; what is published is said outside
-    assert only("EXPOSE") == environment["GENIE_PORT"]
+    assert environment["GENIE_ADMIN_HOST"] == environment["GENIE_HOST"]
+    assert only("EXPOSE").split() == [environment["GENIE_PORT"], environment["GENIE_ADMIN_PORT"]]
 
 
 def test_its_python_is_one_that_genie_runs_on() -> None:
@@ -151,7 +152,7 @@ def test_its_python_is_one_that_genie_runs_on() -> None:
 def test_compose() -> None:
     found = compose()
     redis, genie = found["services"]["redis"], found["services"]["genie"]
-    assert found["services"].keys() == {"redis", "genie"}
+    assert found["services"].keys() == {"redis", "token", "genie"}
 
     command = redis["command"]
     assert redis["image"].startswith("redis:7")
@@ -167,14 +168,47 @@ def test_compose() -> None:
     assert "ports" not in redis
 
     assert genie["build"] == "."
-    assert genie["environment"] == {"GENIE_REDIS_HOST": "redis"}
-    assert genie["depends_on"] == {"redis": {"condition": "service_healthy"}}
-    port = image_environment()["GENIE_PORT"]
-    assert genie["ports"] == [f"{LOOPBACK}:{port}:{port}"], "there is no authentication"
+    assert genie["environment"] == {"GENIE_REDIS_HOST": "redis", "GENIE_TOKEN_FILE": "/run/genie/token"}
+    assert genie["depends_on"] == {
+        "redis": {"condition": "service_healthy"},
+        "token": {"condition": "service_completed_successfully"},
+    }
+    ports = [image_environment()[name] for name in ("GENIE_PORT", "GENIE_ADMIN_PORT")]
+    assert genie["ports"] == [f"{LOOPBACK}:{port}:{port}" for port in ports], "tokens go over plain connections"
+    assert genie["volumes"] == ["token:/run/genie:ro"]
+    assert "token" in found["volumes"]
     assert genie["read_only"] is True
     assert genie["cap_drop"] == ["ALL"]
     assert genie["security_opt"] == ["no-new-privileges:true"]
     assert redis["restart"] == genie["restart"] == "unless-stopped"
+
+
+def test_compose_makes_a_token_or_takes_one(tmp_path: Path) -> None:
+    from genie.access import Access
+
+    service = compose()["services"]["token"]
+    assert service["volumes"] == ["token:/run/genie"]
+    assert service["environment"] == {"GENIE_TOKEN": "${GENIE_TOKEN:-}"}
+    uid, gid = service["user"].split(":")
+    assert (uid, gid) == ("0", only("USER").split(":")[1]), "it needs no capability to write what genie may read"
+    assert service["cap_drop"] == ["ALL"]
+    assert service["network_mode"] == "none"
+    program, *arguments = service["entrypoint"]
+    assert program == "python"
+    path = tmp_path / "token"
+    script = [argument.replace("/run/genie/token", str(path)) for argument in arguments]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+
+    def token(given: str) -> str:
+        subprocess.run([sys.executable, *script], env=clean | {"GENIE_TOKEN": given}, check=True, timeout=WAIT_S)
+        assert path.stat().st_mode & 0o777 == 0o640
+        access = Access.read(None, str(path))
+        assert access.by_token(path.read_text()) is not None
+        return path.read_text()
+
+    made = token("")
+    assert token("") == made, "it is kept"
+    assert token("a-token-of-the-tests") == "a-token-of-the-tests"
 
 
 def test_the_server_has_more_time_to_stop_than_it_takes() -> None:
@@ -305,6 +339,8 @@ class Container:
             "PYTHONPATH": f"{installed}:{sysconfig.get_path('platlib')}",
             "HOME": "/nonexistent",
             "GENIE_PORT": str(self.port),
+            "GENIE_ADMIN_PORT": str(free_port()),
+            "GENIE_TOKEN": "a-token-of-the-tests",
         }
 
     def start(self, command: list[str]) -> subprocess.Popen[str]:
@@ -375,13 +411,22 @@ def test_it_serves_is_healthy_and_stops(container: Container) -> None:
             server.kill()
 
 
-def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Container) -> None:
+def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Container, tmp_path: Path) -> None:
     """The Lua scripts come out of the wheel, and a Redis that stalls makes it unhealthy."""
     with running_redis() as redis:
         redis.found()
         variables = compose()["services"]["genie"]["environment"]
+        assert variables.pop("GENIE_TOKEN_FILE")
         assert set(variables.values()) == {"redis"}
+        token = tmp_path / "token"
+        token.write_text(container.environment.pop("GENIE_TOKEN"))
+        token.chmod(0o600)
+        if container.identity:
+            os.chown(token, NOBODY, NOBODY)
+        for folder in (token.parent, token.parent.parent):
+            folder.chmod(0o755)
         container.environment |= dict.fromkeys(variables, LOOPBACK) | {"GENIE_REDIS_PORT": str(redis.port)}
+        container.environment |= {"GENIE_TOKEN_FILE": str(token)}
         container.environment |= {"GENIE_STORE_TIMEOUT_MS": "100", "GENIE_LEASE": "600"}
         with container.start([*exec_form(only("ENTRYPOINT")), *exec_form(only("CMD"))]) as server:
             bound = threading.Timer(WAIT_S, server.kill)

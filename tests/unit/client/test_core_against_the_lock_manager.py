@@ -38,6 +38,7 @@ class Peer:
         self.parted = self.snubbed = False
         self.out: list[bytes] = []
         self.closed = False
+        self.principal = None
 
     def stop_reading(self) -> None:
         """What it says is not taken up any more."""

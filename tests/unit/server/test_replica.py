@@ -28,6 +28,7 @@ class Peer:
     def __init__(self) -> None:
         self.session = Session(self)  # type: ignore[arg-type]
         self.fresh, self.parted, self.snubbed, self.closed = True, False, False, False
+        self.principal = None
         self.out: list[bytes] = []
 
     def stop_reading(self) -> None: ...

@@ -1,0 +1,79 @@
+"""Who may come in at present, and what a stranger is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from genie.access import Access, Principal
+from genie.errors import Code, RequestRejected
+from genie.protocol.fields import hello_token
+
+if TYPE_CHECKING:
+    from genie.config import Settings
+    from genie.observability.stats import Stats
+
+log = structlog.get_logger()
+
+HELLO_LINE = 4096
+"""Bytes that a stranger may say in a line."""
+
+HELLO_S = 10.0
+"""How long a stranger may take to say `hello`."""
+
+STRANGER = RequestRejected(
+    Code.UNAUTHORIZED,
+    'the first line must be hello with a token of this server: {"command":"hello","payload":{"token":"…"}}',
+)
+"""The same whatever was wrong: a guess is not told how good it was."""
+
+GONE = RequestRejected(Code.UNAUTHORIZED, "this name, or what it was doing, is not allowed any more")
+
+
+class Door:
+    """What the connections of a server ask; `access` is another one when the file of tokens was read again."""
+
+    def __init__(self, settings: Settings, stats: Stats) -> None:
+        self._settings = settings
+        self._stats = stats
+        self.access = self._read()
+
+    def _read(self) -> Access:
+        settings = self._settings
+        access = Access.read(settings.token, settings.token_file, certificates=settings.tls_ca is not None)
+        if access.seen_by_all:
+            log.warning("everybody on this machine can read the token file; chmod o-r it", file=settings.token_file)
+        return access
+
+    def reread(self) -> bool:
+        """Read the file again. Where it is wrong the old one goes on to count, and the log says why."""
+        try:
+            self.access = self._read()
+        except ValueError as error:
+            log.error("the token file was not taken over; the old one still counts", why=str(error))  # noqa: TRY400
+            return False
+        return True
+
+    def enters(self, line: bytes, known: Principal | None) -> Principal | None:
+        """Who says this first line: whoever has the token in it, else who was known by a certificate.
+
+        None: a stranger, or somebody with a wrong token.
+        """
+        token = hello_token(line)
+        return known if token is None else self.access.by_token(token)
+
+    def again(self, principal: Principal, certificate: str | None) -> Principal | None:
+        """Who has come in before, as the file says now; None: it does not know them any more."""
+        return self.access.by_name(principal.name) if certificate is None else self.access.by_certificate(certificate)
+
+    def ring(self, late: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call this when a stranger has had time enough to say who it is."""
+        return asyncio.get_running_loop().call_later(HELLO_S, late)
+
+    def refused(self, peer: object) -> None:
+        """A stranger was sent away."""
+        self._stats.errors[Code.UNAUTHORIZED] += 1
+        log.warning("a stranger was refused", peer=peer)

@@ -1,0 +1,189 @@
+"""Clients that say a token: asyncio, threads and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import genie
+import genie.sync
+from genie.client import reach
+from servers import WAIT_S, Genie, running_server
+
+TOKEN, OTHER = "a-token-of-the-tests", "another-token-of-the-tests"
+WRONG = "a-token-of-nobody's"
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GENIE_TOKEN", "GENIE_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def sections(**tokens: str) -> str:
+    return "".join(f'[{name}]\ntoken = "{token}"\n' for name, token in tokens.items())
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "tokens"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+async def test_a_right_token_and_a_wrong_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_server(token=TOKEN) as server:
+        async with genie.connect(*server.address, token=TOKEN) as client:
+            await (await client.acquire("a")).release()
+        for token in (None, "", WRONG):
+            with pytest.raises(genie.RequestRejected, match="unauthorized") as caught:
+                async with genie.connect(*server.address, token=token, connect_timeout=WAIT_S):
+                    pass
+            assert caught.value.code == "unauthorized"
+            assert WRONG not in str(caught.value)
+        monkeypatch.setenv("GENIE_TOKEN_FILE", str(written(tmp_path, TOKEN + "\n")))
+        async with genie.connect(*server.address) as client:
+            await client.ping()
+            assert TOKEN not in repr(client)
+        monkeypatch.setenv("GENIE_TOKEN", WRONG)
+        with pytest.raises(genie.RequestRejected):
+            async with genie.connect(*server.address):
+                pass
+
+
+def test_threads_alike() -> None:
+    with running_server(token=TOKEN) as server:
+        with genie.sync.connect(*server.address, token=TOKEN) as client:
+            client.acquire("a").release()
+            assert TOKEN not in repr(client)
+        with (
+            pytest.raises(genie.RequestRejected, match="unauthorized") as caught,
+            genie.sync.connect(*server.address, token=WRONG),
+        ):
+            pass
+        assert WRONG not in str(caught.value)
+
+
+def test_where_a_token_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reach.token() is None
+    path = written(tmp_path, f" {TOKEN}\n")
+    monkeypatch.setenv("GENIE_TOKEN_FILE", str(path))
+    assert reach.token() == TOKEN
+    assert reach.token("") is None
+    path.write_text(sections(payments=TOKEN))
+    assert reach.token() is None, "that is a server's"
+    monkeypatch.setenv("GENIE_TOKEN", OTHER)
+    assert reach.token() == OTHER
+    assert reach.token(TOKEN) == TOKEN
+    monkeypatch.setenv("GENIE_TOKEN", "")
+    path.unlink()
+    with pytest.raises(ValueError, match=r"GENIE_TOKEN_FILE: .* can't be read: No such file"):
+        reach.token()
+
+
+def test_a_token_that_can_be_none_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match="token must be a string of 1 to 1024 characters") as caught:
+        genie.connect(token="t" * 1025)
+    assert "ttt" not in str(caught.value)
+
+
+def forget(server: Genie, path: Path, text: str) -> None:
+    path.write_text(text)
+    server.send(signal.SIGHUP)
+    server.until("the token file was read again")
+
+
+async def test_who_waits_is_told_when_the_token_is_not_good_any_more(tmp_path: Path) -> None:
+    path = written(tmp_path, sections(a=TOKEN, b=OTHER))
+    with running_server(token_file=path) as server:
+        async with genie.connect(*server.address, token=OTHER) as holder:
+            await holder.acquire("a")
+            async with genie.connect(*server.address, token=TOKEN) as client:
+                waiting = asyncio.create_task(client.acquire("a", queue_timeout=600))
+                while (await holder.inspect())["queueTotal"] == 0:  # noqa: ASYNC110 - the server says when
+                    await asyncio.sleep(0)
+                forget(server, path, sections(b=OTHER))
+                with pytest.raises(genie.RequestRejected, match="unauthorized"):
+                    await waiting
+                for call in (client.acquire("b"), client.ping()):
+                    with pytest.raises(genie.RequestRejected, match="unauthorized"):
+                        await call
+                forget(server, path, sections(a=TOKEN, b=OTHER))
+                while True:
+                    try:
+                        await client.ping()
+                        break
+                    except genie.RequestRejected:
+                        await asyncio.sleep(0.01)
+                await client.acquire("b")
+
+
+def test_who_waits_in_a_thread_is_told(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    path = written(tmp_path, sections(a=TOKEN, b=OTHER))
+    with (
+        running_server(token_file=path) as server,
+        ThreadPoolExecutor(1) as pool,
+        genie.sync.connect(*server.address, token=OTHER) as holder,
+        genie.sync.connect(*server.address, token=TOKEN) as client,
+    ):
+        holder.acquire("a")
+        waiting = pool.submit(client.acquire, "a", queue_timeout=600)
+        while holder.inspect()["queueTotal"] == 0:
+            pass
+        forget(server, path, sections(b=OTHER))
+        with pytest.raises(genie.RequestRejected, match="unauthorized"):
+            waiting.result(WAIT_S)
+        with pytest.raises(genie.RequestRejected, match="unauthorized"):
+            client.ping()
+
+
+def command(server: Genie, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    environment |= {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(server.port)} | variables
+    return subprocess.run(
+        [sys.executable, "-m", "genie.cli", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("inspect",),
+        ("waits",),
+        ("run", "a", "--", "true"),
+        ("bench", "own", "--connections", "2", "--seconds", "0.1", "--warm-up", "0"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_take_the_variables(words: tuple[str, ...], tmp_path: Path) -> None:
+    with running_server(token=TOKEN) as server:
+        assert command(server, *words, GENIE_TOKEN=TOKEN).returncode == 0
+        assert command(server, *words, GENIE_TOKEN_FILE=str(written(tmp_path, TOKEN))).returncode == 0
+        done = command(server, *words, GENIE_TOKEN=WRONG)
+        assert done.returncode != 0
+        assert "unauthorized" in done.stderr
+        assert WRONG not in done.stderr
+
+
+def test_who_may_only_look_can_use_the_commands_that_look(tmp_path: Path) -> None:
+    path = written(tmp_path, sections(a=TOKEN) + 'may = ["inspect"]\n')
+    with running_server(token_file=path) as server:
+        for words in (("status",), ("inspect",)):
+            done = command(server, *words, GENIE_TOKEN=TOKEN)
+            assert done.returncode == 0, done.stderr
+        done = command(server, "run", "a", "--", "true", GENIE_TOKEN=TOKEN)
+        assert "needs the right to lock" in done.stderr

@@ -1,0 +1,605 @@
+"""Where tokens are set: who comes in, and what a name may do. On the bare wire."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from genie.config import Settings
+from genie.server import door
+from genie.server.app import Server
+from servers import WAIT_S, Genie, Redis, running_redis, running_server
+from wire import Wire
+
+PAYMENTS, LIMITS, LOOK_OUT, OPS = (
+    "token-of-payments",
+    "token-of-the-limits",
+    "token-of-the-look-out",
+    "token-of-the-ops",
+)
+FILE = f"""
+[payments]
+token = "{PAYMENTS}"
+prefixes = ["accounts/", "rates"]
+
+[limits]
+token = "{LIMITS}"
+
+["look out"]
+token = "{LOOK_OUT}"
+may = ["inspect"]
+
+[ops]
+token = "{OPS}"
+prefixes = ["ops/"]
+may = ["admin"]
+"""
+SECRET = "a-secret-of-the-tests"  # noqa: S105 - it opens nothing
+WRONG = "a-token-of-nobody's"
+
+
+def written(folder: Path, text: str = FILE) -> Path:
+    path = folder / "tokens"
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture(scope="module")
+def genie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Genie]:
+    path = written(tmp_path_factory.mktemp("access"))
+    with running_server(token_file=path) as server:
+        yield server
+
+
+async def enter(genie: Genie, token: str, **payload: Any) -> Wire:
+    wire = await Wire.connect(genie.address)
+    wire.send("hello", token=token, **payload)
+    await wire.expect("welcome")
+    return wire
+
+
+async def is_refused(wire: Wire) -> dict[str, Any]:
+    """Exactly one error, and the end."""
+    payload = await wire.expect("error")
+    assert payload["code"] == "unauthorized"
+    assert "token" in payload["message"]
+    with contextlib.suppress(ConnectionResetError):  # what it said besides is not read
+        assert await wire.receive() == ("closed", {})
+    return payload
+
+
+async def unauthorized(wire: Wire, *said: str, **fields: Any) -> None:
+    payload = await wire.expect("error")
+    assert payload.pop("code") == "unauthorized"
+    message = payload.pop("message")
+    assert all(word in message for word in said), message
+    assert payload == fields
+
+
+# -- who comes in -------------------------------------------------------------------------------------------------
+
+
+def hello(**payload: Any) -> bytes:
+    return orjson.dumps({"command": "hello", "payload": payload}) + b"\n"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b'{"command":"ping","payload":{}}\n',
+        b'{"command":"request","payload":{"resources":["exclusive:a"],"ref":"r1"}}\n',
+        hello(),
+        hello(session=SECRET),
+        hello(token=WRONG),
+        hello(token=PAYMENTS[:-1]),
+        hello(token=PAYMENTS + " "),
+        hello(token=""),
+        hello(token=None),
+        hello(token=5),
+        hello(token=[PAYMENTS]),
+        hello(token=PAYMENTS)[:-3] + b"\n",
+        b'{"command":"Hello","payload":{"token":"%b"}}\n' % PAYMENTS.encode(),
+        b'["hello"]\n',
+        b'"hello"\n',
+        b'{"command":"hello","payload":"%b"}\n' % PAYMENTS.encode(),
+        b"garbage\n",
+        b"\xff\xfe\x00\n",
+        b"[" * 2000 + b"\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01",
+        b" " * 8 + b"x" * 4097,
+        b"x" * 4098 + b"\n",
+        hello(token=PAYMENTS, padding="x" * 4096),
+        b"{" + b" " * 300_000,
+    ],
+)
+async def test_whatever_else_comes_first_has_one_answer(genie: Genie, first: bytes) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.raw(first + b'{"command":"ping","payload":{}}\n' * 3)
+    payload = await is_refused(wire)
+    other = await Wire.connect(genie.address)
+    other.raw(b"x\n")
+    assert await is_refused(other) == payload, "no hint what was wrong"
+
+
+async def test_the_rest_behind_a_wrong_token_is_not_carried_out(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.raw(hello(token=WRONG) + b'{"command":"request","payload":{"resources":["exclusive:behind"]}}\n')
+    await is_refused(wire)
+    ops = await enter(genie, OPS)
+    ops.send("inspect", resource="behind")
+    assert (await ops.expect("inspected"))["holdersTotal"] == 0
+
+
+async def test_a_line_in_pieces_and_blank_ones_before(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    line = hello(token=LIMITS, padding=1)
+    for piece in (b"\r\n", b" \n\n", line[:1], line[1:9], line[9:-1], b"\r", b"\n", b'{"command":"pi', b'ng"}\n'):
+        wire.raw(piece)
+        await wire.writer.drain()
+        await asyncio.sleep(0)
+    await wire.expect("welcome")
+    await wire.expect("pong")
+
+
+async def test_the_longest_first_line_and_a_long_one_behind_it_in_the_same_read(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    line = hello(token=LIMITS, padding="")
+    first = hello(token=LIMITS, padding="x" * (4097 - len(line)))
+    assert len(first) == 4097
+    long = orjson.dumps({"command": "ping", "payload": {"padding": "x" * 100_000}})
+    wire.raw(first[:-1] + b"\r\n" + long + b"\n" + b'{"command":"ping"}\n')
+    await wire.expect("welcome")
+    await wire.expect("pong")
+    await wire.expect("pong")
+
+
+async def test_the_usual_limit_counts_behind_hello() -> None:
+    with running_server(token=PAYMENTS, max_line=5000) as server:
+        wire = await Wire.connect(server.address)
+        wire.raw(hello(token=PAYMENTS) + b"x" * 5002)
+        await wire.expect("welcome")
+        assert (await wire.expect("error"))["code"] == "line-too-long"
+        assert await wire.receive() == ("closed", {})
+
+
+async def test_a_session_that_is_wrong_is_told_to_whom_the_token_is_right(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.raw(hello(token=LIMITS, session="short"))
+    payload = await wire.expect("error")
+    assert (payload["code"], payload["message"][:15]) == ("bad-request", "hello: session ")
+    await wire.lock("exclusive:behind a wrong session")
+
+
+async def test_a_second_hello_changes_nothing(genie: Genie) -> None:
+    wire = await enter(genie, PAYMENTS)
+    wire.send("hello", token=OPS)
+    assert (await wire.expect("error"))["code"] == "bad-request"
+    wire.send("request", resources=["exclusive:ops/1"])
+    await unauthorized(wire, "'ops/1'", "payments")
+
+
+@pytest.mark.parametrize("said", [b"", b"\n\n"])
+async def test_who_says_nothing_and_hangs_up_is_just_closed(genie: Genie, said: bytes) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.raw(said)
+    wire.writer.write_eof()
+    assert await wire.receive() == ("closed", {})
+
+
+@pytest.mark.parametrize("said", [b"{", hello(token=PAYMENTS)[:-1]])
+async def test_who_hangs_up_within_the_first_line_is_refused(genie: Genie, said: bytes) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.raw(said)
+    wire.writer.write_eof()
+    await is_refused(wire)
+
+
+async def test_who_half_closes_behind_hello_gets_the_answers(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.raw(hello(token=PAYMENTS) + b'{"command":"ping"}\n')
+    wire.writer.write_eof()
+    await wire.expect("welcome")
+    await wire.expect("pong")
+    assert await wire.receive() == ("closed", {})
+
+
+async def test_without_tokens_one_in_hello_is_ignored() -> None:
+    with running_server() as server:
+        wire = await Wire.connect(server.address)
+        wire.send("hello", token="whatever it is")
+        await wire.expect("welcome")
+        other = await Wire.connect(server.address)
+        other.send("hello", token=5)
+        assert "token must be a string of 1 to 1024 characters" in (await other.expect("error"))["message"]
+
+
+async def test_the_one_token_of_a_variable_opens_everything() -> None:
+    with running_server(token=PAYMENTS) as server:
+        wire = await enter(server, PAYMENTS, session=SECRET)
+        id_ = await wire.lock("exclusive:anything")
+        other = await enter(server, PAYMENTS)
+        assert await other.release(id_) == "success"
+        other.send("watch", prefix="")
+        await other.expect("watching")
+
+
+async def test_a_server_that_follows_or_whose_store_is_away_asks_alike(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with running_redis() as redis:
+        with running_server(redis, token_file=path) as leader, running_server(redis, token_file=path) as follower:
+            stranger = await Wire.connect(follower.address)
+            stranger.send("hello", token=WRONG)
+            assert "leader" not in await is_refused(stranger)
+            known = await Wire.connect(follower.address)
+            known.send("hello", token=LIMITS)
+            assert (await known.expect("error"))["leader"].endswith(str(leader.port))
+            known.send("hello")  # it was let in: what it says again needs no token
+            assert (await known.expect("error"))["code"] == "unavailable"
+        with running_server(redis, namespace="away", token_file=path, store_timeout_ms=100, lease=600) as server:
+            wire = await enter(server, LIMITS)
+            redis.send(signal.SIGSTOP)
+            try:
+                wire.send("request", resources=["exclusive:a"])
+                server.until("Redis is away")
+                stranger = await Wire.connect(server.address)
+                stranger.send("ping")
+                await is_refused(stranger)
+            finally:
+                redis.send(signal.SIGCONT)
+
+
+@pytest.fixture
+async def inside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+    """A server in this process, that has little time for strangers."""
+    monkeypatch.setattr(door, "HELLO_S", 0.05)
+    server = Server(Settings(port=0, token=PAYMENTS))
+    try:
+        yield await server.start()
+    finally:
+        await server.stop()
+
+
+async def test_who_takes_too_long_is_refused_and_who_is_in_may_be_silent(inside: tuple[str, int]) -> None:
+    known = await Wire.connect(inside)
+    known.raw(hello(token=PAYMENTS))
+    await known.expect("welcome")
+    silent, slow = await Wire.connect(inside), await Wire.connect(inside)
+    slow.raw(hello(token=PAYMENTS)[:20])
+    await is_refused(silent)
+    await is_refused(slow)
+    known.send("ping")
+    await known.expect("pong")
+
+
+async def test_no_token_is_logged(tmp_path: Path) -> None:
+    with running_server(token_file=written(tmp_path), log_level="debug") as server:
+        wire = await Wire.connect(server.address)
+        wire.send("hello", token=WRONG)
+        await is_refused(wire)
+        assert server.until("a stranger was refused")["peer"]
+        (await enter(server, OPS)).send("ping")
+        server.send(signal.SIGTERM)
+        server.until("stopped")
+        assert not any(token in str(server.log) for token in (WRONG, OPS, PAYMENTS))
+
+
+async def test_a_file_that_all_may_read_is_warned_of(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    path.chmod(0o644)
+    with running_server(token_file=path) as server:
+        (warning,) = [line for line in server.log if "everybody on this machine can read" in line["event"]]
+        assert (warning["level"], warning["file"]) == ("warning", str(path))
+
+
+# -- what a name may do -------------------------------------------------------------------------------------------
+
+
+async def test_a_right_that_is_missing(genie: Genie) -> None:
+    wire = await enter(genie, LOOK_OUT, session=SECRET)
+    wire.send("request", resources=["exclusive:a"], ref="r1")
+    await unauthorized(wire, "lock", "look out", ref="r1")
+    wire.send("request", anyOf=["exclusive:a"], target=1, ref="r2")
+    await unauthorized(wire, "lock", ref="r2")
+    wire.send("release", id=7)
+    await unauthorized(wire, "lock", id=7)
+    wire.send("extend", id=7, transactionTimeout=1)
+    await unauthorized(wire, "lock", id=7)
+    wire.send("ping")
+    await wire.expect("pong")
+    wire.send("inspect")
+    await wire.expect("inspected")
+    wire.send("watch", prefix="")
+    await wire.expect("watching")
+
+
+async def test_who_may_only_lock_may_not_look(tmp_path: Path) -> None:
+    with running_server(token_file=written(tmp_path, f'[a]\ntoken = "{LIMITS}"\nmay = ["lock"]\n')) as server:
+        wire = await enter(server, LIMITS)
+        wire.send("inspect")
+        await unauthorized(wire, "inspect")
+        wire.send("watch", prefix="a")
+        await unauthorized(wire, "inspect")
+        await wire.lock("exclusive:a")
+
+
+async def test_every_name_of_a_request_must_begin_as_it_may(genie: Genie) -> None:
+    wire = await enter(genie, PAYMENTS)
+    wire.send("request", resources=["exclusive:accounts/p1", "shared:limits/2"], ref="r1")
+    await unauthorized(wire, "'limits/2'", "'accounts/', 'rates'", ref="r1")
+    wire.send("request", anyOf=["exclusive:accounts/p1", "exclusive:account"], target=1, ref="r2")
+    await unauthorized(wire, "'account'", ref="r2")
+    wire.send("request", resources=["shared:Accounts/1"])
+    await unauthorized(wire, "'Accounts/1'")
+    other = await enter(genie, LIMITS)
+    await other.lock("exclusive:accounts/p1", "exclusive:limits/2")
+    id_ = await wire.lock("exclusive:accounts/p2", "shared:rates", "shared:rates/eur", ref="r1")
+    wire.send("request", resources=["exclusive:accounts/p2", "shared:rates", "shared:rates/eur"], ref="r1")
+    assert (await wire.expect("queued"))["id"] == id_
+    assert "expiresIn" in await wire.expect("locked")
+    wire.send("request", anyOf=["exclusive:accounts/p3", "shared:rates"], target=1)
+    await wire.expect("queued")
+    assert (await wire.expect("locked"))["resources"] == ["accounts/p3"]
+
+
+async def test_a_lock_belongs_to_the_name_that_made_it(genie: Genie) -> None:
+    limits, payments, ops = await enter(genie, LIMITS), await enter(genie, PAYMENTS), await enter(genie, OPS)
+    held = await limits.lock("exclusive:accounts/own")
+    waiting = await limits.request("exclusive:accounts/own")
+    for id_ in (held, waiting):
+        payments.send("release", id=id_)
+        await unauthorized(payments, str(id_), "payments", id=id_)
+        payments.send("extend", id=id_, transactionTimeout=1000)
+        await unauthorized(payments, str(id_), id=id_)
+    same = await enter(genie, LIMITS)
+    same.send("extend", id=held, transactionTimeout=60_000)
+    await same.expect("extended")
+    assert await same.release(waiting) == "success"
+    assert (await limits.expect("released"))["id"] == waiting
+    ops.send("extend", id=held, transactionTimeout=50_000)
+    await ops.expect("extended")
+    assert await ops.release(held) == "success", "whatever its name is"
+    assert (await limits.expect("released"))["id"] == held
+
+
+async def test_prefixes_bind_what_an_admin_locks_not_what_it_sees(genie: Genie) -> None:
+    ops = await enter(genie, OPS)
+    ops.send("request", resources=["exclusive:accounts/1"])
+    await unauthorized(ops, "'accounts/1'", "'ops/'")
+    await ops.lock("exclusive:ops/1")
+    ops.send("inspect")
+    await ops.expect("inspected")
+    ops.send("watch", prefix="")
+    await ops.expect("watching")
+
+
+async def test_who_has_prefixes_sees_no_more(genie: Genie) -> None:
+    limits, payments = await enter(genie, LIMITS), await enter(genie, PAYMENTS)
+    held = await limits.lock("exclusive:accounts/seen", "exclusive:hidden", transactionName="seen-1")
+    await limits.lock("shared:hidden too", transactionName="hidden-1")
+    waiting = await limits.request("shared:accounts/seen", "exclusive:hidden too", transactionName="seen-2")
+    for payload in ({}, {"resource": "hidden"}, {"resource": "accounts"}, {"id": held}, {"transactionName": "seen-1"}):
+        payments.send("inspect", **payload)
+        await unauthorized(payments, "resource", "'accounts/', 'rates'")
+    payments.send("inspect", resource="accounts/seen")
+    found = await payments.expect("inspected")
+    (holder,), (waiter,) = found["holders"], found["queue"]
+    assert (holder["id"], holder["resources"], holder["resourcesTotal"]) == (held, ["exclusive:accounts/seen"], 2)
+    assert (waiter["id"], waiter["resources"], waiter["resourcesTotal"]) == (waiting, ["shared:accounts/seen"], 2)
+    assert [blocker["resource"] for blocker in waiter["blockers"]] == ["accounts/seen"]
+    assert waiter["blockersTotal"] == 2
+    assert "hidden" not in str(found)
+    for prefix in ("", "account", "limits/"):
+        payments.send("watch", prefix=prefix)
+        await unauthorized(payments, "prefix", "'accounts/', 'rates'")
+    payments.send("watch", prefix="accounts/s")
+    assert [row["resource"] for row in (await payments.expect("watching"))["held"]] == ["accounts/seen"]
+    payments.send("unwatch", prefix="")
+    await payments.expect("unwatched")
+
+
+async def test_a_session_belongs_to_its_name(genie: Genie) -> None:
+    first = await enter(genie, LIMITS, session=SECRET + "1")
+    id_ = await first.lock("exclusive:accounts/session", ref="r1")
+    stranger = await Wire.connect(genie.address)
+    stranger.send("hello", token=PAYMENTS, session=SECRET + "1")
+    assert (await stranger.expect("welcome"))["resumed"] is False
+    first.send("ping")
+    await first.expect("pong")  # it has not lost its session
+    again = await Wire.connect(genie.address)
+    again.send("hello", token=LIMITS, session=SECRET + "1")
+    assert (await again.expect("welcome"))["resumed"] is True
+    assert (await again.expect("locked"))["id"] == id_
+    assert await first.receive() == ("closed", {})
+
+
+async def test_names_survive_a_restart_and_go_over_to_a_follower(redis: Redis, tmp_path: Path) -> None:
+    path = written(tmp_path)
+    options = {"token_file": path, "lease": 0.5}
+    with running_server(redis, **options) as server:
+        wire = await enter(server, LIMITS)
+        kept = await wire.lock("exclusive:accounts/kept", transactionTimeout=600_000)
+        session = await enter(server, LIMITS, session=SECRET, sessionTimeout=600_000)
+        waiting = await session.request("exclusive:accounts/kept", queueTimeout=600_000)
+        server.send(signal.SIGTERM)  # so that the next one leads at once
+        assert server.wait() == 0
+    with running_server(redis, **options) as leader, running_server(redis, **options) as follower:
+        await self_only(leader, kept)
+        leader.kill()
+        follower.until("leading")
+        await self_only(follower, kept)
+        again = await Wire.connect(follower.address)
+        again.send("hello", token=LIMITS, session=SECRET)
+        assert (await again.expect("welcome"))["resumed"] is True
+        assert (await again.expect("queued"))["id"] == waiting
+        assert await again.release(kept) == "success"
+        assert (await again.expect("locked"))["id"] == waiting
+
+
+async def self_only(server: Genie, id_: int) -> None:
+    payments = await enter(server, PAYMENTS)
+    payments.send("release", id=id_)
+    await unauthorized(payments, id=id_)
+
+
+# -- the file is read again ---------------------------------------------------------------------------------------
+
+
+async def test_sighup_takes_over_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with running_server(token_file=path) as server:
+        payments, limits, ops = await enter(server, PAYMENTS), await enter(server, LIMITS), await enter(server, OPS)
+        held = await limits.lock("exclusive:accounts/1")
+        path.write_text(f"""
+            [payments]
+            token = "{WRONG}"
+            prefixes = ["ops/"]
+            [ops]
+            token = "{OPS}"
+            may = ["admin"]
+        """)
+        server.send(signal.SIGHUP)
+        line = server.until("the token file was read again")
+        assert (line["file"], line["gone"]) == (str(path), 1)
+
+        await unauthorized(limits, "not allowed any more")
+        assert await limits.receive() == ("closed", {})
+        gone = await Wire.connect(server.address)
+        gone.send("hello", token=LIMITS)
+        await is_refused(gone)
+
+        payments.send("request", resources=["exclusive:accounts/2"])
+        await unauthorized(payments, "'ops/'")
+        await payments.lock("exclusive:ops/1")
+        old = await Wire.connect(server.address)
+        old.send("hello", token=PAYMENTS)
+        await is_refused(old)
+        await enter(server, WRONG)
+        assert await ops.release(held) == "success", "what was held stays held until somebody who may releases it"
+
+
+async def test_a_bad_file_changes_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with running_server(token_file=path) as server:
+        limits = await enter(server, LIMITS)
+        for text in ("", "[limits]", FILE + 'more = "x"'):
+            path.write_text(text)
+            server.send(signal.SIGHUP)
+            line = server.until("the token file was not taken over")
+            assert line["level"] == "error"
+            assert str(path) in line["why"]
+        path.unlink()
+        server.send(signal.SIGHUP)
+        assert "can't be read" in server.until("the token file was not taken over")["why"]
+        limits.send("ping")
+        await limits.expect("pong")
+        await enter(server, PAYMENTS)
+
+
+async def test_one_word_is_read_again_too(tmp_path: Path) -> None:
+    path = written(tmp_path, PAYMENTS)
+    with running_server(token_file=path) as server:
+        path.write_text(LIMITS)
+        server.send(signal.SIGHUP)
+        server.until("the token file was read again")
+        await enter(server, LIMITS)
+
+
+async def test_who_watches_what_it_may_not_see_any_more_is_sent_away(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    with running_server(token_file=path) as server:
+        inside, outside = await enter(server, LIMITS), await enter(server, LIMITS)
+        for wire, prefix in ((inside, "accounts/1"), (outside, "")):
+            wire.send("watch", prefix=prefix)
+            await wire.expect("watching")
+        path.write_text(FILE.replace("[limits]\n", '[limits]\nprefixes = ["accounts/"]\n'))
+        server.send(signal.SIGHUP)
+        assert server.until("the token file was read again")["gone"] == 1
+        await unauthorized(outside, "not allowed any more")
+        assert await outside.receive() == ("closed", {})
+        await inside.lock("exclusive:accounts/1")
+        assert (await inside.expect("event"))["resource"] == "accounts/1"
+
+
+# -- how it starts ------------------------------------------------------------------------------------------------
+
+
+def starts(**settings: object) -> tuple[int, str]:
+    """The exit status and the last words of a server that should not start."""
+    import subprocess
+    import sys
+
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    environment |= {
+        f"GENIE_{name.upper()}": str(value) for name, value in ({"port": 0, "admin_port": ""} | settings).items()
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "genie.cli", "serve"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - that is the point
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"host": EVERYWHERE},
+        {"host": "::"},
+        {"admin_host": EVERYWHERE, "admin_port": 0},
+        {"host": "192.0.2.1"},
+        {"host": "::ffff:192.0.2.1"},
+    ],
+)
+def test_strangers_from_beyond_the_loopback_are_kept_out(settings: dict[str, object]) -> None:
+    status, said = starts(**settings)
+    (name,) = [name for name in settings if name.endswith("host")]
+    assert status == 1
+    assert said.startswith(f"Error: GENIE_{name.upper()}={settings[name]} would let in anybody")
+    assert "GENIE_TOKEN" in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"token": "short"}, "GENIE_TOKEN must have 16 to 1024 characters, and has 5"),
+        ({"token": PAYMENTS, "token_file": "x"}, "exclude each other"),
+        ({"token_file": "/nonexistent/tokens"}, "can't be read"),
+    ],
+)
+def test_what_is_wrong_with_the_tokens_is_said_at_the_start(settings: dict[str, object], said: str) -> None:
+    status, told = starts(**settings)
+    assert status == 1
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+async def test_with_a_token_or_on_purpose_it_serves_everywhere() -> None:
+    with running_server(host=EVERYWHERE, token=PAYMENTS) as server:
+        await enter(server, PAYMENTS)
+        assert not [line for line in server.log if "anybody" in line["event"]]
+    with running_server(host=EVERYWHERE, insecure=1) as server:
+        (warning,) = [line for line in server.log if "anybody" in line["event"]]
+        assert (warning["level"], warning["host"]) == ("warning", EVERYWHERE)
+        (await Wire.connect(server.address)).send("ping")
+
+
+def test_the_tests_own_file_is_private(tmp_path: Path) -> None:
+    assert stat.S_IMODE(written(tmp_path).stat().st_mode) == 0o600

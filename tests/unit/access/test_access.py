@@ -1,0 +1,184 @@
+"""Who may come in: what a file may say, and what is said of a file that is wrong."""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+
+import pytest
+
+from genie.access import RIGHTS, Access, Principal
+
+A, B = "a-token-of-the-tests", "another-token-of-the-tests"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "tokens"
+
+
+def read(file: Path, text: str | bytes, *, certificates: bool = False) -> Access:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    file.chmod(0o600)
+    return Access.read(None, str(file), certificates=certificates)
+
+
+def test_without_anything_nothing_is_asked() -> None:
+    access = Access.read(None, None)
+    assert access.open
+    assert not access.tokens
+    assert access.by_token(A) is None
+
+
+def test_certificates_alone_are_asked_for() -> None:
+    access = Access.read(None, None, certificates=True)
+    assert not access.open
+    assert not access.tokens
+
+
+def test_one_token_may_everything(file: Path) -> None:
+    for access in (Access.read(A, None), read(file, A), read(file, f"  {A}\r\n")):
+        principal = access.by_token(A)
+        assert principal == Principal("default", None, frozenset(RIGHTS))
+        assert access.by_token(B) is None
+        assert access.by_token(A[:-1]) is None
+        assert access.by_name("default") is principal
+        assert access.tokens
+        assert not access.open
+
+
+def test_a_section_for_each_name(file: Path) -> None:
+    access = read(
+        file,
+        f"""
+        [payments]
+        token = "{A}"
+        prefixes = ["accounts/", "limits/"]
+        may = ["lock"]
+        ["the look out"]
+        token = "{B}"
+        """,
+    )
+    payments, look_out = access.by_token(A), access.by_token(B)
+    assert payments == Principal("payments", ("accounts/", "limits/"), frozenset({"lock"}))
+    assert look_out == Principal("the look out", None, frozenset({"lock", "inspect"}))
+    assert payments is not None
+    assert [payments.covers(name) for name in ("accounts/2", "accounts", "limits/", "x/accounts/")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert payments.may("lock")
+    assert not payments.may("inspect")
+    assert payments.reach == "names that begin with 'accounts/', 'limits/'"
+    assert access.by_name("payments") == payments
+    assert access.by_name("nobody") is None
+
+
+def test_an_admin_may_all_and_its_prefixes_bind_what_it_locks() -> None:
+    admin = Principal("ops", ("ops/",), frozenset({"admin"}))
+    assert all(admin.may(right) for right in RIGHTS)
+    assert not admin.covers("accounts/2")
+    assert admin.bounds is None
+    assert Principal("payments", ("ops/",)).bounds == ("ops/",)
+
+
+def test_a_certificate_may_lock_and_look_where_the_file_says_nothing(file: Path) -> None:
+    access = read(file, f'[ops]\nmay = ["admin"]\n[payments]\ntoken = "{A}"\n', certificates=True)
+    assert access.by_certificate("ops") == Principal("ops", None, frozenset({"admin"}))
+    assert access.by_certificate("payments") == access.by_token(A)
+    assert access.by_certificate("stranger") == Principal("stranger", None, frozenset({"lock", "inspect"}))
+    assert access.by_name("ops") is None, "that name is proved by no token"
+
+
+def test_every_token_is_compared_whichever_it_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    access = read(file, f'[a]\ntoken = "{A}"\n[b]\ntoken = "{B}"\n')
+    compared: list[int] = []
+    real = hmac.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(len(one))
+        return real(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    for said in (A, B, "", "x" * 10_000, "\udcff"):
+        compared.clear()
+        access.by_token(said)
+        assert compared == [32, 32]
+
+
+LONG = "t" * 1025
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it is empty; it must hold one token, or TOML"),
+        (" \n\t\n", "it is empty"),
+        (b"\xff\xfe" * 10, "must be text in UTF-8"),
+        ("short", "the token must have 16 to 1024 characters, and has 5"),
+        (LONG, "the token must have 16 to 1024 characters, and has 1025"),
+        ("two words-and-more", "it is neither one token nor TOML"),
+        (f"{A[:8]}\0{A[8:]}", "the token must not contain control characters"),
+        ("# nobody\n", "it names nobody; it must have a section for each name, like [payments]"),
+        (f'token = "{A}"', "token stands outside of a section"),
+        ("[payments]", "[payments] token is missing; only the name in a client's certificate needs none"),
+        ("[payments]\ntoken = 5", "[payments] token must be a string of 16 to 1024 characters"),
+        ('[payments]\ntoken = "short"', "[payments] token must have 16 to 1024 characters, and has 5"),
+        (f'[payments]\ntoken = "{LONG}"', "[payments] token must have 16 to 1024 characters, and has 1025"),
+        (f'[payments]\ntoken = "{A}\\n"', "[payments] token must not contain control characters"),
+        (f'[payments]\ntoken = "{A}"\nuser = "x"', "[payments] user is not known; a section has token, prefixes, may"),
+        (f'[payments.eu]\ntoken = "{A}"', "[payments] eu is not known"),
+        (f'[payments]\ntoken = "{A}"\nmay = ["read"]', "[payments] may has 'read', which is no right; there are"),
+        (f'[payments]\ntoken = "{A}"\nmay = "lock"', '[payments] may must be a list of some of "lock", "inspect"'),
+        (f'[payments]\ntoken = "{A}"\nmay = []', "[payments] may must be a list"),
+        (f'[payments]\ntoken = "{A}"\nmay = [1]', "[payments] may must be a list"),
+        (f'[payments]\ntoken = "{A}"\nprefixes = "a/"', "[payments] prefixes must be a list of strings"),
+        (f'[payments]\ntoken = "{A}"\nprefixes = []', "leave it out for every name"),
+        (f'[payments]\ntoken = "{A}"\nprefixes = [""]', "leave it out for every name"),
+        (f'[payments]\ntoken = "{A}"\nprefixes = ["{"p" * 513}"]', "[payments] prefixes must have at most 512"),
+        (f'[a]\ntoken = "{A}"\n[b]\ntoken = "{A}"', "[b] has the same token as [a]; each must have its own"),
+        (f'["{"n" * 129}"]\ntoken = "{A}"', "the name of a section must have 1 to 128 characters"),
+        (f'[""]\ntoken = "{A}"', "the name of a section must have 1 to 128 characters"),
+        (f'["a\\u0000b"]\ntoken = "{A}"', "none of them control characters"),
+        ("#" * ((1 << 20) + 1), "must have at most 1048576 bytes"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_and_no_token_repeated(file: Path, text: str | bytes, said: str) -> None:
+    with pytest.raises(ValueError, match="the token file") as caught:
+        read(file, text)
+    assert said in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert A not in str(caught.value)
+    assert LONG not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_is_no_file(file: Path) -> None:
+    for path in (file, file.parent):
+        with pytest.raises(ValueError, match="can't be read: "):
+            Access.read(None, str(path))
+
+
+def test_token_and_file_exclude_each_other(file: Path) -> None:
+    file.write_text(B)
+    with pytest.raises(ValueError, match="GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other"):
+        Access.read(A, str(file))
+
+
+@pytest.mark.parametrize("token", ["", "short", LONG, A + "\n"])
+def test_a_token_in_a_variable_is_checked_alike(token: str) -> None:
+    with pytest.raises(ValueError, match="GENIE_TOKEN must ") as caught:
+        Access.read(token, None)
+    assert not token or token not in str(caught.value)
+
+
+def test_whoever_else_may_read_the_file(file: Path) -> None:
+    read(file, A)
+    for mode, seen in ((0o600, False), (0o640, False), (0o644, True)):
+        file.chmod(mode)
+        assert Access.read(None, str(file)).seen_by_all is seen
+
+
+def test_many_prefixes_are_not_all_told() -> None:
+    assert Principal("a", tuple(f"{n}/" for n in range(12))).reach.endswith("'9/' or 2 more")
