@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Final, cast
-from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
@@ -57,7 +56,7 @@ class _Asked:
     """When each connection last asked something whole, and was answered."""
 
     def __init__(self) -> None:
-        self._at: WeakKeyDictionary[web.RequestHandler, float] = WeakKeyDictionary()
+        self._at: dict[web.RequestHandler, float] = {}
 
     @web.middleware
     async def note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -66,7 +65,8 @@ class _Asked:
         try:
             return await handler(request)
         finally:
-            self._at[request.protocol] = asyncio.get_running_loop().time()
+            if request.transport is not None:
+                self._at[request.protocol] = asyncio.get_running_loop().time()
 
     def watch(self, connection: web.RequestHandler) -> None:
         """Close it, if it says nothing."""
@@ -76,6 +76,7 @@ class _Asked:
 
     def _look(self, connection: web.RequestHandler) -> None:
         if connection.transport is None:
+            self._at.pop(connection, None)
             return
         left = self._at[connection] + SILENT_S - asyncio.get_running_loop().time()
         if left > 0:
