@@ -29,7 +29,8 @@ class Admin:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, settings.admin_host, settings.admin_port).start()
+            tls = self._subject.admin_tls
+            await web.TCPSite(self._runner, settings.admin_host, settings.admin_port, ssl_context=tls).start()
         except BaseException:
             await self._runner.cleanup()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from ssl import SSLContext
 from typing import Protocol
 
 from genie.config import Settings
@@ -19,6 +20,10 @@ class Subject(Protocol):
     @property
     def connections(self) -> Sized:
         """Those that are open."""
+
+    @property
+    def admin_tls(self) -> SSLContext | None:
+        """What the admin port speaks, if not plain HTTP. Who shows a certificate has shown a good one (`genie.tls`)."""
 
     @property
     def role(self) -> str:

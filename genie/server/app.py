@@ -7,6 +7,7 @@ import contextlib
 import gc
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -20,9 +21,11 @@ from genie.server.address import bind, guard
 from genie.server.connection import Connection
 from genie.server.desk import Desk, Refusing
 from genie.server.errand import Errand
+from genie.server.handshake import Handshake
 from genie.server.pulse import Pulse
 from genie.server.pump import Pump
 from genie.server.registry import Registry
+from genie.server.tls import tls_of
 from genie.storage.base import Batch, Replica, Store, Superseded
 from genie.storage.memory import MemoryStore
 from genie.storage.node import Node, this_node
@@ -49,6 +52,7 @@ class Server:
         self, settings: Settings, store: Store | None = None, *, bind_to: Callable[[str, int], socket.socket] = bind
     ) -> None:
         self.settings = settings
+        self.tls = tls_of(settings)
         self._store: Store = store or make_store(settings)
         self._bind_to = bind_to
         self.stats = Stats()
@@ -88,7 +92,7 @@ class Server:
             await self._ready.wait()
             self._check()
             self._listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self._desk, self.settings, self.connections), sock=self._sock, backlog=BACKLOG
+                self._accept, sock=self._sock, backlog=BACKLOG
             )
         except BaseException:
             await self._leave_roles()
@@ -101,6 +105,7 @@ class Server:
             role="leader" if self._leads else "follower",
             held=0 if self.manager is None else len(self.manager.table.held),
             store="redis" if self._store.durable else "memory",
+            tls=self.tls is not None,
             version=version("genie-lock"),
         )
         if not self._store.durable:
@@ -109,6 +114,12 @@ class Server:
             )
         return host, port
 
+    def _accept(self) -> asyncio.Protocol:
+        return self._connect() if self.tls is None else Handshake(self.tls, self.connections, self._connect)
+
+    def _connect(self) -> Connection:
+        return Connection(self._desk, self.settings, self.connections)
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -116,6 +127,11 @@ class Server:
     @property
     def _desk(self) -> Desk:
         return self._pump if self._pump is not None and self._leads else self._refusing
+
+    @property
+    def admin_tls(self) -> ssl.SSLContext | None:
+        """What the admin port speaks, if not plain HTTP."""
+        return None if self.tls is None else self.tls.admin
 
     # -- for those who look ---------------------------------------------------------------------------------
 
@@ -161,6 +177,17 @@ class Server:
     async def carry_out(self, line: bytes) -> bytes:
         """Do what a line of the wire asks for, as for a client; returns what it is told, when it is stored."""
         return await Errand(self.settings, self._desk).carry_out(line)
+
+    def reload(self) -> None:
+        """Read the certificates again: who connects from now on sees the new ones. A wrong file changes nothing."""
+        if self.tls is None:
+            return
+        try:
+            self.tls.reload()
+        except ValueError as error:
+            log.error("the certificates stay as they were", why=str(error))
+        else:
+            log.info("certificates read again")
 
     # -- its life ---------------------------------------------------------------------------------------------
 
@@ -248,6 +275,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -266,6 +294,8 @@ class Server:
         self._draining = True
         if self._listener is not None:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
+        for handshake in self.connections.handshakes:
+            handshake.abort()
         pump, drained = self._pump, True
         if pump is not None and self._leads:
             for connection in self.connections:

@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         "_settings",
         "_transport",
         "ahead",
+        "certificate",
         "closed",
         "desk",
         "ending",
@@ -94,6 +95,8 @@ class Connection(asyncio.Protocol):
         self._registry = registry
         self._lines = Lines(settings.max_line)
         self._transport: asyncio.Transport | None = None
+        self.certificate: str | None = None
+        """The name in the certificate that the client has shown, and that was verified."""
         self.session = Session(self)
         self.fresh = True
         """Its first command has not been taken up: it may be `hello`."""
@@ -135,7 +138,8 @@ class Connection(asyncio.Protocol):
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
         tell = log.info if self.desk.leads else log.debug  # who looks for the leader comes again and again
-        tell("connection", peer=peer, open=len(self._registry))
+        named = {} if self.certificate is None else {"certificate": self.certificate}
+        tell("connection", peer=peer, open=len(self._registry), **named)
 
     def data_received(self, data: bytes) -> None:
         """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""
@@ -154,10 +158,10 @@ class Connection(asyncio.Protocol):
             self.desk.submit(self, lines, len(data))
 
     def eof_received(self) -> bool:
-        """The client has said all (as `printf … | nc` does) and still listens."""
+        """The client has said all (as `printf … | nc` does) and still listens, which with TLS it can't."""
         if not self.ending:
             self._hang_up()
-        return True
+        return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
         """The client does not read its answers: read no more of its commands."""
