@@ -21,7 +21,7 @@ from genie.server.address import bind, guard
 from genie.server.connection import Connection
 from genie.server.desk import Desk, Refusing
 from genie.server.errand import Errand
-from genie.server.handshake import Handshake
+from genie.server.handshake import TlsListener
 from genie.server.pulse import Pulse
 from genie.server.pump import Pump
 from genie.server.registry import Registry
@@ -66,6 +66,7 @@ class Server:
         self._sock: socket.socket | None = None
         self._guard: socket.socket | None = None
         self._listener: asyncio.Server | None = None
+        self._tls_listener: TlsListener | None = None
         self._roles: asyncio.Task[None] | None = None
         self._deposed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -91,9 +92,13 @@ class Server:
             self._roles.add_done_callback(self._ended)
             await self._ready.wait()
             self._check()
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._accept, sock=self._sock, backlog=BACKLOG
-            )
+            if self.tls is not None:
+                self._tls_listener = TlsListener(self.tls, self.connections, self._connect)
+                self._tls_listener.listen(self._sock, BACKLOG)
+            else:
+                self._listener = await asyncio.get_running_loop().create_server(
+                    self._connect, sock=self._sock, backlog=BACKLOG
+                )
         except BaseException:
             await self._leave_roles()
             self._sock.close()
@@ -113,9 +118,6 @@ class Server:
                 "locks are kept in memory and end with this process; set GENIE_REDIS_URL or GENIE_REDIS_HOST to keep them"
             )
         return host, port
-
-    def _accept(self) -> asyncio.Protocol:
-        return self._connect() if self.tls is None else Handshake(self.tls, self.connections, self._connect)
 
     def _connect(self) -> Connection:
         return Connection(self._desk, self.settings, self.connections)
@@ -202,7 +204,7 @@ class Server:
         if roles.cancelled():
             return
         error = roles.exception()
-        if self._listener is not None:
+        if self._listener is not None or self._tls_listener is not None:
             log.error("a defect in the server; stopped", exc_info=error)
         self._failure = self._failure or error
         self._ready.set()
@@ -294,8 +296,8 @@ class Server:
         self._draining = True
         if self._listener is not None:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
-        for handshake in self.connections.handshakes:
-            handshake.abort()
+        if self._tls_listener is not None:
+            await self._tls_listener.close()
         pump, drained = self._pump, True
         if pump is not None and self._leads:
             for connection in self.connections:

@@ -15,6 +15,7 @@ from genie.protocol import replies
 from genie.protocol.commands import http_refused, is_http
 from genie.protocol.framing import Lines, LineTooLong
 from genie.server.session import Session
+from genie.tls import name_of
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -131,6 +132,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or refuse it when there are too many."""
         self._transport = cast("asyncio.Transport", transport)
+        self.certificate = name_of(transport.get_extra_info("peercert"))
         peer = transport.get_extra_info("peername")
         full = self._registry.enter(self, peer[0] if peer else "")
         if full is not None:

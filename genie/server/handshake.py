@@ -1,15 +1,21 @@
-"""A connection before it is one: from when TCP is accepted until the TLS handshake has ended."""
+"""Connections before they are some: accepted here, and counted, until their TLS handshake has ended.
+
+The loops' own servers would tell of a connection only after its handshake. So whoever began many, and ended none, would
+be counted by nobody.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import structlog
 
 from genie.server.tls import FILE
-from genie.tls import name_of, reason
+from genie.tasks import end
+from genie.tls import reason
 
 if TYPE_CHECKING:
     from genie.server.connection import Connection
@@ -22,93 +28,85 @@ HANDSHAKE_S = 10.0
 """How long a handshake may take."""
 GOODBYE_S = 5.0
 """How long a client may take to say that it has read all, when a connection ends. Then it is cut."""
+RETRY_S = 0.5
+"""After how long it accepts again where it can't: there are no more files, or no memory."""
 
 
-class Handshake(asyncio.Protocol):
-    """Counts as a connection from the beginning. When it has succeeded `make` makes the connection that takes over."""
+class TlsListener:
+    """Accepts on a socket that is bound. `make` makes the connection that a handshake ends in."""
 
     def __init__(self, tls: Tls, registry: Registry, make: Callable[[], Connection]) -> None:
         self._tls = tls
         self._registry = registry
         self._make = make
-        self._transport: asyncio.Transport | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._sock: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, unless there are far too many."""
-        self._transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("peername")
-        if not self._registry.begin(self, peer[0] if peer else ""):
-            log.debug("too many connections: one is cut before its handshake", peer=peer)
-            self._transport.abort()
-            return
-        self._transport.pause_reading()  # the first bytes are for the handshake
-        self._task = asyncio.get_running_loop().create_task(self._shake(self._transport))
+    def listen(self, sock: socket.socket, backlog: int) -> None:
+        """Begin."""
+        sock.listen(backlog)
+        self._sock = sock
+        self._accepting = asyncio.get_running_loop().create_task(self._accept(sock))
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is gone, however it ended
-        """It ended before the handshake began."""
-        self._registry.end(self)
+    async def close(self) -> None:
+        """Accept no more, and cut the handshakes that are under way."""
+        await end(self._accepting)
+        if self._sock is not None:
+            self._sock.close()
+        for handshake in self._registry.handshakes:
+            await end(handshake.task)
 
-    def abort(self) -> None:
-        """Cut it."""
-        if self._transport is not None:
-            self._transport.abort()
+    async def _accept(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, peer = await loop.sock_accept(sock)
+            except ConnectionError:  # it has left again
+                continue
+            except OSError as error:
+                log.warning("no connection can be accepted", why=str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            handshake = Handshake(self._registry, self._make)
+            if self._registry.begin(handshake, peer[0] if peer else ""):
+                handshake.task = loop.create_task(handshake.run(client, self._tls))
+            else:
+                log.debug("too many connections: one is cut before its handshake", peer=peer)
+                client.close()
 
-    async def _shake(self, transport: asyncio.Transport) -> None:
-        peer = transport.get_extra_info("peername")
-        early = _Early()
+
+class Handshake(asyncio.Protocol):
+    """One, which counts as a connection from the beginning."""
+
+    task: asyncio.Task[None] | None = None
+
+    def __init__(self, registry: Registry, make: Callable[[], Connection]) -> None:
+        self._registry = registry
+        self._make = make
+
+    async def run(self, client: socket.socket, tls: Tls) -> None:
+        """Make it."""
+        peer = None
         try:
-            if transport.is_closing():
-                return
-            FILE.set(transport.get_extra_info("socket").fileno())
-            encrypted = await asyncio.get_running_loop().start_tls(
-                transport,
-                early,
-                self._tls.wire,
-                server_side=True,
+            peer = client.getpeername()
+            FILE.set(client.fileno())
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self,
+                client,
+                ssl=tls.wire,
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=GOODBYE_S,
             )
-        except OSError as error:  # those of ssl are some, too
-            tell = log.debug if isinstance(error, ConnectionResetError) else log.info
-            tell("handshake failed", peer=peer, why=reason(error))
-            return
+        except OSError as error:  # those of TLS are some, too
+            tell = log.debug if isinstance(error, ConnectionResetError | BrokenPipeError) else log.info
+            why = f"not done after {HANDSHAKE_S:g} s" if isinstance(error, ConnectionAbortedError) else reason(error)
+            tell("handshake failed", peer=peer, why=why)
         finally:
             self._registry.end(self)
-        if encrypted is None or early.lost:  # the loops give None for what ended meanwhile
-            return
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is done: the connection takes its place, before any byte is read."""
+        self._registry.end(self)
         connection = self._make()
-        connection.certificate = name_of(encrypted.get_extra_info("peercert"))
-        encrypted.set_protocol(connection)
-        connection.connection_made(encrypted)
-        early.hand_over(connection)
-
-
-class _Early(asyncio.Protocol):
-    """Keeps what comes between the end of a handshake and the moment when the connection takes over."""
-
-    def __init__(self) -> None:
-        self._data: list[bytes] = []
-        self._ended = False
-        self.lost = False
-        self._connection: Connection | None = None
-
-    def data_received(self, data: bytes) -> None:
-        self._data.append(data)
-
-    def eof_received(self) -> bool:
-        self._ended = True
-        return False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.lost = True
-        if self._connection is not None:  # the loop had made up its mind whom to tell
-            self._connection.connection_lost(exc)
-
-    def hand_over(self, connection: Connection) -> None:
-        """From now on all goes there."""
-        self._connection = connection
-        for data in self._data:
-            connection.data_received(data)
-        if self._ended:
-            connection.eof_received()
+        cast("asyncio.Transport", transport).set_protocol(connection)
+        connection.connection_made(transport)
