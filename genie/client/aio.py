@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -12,7 +13,7 @@ from genie.client.aio_watch import Watch
 from genie.client.anyof import any_request
 from genie.client.calls import Inspect, Ping, Release, Request
 from genie.client.lock import Hold, Lock, acquire
-from genie.client.reach import addresses
+from genie.client.reach import Address, addresses
 from genie.errors import QueueTimeout
 
 
@@ -23,6 +24,7 @@ def connect(
     connect_timeout: float = 10.0,
     session: str | None = None,
     session_timeout: float = 10.0,
+    ssl: bool | SSLContext | None = None,
 ) -> Client:
     """A client, which connects when its `async with` block is entered and closes when it is left.
 
@@ -36,9 +38,16 @@ def connect(
     The server keeps what this client holds and waits for while the connection is away, for `session_timeout` seconds.
     `session` is the secret (16 to 128 characters) that it knows the client by: a random one, if none is given. Two
     clients with the same one take each other's place.
+
+    `genies://HOST:PORT` is a server that speaks TLS; with `ssl=True`, or a context, all of them do. Its certificate and
+    its name are verified. GENIE_TLS_CA is a file with those who may sign it, else it is whom this system trusts;
+    GENIE_TLS_CERT and GENIE_TLS_KEY are what this client shows. Your own context counts more than these.
     """
     return Client(
-        addresses(host, port), connect_timeout=connect_timeout, session=session, session_timeout=session_timeout
+        addresses(host, port, ssl=ssl),
+        connect_timeout=connect_timeout,
+        session=session,
+        session_timeout=session_timeout,
     )
 
 
@@ -52,7 +61,7 @@ class Client:
 
     def __init__(
         self,
-        to: Sequence[tuple[str, int]],
+        to: Sequence[Address],
         *,
         connect_timeout: float = 10.0,
         session: str | None = None,

@@ -187,7 +187,7 @@ class Server:
         try:
             self.tls.reload()
         except ValueError as error:
-            log.error("the certificates stay as they were", why=str(error))
+            log.warning("the certificates stay as they were", why=str(error))
         else:
             log.info("certificates read again")
 

@@ -49,6 +49,10 @@ SHORTEST = 16
 """Bytes, more or less, in the shortest line that says anything."""
 
 
+TLS_HELLO = b"\x16\x03"
+"""How a client begins that wants TLS."""
+
+
 class Hangup:
     """In place of a command: the client will send nothing more, or must not. It gets its answers, then the end."""
 
@@ -146,6 +150,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""
         if self.ending:
+            return
+        if not self._greeted and data.startswith(TLS_HELLO):
+            self._hang_up(
+                RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS")
+            )  # else it would wait for a line
             return
         try:
             lines = self._lines.feed(data)

@@ -8,6 +8,8 @@ import ssl
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from genie.errors import Code, RequestRejected
+from genie.protocol import replies
 from genie.tls import OLDEST, load_ca, load_pair
 
 if TYPE_CHECKING:
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 
 FILE: ContextVar[int] = ContextVar("FILE")
 """The socket of the handshake that begins, by its number."""
+
+NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST"}
+PLAIN_REFUSED = replies.error(RequestRejected(Code.BAD_MESSAGE, "this server speaks TLS only"))
+"""What a client is told that doesn't speak it."""
 
 
 class Tls:
@@ -75,10 +81,11 @@ class _Handshake(ssl.SSLObject):
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
-        except ssl.SSLError:
+        except ssl.SSLError as error:
+            last = PLAIN_REFUSED if error.reason in NO_TLS else self.outgoing.read()
             if self.file is not None:
                 with contextlib.suppress(OSError):  # it listens no more, or will not: the log has the reason
-                    os.write(self.file, self.outgoing.read())
+                    os.write(self.file, last)
             raise
 
 
