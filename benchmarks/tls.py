@@ -78,7 +78,9 @@ def main() -> None:
         authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
         plain = _server(stack, folder, "plain")
         tls = _server(stack, folder, "tls", GENIE_TLS_CERT=str(certificate))
-        print("| load | plain, cycles/s | TLS, cycles/s | TLS / plain | server CPU a cycle, plain | TLS | TLS / plain |")
+        print(
+            "| load | plain, cycles/s | TLS, cycles/s | TLS / plain | server CPU a cycle, plain | TLS | TLS / plain |"
+        )
         print("| --- | --: | --: | --: | --: | --: | --: |")
         for name, connections, depth in LOADS:
             rounds = []

@@ -71,7 +71,9 @@ def _address(text: str, port: int, tls: SSLContext | None) -> Address:
 
 
 def address(text: str, port: int = PORT, tls: SSLContext | None = None) -> Address:
-    """One address without a scheme; ValueError, if its port is none."""
+    """One address without a scheme; ValueError, if it is none."""
+    if "/" in text:
+        raise ValueError(f"{text}: an address is HOST, HOST:PORT or [IPv6]:PORT, behind {TLS} for TLS")
     if text.startswith("["):
         name, _, rest = text[1:].partition("]")
         own = rest.removeprefix(":")
@@ -79,8 +81,6 @@ def address(text: str, port: int = PORT, tls: SSLContext | None = None) -> Addre
         name, own = text, ""
     else:
         name, _, own = text.partition(":")
-    if "/" in name:
-        raise ValueError(f"{text}: an address is HOST, HOST:PORT or [IPv6]:PORT, behind {TLS} for TLS")
     return Address(name or HOST, _port(own, text) if own else port, tls)
 
 
