@@ -13,6 +13,6 @@ ENV PATH=/opt/genie/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 GENIE
 USER 10001:10001
 EXPOSE 7077
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD genie status --host "${GENIE_HEALTH_HOST:-127.0.0.1}" --timeout 3
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["genie", "status", "--host", "127.0.0.1", "--timeout", "3"]
 ENTRYPOINT ["genie"]
 CMD ["serve"]

@@ -255,8 +255,10 @@ def test_threads_share_a_tunnel(made: Certificates, tls_server: Genie) -> None:
 
 def test_what_is_larger_than_a_record_arrives_whole(made: Certificates, tls_server: Genie) -> None:
     names = [f"{'x' * 200}{n}" for n in range(1000)]
-    with genie.sync.connect(*tls_server.address, ssl=made.context()) as client, client.lock(*names) as lock:
-        assert len(client.inspect(id=lock.id)["holders"][0]["resources"]) == len(names)
+    with genie.sync.connect(*tls_server.address, ssl=made.context()) as client:
+        lock = client.acquire_any(names, len(names))
+        assert [resource.removeprefix("exclusive:") for resource in lock.resources] == names
+        lock.release()
 
 
 @pytest.mark.parametrize("threads", [False, True])
