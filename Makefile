@@ -47,6 +47,7 @@ bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/tokens.py
 	$(BIN)/python benchmarks/timeouts.py
 	$(BIN)/python benchmarks/admin.py
+	$(BIN)/python benchmarks/tls.py
 
 # PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched

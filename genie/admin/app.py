@@ -14,6 +14,7 @@ from genie.admin.problems import MAX_BODY, as_answers
 from genie.admin.scrape import Scrape
 from genie.admin.subject import Subject
 from genie.admin.turns import Turns
+from genie.tls import name_of
 
 
 class Admin:
@@ -34,7 +35,7 @@ class Admin:
         if settings.admin_port is None:
             return
         app = web.Application(middlewares=[as_answers], client_max_size=MAX_BODY)
-        Guard(lambda: self._subject.access, settings.admin_host).protect(app)
+        Guard(lambda: self._subject.access, settings.admin_host, _certificate).protect(app)
         app.on_response_prepare.append(_not_to_be_kept)
         turns = Turns(self.pace)
         app.add_routes(Health(self._subject).routes())
@@ -44,7 +45,9 @@ class Admin:
         self._runner = Door(app)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, settings.admin_host, settings.admin_port, backlog=BACKLOG).start()
+            where = settings.admin_host, settings.admin_port
+            tls = self._subject.admin_tls
+            await web.TCPSite(self._runner, *where, ssl_context=tls, backlog=BACKLOG).start()
         except BaseException:
             await self._runner.cleanup()
             raise
@@ -54,6 +57,11 @@ class Admin:
         """Answer no more."""
         if self._runner is not None:
             await self._runner.cleanup()
+
+
+def _certificate(request: web.Request) -> str | None:
+    """The name in the certificate that was shown, if any: it was verified."""
+    return name_of(request.get_extra_info("peercert"))
 
 
 async def _not_to_be_kept(_: web.Request, response: web.StreamResponse) -> None:

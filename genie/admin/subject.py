@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from ssl import SSLContext
 from typing import Protocol
 
 from genie.access import Access
@@ -24,6 +25,10 @@ class Subject(Protocol):
     @property
     def access(self) -> Access:
         """Who may come in at present."""
+
+    @property
+    def admin_tls(self) -> SSLContext | None:
+        """What the admin port speaks, if not plain HTTP. Who shows a certificate has shown a good one (`genie.tls`)."""
 
     @property
     def role(self) -> str:

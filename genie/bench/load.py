@@ -20,6 +20,7 @@ from genie.bench.workloads import WORKLOADS, Shape
 from genie.client.reach import Address, spell, token, watch_over
 from genie.errors import Unavailable
 from genie.protocol import messages
+from genie.tls import reason
 
 TICK_S = 0.1
 """How often those who rest ask again, and the progress is told."""
@@ -216,14 +217,15 @@ class Load:
         except (OSError, UnicodeError) as error:
             if self.interrupts:
                 return False
-            why = f"no more within {plan.patience_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            why = f"no more within {plan.patience_s:g} s" if isinstance(error, TimeoutError) else reason(error)
             took = f"{len(self.wires)} of {plan.connections} connections"
             raise Unavailable(f"{spell(plan.address)} took {took}: {why}") from None
         return True
 
     async def _open(self, wires: list[_Wire]) -> None:
         loop = asyncio.get_running_loop()
-        creating = [loop.create_connection(partial(_same, wire), *self._plan.address) for wire in wires]
+        host, port, tls = self._plan.address
+        creating = [loop.create_connection(partial(_same, wire), host, port, ssl=tls) for wire in wires]
         for done in await asyncio.gather(*creating, return_exceptions=True):  # so none is opened behind our back later
             if isinstance(done, BaseException):
                 raise done

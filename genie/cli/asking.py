@@ -36,7 +36,7 @@ def server_options(command: Command[P, T]) -> Command[P, T]:
         envvar="GENIE_HOST",
         show_envvar=True,
         show_default=True,
-        help="Server to ask; several with commas between them.",
+        help="Server to ask, genies://HOST:PORT for TLS; several with commas between them.",
     )
     port = click.option(
         "--port",

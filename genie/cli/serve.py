@@ -74,7 +74,7 @@ class Port(click.ParamType[int | None]):
 @_option("--token", str, "What clients must say first.")
 @_option("--token-file", str, "File with that token, or with several and what each may do; read again on SIGHUP.")
 @_option("--tls-cert", str, "Certificate (PEM) of this server: it speaks TLS only.")
-@_option("--tls-key", str, "Its key.")
+@_option("--tls-key", str, "Its key, if that is not in the same file.")
 @_option("--tls-ca", str, "Who signs the certificates that clients must show.")
 @_option("--insecure", bool, "Let strangers in from beyond the loopback.")
 @_option("--slow-wait", click.FloatRange(0), "Seconds after which a request that still waits is logged; 0: none is.")

@@ -16,7 +16,7 @@ from genie.cli.tables import printable
 from genie.client.aio import Client
 from genie.client.aio_link import Link
 from genie.client.aio_wire import Wire
-from genie.client.reach import addresses, token
+from genie.client.reach import Address, addresses, token
 from genie.client.watches import Change
 from genie.protocol import codec
 
@@ -110,7 +110,7 @@ class _Reader:
 class _Watcher(Client):
     """A client that says when its connection is lost."""
 
-    def __init__(self, to: list[tuple[str, int]], *, connect_timeout: float) -> None:
+    def __init__(self, to: list[Address], *, connect_timeout: float) -> None:
         super().__init__(to, connect_timeout=connect_timeout)
         self._link = _Link(to, connect_timeout, None, SESSION_TIMEOUT_S, token())
 

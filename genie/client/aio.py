@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
@@ -12,7 +13,7 @@ from genie.client.aio_watch import Watch
 from genie.client.anyof import any_request
 from genie.client.calls import Inspect, Ping, Release, Request
 from genie.client.lock import Hold, Lock, acquire
-from genie.client.reach import addresses
+from genie.client.reach import Address, addresses
 from genie.client.reach import token as find_token
 from genie.errors import QueueTimeout
 
@@ -25,6 +26,7 @@ def connect(
     session: str | None = None,
     session_timeout: float = 10.0,
     token: str | None = None,
+    ssl: bool | SSLContext | None = None,
 ) -> Client:
     """A client, which connects when its `async with` block is entered and closes when it is left.
 
@@ -42,9 +44,13 @@ def connect(
     `token` is what the server wants to be told first, where it has any. What is left out comes from GENIE_TOKEN, else
     from the file at GENIE_TOKEN_FILE, if that holds one word. Entering the block raises RequestRejected where it is wrong.
     A server that does not take it any more when the connection is made again fails the calls that wait.
+
+    `genies://HOST:PORT` is a server that speaks TLS; with `ssl=True`, or a context, all of them do. Its certificate and
+    its name are verified. GENIE_TLS_CA is a file with those who may sign it, else it is whom this system trusts;
+    GENIE_TLS_CERT and GENIE_TLS_KEY are what this client shows. Your own context counts more than these.
     """
     return Client(
-        addresses(host, port),
+        addresses(host, port, ssl=ssl),
         connect_timeout=connect_timeout,
         session=session,
         session_timeout=session_timeout,
@@ -62,7 +68,7 @@ class Client:
 
     def __init__(
         self,
-        to: Sequence[tuple[str, int]],
+        to: Sequence[Address],
         *,
         connect_timeout: float = 10.0,
         session: str | None = None,

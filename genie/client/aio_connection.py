@@ -83,7 +83,7 @@ class Connection:
             return
         self._wire = None
         if self.core.elsewhere is not None:
-            self._servers.elsewhere(self.core.elsewhere)
+            self._servers.elsewhere(wire.address, self.core.elsewhere)
         if self.core.up:
             self._up.clear()
             why = self._servers.lost(wire.address, why, self._loop.time() - self._up_since)
@@ -108,7 +108,8 @@ class Connection:
             wire = Wire(self, address)
             try:
                 async with asyncio.timeout(self._servers.attempt_timeout):
-                    await self._loop.create_connection(lambda wire=wire: wire, *address)  # type: ignore[misc]
+                    host, port, tls = address
+                    await self._loop.create_connection(lambda wire=wire: wire, host, port, ssl=tls)
                     await wire.settled.wait()
             except (OSError, UnicodeError) as error:
                 self._leave(wire, "no answer to hello")

@@ -6,6 +6,7 @@ import asyncio
 from typing import Protocol, cast
 
 from genie.client.reach import Address
+from genie.tls import reason
 
 
 class Owner(Protocol):
@@ -46,4 +47,4 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """By the event loop."""
         self.gone.set()
-        self.link.lost(self, "the server closed it" if exc is None else str(exc) or type(exc).__name__)
+        self.link.lost(self, "the server closed it" if exc is None else reason(exc))

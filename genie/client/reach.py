@@ -8,7 +8,10 @@ import random
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from ssl import SSLContext
+from typing import NamedTuple, Protocol
+
+from genie.client.tls import context
 
 HOST = "127.0.0.1"
 PORT = 7077
@@ -21,29 +24,57 @@ KEEPALIVE_IDLE = 5
 """Seconds of silence after which the kernel asks whether the other side is there, and between two such questions."""
 KEEPALIVE_PROBES = 3
 
-Address = tuple[str, int]
+PLAIN, TLS = "genie://", "genies://"
 
 
-def addresses(host: str | Sequence[str] | None = None, port: int | None = None) -> list[Address]:
+class Address(NamedTuple):
+    """Where a server is, and what TLS to it goes by; None: it is reached without."""
+
+    host: str
+    port: int
+    tls: SSLContext | None = None
+
+
+def addresses(
+    host: str | Sequence[str] | None = None, port: int | None = None, *, ssl: bool | SSLContext | None = None
+) -> list[Address]:
     """Who to connect to, in order.
 
     `host` is one address, several with commas between them, or a list of them: `HOST`, `HOST:PORT` or `[IPv6]:PORT`.
     `port` is for those that name none. What is left out comes from GENIE_HOST and GENIE_PORT, else it is
     127.0.0.1 and 7077.
+
+    An address behind `genies://` is reached by TLS, one behind `genie://` without. What has neither is reached by TLS
+    where another of them is, or where `ssl` is True or a context. What TLS goes by is that context, else the
+    environment's (`tls.context`). ValueError also where `ssl` contradicts an address.
     """
     if host is None:
         host = os.environ.get("GENIE_HOST") or HOST
     if port is None:
         port = _port(os.environ.get("GENIE_PORT") or PORT, "GENIE_PORT")
     texts = host.split(",") if isinstance(host, str) else host
-    found = [address(text.strip(), _port(port, "port")) for text in texts if text.strip()]
-    if not found:
+    texts = [text.strip() for text in texts if text.strip()]
+    if not texts:
         raise ValueError("no address of a server is given")
-    return found
+    secure = bool(ssl) or (ssl is None and any(text.startswith(TLS) for text in texts))
+    for text in texts:
+        if (text.startswith(PLAIN) and ssl) or (text.startswith(TLS) and ssl is False):
+            raise ValueError(f"{text}: ssl={ssl!r} contradicts it")
+    shared = (ssl if isinstance(ssl, SSLContext) else context()) if secure else None
+    default = _port(port, "port")
+    return [_address(text, default, shared) for text in texts]
 
 
-def address(text: str, port: int = PORT) -> Address:
-    """One address; ValueError, if its port is none."""
+def _address(text: str, port: int, tls: SSLContext | None) -> Address:
+    if text.startswith(PLAIN):
+        tls = None
+    return address(text.removeprefix(PLAIN).removeprefix(TLS).removesuffix("/"), port, tls)
+
+
+def address(text: str, port: int = PORT, tls: SSLContext | None = None) -> Address:
+    """One address without a scheme; ValueError, if it is none."""
+    if "/" in text:
+        raise ValueError(f"{text}: an address is HOST, HOST:PORT or [IPv6]:PORT, behind {TLS} for TLS")
     if text.startswith("["):
         name, _, rest = text[1:].partition("]")
         own = rest.removeprefix(":")
@@ -51,7 +82,7 @@ def address(text: str, port: int = PORT) -> Address:
         name, own = text, ""
     else:
         name, _, own = text.partition(":")
-    return name or HOST, _port(own, text) if own else port
+    return Address(name or HOST, _port(own, text) if own else port, tls)
 
 
 def _port(value: str | int, what: str) -> int:
@@ -84,8 +115,8 @@ def token(given: str | None = None) -> str | None:
 
 def spell(address: Address) -> str:
     """An address as people write it."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    host, port, secure = address
+    return f"{TLS if secure else ''}{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def delays() -> Iterator[float]:

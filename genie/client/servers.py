@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from genie.client import reach
 from genie.client.reach import Address, delays, spell
 from genie.errors import Unavailable
+from genie.tls import reason
 
 STEADY_S = 2.0
 """A connection that stood for so long worked, even if nothing was asked on it."""
@@ -60,14 +61,14 @@ class Servers:
     def failed(self, why: str | BaseException) -> None:
         """An attempt failed, or a connection ended. One that was broken off, and has no reason, leaves the last one."""
         if isinstance(why, BaseException):
-            why = "no answer" if isinstance(why, TimeoutError) else str(why) or type(why).__name__
+            why = "no answer" if isinstance(why, TimeoutError) else reason(why)
         self._why = why or self._why
 
-    def elsewhere(self, leader: str) -> None:
-        """A node has answered that it doesn't lead, and who does where it knows that."""
+    def elsewhere(self, node: Address, leader: str) -> None:
+        """A node has answered that it doesn't lead, and who does where it knows that. That is reached as the node was."""
         self.answered = True
         try:
-            self._leader = reach.address(leader) if leader else None
+            self._leader = reach.address(leader, tls=node.tls) if leader else None
         except ValueError:
             self._leader = None
 

@@ -235,6 +235,8 @@ class Link(Wire):
             gone.close()
         if sock is not None:
             with contextlib.suppress(OSError), sock:
+                if self._tunnel is not None:
+                    self._unsent += self._tunnel.last()
                 if self._unsent:
                     sock.settimeout(self._connect_timeout)
                     sock.sendall(self._unsent)

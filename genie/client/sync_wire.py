@@ -15,12 +15,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from ssl import SSLError
 
 from genie.client.calls import Outcome, Request
 from genie.client.core import Core
 from genie.client.reach import Address, watch_over
 from genie.client.servers import Servers
+from genie.client.tls import Tunnel
 from genie.client.watches import Watch
+from genie.tls import reason
 
 READ_SIZE = 1 << 18
 """Bytes to read at once."""
@@ -49,6 +52,8 @@ class Wire:
         self._address = addresses[0]
         self._up_since = 0.0
         self._socket: socket.socket | None = None
+        self._tunnel: Tunnel | None = None
+        """TLS on it."""
         self._dropped: list[socket.socket] = []
         """Sockets that the thread is to close."""
         self._unsent = bytearray()
@@ -86,14 +91,17 @@ class Wire:
     def _write(self) -> None:
         """Send what the socket takes, and see that the thread wakes in time. With the lock taken."""
         if self._socket is not None:
-            self._unsent += self._core.outgoing()
-        if self._unsent and self._socket is not None:
             try:
-                del self._unsent[: self._socket.send(self._unsent)]
+                data = self._core.outgoing()
+                self._unsent += data if self._tunnel is None else self._tunnel.wrap(data)
+                if self._unsent:
+                    del self._unsent[: self._socket.send(self._unsent)]
             except BlockingIOError:
                 pass
-            except OSError:
-                self._unsent.clear()  # the thread sees the end when it reads
+            except OSError:  # those of TLS are some, too
+                self._unsent.clear()
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)  # the thread sees the end when it reads
         if (self._unsent or self._core.wake < self._wakes_at) and threading.current_thread() is not self._thread:
             self._ring()
 
@@ -154,8 +162,9 @@ class Wire:
             if sock is not self._socket:
                 return
             was_up = self._core.up
-            outcomes = self._core.receive(data, time.monotonic())
-            broken = self._core.broken
+            plain, ended = self._plain(data)
+            outcomes = self._core.receive(plain, time.monotonic()) if plain else []
+            broken = self._core.broken or ended
             if was_up and not broken:
                 self._servers.worked()
             elif self._core.up:
@@ -166,6 +175,16 @@ class Wire:
         if broken:
             self._lost(sock, broken)
 
+    def _plain(self, data: bytes) -> tuple[bytes, str]:
+        """What was received, without TLS, and why nothing more will be, if so. With the lock taken."""
+        if self._tunnel is None:
+            return data, ""
+        try:
+            plain = self._tunnel.unwrap(data)
+        except SSLError as error:
+            return b"", reason(error)
+        return (b"", "the server closed it") if plain is None else (plain, "")
+
     def _lost(self, sock: socket.socket, why: str) -> None:
         """A connection has ended, or must."""
         with self._changed:
@@ -175,7 +194,7 @@ class Wire:
             self._dropped.append(sock)
             self._unsent.clear()
             if self._core.elsewhere is not None:
-                self._servers.elsewhere(self._core.elsewhere)
+                self._servers.elsewhere(self._address, self._core.elsewhere)
             if self._core.up:
                 why = self._servers.lost(self._address, why, time.monotonic() - self._up_since)
             else:
@@ -209,7 +228,8 @@ class Wire:
         for address in self._servers.round():
             end = time.monotonic() + self._servers.attempt_timeout
             try:
-                sock = socket.create_connection(address, self._servers.attempt_timeout)
+                sock = socket.create_connection(address[:2], self._servers.attempt_timeout)
+                tunnel = _tunnel(sock, address, end)
             except (OSError, UnicodeError) as error:
                 self._servers.failed(error)
                 continue
@@ -217,17 +237,17 @@ class Wire:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             watch_over(sock)
-            if self._greet(sock, address, end):
+            if self._greet(sock, tunnel, address, end):
                 return True
         return False
 
-    def _greet(self, sock: socket.socket, address: Address, end: float) -> bool:
+    def _greet(self, sock: socket.socket, tunnel: Tunnel | None, address: Address, end: float) -> bool:
         """Say hello, and wait until the server takes this client."""
         with self._changed:
             if self._closed:
                 sock.close()
                 return True
-            self._socket = sock
+            self._socket, self._tunnel = sock, tunnel
             self._address = address
             self._core.connected()
             self._write()
@@ -240,6 +260,27 @@ class Wire:
                 return True
         self._lost(sock, "no answer")
         return False
+
+
+def _tunnel(sock: socket.socket, address: Address, end: float) -> Tunnel | None:
+    """The TLS of a connection, where the address asks for it. OSError, and the socket is closed, where there is none."""
+    if address.tls is None:
+        return None
+
+    def bounded() -> socket.socket:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        sock.settimeout(left)
+        return sock
+
+    try:
+        tunnel = Tunnel(address.tls, address.host)
+        tunnel.shake_hands(lambda data: bounded().sendall(data), lambda: bounded().recv(READ_SIZE))
+    except BaseException:
+        sock.close()
+        raise
+    return tunnel
 
 
 def settle(outcomes: list[Outcome]) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -22,9 +23,11 @@ from genie.server.connection import Connection
 from genie.server.desk import Desk, Refusing
 from genie.server.door import Door
 from genie.server.errand import Errand
+from genie.server.handshake import TlsListener
 from genie.server.pulse import Pulse
 from genie.server.pump import Pump
 from genie.server.registry import Registry
+from genie.server.tls import tls_of
 from genie.storage.base import Batch, Replica, Store, Superseded
 from genie.storage.memory import MemoryStore
 from genie.storage.node import Node, this_node
@@ -51,6 +54,7 @@ class Server:
         self, settings: Settings, store: Store | None = None, *, bind_to: Callable[[str, int], socket.socket] = bind
     ) -> None:
         self.settings = settings
+        self.tls = tls_of(settings)
         self._store: Store = store or make_store(settings)
         self._bind_to = bind_to
         self.stats = Stats()
@@ -65,6 +69,7 @@ class Server:
         self._sock: socket.socket | None = None
         self._guard: socket.socket | None = None
         self._listener: asyncio.Server | None = None
+        self._tls_listener: TlsListener | None = None
         self._roles: asyncio.Task[None] | None = None
         self._deposed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -90,11 +95,13 @@ class Server:
             self._roles.add_done_callback(self._ended)
             await self._ready.wait()
             self._check()
-            self._listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self._desk, self.settings, self.connections, self.door),
-                sock=self._sock,
-                backlog=BACKLOG,
-            )
+            if self.tls is not None:
+                self._tls_listener = TlsListener(self.tls, self.connections, self._connect)
+                self._tls_listener.listen(self._sock, BACKLOG)
+            else:
+                self._listener = await asyncio.get_running_loop().create_server(
+                    self._connect, sock=self._sock, backlog=BACKLOG
+                )
         except BaseException:
             await self._leave_roles()
             self._sock.close()
@@ -106,6 +113,7 @@ class Server:
             role="leader" if self._leads else "follower",
             held=0 if self.manager is None else len(self.manager.table.held),
             store="redis" if self._store.durable else "memory",
+            tls=self.tls is not None,
             version=version("genie-lock"),
         )
         if not self._store.durable:
@@ -114,6 +122,9 @@ class Server:
             )
         return host, port
 
+    def _connect(self) -> Connection:
+        return Connection(self._desk, self.settings, self.connections, self.door)
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -121,6 +132,11 @@ class Server:
     @property
     def _desk(self) -> Desk:
         return self._pump if self._pump is not None and self._leads else self._refusing
+
+    @property
+    def admin_tls(self) -> ssl.SSLContext | None:
+        """What the admin port speaks, if not plain HTTP."""
+        return None if self.tls is None else self.tls.admin
 
     # -- for those who look ---------------------------------------------------------------------------------
 
@@ -172,9 +188,25 @@ class Server:
         """Who may come in at present."""
         return self.door.access
 
-    def reread_tokens(self) -> None:
-        """Read the file of tokens again, and let those who are connected go on as it says, or go."""
-        if not self.door.reread():
+    def reload(self) -> None:
+        """Read certificates and tokens again. A wrong file changes nothing."""
+        self._reread_certificates()
+        self._reread_tokens()
+
+    def _reread_certificates(self) -> None:
+        """Who connects from now on sees the new ones."""
+        if self.tls is None:
+            return
+        try:
+            self.tls.reload()
+        except ValueError as error:
+            log.warning("the certificates stay as they were", why=str(error))
+        else:
+            log.info("certificates read again")
+
+    def _reread_tokens(self) -> None:
+        """Let those who are connected go on as the file says, or go."""
+        if self.settings.token_file is None or not self.door.reread():
             return
         pump, gone = self._pump if self._leads else None, 0
         for connection in list(self.connections):
@@ -199,7 +231,7 @@ class Server:
         if roles.cancelled():
             return
         error = roles.exception()
-        if self._listener is not None:
+        if self._listener is not None or self._tls_listener is not None:
             log.error("a defect in the server; stopped", exc_info=error)
         self._failure = self._failure or error
         self._ready.set()
@@ -273,8 +305,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
-        if self.settings.token_file is not None:
-            loop.add_signal_handler(signal.SIGHUP, self.reread_tokens)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -293,6 +324,8 @@ class Server:
         self._draining = True
         if self._listener is not None:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
+        if self._tls_listener is not None:
+            await self._tls_listener.close()
         pump, drained = self._pump, True
         if pump is not None and self._leads:
             for connection in self.connections:

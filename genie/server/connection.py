@@ -17,6 +17,7 @@ from genie.protocol.commands import http_refused, is_http
 from genie.protocol.framing import Lines, LineTooLong
 from genie.server.door import GONE, HELLO_LINE, STRANGER
 from genie.server.session import Session
+from genie.tls import name_of
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -52,6 +53,10 @@ TLS_RECORD = b"\x16\x03"
 
 SHORTEST = 16
 """Bytes, more or less, in the shortest line that says anything."""
+
+
+TLS_HELLO = b"\x16\x03"
+"""How a client begins that wants TLS."""
 
 
 class Hangup:
@@ -112,7 +117,7 @@ class Connection(asyncio.Protocol):
         self._bell: asyncio.TimerHandle | None = None
         """Rings when a stranger has taken too long."""
         self.certificate: str | None = None
-        """The name in the client's certificate, where it has shown one and no token."""
+        """The name in the certificate that the client has shown, and that was verified; None where a token counts."""
         self.principal: Principal | None = None
         """Who this is, and what it may do. None: nobody was asked, and everybody may do everything."""
         self.session = Session(self)
@@ -149,6 +154,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connection in, or refuse it when there are too many."""
         self._transport = cast("asyncio.Transport", transport)
+        self.certificate = name_of(transport.get_extra_info("peercert"))
         peer = transport.get_extra_info("peername")
         full = self._registry.enter(self, peer[0] if peer else "")
         if full is not None:
@@ -158,7 +164,8 @@ class Connection(asyncio.Protocol):
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
         tell = log.info if self.desk.leads else log.debug  # who looks for the leader comes again and again
-        tell("connection", peer=peer, open=len(self._registry))
+        named = {} if self.certificate is None else {"certificate": self.certificate}
+        tell("connection", peer=peer, open=len(self._registry), **named)
 
     def data_received(self, data: bytes) -> None:
         """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""
@@ -168,6 +175,11 @@ class Connection(asyncio.Protocol):
             data = self._let_in(data)
             if not data:
                 return
+        if not self._greeted and data.startswith(TLS_HELLO):
+            self._hang_up(
+                RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS")
+            )  # else it would wait for a line
+            return
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
@@ -181,7 +193,7 @@ class Connection(asyncio.Protocol):
             self.desk.submit(self, lines, len(data))
 
     def eof_received(self) -> bool:
-        """The client has said all (as `printf … | nc` does) and still listens."""
+        """The client has said all (as `printf … | nc` does) and still listens, which with TLS it can't."""
         if self._first is None or self.principal is not None:
             if not self.ending:
                 self._hang_up()
@@ -189,7 +201,7 @@ class Connection(asyncio.Protocol):
             self.refuse()
         else:
             self.finish()
-        return True
+        return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
         """The client does not read its answers: read no more of its commands."""

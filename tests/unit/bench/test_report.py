@@ -13,10 +13,11 @@ from genie.bench.load import CONNECTION_LOST, NOT_RELEASED, Plan, Result
 from genie.bench.workloads import Shape
 from genie.cli import main
 from genie.cli.bench_report import document, headline, lines
+from genie.client.reach import Address
 
 SHAPE = Shape(keys=3, shared_percent=75, resources=5)
 PLAN = Plan(
-    address=("::1", 7),
+    address=Address("::1", 7),
     connections=1200,
     depth=2,
     measure_s=2.0,

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import ssl
 from itertools import islice
 
 import pytest
 
-from genie.client.reach import addresses, delays, spell
+from genie.client.reach import Address, addresses, delays, spell
 from genie.client.servers import Servers
+
+CONTEXT = ssl.create_default_context()
 
 
 @pytest.fixture(autouse=True)
@@ -30,15 +33,53 @@ def _no_environment(monkeypatch):
     ],
 )
 def test_addresses(host, port, expected):
-    assert addresses(host, port) == expected
+    assert [address[:2] for address in addresses(host, port)] == expected
+    assert all(address.tls is None for address in addresses(host, port))
+
+
+@pytest.mark.parametrize(
+    ("host", "ssl", "secure"),
+    [
+        ("genies://h", None, [True]),
+        ("genies://h:1/", None, [True]),
+        ("genie://h:1", None, [False]),
+        ("genie://h:1", False, [False]),
+        ("h", True, [True]),
+        ("h", CONTEXT, [True]),
+        ("genies://a:1,b:2,genie://c:3", None, [True, True, False]),
+        (["genies://[::1]:1", "[::1]"], True, [True, True]),
+    ],
+)
+def test_a_scheme_says_whether_it_is_tls(host, ssl, secure):
+    found = addresses(host, ssl=ssl)
+    assert [address.tls is not None for address in found] == secure
+    assert len({address.tls for address in found} - {None}) <= 1
+    assert not any("/" in address.host for address in found)
+    if ssl is CONTEXT:
+        assert found[0].tls is CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("host", "ssl"), [("genie://h", True), ("genies://h", False), ("http://h", None), ("genies://h/path", None)]
+)
+def test_a_scheme_that_does_not_fit(host, ssl):
+    with pytest.raises(ValueError, match="genie"):
+        addresses(host, ssl=ssl)
+
+
+def test_a_wrong_file_of_the_environment_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("GENIE_TLS_CERT", str(tmp_path / "none.pem"))
+    assert addresses("h")
+    with pytest.raises(ValueError, match=r"GENIE_TLS_CERT: .*none\.pem can't be read"):
+        addresses("genies://h")
 
 
 def test_what_is_left_out_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("GENIE_HOST", "h1,h2:2")
     monkeypatch.setenv("GENIE_PORT", "99")
-    assert addresses() == [("h1", 99), ("h2", 2)]
-    assert addresses("h3") == [("h3", 99)]
-    assert addresses(None, 5) == [("h1", 5), ("h2", 2)]
+    assert addresses() == [Address("h1", 99), Address("h2", 2)]
+    assert addresses("h3") == [Address("h3", 99)]
+    assert addresses(None, 5) == [Address("h1", 5), Address("h2", 2)]
 
 
 @pytest.mark.parametrize(("host", "port"), [("h:x", None), ("h:0", None), ("h", 65536), ("", None), ([], None)])
@@ -49,6 +90,7 @@ def test_what_is_no_address(host, port):
 
 def test_an_address_is_spelled_as_it_is_read():
     assert [spell(address) for address in addresses("[::1]:5,h:1")] == ["[::1]:5", "h:1"]
+    assert [spell(address) for address in addresses("[::1]:5", ssl=CONTEXT)] == ["genies://[::1]:5"]
 
 
 def test_delays_double_up_to_a_bound_with_jitter():
@@ -59,7 +101,7 @@ def test_delays_double_up_to_a_bound_with_jitter():
 
 
 def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():
-    servers = Servers([("a", 1)], 10)
+    servers = Servers([Address("a", 1)], 10)
     assert servers.delay == 0
     list(servers.round())
     assert 0.0125 <= servers.delay <= 0.025
@@ -73,16 +115,16 @@ def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():
 
 @pytest.mark.parametrize(("stood", "at_once"), [(0.1, False), (2.0, True)])
 def test_a_connection_that_stood_for_long_worked_though_nothing_was_asked(stood, at_once):
-    servers = Servers([("a", 1)], 10)
+    servers = Servers([Address("a", 1)], 10)
     list(servers.round())
-    servers.lost(("a", 1), "cut", stood)
+    servers.lost(Address("a", 1), "cut", stood)
     assert (servers.delay == 0) == at_once
 
 
 def test_the_server_that_was_lost_is_tried_last():
-    servers = Servers([("a", 1), ("b", 2), ("c", 3)], 9)
-    assert "a:1 was lost: cut" in servers.lost(("a", 1), "cut", 0.1)
-    assert list(servers.round()) == [("b", 2), ("c", 3), ("a", 1)]
+    servers = Servers([Address("a", 1), Address("b", 2), Address("c", 3)], 9)
+    assert "a:1 was lost: cut" in servers.lost(Address("a", 1), "cut", 0.1)
+    assert list(servers.round()) == [Address("b", 2), Address("c", 3), Address("a", 1)]
     assert str(servers.unavailable()) == "no server at b:2, c:3, a:1: cut"
     assert servers.attempt_timeout == 3
 
@@ -103,23 +145,31 @@ class TestLeaders:
         ],
     )
     def test_are_tried_next(self, leaders, tried):
-        servers = Servers([("a", 1), ("b", 1), ("c", 1)], 10)
+        servers = Servers([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
         order = []
-        for name, _ in servers.round():
-            order.append(name)
-            servers.elsewhere(leaders.get(name, ""))
+        for node in servers.round():
+            order.append(node.host)
+            servers.elsewhere(node, leaders.get(node.host, ""))
         assert order == tried.split()
         assert servers.answered
 
+    def test_are_reached_as_the_node_that_names_them(self):
+        servers = Servers([Address("a", 1, CONTEXT), Address("b", 1)], 10)
+        tried = []
+        for node in servers.round():
+            tried.append(node)
+            servers.elsewhere(node, {"a": "x:1", "x": "genie://y:1", "b": "z:1"}.get(node.host, ""))
+        assert tried == [Address("a", 1, CONTEXT), Address("x", 1, CONTEXT), Address("b", 1), Address("z", 1)]
+
     def test_that_a_node_named_as_it_stepped_down_are_tried_first(self):
-        servers = Servers([("a", 1), ("b", 1), ("c", 1)], 10)
-        servers.lost(("a", 1), "unavailable", 0.1)
-        servers.elsewhere("c:1")
-        assert list(servers.round()) == [("c", 1), ("b", 1), ("a", 1)]
-        assert list(servers.round()) == [("b", 1), ("c", 1), ("a", 1)]
+        servers = Servers([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
+        servers.lost(Address("a", 1), "unavailable", 0.1)
+        servers.elsewhere(Address("a", 1), "c:1")
+        assert list(servers.round()) == [Address("c", 1), Address("b", 1), Address("a", 1)]
+        assert list(servers.round()) == [Address("b", 1), Address("c", 1), Address("a", 1)]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
 def test_a_timeout_that_is_none(timeout):
     with pytest.raises(ValueError, match="connect_timeout"):
-        Servers([("a", 1)], timeout)
+        Servers([Address("a", 1)], timeout)

@@ -32,14 +32,14 @@ class Transport(asyncio.Transport):
     def write(self, data: Any) -> None:
         self.told.append((self.name, bytes(data).count(b"\n")))
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ARG002
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "peername":
             return "127.0.0.1", 1
 
         class Socket:
             def setsockopt(self, *_: object) -> None: ...
 
-        return Socket()
+        return Socket() if name == "socket" else default
 
     def get_write_buffer_size(self) -> int:
         return 0

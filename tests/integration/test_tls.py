@@ -1,0 +1,443 @@
+"""TLS: the server, the clients for asyncio and for threads, and the command line, with real certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+import uvloop
+from structlog.testing import capture_logs
+
+import genie
+import genie.sync
+from certificates import Certificates
+from genie.config import Settings
+from genie.errors import Unavailable
+from genie.server import handshake
+from genie.server.app import Server
+from servers import WAIT_S, Genie, running_server
+
+PING = b'{"command":"ping","payload":{}}\n'
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def tls_server(made: Certificates) -> Iterator[Genie]:
+    with running_server(tls_cert=made.server, log_level="debug") as server:
+        yield server
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    """Runs a coroutine in an event loop of each kind."""
+
+    def runs(work: Any) -> Any:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(asyncio.wait_for(work, WAIT_S))
+
+    return runs
+
+
+@asynccontextmanager
+async def serving(made: Certificates, **settings: Any) -> AsyncIterator[tuple[Server, tuple[str, int]]]:
+    """A server in this event loop."""
+    server = Server(Settings(**{"port": 0, "admin_port": None, "tls_cert": str(made.server), **settings}))
+    address = await server.start()
+    try:
+        yield server, address
+    finally:
+        await server.stop()
+
+
+async def talk(address: tuple[str, int], context: ssl.SSLContext | None, data: bytes = PING) -> bytes:
+    """Everything that is answered until the first line ends."""
+    reader, writer = await asyncio.open_connection(*address, ssl=context)
+    try:
+        writer.write(data)
+        return await reader.readline()
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0)
+
+
+def test_what_a_client_shows_is_its_name(run: Callable[[Any], Any], made: Certificates, tmp_path: Path) -> None:
+    alice = made.issue("alice", "host.example", common_name="alice")
+    nameless = made.issue("nameless", "host.example", common_name=None)
+    stranger = Certificates(tmp_path).issue("mallory", "host.example", common_name="alice")
+
+    async def work() -> None:
+        async with serving(made, tls_ca=str(made.ca)) as (_, address):
+            assert b"pong" in await talk(address, made.context(alice))
+            assert b"pong" in await talk(address, made.context(nameless))
+            with pytest.raises(ssl.SSLError, match="certificate required"):
+                await talk(address, made.context())
+            with pytest.raises(ssl.SSLError, match="unknown ca"):
+                await talk(address, made.context(stranger))
+
+    with capture_logs() as log:
+        run(work())
+    names = [line["certificate"] for line in log if line["event"] == "connection"]
+    assert names == ["alice", "host.example"]
+    whys = [line["why"] for line in log if line["event"] == "handshake failed"]
+    assert "showed no certificate" in whys[0]
+    assert "not accepted" in whys[1]
+
+
+def test_versions_before_1_2_and_clients_without_tls_are_refused(run: Callable[[Any], Any], made: Certificates) -> None:
+    old = made.context()
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        old.minimum_version = ssl.TLSVersion.TLSv1
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    still = made.context()
+    still.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    async def work() -> None:
+        async with serving(made) as (server, address):
+            with pytest.raises(ssl.SSLError, match="protocol version"):
+                await talk(address, old)
+            assert b"pong" in await talk(address, still)
+            assert b"speaks TLS only" in await talk(address, None)
+            assert b"speaks TLS only" in await talk(address, None, b"GET / HTTP/1.1\r\n\r\n")
+            await until(lambda: not len(server.connections))
+
+    with capture_logs() as log:
+        run(work())
+    assert all(line["log_level"] != "error" for line in log)
+
+
+def test_a_handshake_that_stalls_counts_and_is_cut(
+    run: Callable[[Any], Any], made: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with serving(made) as (server, address):
+            reader, writer = await asyncio.open_connection(*address)
+            await until(lambda: len(server.connections) == 1)
+            assert not list(server.connections)
+            assert await reader.read() == b""
+            await until(lambda: not len(server.connections))
+            writer.close()
+
+    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
+    with capture_logs() as log:
+        run(work())
+    assert [line["why"] for line in log if line["event"] == "handshake failed"] == ["not done after 0.2 s"]
+
+
+def test_handshakes_count_for_the_limits(run: Callable[[Any], Any], made: Certificates) -> None:
+    async def work() -> None:
+        async with serving(made, max_connections_per_address=2) as (server, address):
+            stalled = [await asyncio.open_connection(*address) for _ in range(2)]
+            await until(lambda: len(server.connections) == 2)
+            assert b"too-many" in await talk(address, made.context())
+            for _, writer in stalled:
+                writer.transport.abort()
+            await until(lambda: not len(server.connections))
+            assert b"pong" in await talk(address, made.context())
+
+    run(work())
+
+
+def test_far_too_many_handshakes_are_cut_at_once(run: Callable[[Any], Any], made: Certificates) -> None:
+    async def work() -> None:
+        async with serving(made, max_connections=1) as (server, address):
+            many = [await asyncio.open_connection(*address) for _ in range(18)]
+            assert await many[17][0].read() == b""  # one has a place, sixteen would be told why they have none
+            assert len(server.connections.handshakes) == 17
+            for _, writer in many:
+                writer.transport.abort()
+
+    run(work())
+
+
+def test_a_stop_ends_handshakes_and_connections(run: Callable[[Any], Any], made: Certificates) -> None:
+    async def work() -> None:
+        async with serving(made) as (server, address):
+            begun, writer = await asyncio.open_connection(*address)
+            await until(lambda: len(server.connections) == 1)
+            done, other = await asyncio.open_connection(*address, ssl=made.context())
+            other.write(PING)
+            await done.readline()
+            await server.stop()
+            assert await begun.read() == b""
+            assert await done.read() == b""
+            assert not len(server.connections)
+            writer.close()
+            other.close()
+
+    run(work())
+
+
+def test_much_at_once_is_answered_in_order(run: Callable[[Any], Any], made: Certificates) -> None:
+    many = 20_000
+    command = b'{"command":"request","payload":{"resources":["exclusive:%d"],"ref":"%d"}}\n'
+
+    async def work() -> None:
+        async with serving(made) as (_, address):
+            reader, writer = await asyncio.open_connection(*address, ssl=made.context())
+            writer.write(b"".join(command % (n, n) for n in range(many)))
+            refs = []
+            while len(refs) < many:
+                message = orjson.loads(await reader.readline())
+                if message["command"] == "queued":
+                    refs.append(int(message["payload"]["ref"]))
+            assert refs == list(range(many))
+            writer.transport.abort()
+
+    run(work())
+
+
+def test_both_clients_lock(run: Callable[[Any], Any], made: Certificates, tls_server: Genie) -> None:
+    async def work() -> None:
+        async with (
+            genie.connect(*tls_server.address, ssl=made.context()) as client,
+            client.lock("mine"),
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(50):
+                group.create_task(client.ping())
+
+    run(work())
+    with genie.sync.connect(*tls_server.address, ssl=made.context()) as client, client.lock("mine") as lock:
+        assert client.inspect(resource="mine")["holders"][0]["id"] == lock.id
+
+
+def test_threads_share_a_tunnel(made: Certificates, tls_server: Genie) -> None:
+    inside, most = 0, 0
+    failed: list[BaseException] = []
+
+    def work(client: genie.sync.Client) -> None:
+        nonlocal inside, most
+        try:
+            for _ in range(100):
+                with client.lock("one"):
+                    inside += 1
+                    most = max(most, inside)
+                    client.inspect(resource="one")
+                    inside -= 1
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    with genie.sync.connect(*tls_server.address, ssl=made.context()) as client:
+        threads = [threading.Thread(target=work, args=(client,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failed
+    assert most == 1
+
+
+def test_what_is_larger_than_a_record_arrives_whole(made: Certificates, tls_server: Genie) -> None:
+    names = [f"{'x' * 200}{n}" for n in range(1000)]
+    with genie.sync.connect(*tls_server.address, ssl=made.context()) as client:
+        lock = client.acquire_any(names, len(names))
+        assert [resource.removeprefix("exclusive:") for resource in lock.resources] == names
+        lock.release()
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_client_goes_on_after_a_killed_server(made: Certificates, threads: bool) -> None:
+    with running_server(tls_cert=made.server) as server:
+        up, again = threading.Event(), threading.Event()
+
+        def kill() -> None:
+            assert up.wait(WAIT_S)
+            server.kill()
+            server.start()
+            again.set()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        if threads:
+            with genie.sync.connect(*server.address, ssl=made.context()) as client:
+                client.ping()
+                up.set()
+                assert again.wait(WAIT_S)
+                with client.lock("after"):
+                    pass
+        else:
+
+            async def work() -> None:
+                async with genie.connect(*server.address, ssl=made.context()) as client:
+                    await client.ping()
+                    up.set()
+                    await asyncio.to_thread(again.wait, WAIT_S)
+                    async with client.lock("after"):
+                        pass
+
+            asyncio.run(work())
+        killer.join()
+
+
+def why_not(address: tuple[str, int], context: ssl.SSLContext | None) -> set[str]:
+    """What both clients say."""
+    said = []
+
+    async def work() -> None:
+        async with genie.connect(*address, ssl=context):
+            pass
+
+    with pytest.raises(Unavailable) as caught:
+        asyncio.run(work())
+    said.append(str(caught.value))
+    with pytest.raises(Unavailable) as caught, genie.sync.connect(*address, ssl=context):
+        pass
+    said.append(str(caught.value))
+    assert all("\n" not in text for text in said)
+    return {text.partition(": ")[2] for text in said}
+
+
+@pytest.mark.parametrize(
+    ("names", "expired", "why"),
+    [(("127.0.0.1",), True, "certificate has expired"), (("elsewhere.example",), False, "not valid for '127.0.0.1'")],
+)
+def test_a_wrong_certificate_of_a_server_is_told(
+    made: Certificates, names: tuple[str, ...], expired: bool, why: str
+) -> None:
+    with running_server(tls_cert=made.issue("wrong", *names, expired=expired)) as server:
+        (said,) = why_not(server.address, made.context())
+        assert why in said
+
+
+def test_other_sides_that_do_not_fit_are_told(made: Certificates, tls_server: Genie, genie: Genie) -> None:
+    assert why_not(tls_server.address, ssl.create_default_context()).pop().endswith("local issuer certificate")
+    assert why_not(genie.address, made.context()) == {"TLS: the other side does not speak TLS"}
+    (said,) = why_not(tls_server.address, None)
+    assert "this server speaks TLS only" in said
+    with running_server(tls_cert=made.server, tls_ca=made.ca) as strict:
+        assert why_not(strict.address, made.context()) == {"TLS: it wants a certificate of this side"}
+
+
+def command(*parts: str, **environment: object) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    own |= {name: str(value) for name, value in environment.items()}
+    return subprocess.run(
+        [sys.executable, "-m", "genie.cli", *parts],
+        env=own,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+
+
+def test_the_command_line(made: Certificates, tls_server: Genie) -> None:
+    host = f"genies://127.0.0.1:{tls_server.port}"
+    for parts in (
+        ("status",),
+        ("inspect", "--resource", "nothing"),
+        ("run", "cli", "--", "true"),
+        ("bench", "own", "--connections", "2", "--seconds", "0.05", "--warm-up", "0"),
+    ):
+        name, *rest = parts
+        done = command(name, "--host", host, *rest, GENIE_TLS_CA=made.ca)
+        assert done.returncode == 0, done.stderr
+    assert "not accepted" in command("status", "--host", host).stderr
+    assert "GENIE_TLS_CA: /nowhere can't be read" in command("status", "--host", host, GENIE_TLS_CA="/nowhere").stderr
+
+
+def test_a_certificate_is_read_again(made: Certificates) -> None:
+    certificate = made.issue("renewed", "127.0.0.1")
+    with running_server(tls_cert=certificate) as server:
+
+        def serial() -> object:
+            with (
+                socket.create_connection(server.address) as plain,
+                made.context().wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
+            ):
+                return wrapped.getpeercert()["serialNumber"]  # type: ignore[index]
+
+        before = serial()
+        made.issue("renewed", "127.0.0.1")
+        assert serial() == before
+        server.send(signal.SIGHUP)
+        server.until("certificates read again")
+        renewed = serial()
+        assert renewed != before
+        certificate.write_text("nothing")
+        server.send(signal.SIGHUP)
+        assert "GENIE_TLS_CERT: there is no certificate" in server.until("the certificates stay")["why"]
+        assert serial() == renewed
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"tls_key": "{server}"}, "GENIE_TLS_KEY is set, but GENIE_TLS_CERT"),
+        ({"tls_ca": "{ca}"}, "GENIE_TLS_CA is set, but GENIE_TLS_CERT"),
+        ({"tls_cert": "/nowhere"}, "GENIE_TLS_CERT: /nowhere can't be read: No such file or directory"),
+        ({"tls_cert": "{server}", "tls_key": "/nowhere"}, "GENIE_TLS_KEY: /nowhere can't be read"),
+        ({"tls_cert": "{ca}"}, "GENIE_TLS_CERT: there is no private key in {ca}"),
+        ({"tls_cert": "{server}", "tls_key": "{foreign}"}, "is not that of the certificate in {server}"),
+        ({"tls_cert": "{server}", "tls_key": "{locked}"}, "GENIE_TLS_KEY: the key in {locked} is encrypted"),
+        ({"tls_cert": "{server}", "tls_ca": "{junk}"}, "GENIE_TLS_CA: there is no certificate in {junk}"),
+        ({"tls_cert": "{broken}"}, "GENIE_TLS_CERT: {broken} can't be used"),
+    ],
+)
+def test_what_is_wrong_with_the_settings(made: Certificates, settings: dict[str, str], why: str) -> None:
+    from cryptography.hazmat.primitives import serialization
+
+    files = {"server": made.server, "ca": made.ca, "foreign": made.issue("foreign", "x.example")}
+    files |= {name: made.folder / name for name in ("locked", "junk", "broken")}
+    key = serialization.load_pem_private_key(made.server.read_bytes(), None)
+    files["locked"].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    files["junk"].write_text("junk")
+    files["broken"].write_bytes(made.server.read_bytes().replace(b"M", b"!"))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is compared
+        Server(Settings(**{name: value.format(**files) for name, value in settings.items()}))
+    assert why.format(**files) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_the_admin_port_speaks_it_too(made: Certificates, tmp_path: Path) -> None:
+    other = Certificates(tmp_path)
+    alice = made.issue("alice", "host.example", common_name="alice")
+    stranger = other.issue("mallory", "host.example", common_name="mallory")
+    certificate = made.issue("admin", "127.0.0.1")
+    with running_server(tls_cert=certificate, tls_ca=made.ca, admin_port=(port := Genie().port)) as server:
+
+        async def live(context: ssl.SSLContext) -> str:
+            async with aiohttp.ClientSession() as web, web.get(f"https://127.0.0.1:{port}/livez", ssl=context) as got:
+                return await got.text()
+
+        assert await live(made.context()) == "ok\n"
+        assert await live(made.context(alice)) == "ok\n"
+        with pytest.raises(aiohttp.ClientError):
+            await live(made.context(stranger))
+        new = other.issue("new", "127.0.0.1")
+        certificate.write_bytes(new.read_bytes())
+        server.send(signal.SIGHUP)
+        await asyncio.to_thread(server.until, "certificates read again")
+        assert await live(other.context()) == "ok\n"
