@@ -282,6 +282,7 @@ class Connection(asyncio.Protocol):
         self.stop_reading()
         transport.close()
         self.closed = True
+        self.desk.gone(self)
         log.warning("cut off", peer=transport.get_extra_info("peername"), unread=transport.get_write_buffer_size())
         asyncio.get_running_loop().call_later(CUT_S, transport.abort)
 
@@ -368,8 +369,9 @@ class Connection(asyncio.Protocol):
 
     def _greets(self, lines: list[bytes]) -> bool:
         """Whether these first lines are no web client's. Nothing that one brings is carried out: a page may have sent it."""
-        self._greeted = bool(lines)
-        if lines and is_http(lines[0]):
+        first = next((line for line in lines if line.strip()), b"")
+        self._greeted = bool(first)
+        if is_http(first):
             self._hang_up(http_refused())
             return False
         return True

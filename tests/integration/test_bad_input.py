@@ -153,7 +153,7 @@ async def test_a_line_of_exactly_the_limit_is_read(wire: Wire) -> None:
     await wire.expect("pong")
 
 
-@pytest.mark.parametrize("method", [b"GET / HTTP/1.1", b"POST /x HTTP/1.0", b"HEAD /"])
+@pytest.mark.parametrize("method", [b"GET / HTTP/1.1", b"POST /x HTTP/1.0", b"HEAD /", b"\n \r\nGET / HTTP/1.1"])
 async def test_web_clients_are_closed_at_once(wire: Wire, method: bytes) -> None:
     wire.raw(method + b'\r\n{"command":"request","payload":{"resources":["exclusive:smuggled"]}}\n')
     assert (await wire.expect("error"))["code"] == "bad-message"
