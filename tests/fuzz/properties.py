@@ -228,7 +228,7 @@ def address(data: bytes) -> str:
         found = reach.addresses(text, 7077)
     except ValueError:
         return "address refused"
-    for host, port in found:
+    for host, port, _ in found:
         assert 0 < port < 1 << 16
         assert host
     return "address"

@@ -374,7 +374,9 @@ async def test_sigterm_without_redis_ends_in_time(redis: Redis) -> None:
 
 async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
     """While a commit is under way the server reads up to its bound, then leaves the rest to the client."""
-    with running_server(redis, max_pending=1024, store_timeout_ms=600_000, lease=600) as genie:
+    with running_server(
+        redis, max_pending=1024, store_timeout_ms=600_000, lease=600, max_requests_per_connection=300_000
+    ) as genie:
         client = await Wire.connect(genie.address)
         client.send("request", resources=["exclusive:warm"], transactionTimeout=1e9)
         await client.expect("queued")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import sys
@@ -145,8 +146,9 @@ async def test_a_leader_that_was_stopped_says_nothing_more(redis: Redis) -> None
         assert await new.release(held) == "success"
         await new.lock("exclusive:a")
         leader.send(signal.SIGCONT)
-        assert await client.receive() == ("closed", {})
-        assert await bystander.receive() == ("closed", {})
+        for wire in (client, bystander):
+            with contextlib.suppress(ConnectionResetError):  # what it had said is not even read
+                assert await wire.receive() == ("closed", {})
         leader.until("does not lead any more")
         assert leader.until("following")["leader"] == f"127.0.0.1:{follower.port}"
         late = await Wire.connect(leader.address)
