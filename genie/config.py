@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from genie.protocol.framing import MAX_LINE
 
@@ -14,7 +14,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 7077
     namespace: str = "genie"
-    redis_url: str | None = None
+    redis_url: str | None = field(default=None, repr=False)
     """None: the locks are kept in memory."""
     advertise: str | None = None
     """HOST:PORT at which clients reach this server. None: where it listens, under the host's name if that is everywhere."""
@@ -23,7 +23,7 @@ class Settings:
     """Where operators look: HTTP. None: nowhere."""
     slow_wait: float = 1.0
     """Seconds after which a request that still waits is told of in the log. 0: none is."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     """What clients must say first. None, as long as there is no `token_file` either: nothing."""
     token_file: str | None = None
     tls_cert: str | None = None

@@ -57,9 +57,12 @@ class Access:
                 found = principal
         return found
 
-    def by_certificate(self, name: str) -> Principal:
-        """Whoever has shown a certificate of this name: as the file says, else one who may lock and look, everywhere."""
-        return self._by_name.get(name) or Principal(name)
+    def by_certificate(self, name: str) -> Principal | None:
+        """Whoever has shown a certificate of this name: as the file says, else one who may lock and look, everywhere.
+
+        None where the name has a token: that is what proves it.
+        """
+        return None if name in self._with_token else self._by_name.get(name) or Principal(name)
 
     def by_name(self, name: str) -> Principal | None:
         """Whoever has proved this name by a token before, if it still has one."""

@@ -29,6 +29,7 @@ MAX_FILE = 1 << 20
 """Bytes of the file."""
 
 KEYS = ("token", "prefixes", "may")
+_WHERE = re.compile(r" \(at .*\)$")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -85,12 +86,13 @@ def _entries(text: str, certificates: bool) -> list[Entry]:
     words = text.split()
     if not words:
         raise ValueError("it is empty; it must hold one token, or TOML with a section for each name")
-    if len(words) == 1 and not words[0].startswith("[") and '"' not in words[0]:
+    if len(words) == 1 and not words[0].startswith(("[", "token=")) and '"' not in words[0]:
         return [Entry(EVERYTHING, check_token(words[0], "the token"))]
     try:
         sections = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"it is neither one token nor TOML: {error}") from None
+        where = _WHERE.search(str(error))
+        raise ValueError(f"it is neither one token nor TOML{where[0] if where else ''}") from None
     entries = [_entry(name, section, certificates) for name, section in sections.items()]
     if not entries:
         raise ValueError("it names nobody; it must have a section for each name, like [payments]")
@@ -107,10 +109,10 @@ def _entry(name: str, section: Any, certificates: bool) -> Entry:
     if not 0 < len(name) <= MAX_NAME or _CONTROL.search(name):
         raise ValueError(f"the name of a section must have 1 to {MAX_NAME} characters, none of them control characters")
     if type(section) is not dict:
-        raise ValueError(f"{name} stands outside of a section; there must be one for each name, like [payments]")
+        raise ValueError(f"{_told(name)} stands outside of a section; there must be one for each name, like [payments]")
     for key in section:
         if key not in KEYS:
-            raise ValueError(f"[{name}] {key} is not known; a section has {', '.join(KEYS)}")
+            raise ValueError(f"[{name}] {_told(key)} is not known; a section has {', '.join(KEYS)}")
     token = section.get("token")
     if token is not None:
         check_token(token, f"[{name}] token")
@@ -120,6 +122,11 @@ def _entry(name: str, section: Any, certificates: bool) -> Entry:
             "and clients show no certificates without GENIE_TLS_CA"
         )
     return Entry(Principal(name, _prefixes(name, section), _rights(name, section)), token)
+
+
+def _told(key: str) -> str:
+    """A key as an error names it: what is long enough may be a token that stands in a wrong place."""
+    return key if len(key) < MIN_TOKEN else "a key"
 
 
 def _prefixes(name: str, section: dict[str, Any]) -> tuple[str, ...] | None:

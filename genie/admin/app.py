@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import Final, cast
+
 from aiohttp import web
 
 from genie.admin.api import Api
@@ -14,7 +18,11 @@ from genie.admin.problems import MAX_BODY, as_answers
 from genie.admin.scrape import Scrape
 from genie.admin.subject import Subject
 from genie.admin.turns import Turns
+from genie.errors import Code
 from genie.tls import name_of
+
+HANDSHAKE_S: Final = 5.0
+"""How long a client may take to agree on TLS. Until it has, it is none of those that may be connected."""
 
 
 class Admin:
@@ -26,6 +34,7 @@ class Admin:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self.address: tuple[str, int] | None = None
         self.pace = Pace()
 
@@ -35,7 +44,7 @@ class Admin:
         if settings.admin_port is None:
             return
         app = web.Application(middlewares=[as_answers], client_max_size=MAX_BODY)
-        Guard(lambda: self._subject.access, settings.admin_host, _certificate).protect(app)
+        Guard(lambda: self._subject.access, settings.admin_host, _certificate, self._refused).protect(app)
         app.on_response_prepare.append(_not_to_be_kept)
         turns = Turns(self.pace)
         app.add_routes(Health(self._subject).routes())
@@ -45,16 +54,27 @@ class Admin:
         self._runner = Door(app)
         await self._runner.setup()
         try:
-            where = settings.admin_host, settings.admin_port
             tls = self._subject.admin_tls
-            await web.TCPSite(self._runner, *where, ssl_context=tls, backlog=BACKLOG).start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                cast("Callable[[], asyncio.Protocol]", self._runner.server),
+                settings.admin_host,
+                settings.admin_port,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
+                backlog=BACKLOG,
+            )
         except BaseException:
             await self._runner.cleanup()
             raise
-        self.address = self._runner.addresses[0][:2]
+        self.address = self._listener.sockets[0].getsockname()[:2]
+
+    def _refused(self) -> None:
+        self._subject.stats.errors[Code.UNAUTHORIZED] += 1
 
     async def stop(self) -> None:
         """Answer no more."""
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

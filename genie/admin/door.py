@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from math import inf
+from logging import Logger
 from typing import Final, cast
 
+import structlog
 from aiohttp import web
+
+from genie.admin.answers import Problem
+from genie.admin.encoding import at_once
+from genie.admin.guard import HEADERS
+from genie.admin.problems import JSON
+from genie.errors import Code
+
+log = structlog.get_logger()
 
 MOST: Final = 64
 """Connections. Browsers have up to six each, Prometheus one or two."""
@@ -15,6 +24,8 @@ BACKLOG: Final = 16
 """Connections that are accepted in one go, and may be too many."""
 SILENT_S: Final = 30.0
 """How long a connection may ask nothing whole before it is closed."""
+ANSWERED_S: Final = 60.0
+"""How long an answer may take until it is sent, beyond that."""
 STOP_S: Final = 1.0
 """How long who is being answered when the server stops is waited for."""
 
@@ -45,11 +56,35 @@ class Door(web.AppRunner):
         def make() -> asyncio.BaseProtocol:
             if len(server.connections) >= MOST:
                 return _Full()
-            connection = server()
+            connection = _Speaker(server, loop=asyncio.get_running_loop(), access_log=cast("Logger", None))
             self._asked.watch(connection)
             return connection
 
         return make
+
+
+class _Speaker(web.RequestHandler):
+    """One connection. What comes on it that is no HTTP may be anything, also a token: it is not repeated."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,  # noqa: ARG002 - what was wrong, with what was said
+    ) -> web.StreamResponse:
+        """Answer what could not be read, or what failed in an unforeseen way."""
+        if status >= web.HTTPInternalServerError.status_code:
+            log.error("a defect in the admin port", exc_info=exc)
+            problem = Problem(code="defect", message="this is a defect of the server; its log says more")
+        else:
+            log.debug("no HTTP on the admin port", peer=request.remote)
+            problem = Problem(code=Code.BAD_REQUEST, message="this is not HTTP as it is understood here")
+        answer = web.Response(status=status, body=at_once(problem), content_type=JSON, headers=HEADERS)
+        answer.force_close()
+        return answer
 
 
 class _Asked:
@@ -61,12 +96,13 @@ class _Asked:
     @web.middleware
     async def note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Around every answer."""
-        self._at[request.protocol] = inf
+        now = asyncio.get_running_loop().time
+        self._at[request.protocol] = now() + ANSWERED_S
         try:
             return await handler(request)
         finally:
-            if request.transport is not None:
-                self._at[request.protocol] = asyncio.get_running_loop().time()
+            if request.protocol in self._at:
+                self._at[request.protocol] = now()
 
     def watch(self, connection: web.RequestHandler) -> None:
         """Close it, if it says nothing."""
@@ -82,7 +118,8 @@ class _Asked:
         if left > 0:
             asyncio.get_running_loop().call_later(min(left, SILENT_S), self._look, connection)
         else:
-            connection.transport.close()
+            del self._at[connection]
+            connection.transport.abort()
 
 
 class _Full(asyncio.Protocol):

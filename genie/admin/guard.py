@@ -12,11 +12,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
+import structlog
 from aiohttp import hdrs, web
 
 from genie.access import ADMIN, INSPECT, Access, Principal
 from genie.admin.answers import Problem
 from genie.errors import Code
+
+log = structlog.get_logger()
 
 API: Final = "/api"
 METRICS: Final = "/metrics"
@@ -28,6 +31,7 @@ JSON: Final = "application/json"
 EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - it is compared
 
 HEADERS: Final = {
+    "Server": "genie",
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -43,14 +47,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Guard:
-    """`access` says who may come in at present, `certificate` the name in a request's certificate, if any."""
+    """`access` says who may come in at present, `certificate` the name in a request's certificate, if any.
+
+    `refused` is told of each stranger.
+    """
 
     def __init__(
         self,
         access: Callable[[], Access],
         host: str,
         certificate: Callable[[web.Request], str | None] = lambda _: None,
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
+        self._refused = refused
         self._access = access
         self._host = host.strip("[]").lower()
         self._certificate = certificate
@@ -92,6 +101,8 @@ class Guard:
     def _unauthorized(self, request: web.Request, access: Access) -> web.Response | None:
         principal = self._who(request, access)
         if principal is None:
+            log.warning("a stranger was refused at the admin port", peer=request.remote, path=request.path[:200])
+            self._refused()
             response = _problem(401, "send a token of this server: Authorization: Bearer TOKEN")
             response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
             return response
@@ -155,4 +166,5 @@ def _problem(status: int, message: str) -> web.Response:
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
     for name, value in HEADERS.items():
-        response.headers.setdefault(name, value)
+        if name not in response.headers or name == hdrs.SERVER:
+            response.headers[name] = value

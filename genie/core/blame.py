@@ -12,6 +12,8 @@ from genie.core.table import Table
 
 NAMED = 10
 """Blockers told by name."""
+NEAR = 32
+"""Resources, and requests on each, that are looked at for the obstacles of one that begins to wait."""
 COUNTED = 1000
 """Blockers counted exactly. Beyond it the total is a lower bound."""
 
@@ -46,9 +48,13 @@ def glance(table: Table, request: Request, looks: int, *, count: bool) -> tuple[
 
 
 def obstacles(table: Table, request: Request) -> Iterator[str]:
-    """The resources that a waiting request can't have at present, out of those that it names."""
-    for name, exclusive in request.wants():
-        if next(_on(table, request, name, exclusive), None) is not None:
+    """The resources that a waiting request can't have at present, out of the first that it names.
+
+    At most `NEAR` of them, and on each no more than `NEAR` who might be in the way, for this is asked of every one that
+    waits.
+    """
+    for name, exclusive in islice(request.wants(), NEAR):
+        if any(other is not None for _, other, _ in islice(_near_on(table, request, name, exclusive), NEAR)):
             yield name
 
 
@@ -88,15 +94,19 @@ def _on(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[
 
 def _near(table: Table, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
     """As `_blockers`, with a None for each resource and each request that it passes by: so that they can be counted."""
-    owner = request.owner
     for name, exclusive in request.wants():
-        yield name, None, False
-        resource = table.resources[name]
-        for holder in resource.holders.values() if exclusive or resource.exclusives else ():
-            in_way = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
-            yield name, holder if in_way and holder.owner != owner else None, True
-        for place in _ahead(table, request, name, exclusive):
-            yield name, place[2] if place[2].owner != owner else None, False
+        yield from _near_on(table, request, name, exclusive)
+
+
+def _near_on(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request | None, bool]]:
+    owner = request.owner
+    yield name, None, False
+    resource = table.resources[name]
+    for holder in resource.holders.values() if exclusive or resource.exclusives else ():
+        in_way = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
+        yield name, holder if in_way and holder.owner != owner else None, True
+    for place in _ahead(table, request, name, exclusive):
+        yield name, place[2] if place[2].owner != owner else None, False
 
 
 def _ahead(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[Entry]:

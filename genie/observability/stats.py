@@ -21,6 +21,8 @@ CANCELLED: Final = "cancelled"
 """How a request went whose client gave it up while it waited: of those that were not held, the reason `success`."""
 WAYS: Final = tuple(reason for reason in Reason if reason is not Reason.TRANSACTION_TIMEOUT)
 """Reasons for which a request may end without having been held."""
+IDLE_NEWCOMERS: Final = 1_000
+"""Requests that may be remembered though they wait no more."""
 SIZES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
 
 
@@ -69,7 +71,8 @@ class Stats:
         self._steps = 0
         self._untold = 0
         self.newcomers: deque[Request] = deque()
-        """Those that began to wait lately, for whoever looks after slow waits; see `slow.py`."""
+        """Those that began to wait lately, where somebody looks after slow waits and says so."""
+        self.follows_newcomers = False
         self._in_way: dict[int, tuple[str, ...]] = {}
         """What was in the way of a waiting request that names several resources, by its id."""
         self.recent = Recent()
@@ -106,7 +109,8 @@ class Stats:
         """A request was not held at once. It waits, or has ended in the same step, which `over` tells next."""
         self.queued += 1
         if request.state is WAITING:
-            self.newcomers.append(request)
+            if self.follows_newcomers:
+                self.newcomers.append(request)
             self.hot.collided(self._remember(request, table))
 
     def locked(self, event: Locked) -> None:
@@ -136,6 +140,11 @@ class Stats:
         """Those since the last call, of which the oldest may be forgotten, and how many there were."""
         many, self._untold = self._untold, 0
         return list(self.deadlocks)[-many:] if many else [], many
+
+    def forget_newcomers(self, waiting: int) -> None:
+        """Let go of those that wait no more, where they are many beside the `waiting`."""
+        if len(self.newcomers) > 2 * waiting + IDLE_NEWCOMERS:
+            self.newcomers = deque(request for request in self.newcomers if request.state is WAITING)
 
     def begin(self) -> None:
         """Another time as leader begins."""

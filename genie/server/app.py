@@ -60,6 +60,7 @@ class Server:
         self.stats = Stats()
         self.door = Door(settings, self.stats)
         self.connections = Registry(settings)
+        self._errands: set[Errand] = set()
         self._pulse: Pulse | None = None
         """Beats in a server that runs on its own; not in one that is part of somebody's test, whose time it would fill."""
         self._refusing = Refusing(self.stats)
@@ -181,7 +182,12 @@ class Server:
 
     async def carry_out(self, line: bytes) -> bytes:
         """Do what a line of the wire asks for, as for a client; returns what it is told, when it is stored."""
-        return await Errand(self.settings, self._desk).carry_out(line)
+        errand = Errand(self.settings, self._desk)
+        self._errands.add(errand)
+        try:
+            return await errand.carry_out(line)
+        finally:
+            self._errands.discard(errand)
 
     @property
     def access(self) -> Access:
@@ -190,6 +196,8 @@ class Server:
 
     def reload(self) -> None:
         """Read certificates and tokens again. A wrong file changes nothing."""
+        if self.tls is None and self.settings.token_file is None:
+            log.info("there is no file to be read again")
         self._reread_certificates()
         self._reread_tokens()
 
@@ -216,7 +224,7 @@ class Server:
             if pump is not None and not pump.may_watch_on(connection):
                 connection.revise(None)
             gone += connection.ending
-        log.info("the token file was read again", file=self.settings.token_file, gone=gone)
+        log.info("the token file was read again", file=self.settings.token_file, closed=gone)
 
     # -- its life ---------------------------------------------------------------------------------------------
 
@@ -289,7 +297,7 @@ class Server:
         self.stats.reorderings += self._leading.manager.reorderings
         if self._pulse is not None:
             self._pulse.pump = None
-        for connection in list(self.connections):
+        for connection in [*self.connections, *self._errands]:
             connection.abort()
         self._deposed.set()
         if isinstance(error, Superseded):

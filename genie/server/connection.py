@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         full = self._registry.enter(self, peer[0] if peer else "")
         if full is not None:
-            self._hang_up(RequestRejected(Code.TOO_MANY, full))
+            self._turn_away(RequestRejected(Code.TOO_MANY, full))
         elif self._door is not None:
             self._ask(self._door)
         for level, option, value in KEEPALIVE:
@@ -176,9 +176,7 @@ class Connection(asyncio.Protocol):
             if not data:
                 return
         if not self._greeted and data.startswith(TLS_HELLO):
-            self._hang_up(
-                RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS")
-            )  # else it would wait for a line
+            self._hang_up(RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS"))  # it would wait for a line
             return
         try:
             lines = self._lines.feed(data)
@@ -224,11 +222,9 @@ class Connection(asyncio.Protocol):
 
     def refuse(self) -> None:
         """Send a stranger away. No desk has heard of it: what it says costs nobody anything."""
-        if self._door is not None and self._transport is not None and not self._transport.is_closing():
-            self._door.refused(self._transport.get_extra_info("peername"))
-            self.stop_reading()
-            self._write(replies.error(STRANGER))
-            self._transport.close()
+        if self._transport is not None and not self._transport.is_closing():
+            log.warning("a stranger was refused", peer=self._transport.get_extra_info("peername"))
+            self._turn_away(STRANGER)
 
     def revise(self, principal: Principal | None) -> None:
         """Go on with other rights. None: none, so this is the end, behind the answers to what was read."""
@@ -328,6 +324,16 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
+
+    def _turn_away(self, why: RequestRejected) -> None:
+        """Say why, and close. No desk hears of it, so that it need not wait for the store."""
+        self._first = bytearray()
+        if self._door is not None:
+            self._door.refused(why)
+        self.stop_reading()
+        self._write(replies.error(why))
+        if self._transport is not None:
+            self._transport.close()
 
     def _ask(self, entrance: Door) -> None:
         """Ask who this is: a certificate may have said so already, and a token may say otherwise."""

@@ -7,6 +7,8 @@ from importlib.metadata import version
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import structlog
+
 from genie import core
 from genie.access import INSPECT, LOCK, Principal
 from genie.core import Disconnect, Expire, Granted, LockManager, Release, Released, Request, State
@@ -32,6 +34,8 @@ MAX_TURN = 200
 
 MOST_CHANGES = 10_000
 """Sessions end one after the other, and wait for the next batch when this one changes so much already."""
+
+log = structlog.get_logger()
 
 SHORTEST_MS = BOUNDS_MS[0]
 
@@ -103,7 +107,7 @@ class Dispatch(Telling):
                 continue
             if type(command) is Request:
                 room -= 1
-                if (room < 0 or command.ref is not None) and not self._takes(connection, command):
+                if (room < 0 or command.ref is not None) and not self._takes(connection, command, len(command.names())):
                     continue
                 command.origin = session
                 events = step(command, now)
@@ -145,8 +149,9 @@ class Dispatch(Telling):
                     self._tell(events, connection)
             elif type(command) is core.Take:
                 room -= 1
-                if (room >= 0 and command.request.ref is None) or self._takes(connection, command.request):
-                    command.request.origin = session
+                asked, most = command.request, len(command.choices)
+                if (room >= 0 and asked.ref is None and most <= MAX_RESOURCES) or self._takes(connection, asked, most):
+                    asked.origin = session
                     self._tell(step(command, now), connection)
             elif type(command) is core.Extend:
                 self._tell(step(command, now), connection)
@@ -227,6 +232,10 @@ class Dispatch(Telling):
         rejected = refused(principal, command, self.manager.table)
         if rejected is not None:
             self.reject(connection, rejected)
+        elif type(command) is Release:
+            request = self.manager.table.find(command.id)
+            if request is not None and request.principal != principal.name:
+                log.info("released by an operator", id=command.id, by=principal.name, of=request.principal)
         return rejected is None
 
     def may_watch_on(self, connection: Connection) -> bool:
@@ -283,15 +292,14 @@ class Dispatch(Telling):
         bounds = None if connection.principal is None else connection.principal.bounds
         self.say(connection, replies.inspected(found, self.now, bounds))
 
-    def _takes(self, connection: Connection, request: Request) -> bool:
-        """Whether a request is new and has a place. Otherwise it is answered here."""
+    def _takes(self, connection: Connection, request: Request, locks: int) -> bool:
+        """Whether a request for so many locks is new and has a place. Otherwise it is answered here."""
         if request.ref is not None:
             known = connection.session.known(request.ref)
             if known is not None and self._repeat(connection, request, known):
                 return False
         why, session = "", connection.session
-        names = 1 if request.chosen is not None else len(request.exclusive) + len(request.shared)
-        if self._table.locks + names > self._most_locks:
+        if self._table.locks + locks > self._most_locks:
             why = f"{self._most_locks} locks are held, no more fit"
         elif session.key is not None and session.alive >= self._most_of_session:
             why = f"{self._most_of_session} requests of this session are held or wait, it can't have more"

@@ -73,7 +73,6 @@ class Door:
         """Call this when a stranger has had time enough to say who it is."""
         return asyncio.get_running_loop().call_later(HELLO_S, late)
 
-    def refused(self, peer: object) -> None:
-        """A stranger was sent away."""
-        self._stats.errors[Code.UNAUTHORIZED] += 1
-        log.warning("a stranger was refused", peer=peer)
+    def refused(self, why: RequestRejected) -> None:
+        """Somebody was sent away before a desk heard of it."""
+        self._stats.errors[why.code] += 1

@@ -98,9 +98,8 @@ class Handshake(asyncio.Protocol):
                 ssl_shutdown_timeout=GOODBYE_S,
             )
         except OSError as error:  # those of TLS are some, too
-            tell = log.debug if isinstance(error, ConnectionResetError | BrokenPipeError) else log.info
             why = f"not done after {HANDSHAKE_S:g} s" if isinstance(error, ConnectionAbortedError) else reason(error)
-            tell("handshake failed", peer=peer, why=why)
+            log.info("handshake failed", peer=peer, why=why)
         finally:
             self._registry.end(self)
 

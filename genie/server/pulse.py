@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from genie.core import WAITING, Blocker, Request
-from genie.core.blame import blame
+from genie.core.blame import COUNTED, glance
 
 if TYPE_CHECKING:
     from genie.observability.stats import Deadlock, Stats
@@ -34,6 +34,7 @@ class Pulse:
     def __init__(self, stats: Stats, slow_wait_ms: float) -> None:
         self._stats = stats
         self._slow_ms = slow_wait_ms
+        stats.follows_newcomers = slow_wait_ms > 0
         self._loop = asyncio.get_running_loop()
         stats.turn(self._loop.time() * 1000)
         self._due = self._loop.time() + PULSE_S
@@ -60,7 +61,7 @@ class Pulse:
         newcomers, now, told, untold = self._stats.newcomers, pump.now, 0, 0
         while newcomers and (newcomers[0].state is not WAITING or newcomers[0].since <= now - self._slow_ms):
             request = newcomers.popleft()
-            if request.state is not WAITING or not self._slow_ms:
+            if request.state is not WAITING:
                 continue
             if told < MOST_LINES:
                 told += 1
@@ -69,6 +70,7 @@ class Pulse:
                 untold += 1
         if untold:
             log.warning("slow wait", more=untold)
+        self._stats.forget_newcomers(len(pump.manager.table.waiting))
 
     def _tell_deadlocks(self) -> None:
         found, many = self._stats.untold_deadlocks()
@@ -79,7 +81,7 @@ class Pulse:
 
 
 def _slow(pump: Pump, request: Request, now: float) -> dict[str, Any]:
-    blockers, total = blame(pump.manager.table, request)
+    blockers, total, _ = glance(pump.manager.table, request, COUNTED, count=True)
     names = request.names()
     return {
         "id": request.id,

@@ -151,7 +151,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Endings kept for a session": session.ENDINGS,
         "Endings kept for all sessions": session.ENDINGS_IN_ALL,
         "Bytes of an ending that is kept with its details": session.LONGEST_ENDING,
-        "Locks held (a request that names three resources has three)": SETTINGS.max_locks,
+        "Locks held, when a request comes (one that names three resources has three; what waits already is granted beyond it)": SETTINGS.max_locks,
         "Places in all lines (one that waits for three resources has three)": SETTINGS.max_queue,
         "Connections": SETTINGS.max_connections,
         "Connections from one address": SETTINGS.max_connections_per_address,

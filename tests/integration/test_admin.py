@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -198,6 +199,42 @@ async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
             writer.close()
     finally:
         await admin.stop()
+
+
+async def test_who_reads_nothing_is_cut_off_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SILENT_S", 0.05)
+    monkeypatch.setattr(door, "ANSWERED_S", 0.05)
+    admin = Admin(Server(Settings(port=0, admin_port=0)))
+    await admin.start()
+    assert admin.address is not None
+    loop = asyncio.get_running_loop()
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.setblocking(False)
+        await loop.sock_connect(deaf, admin.address)
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(30):
+                while True:
+                    await loop.sock_sendall(deaf, b"GET /page.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100)
+    async with asyncio.timeout(30):
+        while admin._runner._asked._at:  # type: ignore[union-attr]  # noqa: ASYNC110 - nobody is told when it forgets
+            await asyncio.sleep(0.01)
+    await admin.stop()
+
+
+async def test_what_is_no_http_is_not_repeated(shared: Genie) -> None:
+    secret = b"a token of nobody that is said"
+    for lines in (b"GET /api/state HTTP/1.1\r\nAuthorization : " + secret, b"GET \x00" + secret + b" HTTP/1.1"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(shared))
+        writer.write(lines + b"\r\nHost: 127.0.0.1\r\n\r\n")
+        async with asyncio.timeout(30):
+            told = await reader.read()
+        assert b" 400 " in told.partition(b"\r\n")[0]
+        assert b"Server: genie\r\n" in told
+        assert b"Content-Security-Policy: default-src 'none'" in told
+        assert b'"code":"bad-request"' in told
+        assert secret not in told
+        writer.close()
 
 
 async def test_who_waits_for_whom(genie: Genie) -> None:

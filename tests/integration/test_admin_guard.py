@@ -157,16 +157,19 @@ async def test_with_a_token_any_host_will_do(asked: Client) -> None:
 
 
 async def test_a_certificate_is_as_good_as_a_token() -> None:
-    known = await start(Access(ENTRIES, certificates=True), certificate="ops")
+    by_name = [Entry(Principal("ops", None, frozenset({"admin"})), None), *ENTRIES[:2]]
+    known = await start(Access(by_name, certificates=True), certificate="ops")
     assert await status(known, "/api/release", POST, "POST") == 200
     assert await status(known, "/api/state", bearer("a-token-of-nobody's")) == 401, "a token, if given, must be right"
     assert await status(known, "/api/release", bearer(LOOK) | POST, "POST") == 403
+    token = await start(Access(ENTRIES, certificates=True), certificate="look")
+    assert await status(token, "/api/state") == 401, "a name with a token is proved by that"
     stranger = await start(Access(certificates=True), certificate="somebody")
     assert await status(stranger, "/api/state") == 200
     assert await status(stranger, "/api/release", POST, "POST") == 403, "never an admin by itself"
     nobody = await start(Access(certificates=True))
     assert await status(nobody, "/api/state") == 401
-    for client in (known, stranger, nobody):
+    for client in (known, token, stranger, nobody):
         await client.close()
 
 

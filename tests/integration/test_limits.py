@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 
 import orjson
 
-from servers import running_server
+from servers import running_redis, running_server
 from wire import Wire
 
 SESSION = "a secret of sixteen"
@@ -29,6 +30,18 @@ async def test_the_locks_in_all() -> None:
         assert "3 locks" in await refused(client, "shared:b")
         await client.release(held)
         await client.lock("exclusive:a", "exclusive:b")
+
+
+async def test_the_locks_in_all_by_choice() -> None:
+    """What it may take counts, for that is only known when it has."""
+    with running_server(max_locks=3) as genie:
+        client = await Wire.connect(genie.address)
+        choices = [f"exclusive:{number}" for number in range(2_000)]
+        client.send("request", anyOf=choices, target=4)
+        assert (await client.expect("error"))["code"] == "too-many"
+        client.send("request", anyOf=choices[:3], target=2)
+        await client.expect("queued")
+        assert (await client.expect("locked"))["resources"] == ["0", "1"]
 
 
 async def test_the_places_in_all_lines() -> None:
@@ -97,6 +110,25 @@ async def test_the_connections_in_all() -> None:
         assert error["code"] == "too-many"
         assert "takes 1 connections" in error["message"]
         assert await second.receive() == ("closed", {})
+
+
+async def test_no_store_is_waited_for_by_those_who_are_too_many() -> None:
+    with (
+        running_redis() as redis,
+        running_server(redis, max_connections=1, store_timeout_ms=600_000, lease=600) as genie,
+    ):
+        first = await Wire.connect(genie.address)
+        await first.lock("exclusive:a")
+        redis.send(signal.SIGSTOP)
+        first.send("request", resources=["exclusive:b"])
+        genie.until("Redis is away")
+        for _ in range(3):
+            second = await Wire.connect(genie.address)
+            assert (await second.expect("error"))["code"] == "too-many"
+            assert await second.receive() == ("closed", {})
+        redis.send(signal.SIGCONT)
+        await first.expect("queued")
+        await first.expect("locked")
 
 
 async def test_the_connections_from_one_address() -> None:

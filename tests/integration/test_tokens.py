@@ -470,7 +470,7 @@ async def test_sighup_takes_over_the_file(tmp_path: Path) -> None:
         """)
         server.send(signal.SIGHUP)
         line = server.until("the token file was read again")
-        assert (line["file"], line["gone"]) == (str(path), 1)
+        assert (line["file"], line["closed"]) == (str(path), 1)
 
         await unauthorized(limits, "not allowed any more")
         assert await limits.receive() == ("closed", {})
@@ -524,7 +524,7 @@ async def test_who_watches_what_it_may_not_see_any_more_is_sent_away(tmp_path: P
             await wire.expect("watching")
         path.write_text(FILE.replace("[limits]\n", '[limits]\nprefixes = ["accounts/"]\n'))
         server.send(signal.SIGHUP)
-        assert server.until("the token file was read again")["gone"] == 1
+        assert server.until("the token file was read again")["closed"] == 1
         await unauthorized(outside, "not allowed any more")
         assert await outside.receive() == ("closed", {})
         await inside.lock("exclusive:accounts/1")

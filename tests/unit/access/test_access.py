@@ -87,9 +87,22 @@ def test_an_admin_may_all_and_its_prefixes_bind_what_it_locks() -> None:
 def test_a_certificate_may_lock_and_look_where_the_file_says_nothing(file: Path) -> None:
     access = read(file, f'[ops]\nmay = ["admin"]\n[payments]\ntoken = "{A}"\n', certificates=True)
     assert access.by_certificate("ops") == Principal("ops", None, frozenset({"admin"}))
-    assert access.by_certificate("payments") == access.by_token(A)
+    assert access.by_certificate("payments") is None, "that name is proved by its token"
     assert access.by_certificate("stranger") == Principal("stranger", None, frozenset({"lock", "inspect"}))
     assert access.by_name("ops") is None, "that name is proved by no token"
+
+
+def test_no_certificate_stands_for_the_one_token(file: Path) -> None:
+    for access in (read(file, A, certificates=True), Access.read(A, None, certificates=True)):
+        assert access.by_token(A) is not None
+        assert access.by_certificate("default") is None
+
+
+def test_a_token_in_a_wrong_place_is_not_repeated(file: Path) -> None:
+    for text in (f'{A} = "x"', f"[a]\n{A} = 1", f"[a]\n[{A}]\n[{A}]", f"token={A}"):
+        with pytest.raises(ValueError, match="the token file") as caught:
+            read(file, text)
+        assert A not in str(caught.value)
 
 
 def test_every_token_is_compared_whichever_it_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

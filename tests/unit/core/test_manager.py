@@ -188,3 +188,16 @@ def test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach() -> None
     assert looks < 20
     newest = max(manager.table.waiting.values(), key=lambda request: request.id)
     assert waits.in_cycle(manager.table, newest, passes=True) is False
+
+
+def test_what_is_in_the_way_is_found_in_few_looks() -> None:
+    manager = core.LockManager()
+    manager.step(core.Request(exclusive=("held", "free")), 0.0)
+    manager.step(core.Request(exclusive=("held",)), 0.0)
+    others = tuple(f"{number}" for number in range(900))
+    mine = core.Request(exclusive=("free", "new", *others), shared=("held",), transaction="mine")
+    manager.step(mine, 0.0)
+    assert list(core.obstacles(manager.table, mine)) == ["free"]
+    two = core.Request(exclusive=("new",), shared=("held",), transaction="mine")
+    manager.step(two, 0.0)
+    assert list(core.obstacles(manager.table, two)) == ["held"], "what its own transaction waits for is not in its way"
