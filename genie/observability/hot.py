@@ -40,12 +40,12 @@ class Hot:
     def collided(self, names: Iterable[str]) -> None:
         """A request found these in others' hands."""
         for name in names:
-            self._heat(name).collisions += 1
+            self.of(name).collisions += 1
 
     def waited(self, names: Iterable[str], waited_ms: float) -> None:
         """The wait of a request for these is over."""
         for name in names:
-            self._heat(name).waited_ms += waited_ms
+            self.of(name).waited_ms += waited_ms
 
     def top(self, limit: int) -> list[tuple[str, Heat]]:
         """The most waited for, then the most collided on, first."""
@@ -62,7 +62,8 @@ class Hot:
             )
         yield from now.items()
 
-    def _heat(self, name: str) -> Heat:
+    def of(self, name: str) -> Heat:
+        """What is counted of one resource, to be added to."""
         heat = self._now.get(name)
         if heat is None:
             if len(self._now) >= MOST:

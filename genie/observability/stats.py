@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -111,13 +110,18 @@ class Stats:
         if request.state is WAITING:
             if self.follows_newcomers:
                 self.newcomers.append(request)
-            self.hot.collided(self._remember(request, table))
+            one = _only(request)
+            if one is not None:
+                self.hot.of(one).collisions += 1
+            else:
+                found = self._in_way[request.id] = tuple(obstacles(table, request))
+                self.hot.collided(found)
 
     def locked(self, event: Locked) -> None:
         """A request is held after it has waited."""
         self.waited += 1
         self.waits.add(event.waited_ms)
-        self.hot.waited(self._forget(event.request), event.waited_ms)
+        self._waited(event.request, event.waited_ms)
 
     def over(self, event: Released, now: float) -> None:
         """A request ended; `now` is the manager's time."""
@@ -134,7 +138,7 @@ class Stats:
         elif isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0:
             self.hot.collided({blocker.resource for blocker in event.blockers})
         else:
-            self.hot.waited(self._forget(request), lasted_ms)
+            self._waited(request, lasted_ms)
 
     def untold_deadlocks(self) -> tuple[list[Deadlock], int]:
         """Those since the last call, of which the oldest may be forgotten, and how many there were."""
@@ -162,13 +166,15 @@ class Stats:
         while self._steps > STEPS and len(self.deadlocks) > 1:
             self._steps -= len(self.deadlocks.popleft().cycle.waits)
 
-    def _remember(self, request: Request, table: Table) -> Iterable[str]:
-        names = request.names()
-        if len(names) == 1:
-            return names
-        found = self._in_way[request.id] = tuple(obstacles(table, request))
-        return found
+    def _waited(self, request: Request, waited_ms: float) -> None:
+        one = _only(request)
+        if one is not None:
+            self.hot.of(one).waited_ms += waited_ms
+        else:
+            self.hot.waited(self._in_way.pop(request.id, ()), waited_ms)
 
-    def _forget(self, request: Request) -> Iterable[str]:
-        names = request.names()
-        return names if len(names) == 1 else self._in_way.pop(request.id, ())
+
+def _only(request: Request) -> str | None:
+    """The resource that it names, if that is one."""
+    exclusive, shared = request.exclusive, request.shared
+    return (exclusive or shared)[0] if len(exclusive) + len(shared) == 1 else None

@@ -105,7 +105,10 @@ class Telling:
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         self._close(request)
-        self.stats.over(event, self.now)
+        if request.fence and event.reason is SUCCESS:
+            self.stats.holds.add(self.now - request.since)
+        else:
+            self.stats.over(event, self.now)
         line = replies.released(event, self.now)
         if session is not None:
             if session.key is not None and not (asker is session.connection and event.reason is SUCCESS):
