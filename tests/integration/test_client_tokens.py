@@ -77,7 +77,10 @@ def test_where_a_token_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert reach.token() == TOKEN
     assert reach.token("") is None
     path.write_text(sections(payments=TOKEN))
-    assert reach.token() is None, "that is a server's"
+    with pytest.raises(ValueError, match=f"^GENIE_TOKEN_FILE: {path} must hold one word, the token to say, not 4$"):
+        reach.token()  # that is a server's
+    assert reach.token("") is None
+    assert reach.token(OTHER) == OTHER
     monkeypatch.setenv("GENIE_TOKEN", OTHER)
     assert reach.token() == OTHER
     assert reach.token(TOKEN) == TOKEN
