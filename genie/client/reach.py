@@ -49,8 +49,10 @@ def addresses(
 
     An address behind `genies://` is reached by TLS, one behind `genie://` without. What has neither is reached by TLS
     where another of them is, or where `ssl` is True or a context. What TLS goes by is that context, else the
-    environment's (`tls.context`). ValueError also where `ssl` contradicts an address.
+    environment's (`tls.context`). ValueError also where `ssl` contradicts an address, TypeError where it is anything else.
     """
+    if not (ssl is None or isinstance(ssl, bool | SSLContext)):
+        raise TypeError(f"ssl: it is True, False, None or an ssl.SSLContext, not {ssl!r}")
     if host is None:
         host = os.environ.get("GENIE_HOST") or HOST
     if port is None:
