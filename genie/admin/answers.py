@@ -141,16 +141,16 @@ class HotResource(Answer):
 
     resource: str
     waited: float
-    """ms, of all who have waited for it and do no more."""
+    """ms, of all who have waited for it: those who do no more, and up to now those who still do."""
     collisions: int
-    """Requests that could not have it at once."""
+    """Requests that could not have it at once, in that time."""
     waiting: int
     """Requests that wait for it now."""
     holders: int
 
 
 class HotList(Answer):
-    """`/api/hot`: where most was waited within the last five to ten minutes; the hottest first."""
+    """`/api/hot`: where most was waited: by who stopped within the last five to ten minutes, or still waits; the hottest first."""
 
     resources: list[HotResource]
 

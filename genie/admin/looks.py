@@ -5,6 +5,7 @@ What is read in several slices is not of one moment. Whoever has gone meanwhile 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from heapq import heappush, heappushpop
 from itertools import islice
 
@@ -58,6 +59,29 @@ async def lines(table: Table, pace: Pace) -> tuple[list[answers.Line], bool]:
     await pace.pause()
     found = [_line(table, name, -came) for _, came, name in sorted(longest, reverse=True)]
     return [line for line in found if line.waiting], complete
+
+
+async def still_waited(table: Table, now_unix_ms: float, pace: Pace) -> dict[str, float]:
+    """How long has been waited (ms) for the resources in the way of those that came first, by all of them together.
+
+    Of a request for several it is those of the first ten that are in its way.
+    """
+    waited: dict[str, float] = {}
+    work = 0
+    for request in list(islice(table.waiting.values(), LOOKED_AT)):
+        if work >= PLACES:
+            break
+        looked = 1
+        if request.state is WAITING:
+            names: Collection[str] = request.names()
+            if len(names) > 1:
+                blockers, _, looked = glance(table, request, LOOKS, count=False)
+                names, looked = {blocker.resource for blocker in blockers}, looked + NODE_WORK
+            for name in names:
+                waited[name] = waited.get(name, 0.0) + max(0.0, now_unix_ms - request.since_unix_ms)
+        work += looked
+        await pace.did(looked)
+    return waited
 
 
 def _length(table: Table, name: str) -> int:

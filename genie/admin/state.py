@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import islice
 
@@ -74,12 +75,21 @@ def _count(histogram: Histogram) -> answers.Count:
 
 
 async def hot(stats: Stats, table: Table, limit: int, pace: Pace) -> answers.HotList:
-    """So many of the hottest resources."""
-    found, best = stats.hot.found(), list[tuple[str, Heat]]()
+    """So many of the hottest resources: by the waits that have ended lately, and by those that go on."""
+    going = await looks.still_waited(table, time.time() * 1000, pace)
+    found, best = _together(stats.hot.found(), going), list[tuple[str, Heat]]()
     while more := list(islice(found, AT_ONCE)):
         best = hottest([*best, *more], limit)
         await pace.did(2 * len(more))
     return answers.HotList(resources=[_hot(table, name, heat) for name, heat in best])
+
+
+def _together(found: Iterator[tuple[str, Heat]], going: dict[str, float]) -> Iterator[tuple[str, Heat]]:
+    """Each resource once, with the time (ms) of the waits that go on."""
+    for name, heat in found:
+        yield name, Heat(heat.collisions, heat.waited_ms + going.pop(name, 0.0))
+    for name, waited_ms in going.items():
+        yield name, Heat(0, waited_ms)
 
 
 def _hot(table: Table, name: str, heat: Heat) -> answers.HotResource:

@@ -7,7 +7,6 @@ import os
 import ssl
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -17,7 +16,7 @@ import msgspec
 
 from genie.admin.answers import Problem
 from genie.cli.tables import printable
-from genie.client.reach import address, spell
+from genie.client.reach import address, spell, token
 from genie.config import Settings
 from genie.errors import GenieError, RequestRejected, Unavailable
 from genie.protocol import codec
@@ -27,7 +26,6 @@ TLS = "https://"
 SCHEMES = (TLS, "http://")
 MAX_ANSWER = 64 << 20
 """Bytes. Answers are far smaller: what sends more is something else."""
-MAX_TOKEN_FILE = 4096
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -56,7 +54,7 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
 class AdminPort:
     """Asks the admin port of one server. ValueError where that can't be one, GenieError where it gives no answer.
 
-    GENIE_TOKEN, or the word in GENIE_TOKEN_FILE, is what it is told. By TLS, GENIE_TLS_CA names who signs its certificate,
+    GENIE_TOKEN, else the word in the file at GENIE_TOKEN_FILE, is what it is told. By TLS, GENIE_TLS_CA names who signs its certificate,
     and GENIE_TLS_CERT with GENIE_TLS_KEY is the one that it is shown.
     """
 
@@ -163,26 +161,11 @@ def known(told: Any, kind: type[T]) -> T:
 
 
 def _token() -> str | None:
-    """GENIE_TOKEN, or the word in GENIE_TOKEN_FILE; None without either."""
-    token, source = os.environ.get("GENIE_TOKEN"), "GENIE_TOKEN"
-    path = os.environ.get("GENIE_TOKEN_FILE")
-    if token and path:
-        raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them")
-    if path:
-        source = f"GENIE_TOKEN_FILE, {path},"
-        try:
-            with Path(path).open(encoding="utf-8") as file:
-                words = file.read(MAX_TOKEN_FILE).split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{source} can't be read: {error}") from None
-        if len(words) != 1:
-            raise ValueError(f"{source} must hold one word, the token to say, not {len(words)}")
-        (token,) = words
-    if not token:
-        return None
-    if not token.isprintable():
-        raise ValueError(f"{source} must not contain control characters")
-    return token
+    """What the clients say. It goes into a header, where a line break would begin another."""
+    said = token()
+    if said is not None and not said.isprintable():
+        raise ValueError("the token, from GENIE_TOKEN or GENIE_TOKEN_FILE, must not contain control characters")
+    return said
 
 
 def _tls() -> ssl.SSLContext:

@@ -19,6 +19,10 @@ from genie.server.app import Server
 log = structlog.get_logger()
 
 _DEFAULTS = Settings()
+_ADVERTISE = (
+    "HOST:PORT at which clients reach this server; with TLS the host must be in its certificate. "
+    "[default: where it listens; on 0.0.0.0 under the name of the machine, in a container its id]"
+)
 Command = Callable[..., Any]
 
 
@@ -67,11 +71,13 @@ class Port(click.ParamType[int | None]):
 @_option("--redis-url", str, "Redis that keeps the locks: redis://[user:password@]host:port/db, rediss:// for TLS.")
 @_option("--redis-host", str, "Redis that keeps the locks, in place of the URL.")
 @_option("--redis-port", click.IntRange(1, 65535), "Its port. [default: 6379]")
-@_option("--advertise", str, "HOST:PORT at which clients reach this server. [default: where it listens]")
+@_option("--advertise", str, _ADVERTISE)
 @_option("--lease", click.FloatRange(0.1, 3600), "Seconds without a commit after which another server takes over.")
 @_option("--admin-host", str, "Address of the admin port, for operators.")
 @_option("--admin-port", Port(), "The admin port: metrics, health and a page to look at, by HTTP; empty: none.")
-@_option("--token", str, "What clients must say first.")
+@_option(
+    "--token", str, "What clients must say first; others see it in the list of processes, the variable they do not."
+)
 @_option("--token-file", str, "File with that token, or with several and what each may do; read again on SIGHUP.")
 @_option("--tls-cert", str, "Certificate (PEM) of this server: it speaks TLS only.")
 @_option("--tls-key", str, "Its key, if that is not in the same file.")
@@ -100,6 +106,7 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
         host = redis_host or "127.0.0.1"
         options["redis_url"] = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
     settings = Settings(**options)
+    _check_advertised(settings.advertise)
     logs.configure(settings.log_level, settings.log_format)
     _allow_connections(settings.max_connections)
     try:
@@ -110,6 +117,17 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     raise SystemExit(status)
+
+
+def _check_advertised(text: str | None) -> None:
+    """Clients are sent there as it stands, with no port of their own."""
+    if text is None:
+        return
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    whole = bare and (bare is not host or ":" not in host) and not any(sign in bare for sign in "[]/, ")
+    if not (whole and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise click.ClickException(f"GENIE_ADVERTISE: it is one HOST:PORT or [IPv6]:PORT, not {text!r}")
 
 
 def _run(settings: Settings) -> int:

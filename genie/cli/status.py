@@ -9,6 +9,7 @@ import click
 
 from genie.cli.asking import Asker, ask, json_option, patience_option, plain_errors, server_options, whereabouts
 from genie.client.reach import Address, spell
+from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 
 
@@ -21,12 +22,20 @@ def status(as_json: bool, host: str, port: int, patience: float) -> None:
     """Is the server there? Exits 0 if it answers and 1 if not, which makes it a health check.
 
     Of several servers, and where the one that is asked follows another, it is the one that leads that answers.
+    What is held and who waits is told to names that may inspect everything (JSON: null for others).
     """
 
     async def question(client: Asker) -> tuple[float, dict[str, Any], Address | None]:
         began = time.perf_counter()
         await client.ping()
-        return time.perf_counter() - began, await client.inspect(limit=1), client.address
+        round_trip = time.perf_counter() - began
+        try:
+            totals = await client.inspect(limit=1)
+        except RequestRejected as error:
+            if error.code != Code.UNAUTHORIZED:
+                raise
+            totals = {}  # it does its work, and how much of it is not for this name
+        return round_trip, totals, client.address
 
     round_trip, totals, leader = ask(host, port, patience, question)
     address, round_trip_ms = spell(leader) if leader else whereabouts(host, port), round(round_trip * 1000, 3)
@@ -34,4 +43,5 @@ def status(as_json: bool, host: str, port: int, patience: float) -> None:
     if as_json:
         click.echo(codec.dumps({"address": address, "roundTripMs": round_trip_ms, "held": held, "waiting": waiting}))
     else:
-        click.echo(f"{address} answers in {round_trip_ms:.1f} ms; requests held: {held}, waiting: {waiting}")
+        numbers = f"; requests held: {held}, waiting: {waiting}" if totals else ""
+        click.echo(f"{address} answers in {round_trip_ms:.1f} ms{numbers}")

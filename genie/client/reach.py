@@ -24,6 +24,9 @@ KEEPALIVE_IDLE = 5
 """Seconds of silence after which the kernel asks whether the other side is there, and between two such questions."""
 KEEPALIVE_PROBES = 3
 
+MAX_TOKEN_FILE = 1 << 16
+"""Characters that are read of a file with a token."""
+
 PLAIN, TLS = "genie://", "genies://"
 
 
@@ -46,8 +49,10 @@ def addresses(
 
     An address behind `genies://` is reached by TLS, one behind `genie://` without. What has neither is reached by TLS
     where another of them is, or where `ssl` is True or a context. What TLS goes by is that context, else the
-    environment's (`tls.context`). ValueError also where `ssl` contradicts an address.
+    environment's (`tls.context`). ValueError also where `ssl` contradicts an address, TypeError where it is anything else.
     """
+    if not (ssl is None or isinstance(ssl, bool | SSLContext)):
+        raise TypeError(f"ssl: it is True, False, None or an ssl.SSLContext, not {ssl!r}")
     if host is None:
         host = os.environ.get("GENIE_HOST") or HOST
     if port is None:
@@ -96,20 +101,23 @@ def _port(value: str | int, what: str) -> int:
 
 
 def token(given: str | None = None) -> str | None:
-    """What to say first: what is given, else GENIE_TOKEN, else what the file at GENIE_TOKEN_FILE holds, if it is one word.
+    """What to say first: what is given, else GENIE_TOKEN, else the one word in the file at GENIE_TOKEN_FILE.
 
-    None, or empty: nothing. (The file may be a server's, with tokens for many names: none of them is taken.) ValueError
-    where the file can't be read.
+    None, or empty: nothing. ValueError where the file can't be read, or holds something else: it may be a server's, with
+    tokens for many names.
     """
     found = os.environ.get("GENIE_TOKEN") if given is None else given
     path = os.environ.get("GENIE_TOKEN_FILE")
     if given is None and not found and path:
         try:
-            words = Path(path).read_text().split()
+            with Path(path).open(encoding="utf-8") as file:
+                words = file.read(MAX_TOKEN_FILE).split()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {why}") from None
-        found = words[0] if len(words) == 1 else None
+        if len(words) != 1:
+            raise ValueError(f"GENIE_TOKEN_FILE: {path} must hold one word, the token to say, not {len(words)}")
+        (found,) = words
     return found or None
 
 

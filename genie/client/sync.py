@@ -42,7 +42,7 @@ def connect(
     clients with the same one take each other's place.
 
     `token` is what the server wants to be told first, where it has any. What is left out comes from GENIE_TOKEN, else
-    from the file at GENIE_TOKEN_FILE, if that holds one word. Entering the block raises RequestRejected where it is wrong.
+    from the file at GENIE_TOKEN_FILE, which must hold one word. Entering the block raises RequestRejected where it is wrong.
     A server that does not take it any more when the connection is made again fails the calls that wait.
 
     `genies://HOST:PORT` is a server that speaks TLS; with `ssl=True`, or a context, all of them do. Its certificate and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -15,9 +16,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from admin_client import ask, release
-from genie.admin import Admin, answers, door
+from genie.admin import Admin, answers, door, state
 from genie.admin.door import MOST
+from genie.admin.looks import LOOKED_AT, still_waited
+from genie.admin.pace import SLICE, Pace
 from genie.config import Settings
+from genie.core import LockManager, Request
+from genie.observability.stats import Stats
 from genie.server.app import Server
 from servers import Genie, Redis, free_port, running_server
 from wire import Wire
@@ -301,9 +306,36 @@ async def test_what_is_hot_and_which_deadlocks_there_were(genie: Genie) -> None:
         ("b", 1, 1, 1),
     }
     assert len((await ask(port_of(genie), "/api/hot?limit=1")).as_(answers.HotList).resources) == 1
+    assert told_hot.resources[0].resource == "b", "somebody waits for it"
     state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
     assert (state.deadlocks, state.outcomes["deadlock"]) == (1, 1)
     assert (await metrics(port_of(genie)))["genie_deadlocks_total"] == 1
+
+
+async def test_waits_that_go_on_make_hot() -> None:
+    """A resource on which one waits for an hour comes before one on which many waited for a while."""
+    manager, stats, pace = LockManager(unix_offset_ms=time.time() * 1000 - HOUR_MS), Stats(), Pace()
+    for names in (("stuck",), ("stuck",), ("free", "stuck")):
+        manager.step(Request(exclusive=names, queue_timeout_ms=2 * HOUR_MS, transaction_timeout_ms=2 * HOUR_MS), 0.0)
+    stats.hot.waited(["busy", "stuck"], HOUR_MS / 2)
+    stats.hot.collided(["busy"])
+    rows = (await state.hot(stats, manager.table, 10, pace)).resources
+    assert [(row.resource, row.collisions, row.waiting) for row in rows] == [("stuck", 0, 2), ("busy", 1, 0)]
+    assert rows[0].waited >= 2.5 * HOUR_MS
+    assert rows[1].waited == HOUR_MS / 2, "what has ended"
+
+
+async def test_of_the_waits_that_go_on_a_bounded_number_is_looked_at() -> None:
+    manager, pace = LockManager(), Pace()
+    for number in range(LOOKED_AT + 2):
+        manager.step(Request(exclusive=(f"r{number // 2}",), queue_timeout_ms=HOUR_MS), 0.0)
+    many = len(manager.table.waiting)
+    for _ in range(LOOKED_AT):
+        manager.step(Request(exclusive=("r0",), queue_timeout_ms=HOUR_MS), 0.0)
+    found = await still_waited(manager.table, 1.0, pace)
+    assert sum(found.values()) == LOOKED_AT, "each has waited for a millisecond"
+    assert found["r0"] == LOOKED_AT - many + 1
+    assert pace.most <= SLICE
 
 
 async def test_a_release_is_told_to_the_holder_and_lets_the_next_in(genie: Genie) -> None:

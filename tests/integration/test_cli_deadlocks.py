@@ -107,13 +107,16 @@ def test_the_token_goes_along(admin: SpokenAdmin, tmp_path: Path) -> None:
     said = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file))
     assert (said.returncode, said.stderr) == (
         1,
-        f"Error: GENIE_TOKEN_FILE, {file}, must hold one word, the token to say, not 2\n",
+        f"Error: GENIE_TOKEN_FILE: {file} must hold one word, the token to say, not 2\n",
     )
     both = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file), token="plain")
-    assert both.stderr == "Error: GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them\n"
+    assert both.returncode == 0, "GENIE_TOKEN counts more, as it does for all clients"
+    assert admin.headers[-1].get("Authorization") == "Bearer plain"
     broken = genie_cli("deadlocks", admin_port=str(admin.port), token="a\r\nb")
-    assert broken.stderr == "Error: GENIE_TOKEN must not contain control characters\n"
-    assert len(admin.headers) == 3
+    assert broken.stderr == (
+        "Error: the token, from GENIE_TOKEN or GENIE_TOKEN_FILE, must not contain control characters\n"
+    )
+    assert len(admin.headers) == 4
 
 
 def test_problems_are_told_in_one_line(admin: SpokenAdmin) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,7 +79,10 @@ def test_where_a_token_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert reach.token() == TOKEN
     assert reach.token("") is None
     path.write_text(sections(payments=TOKEN))
-    assert reach.token() is None, "that is a server's"
+    with pytest.raises(ValueError, match=f"^GENIE_TOKEN_FILE: {path} must hold one word, the token to say, not 4$"):
+        reach.token()  # that is a server's
+    assert reach.token("") is None
+    assert reach.token(OTHER) == OTHER
     monkeypatch.setenv("GENIE_TOKEN", OTHER)
     assert reach.token() == OTHER
     assert reach.token(TOKEN) == TOKEN
@@ -187,3 +192,17 @@ def test_who_may_only_look_can_use_the_commands_that_look(tmp_path: Path) -> Non
             assert done.returncode == 0, done.stderr
         done = command(server, "run", "a", "--", "true", GENIE_TOKEN=TOKEN)
         assert "needs the right to lock" in done.stderr
+
+
+@pytest.mark.parametrize("limits", ['may = ["lock"]', 'prefixes = ["accounts/"]'])
+def test_the_health_check_of_a_name_that_may_not_see_everything(tmp_path: Path, limits: str) -> None:
+    path = written(tmp_path, f'[a]\ntoken = "{TOKEN}"\n{limits}\n')
+    with running_server(token_file=path) as server:
+        shown = command(server, "status", GENIE_TOKEN=TOKEN)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert re.fullmatch(r"127\.0\.0\.1:\d+ answers in [\d.]+ ms\n", shown.stdout)
+        told = json.loads(command(server, "status", "--json", GENIE_TOKEN=TOKEN).stdout)
+        assert (told["held"], told["waiting"]) == (None, None)
+        wrong = command(server, "status", GENIE_TOKEN=WRONG)
+        assert wrong.returncode == 1
+        assert "unauthorized" in wrong.stderr

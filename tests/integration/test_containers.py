@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from servers import WAIT_S, free_port, running_redis
 
@@ -72,27 +73,10 @@ def image_environment() -> dict[str, str]:
 
 
 def compose() -> dict[str, Any]:
-    """The compose file. It keeps to a part of YAML that fits here: mappings by indentation, the rest JSON or words."""
-    root: dict[str, Any] = {}
-    stack = [(-1, root)]
-    for line in (ROOT / "docker-compose.yml").read_text().splitlines():
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        entry = re.fullmatch(r"( *)([A-Za-z_]+):(?: (\S.*))?", line)
-        assert entry is not None, f"not in our part of YAML: {line!r}"
-        indent, key, value = len(entry[1]), entry[2], entry[3]
-        while stack[-1][0] >= indent:
-            stack.pop()
-        assert key not in stack[-1][1], f"{key!r} twice"
-        if value is None:
-            stack[-1][1][key] = {}
-            stack.append((indent, stack[-1][1][key]))
-        elif re.match(r'[\["{]', value) or value in ("true", "false") or value.isdigit():
-            stack[-1][1][key] = json.loads(value)
-        else:
-            assert re.fullmatch(r"[\w.:/-]+", value), f"not in our part of YAML: {line!r}"
-            stack[-1][1][key] = value
-    return root
+    """The compose file."""
+    found = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    assert isinstance(found, dict)
+    return found
 
 
 # -- the image ------------------------------------------------------------------------------------------------
@@ -195,6 +179,7 @@ def test_compose_makes_a_token_or_takes_one(tmp_path: Path) -> None:
     assert service["network_mode"] == "none"
     program, *arguments = service["entrypoint"]
     assert program == "python"
+    assert not any("$" in argument for argument in arguments), "compose would put a variable there"
     path = tmp_path / "token"
     script = [argument.replace("/run/genie/token", str(path)) for argument in arguments]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
@@ -209,6 +194,20 @@ def test_compose_makes_a_token_or_takes_one(tmp_path: Path) -> None:
     made = token("")
     assert token("") == made, "it is kept"
     assert token("a-token-of-the-tests") == "a-token-of-the-tests"
+    for wrong in ("too-short", "a token of the tests", "a-token-of-the-tests\n"):
+        refused = subprocess.run(
+            [sys.executable, *script],
+            env=clean | {"GENIE_TOKEN": wrong},
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        assert (refused.returncode, refused.stderr) == (
+            1,
+            "GENIE_TOKEN must have 16 characters or more, and no spaces\n",
+        )
+        assert path.read_text() == "a-token-of-the-tests", "genie goes on with the one that it has"
 
 
 def test_the_server_has_more_time_to_stop_than_it_takes() -> None:

@@ -74,6 +74,20 @@ def test_a_wrong_file_of_the_environment_is_named(monkeypatch, tmp_path):
         addresses("genies://h")
 
 
+@pytest.mark.parametrize("ssl", ["ca.pem", "", 1, ("cert", "key")])
+def test_ssl_that_is_no_context(ssl):
+    with pytest.raises(TypeError, match=r"ssl: it is True, False, None or an ssl\.SSLContext"):
+        addresses("h", ssl=ssl)
+
+
+def test_a_key_without_its_certificate(monkeypatch):
+    monkeypatch.delenv("GENIE_TLS_CERT", raising=False)
+    monkeypatch.setenv("GENIE_TLS_KEY", "key.pem")
+    assert addresses("h")
+    with pytest.raises(ValueError, match="GENIE_TLS_KEY is set, but GENIE_TLS_CERT, the client's certificate, is not"):
+        addresses("genies://h")
+
+
 def test_what_is_left_out_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("GENIE_HOST", "h1,h2:2")
     monkeypatch.setenv("GENIE_PORT", "99")
