@@ -29,7 +29,12 @@ def refusal(item: Item, why: str = AWAY) -> RequestRejected | None:
 
 
 def refuse(connection: Connection, item: Item, why: str = AWAY) -> RequestRejected | None:
-    """The same for what a connection brings. One whose `hello` is refused must say it again before anything else."""
+    """The same for what a connection brings. One whose `hello` is refused must say it again before anything else.
+
+    One whose session somebody else has by now is answered nothing more.
+    """
+    if connection.parted:
+        return None
     connection.snubbed = connection.snubbed or (connection.fresh and _is_hello(item))
     return refusal(item, why)
 

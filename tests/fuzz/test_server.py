@@ -34,6 +34,12 @@ def test_worlds_of_lines() -> None:
     assert "in 30 worlds" in ran.stdout
 
 
+@pytest.mark.parametrize("seed", [550288840])
+def test_a_world_that_went_wrong_before(seed: int) -> None:
+    ran = run("server", "--seed", str(seed), "--worlds", "1")
+    assert ran.returncode == 0, ran.stdout
+
+
 def test_a_seed_gives_the_same_world_in_every_process() -> None:
     first, second = (run("server", "--seed", "77", "--worlds", "3").stdout.splitlines()[2:] for _ in range(2))
     assert first == second
