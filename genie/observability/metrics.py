@@ -46,15 +46,15 @@ class Source(Protocol):
 
     @property
     def role(self) -> str:
-        """`leader`, or what it is else."""
+        """`starting` (nobody is known to lead), `leader`, `follower` or `stopping`."""
 
     @property
     def reaches_store(self) -> bool:
-        """Whether the store answers."""
+        """Whether the store answers, as far as this server needs it now."""
 
     @property
     def store_errors(self) -> int:
-        """How often it did not."""
+        """How often the store could not be reached, or took longer than it may."""
 
     @property
     def manager(self) -> LockManager | None:

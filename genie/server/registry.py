@@ -16,7 +16,7 @@ SPARE = 16
 
 
 class Registry:
-    """Counts connections, in all and by the address that they come from. `opened` is how many there ever were.
+    """Counts connections, in all and by the address that they come from.
 
     Those whose TLS handshake has not ended count, too, but are not among those that it lists.
     """
@@ -28,7 +28,6 @@ class Registry:
         self._refused: set[Handshake] = set()
         """Handshakes beyond the limits."""
         self._from: Counter[str] = Counter()
-        self.opened = 0
 
     def __len__(self) -> int:
         return len(self._open) + len(self._beginning)
@@ -65,7 +64,6 @@ class Registry:
         why = self._full(address)
         self._open[connection] = address
         self._from[address] += 1
-        self.opened += 1
         return why
 
     def leave(self, connection: Connection) -> None:
