@@ -48,6 +48,7 @@ bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/timeouts.py
 	$(BIN)/python benchmarks/admin.py
 	$(BIN)/python benchmarks/tls.py
+	$(BIN)/python benchmarks/scaleout.py --rounds 3
 
 # PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched

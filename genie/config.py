@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from genie.protocol.framing import MAX_LINE
 
+NAMESPACE = "genie"
+"""That of a server which was told none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -13,9 +16,14 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 7077
-    namespace: str = "genie"
+    namespaces: tuple[str, ...] = (NAMESPACE,)
+    """What this server leads, or follows who does, each by itself. Who says none is in the first."""
     redis_url: str | None = field(default=None, repr=False)
     """None: the locks are kept in memory."""
+    redis_min_replicas: int = 0
+    """Replicas of Redis that must have a commit before it counts as stored."""
+    redis_fsync: bool = False
+    """Whether it must be on the disk of Redis, and of those replicas, before that."""
     advertise: str | None = None
     """HOST:PORT at which clients reach this server. None: where it listens, under the host's name if that is everywhere."""
     admin_host: str = "127.0.0.1"

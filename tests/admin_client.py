@@ -57,7 +57,11 @@ async def ask(
             )
 
 
-async def release(port: int, body: bytes) -> Answered:
+async def release(port: int, body: bytes, query: str = "") -> Answered:
     return await ask(
-        port, "/api/release", method="POST", body=body, headers={"Content-Type": "application/json", "X-Genie": "1"}
+        port,
+        "/api/release" + query,
+        method="POST",
+        body=body,
+        headers={"Content-Type": "application/json", "X-Genie": "1"},
     )

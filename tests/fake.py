@@ -67,7 +67,8 @@ class Line:
 class Fake:
     """Knows a session from its second connection on, and then tells what is in `last_words`.
 
-    With `refusal` it answers `hello` with that; with `silent` it says nothing of its own.
+    With `refusal` it answers `hello` with that; with `silent` it says nothing of its own. `namespace` is what it welcomes to,
+    None for that of the `hello`.
     """
 
     def __init__(self, port: int) -> None:
@@ -78,6 +79,8 @@ class Fake:
         self.last_words: list[str] = []
         self.refusal: str | None = None
         self.silent = False
+        self.namespace: str | None = "n"
+        self.hellos: list[dict[str, Any]] = []
 
     async def accept(self) -> Line:
         """The next connection, when it has been welcomed or refused."""
@@ -93,13 +96,15 @@ class Fake:
         self.lines.put_nowait(line)
 
     async def greet(self, line: Line) -> None:
-        session = (await line.expect("hello"))["session"]
+        hello = await line.expect("hello")
+        self.hellos.append(hello)
+        session, namespace = hello["session"], self.namespace or hello["namespace"]
         await line.expect("ping")
         if self.refusal is not None:
             line.say(self.refusal, self.refusal)
             return
         resumed = "true" if session in self.sessions else "false"
-        welcome = f'{{"command":"welcome","payload":{{"version":"1","namespace":"n","resumed":{resumed}}}}}'
+        welcome = f'{{"command":"welcome","payload":{{"version":"1","namespace":"{namespace}","resumed":{resumed}}}}}'
         line.say(welcome, *(self.last_words if session in self.sessions else ()), PONG)
         self.sessions.add(session)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from genie.admin.answers import Count, Edge, HotList, HotResource, Line, Node, Rates, State, Waits
+from genie.admin.answers import Count, Edge, HotList, HotResource, Line, Namespace, Node, Rates, State, Waits
 
 NOW = 1_790_000_010_000
 HOLDER = 1_790_000_000_000_007
@@ -26,6 +26,7 @@ LINES = [
 STATE = State(
     version="0.1.0",
     namespace="genie",
+    namespaces=[Namespace(namespace="genie", role="leader", leader=None)],
     role="leader",
     leader=None,
     now=NOW,

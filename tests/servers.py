@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -62,26 +62,38 @@ class Redis(Process):
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
+        self.spawn()
+        self.until_it_answers()
+
+    def spawn(self) -> None:
         program = shutil.which("redis-server")
         assert program, "redis-server is needed: make test installs it"
-        self.process = subprocess.Popen(
-            [
-                *[program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""],
-                *["--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning", *self.options],
-            ],
-            stdout=subprocess.DEVNULL,
-        )
+        self.process = subprocess.Popen([program, *self.arguments()], stdout=subprocess.DEVNULL)
+
+    def arguments(self) -> list[str]:
+        return [
+            *["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", ""],
+            *["--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning", *self.options],
+        ]
+
+    def until_it_answers(self) -> None:
+        assert self.process is not None
         end = time.monotonic() + WAIT_S
         while time.monotonic() < end:
             try:
                 with socket.create_connection(("127.0.0.1", self.port), 1) as sock:
                     sock.sendall(b"PING\r\n")
                     if sock.recv(64).startswith(b"+PONG"):
-                        return
+                        break
             except OSError:
                 pass
+            assert self.process.poll() is None, f"redis-server did not start at {self.port}"
             time.sleep(0.01)
-        raise AssertionError("redis-server did not start")
+        assert self.process.poll() is None, f"another server is at {self.port}"
+
+    async def home(self, _: str = "genie") -> Redis:
+        """Where a namespace is: of several servers one would be asked for."""
+        return self
 
     def found(self, namespace: str = "genie") -> None:
         """Found a namespace whose leader has resigned, so that the first server need not wait whether one lives."""
@@ -104,10 +116,21 @@ class Redis(Process):
             return client.execute_command(*parts)
 
 
+class Ground(Protocol):
+    """Whatever the locks are kept in: one Redis, or several."""
+
+    @property
+    def url(self) -> str: ...
+
+    def found(self, namespace: str = "genie") -> None: ...
+
+    async def home(self, namespace: str = "genie", /) -> Redis: ...
+
+
 class Genie(Process):
     """A `genie serve`, with its log lines as they come."""
 
-    def __init__(self, redis: Redis | None = None, **settings: object) -> None:
+    def __init__(self, redis: Ground | None = None, **settings: object) -> None:
         self.settings = {"port": free_port(), "admin_port": "", **settings}
         self.redis_url = None if redis is None else redis.url
         self.log: list[dict[str, Any]] = []
@@ -149,6 +172,13 @@ class Genie(Process):
             self.log.append(line)
             if str(line["event"]).startswith(event):
                 return line
+
+    def said(self) -> list[dict[str, Any]]:
+        """All log lines by now."""
+        with suppress(queue.Empty):
+            while (line := self._lines.get_nowait()) is not None:
+                self.log.append(line)
+        return self.log
 
     def wait(self) -> int:
         assert self.process is not None

@@ -47,11 +47,23 @@ class Line(Answer):
     """That of the holder."""
 
 
+class Namespace(Answer):
+    """One that the server leads, or follows who does."""
+
+    namespace: str
+    role: str
+    """`starting` (nobody is known to lead), `leader`, `follower` or `stopping`."""
+    leader: str | None
+    """The address of the server that leads, where this one follows it."""
+
+
 class State(Answer):
-    """`/api/state`: the server at a glance."""
+    """`/api/state`: the server at a glance. Of the namespace that was asked for, but for `connections` and `lag`."""
 
     version: str
     namespace: str
+    namespaces: list[Namespace]
+    """All that the server has; the first is that of who says none."""
     role: str
     leader: str | None
     """The address of the server that leads, where this one follows it."""
@@ -70,6 +82,7 @@ class State(Answer):
     resources: int
     """Names that are held or waited for."""
     connections: int
+    """Those of all namespaces."""
     sessions: int
     rates: Rates
     wait_p50: float | None

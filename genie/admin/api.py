@@ -14,7 +14,7 @@ from genie.admin.guard import PRINCIPAL
 from genie.admin.pace import Pace
 from genie.admin.problems import JSON, Problem
 from genie.admin.schema import schema
-from genie.admin.subject import Subject
+from genie.admin.subject import Seat, Subject
 from genie.admin.turns import Turns
 from genie.core import LockManager
 from genie.errors import Code
@@ -57,28 +57,31 @@ class Api:
     async def state(self, request: web.Request) -> web.StreamResponse:
         """The server at a glance, whether it leads or not."""
         parameters.limit(request)
-        subject = self._subject
-        key = "state", subject.role, subject.leader
-        return await send(request, await self._turns.answer(key, lambda: self._made(state.state(subject, self._pace))))
+        subject, namespace = self._subject, self._namespace(request)
+        key = "state", namespace, *((seat.role, seat.leader) for seat in subject.seats.values())
+        body = await self._turns.answer(key, lambda: self._made(state.state(subject, namespace, self._pace)))
+        return await send(request, body)
 
     async def waits(self, request: web.Request) -> web.StreamResponse:
         """Who waits for whom."""
         limit = parameters.limit(request)
         return await self._look(
-            request, ("waits", limit), lambda manager: looks.graph(manager.table, limit, self._pace)
+            request, ("waits", limit), lambda _, manager: looks.graph(manager.table, limit, self._pace)
         )
 
     async def hot(self, request: web.Request) -> web.StreamResponse:
         """Where most was waited."""
-        limit, stats = parameters.limit(request), self._subject.stats
+        limit = parameters.limit(request)
         return await self._look(
-            request, ("hot", limit), lambda manager: state.hot(stats, manager.table, limit, self._pace)
+            request, ("hot", limit), lambda seat, manager: state.hot(seat.stats, manager.table, limit, self._pace)
         )
 
     async def deadlocks(self, request: web.Request) -> web.StreamResponse:
         """Which there were."""
-        limit, stats = parameters.limit(request), self._subject.stats
-        return await self._look(request, ("deadlocks", limit), lambda _: state.deadlocks(stats, limit, self._pace))
+        limit = parameters.limit(request)
+        return await self._look(
+            request, ("deadlocks", limit), lambda seat, _: state.deadlocks(seat.stats, limit, self._pace)
+        )
 
     async def resource(self, request: web.Request) -> web.StreamResponse:
         """Who holds one, and who waits for it."""
@@ -87,7 +90,7 @@ class Api:
         return await self._look(
             request,
             ("resource", name),
-            lambda manager: looks.resource(manager.table, name, self._subject.now, self._pace),
+            lambda seat, manager: looks.resource(manager.table, name, seat.now, self._pace),
         )
 
     async def schema(self, request: web.Request) -> web.StreamResponse:
@@ -99,12 +102,21 @@ class Api:
         """End a lock, or cancel a request that waits. The holder is told, as of any release by somebody else."""
         parameters.limit(request)
         asked = await parameters.release(request)
-        self._leads()
-        told = await self._carry_out(messages.command("release", id=asked.id))
+        namespace = self._namespace(request)
+        seat = self._subject.seats[namespace]
+        _leads(seat)
+        told = await self._carry_out(seat, messages.command("release", id=asked.id))
         if isinstance(told, messages.Released):
             by = PRINCIPAL.get()
             name = {} if by is None else {"by": by.name}
-            log.info("released by an operator", id=asked.id, reason=told.payload.reason, peer=request.remote, **name)
+            log.info(
+                "released by an operator",
+                namespace=namespace,
+                id=asked.id,
+                reason=told.payload.reason,
+                peer=request.remote,
+                **name,
+            )
             answer = answers.Released(id=asked.id, reason=told.payload.reason)
             return web.Response(body=at_once(answer), content_type=JSON)
         if isinstance(told, messages.Error):
@@ -112,11 +124,11 @@ class Api:
             raise Problem(STATUS.get(error.code, 400), error.code, error.message, error.leader)
         raise Problem(500, "defect", f"a release was answered by {type(told).__name__}")
 
-    async def _carry_out(self, line: bytes) -> messages.Message | None:
+    async def _carry_out(self, seat: Seat, line: bytes) -> messages.Message | None:
         patience_s = self._subject.settings.store_timeout_ms / 1000 + 1
         try:
             async with asyncio.timeout(patience_s):
-                return messages.read((await self._subject.carry_out(line)).partition(b"\n")[0])
+                return messages.read((await seat.carry_out(line)).partition(b"\n")[0])
         except TimeoutError:
             why = f"there was no answer within {patience_s:.0f} s; the release may be carried out yet"
         except asyncio.CancelledError:
@@ -124,7 +136,7 @@ class Api:
             if task is not None and task.cancelling():
                 raise
             why = "this server has stopped leading meanwhile; the release may have been carried out"
-        raise Problem(503, Code.UNAVAILABLE, why, self._subject.leader)
+        raise Problem(503, Code.UNAVAILABLE, why, seat.leader)
 
     # -- what they have in common -------------------------------------------------------------------------
 
@@ -132,32 +144,37 @@ class Api:
     def _pace(self) -> Pace:
         return self._turns.pace
 
-    def _leads(self) -> LockManager:
-        subject = self._subject
-        manager = subject.manager
-        if manager is None:
-            where = "no server is known to lead" if subject.leader is None else f"{subject.leader} leads"
-            raise Problem(503, Code.UNAVAILABLE, f"this server has no locks to show; {where}", subject.leader)
-        return manager
+    def _namespace(self, request: web.Request) -> str:
+        return parameters.namespace(request, self._subject.seats)
 
     async def _look(
         self,
         request: web.Request,
         key: tuple[str, int | str],
-        make: Callable[[LockManager], Awaitable[answers.Answer]],
+        make: Callable[[Seat, LockManager], Awaitable[answers.Answer]],
     ) -> web.StreamResponse:
-        """Answer what only the server knows that leads: from before the first look until after the last."""
-        manager = self._leads()
+        """Answer what only the server knows that leads the namespace: from before the first look until after the last."""
+        namespace = self._namespace(request)
+        seat = self._subject.seats[namespace]
+        manager = _leads(seat)
 
         async def made() -> Body:
-            return await self._made(make(manager))
+            return await self._made(make(seat, manager))
 
-        body = await self._turns.answer(key, made)
-        self._leads()
+        body = await self._turns.answer((namespace, *key), made)
+        _leads(seat)
         return await send(request, body)
 
     async def _made(self, making: Awaitable[answers.Answer]) -> Body:
         return await encode(await making, self._pace)
+
+
+def _leads(seat: Seat) -> LockManager:
+    manager = seat.manager
+    if manager is None:
+        where = "no server is known to lead" if seat.leader is None else f"{seat.leader} leads"
+        raise Problem(503, Code.UNAVAILABLE, f"this server has no locks to show; {where}", seat.leader)
+    return manager
 
 
 async def send(request: web.Request, body: Body) -> web.StreamResponse:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from aiohttp import web
 
-from genie.admin.subject import Subject
+from genie.admin import parameters
+from genie.admin.subject import Seat, Subject
 
 OK, AWAY = 200, 503
 
@@ -30,18 +31,24 @@ class Health:
         return web.Response(text="ok\n")
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Its role is known, it reaches its store, and it is not about to stop."""
-        subject = self._subject
-        if subject.role in ("starting", "stopping"):
-            return web.Response(status=AWAY, text=f"{subject.role}\n")
-        if not subject.reaches_store:
-            return web.Response(status=AWAY, text="the store does not answer\n")
-        return web.Response(text="ok\n")
+        """Of each namespace it is known who leads, its store is reached, and the server is not about to stop."""
+        missing = [
+            f"{namespace}: {why}\n" for namespace, seat in self._subject.seats.items() if (why := _missing(seat))
+        ]
+        return web.Response(status=AWAY, text="".join(missing)) if missing else web.Response(text="ok\n")
 
-    async def leads(self, _: web.Request) -> web.Response:
-        """Commands are carried out here."""
-        subject = self._subject
-        if subject.role == "leader":
+    async def leads(self, request: web.Request) -> web.Response:
+        """Commands are carried out here, for the namespace that is asked for or the first."""
+        seats = self._subject.seats
+        seat = seats[parameters.namespace(request, seats)]
+        if seat.role == "leader":
             return web.Response(text="ok\n")
-        where = "" if subject.leader is None else f"; {subject.leader} leads"
-        return web.Response(status=AWAY, text=f"{subject.role}{where}\n")
+        where = "" if seat.leader is None else f"; {seat.leader} leads"
+        return web.Response(status=AWAY, text=f"{seat.role}{where}\n")
+
+
+def _missing(seat: Seat) -> str:
+    """Why a namespace is not ready; empty where it is."""
+    if seat.role in ("starting", "stopping"):
+        return seat.role
+    return "" if seat.reaches_store else "the store does not answer"

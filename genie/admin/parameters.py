@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -9,7 +10,8 @@ import msgspec
 from aiohttp import web
 
 from genie.admin import answers
-from genie.admin.problems import bad
+from genie.admin.problems import Problem, bad
+from genie.protocol import fields
 from genie.protocol.resources import check_name
 
 
@@ -27,15 +29,18 @@ LIMITS = {
     "/api/hot": Limit(20, 100, "resources"),
     "/api/deadlocks": Limit(20, 100, "deadlocks"),
 }
-"""By path. The others have no parameters."""
+"""By path."""
+OF_NO_NAMESPACE = frozenset({"/api/schema"})
+"""Paths that tell the same of all."""
 
 
 def limit(request: web.Request) -> int:
-    """How many are asked for; where the path has no limit, that nothing is asked for."""
+    """How many are asked for. That nothing else is asked for than the path has, a limit or not."""
     known = LIMITS.get(request.path)
+    has = ["limit"] * (known is not None) + ["namespace"] * (request.path not in OF_NO_NAMESPACE)
     for name in request.query:
-        if name != "limit" or known is None:
-            why = "it has none" if known is None else "it has limit"
+        if name not in has:
+            why = f"it has {' and '.join(has) or 'none'}"
             raise bad(f"{name[:64]}: {request.path[:64]} has no such parameter; {why}")
     if known is None or "limit" not in request.query:
         return 0 if known is None else known.usual
@@ -45,6 +50,20 @@ def limit(request: web.Request) -> int:
     if not right or not 1 <= int(text) <= known.most:
         raise bad(f"limit must be one number of {known.what}, 1 to {known.most}, not {', '.join(values)[:64]!r}")
     return int(text)
+
+
+def namespace(request: web.Request, served: Collection[str]) -> str:
+    """Which namespace is asked about, of those that are `served`: the first where none is said."""
+    if "namespace" not in request.query:
+        return next(iter(served))
+    values = request.query.getall("namespace")
+    wrong = fields.namespace(values[0])
+    if len(values) > 1 or wrong is not None:
+        raise bad(f"namespace {wrong or 'must be said once'}, not {', '.join(values)[:64]!r}")
+    if values[0] not in served:
+        why = f"this server does not serve the namespace {values[0]!r}; it serves {', '.join(served)}"
+        raise Problem(404, "not-found", why)
+    return values[0]
 
 
 def name(request: web.Request, prefix: str) -> str:

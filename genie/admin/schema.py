@@ -9,6 +9,7 @@ import msgspec
 
 from genie.admin import answers
 from genie.admin.parameters import LIMITS
+from genie.protocol.fields import MAX_NAMESPACE
 from genie.protocol.resources import MAX_NAME
 
 ANSWERS: dict[str, type[answers.Answer]] = {
@@ -54,6 +55,12 @@ def _first_line(kind: type[answers.Answer]) -> str:
 
 
 def _parameters(path: str) -> list[dict[str, Any]]:
+    bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAMESPACE}
+    what = "which namespace; that of who says none is the server's first"
+    return [*_own(path), {"name": "namespace", "in": "query", "description": what, "schema": bounds}]
+
+
+def _own(path: str) -> list[dict[str, Any]]:
     if path in LIMITS:
         known = LIMITS[path]
         bounds = {"type": "integer", "minimum": 1, "maximum": known.most, "default": known.usual}

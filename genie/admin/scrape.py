@@ -17,8 +17,9 @@ from genie.observability.metrics import Metrics, Source
 OPEN = "application/openmetrics-text"
 END = b"# EOF\n"
 """The last line in OpenMetrics."""
-FAMILY_WORK = 250
-"""What it takes to write the samples of one metric, which may be twenty."""
+PART_WORK = 20
+SAMPLE_WORK = 12
+"""What it takes to write a metric of one namespace, and each of its samples."""
 
 
 class Scrape:
@@ -39,10 +40,13 @@ class Scrape:
         content_type = open_exposition.CONTENT_TYPE_LATEST if as_open else exposition.CONTENT_TYPE_PLAIN_0_0_4
 
         async def made() -> Body:
-            lines = []
-            for family in self._metrics.collect():
-                lines.append(write(_One(family)).removesuffix(END))
-                await self._turns.pace.did(FAMILY_WORK)
+            lines: list[bytes] = []
+            last = ""
+            for part in self._metrics.parts():
+                written = write(_One(part)).removesuffix(END)
+                lines.append(_without_head(written) if part.name == last else written)
+                last = part.name
+                await self._turns.pace.did(PART_WORK + SAMPLE_WORK * len(part.samples))
             return (b"".join([*lines, END if as_open else b""]),)
 
         (body,) = await self._turns.answer(("metrics", as_open), made)
@@ -58,3 +62,8 @@ class _One(Collector):
     def collect(self) -> Iterable[Metric]:
         """It."""
         return [self._family]
+
+
+def _without_head(written: bytes) -> bytes:
+    """The samples without the lines that say what the metric is: they stand above those of the first namespace."""
+    return b"".join(line for line in written.splitlines(keepends=True) if not line.startswith(b"#"))

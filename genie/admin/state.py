@@ -23,29 +23,34 @@ _VERSION = version("genie-lock")
 _BEGAN = time.monotonic()
 
 
-async def state(subject: Subject, pace: Pace) -> answers.State:
-    """The server at a glance. One that doesn't lead has no locks."""
-    manager, stats, settings = subject.manager, subject.stats, subject.settings
+async def state(subject: Subject, namespace: str, pace: Pace) -> answers.State:
+    """The server at a glance, as to one namespace. One that doesn't lead it has no locks."""
+    seat = subject.seats[namespace]
+    manager, stats = seat.manager, seat.stats
     table = Table() if manager is None else manager.table
     lines, complete = await looks.lines(table, pace)
     first = next(iter(table.waiting.values()), None)
     now, speed = time.time() * 1000, stats.recent.speed()
     return answers.State(
         version=_VERSION,
-        namespace=settings.namespace,
-        role=subject.role,
-        leader=subject.leader,
+        namespace=namespace,
+        namespaces=[
+            answers.Namespace(namespace=name, role=other.role, leader=other.leader)
+            for name, other in subject.seats.items()
+        ],
+        role=seat.role,
+        leader=seat.leader,
         now=int(now),
         uptime=int((time.monotonic() - _BEGAN) * 1000),
-        store="memory" if settings.redis_url is None else "redis",
-        store_reached=subject.reaches_store,
-        store_errors=subject.store_errors,
+        store="memory" if subject.settings.redis_url is None else "redis",
+        store_reached=seat.reaches_store,
+        store_errors=seat.store_errors,
         held=len(table.held),
         waiting=len(table.waiting),
         locks=table.locks,
         resources=len(table.sole) + len(table.resources),
         connections=len(subject.connections),
-        sessions=subject.sessions,
+        sessions=seat.sessions,
         rates=answers.Rates(
             grants=speed.grants,
             releases=speed.releases,
@@ -64,7 +69,7 @@ async def state(subject: Subject, pace: Pace) -> answers.State:
         waits=_count(stats.waits),
         holds=_count(stats.holds),
         commits=_count(stats.commits),
-        lag=_count(stats.lag),
+        lag=_count(subject.stats.lag),
         lines=lines,
         lines_complete=complete,
     )

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ssl import SSLContext
 from typing import Protocol
 
 from genie.access import Access
-from genie.observability.metrics import Source
+from genie.observability import metrics
 
 
-class Subject(Source, Protocol):
-    """A server, as far as the admin port is concerned: what its metrics are made of, and more."""
+class Seat(metrics.Seat, Protocol):
+    """One namespace in a server: what its metrics are made of, and more."""
+
+    @property
+    def leader(self) -> str | None:
+        """The address of the server that leads, where this one follows it."""
+
+    async def carry_out(self, line: bytes) -> bytes:
+        """Do what a line of the wire asks for; returns what a client would be told, when it is stored."""
+
+
+class Subject(metrics.Source, Protocol):
+    """A server, as far as the admin port is concerned."""
+
+    @property
+    def seats(self) -> Mapping[str, Seat]:
+        """Its namespaces, in order: the first is that of who says none."""
 
     @property
     def access(self) -> Access:
@@ -19,10 +35,3 @@ class Subject(Source, Protocol):
     @property
     def admin_tls(self) -> SSLContext | None:
         """What the admin port speaks, if not plain HTTP. Who shows a certificate has shown a good one (`genie.tls`)."""
-
-    @property
-    def leader(self) -> str | None:
-        """The address of the server that leads, where this one follows it."""
-
-    async def carry_out(self, line: bytes) -> bytes:
-        """Do what a line of the wire asks for; returns what a client would be told, when it is stored."""

@@ -49,6 +49,8 @@ class Plan:
     warm_up_s: float
     patience_s: float
     shape: Shape
+    namespace: str | None = None
+    """None: the server's first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +139,8 @@ class Load:
         """The connections that are open."""
         self.interrupts = 0
         self._plan = plan
-        said = token()
-        self.hello = b"" if said is None else messages.command("hello", token=said)
+        said = {"token": token(), "namespace": plan.namespace}
+        self.hello = messages.command("hello", **said) if any(said.values()) else b""
         """What each connection says first."""
         self._watch = watch
         self._prefix = f"genie-bench/{secrets.token_hex(8)}/"

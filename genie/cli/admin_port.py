@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from genie.admin.answers import Problem
+from genie.cli.asking import namespace_option
 from genie.cli.tables import printable
 from genie.client.reach import address, spell, token
 from genie.config import Settings
@@ -33,7 +34,7 @@ Command = Callable[P, T]
 
 
 def admin_options(command: Command[P, T]) -> Command[P, T]:
-    """`--admin-host` and `--admin-port`: where to ask."""
+    """`--admin-host`, `--admin-port` and `--namespace`: where to ask, and about whose locks."""
     host = click.option(
         "--admin-host",
         default=_DEFAULTS.admin_host,
@@ -48,17 +49,17 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
         show_default=f"{_DEFAULTS.admin_port}, or GENIE_ADMIN_PORT",
         help="The admin port.",
     )
-    return host(port(command))
+    return host(port(namespace_option(command)))
 
 
 class AdminPort:
     """Asks the admin port of one server. ValueError where that can't be one, GenieError where it gives no answer.
 
     GENIE_TOKEN, else the word in the file at GENIE_TOKEN_FILE, is what it is told. By TLS, GENIE_TLS_CA names who signs its certificate,
-    and GENIE_TLS_CERT with GENIE_TLS_KEY is the one that it is shown.
+    and GENIE_TLS_CERT with GENIE_TLS_KEY is the one that it is shown. `namespace` is asked about, or the server's first.
     """
 
-    def __init__(self, host: str, port: str, patience: float) -> None:
+    def __init__(self, host: str, port: str, namespace: str | None, patience: float) -> None:
         if not port.strip():
             raise ValueError("there is no admin port: GENIE_ADMIN_PORT is empty")
         self._scheme = next((scheme for scheme in SCHEMES if host.lower().startswith(scheme)), SCHEMES[-1])
@@ -73,6 +74,7 @@ class AdminPort:
         if not 0 < to[1] < 1 << 16:
             raise ValueError(f"admin port: a port is a number from 1 to 65535, not {port!r}")
         self.where = spell(to)
+        self._asked = {} if namespace is None else {"namespace": namespace}
         self._patience = patience
         self._token = _token()
         self._ssl = _tls() if self._scheme == TLS else True
@@ -100,9 +102,10 @@ class AdminPort:
         """
         assert self._session is not None  # noqa: S101 - it was entered
         try:
+            asked = self._asked | ({} if limit is None else {"limit": str(limit)})
+            url = f"{self._scheme}{self.where}{path}"
             # a redirection would take the token to somebody else
-            url = f"{self._scheme}{self.where}{path}" + ("" if limit is None else f"?limit={limit}")
-            async with self._session.get(url, allow_redirects=False) as response:
+            async with self._session.get(url, params=asked, allow_redirects=False) as response:
                 status, body = response.status, bytearray()
                 async for part in response.content.iter_any():
                     body += part

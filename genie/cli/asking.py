@@ -16,6 +16,7 @@ import click
 from genie.client.aio import Client
 from genie.client.reach import HOST, PORT, Address, addresses, spell
 from genie.errors import GenieError, Unavailable
+from genie.protocol import fields
 from genie.protocol.fields import MAX_TIMEOUT_MS
 from genie.protocol.resources import EXCLUSIVE, SHARED
 
@@ -29,7 +30,7 @@ Command = Callable[P, T]
 
 
 def server_options(command: Command[P, T]) -> Command[P, T]:
-    """`--host` and `--port`: the server to ask."""
+    """`--host`, `--port` and `--namespace`: the server to ask, and whose locks it is asked for."""
     host = click.option(
         "--host",
         default=HOST,
@@ -47,7 +48,26 @@ def server_options(command: Command[P, T]) -> Command[P, T]:
         show_default=True,
         help="Its port.",
     )
-    return host(port(command))
+    return host(port(namespace_option(command)))
+
+
+def namespace_option(command: Command[P, T]) -> Command[P, T]:
+    """`--namespace`: whose locks. None where it is not said: those of the server's first."""
+    return click.option(
+        "--namespace",
+        type=_namespace,
+        metavar="NAME",
+        envvar="GENIE_NAMESPACE",
+        show_envvar=True,
+        help="Whose locks. [default: the server's first namespace]",
+    )(command)
+
+
+def _namespace(text: str) -> str:
+    wrong = fields.namespace(text)
+    if wrong is not None:
+        raise click.BadParameter(f"it {wrong}, not {text!r}.")
+    return text
 
 
 def patience_option(command: Command[P, T]) -> Command[P, T]:
@@ -110,7 +130,7 @@ class Asker(Client):
         return "" if self._link.core.up else self._link.core.trouble()
 
 
-def ask(host: str, port: int, patience: float, question: Callable[[Asker], Awaitable[T]]) -> T:
+def ask(host: str, port: int, namespace: str | None, patience: float, question: Callable[[Asker], Awaitable[T]]) -> T:
     """Connect, ask one thing and leave, within `patience` seconds in all; GenieError or ValueError otherwise.
 
     The client bounds the first connection itself, for it knows what the servers have said.
@@ -118,7 +138,7 @@ def ask(host: str, port: int, patience: float, question: Callable[[Asker], Await
 
     async def asking() -> T:
         end = asyncio.get_running_loop().time() + patience
-        client = Asker(addresses(host, port), connect_timeout=patience)
+        client = Asker(addresses(host, port), connect_timeout=patience, namespace=namespace)
         try:
             async with asyncio.timeout(None) as bound, AsyncExitStack() as stack:
                 await stack.enter_async_context(client)

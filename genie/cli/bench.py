@@ -107,6 +107,7 @@ def bench(
     as_json: bool,
     host: str,
     port: int,
+    namespace: str | None,
     patience: float,
     **options: Any,
 ) -> None:
@@ -150,19 +151,25 @@ def bench(
     if options["connections"] * options["depth"] > MOST_IN_FLIGHT:
         raise click.UsageError(f"--connections times --depth may be {MOST_IN_FLIGHT:,} at most.")
     shape = Shape(keys=keys, shared_percent=shared_percent, resources=resources)
-    plan = Plan(address=_address_of_server(host, port, patience), patience_s=patience, shape=shape, **options)
+    plan = Plan(
+        address=_address_of_server(host, port, namespace, patience),
+        namespace=namespace,
+        patience_s=patience,
+        shape=shape,
+        **options,
+    )
     names = list(dict.fromkeys(workloads)) or list(WORKLOADS)
     session = _Session(plan, names, as_json)
     _run(session.run())
     session.finish()
 
 
-def _address_of_server(host: str, port: int, patience: float) -> Address:
+def _address_of_server(host: str, port: int, namespace: str | None, patience: float) -> Address:
     """The one that leads, of those that answer; all connections go there."""
     errors: list[str] = []
     for address in addresses(host, port):
         try:
-            found = ask(spell(address), port, patience, _pinged)
+            found = ask(spell(address), port, namespace, patience, _pinged)
         except GenieError as error:
             named, why = spell(address), one_line(error)
             errors.append(why if named in why else f"{named}: {why}")

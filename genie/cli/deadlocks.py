@@ -33,12 +33,16 @@ LIMIT, MOST = 10, 100
 @admin_options
 @patience_option
 @plain_errors
-def deadlocks(limit: int, as_json: bool, admin_host: str, admin_port: str, patience: float) -> None:
+def deadlocks(
+    limit: int, as_json: bool, admin_host: str, admin_port: str, namespace: str | None, patience: float
+) -> None:
     """Show the last deadlocks, the newest first: which request was ended, and the cycle that it would have closed.
 
     Asks the admin port of one server, which knows of those since its start. --json prints its answer: times in unix ms.
     """
-    told = ask_admin(AdminPort(admin_host, admin_port, patience), lambda port: port.get("/api/deadlocks", limit))
+    told = ask_admin(
+        AdminPort(admin_host, admin_port, namespace, patience), lambda port: port.get("/api/deadlocks", limit)
+    )
     answer = known(told, Deadlocks)
     click.echo(codec.dumps(told) if as_json else "\n".join(_report(answer, time.time() * 1000)))
 

@@ -40,7 +40,7 @@ the resources that it holds, by name."""
 @server_options
 @patience_option
 @plain_errors
-def explain(id: int, as_json: bool, host: str, port: int, patience: float) -> None:
+def explain(id: int, as_json: bool, host: str, port: int, namespace: str | None, patience: float) -> None:
     """Why does the request ID wait? Or, if it is held: until when, and who waits for it?
 
     Shows who is in its way, and what has to happen for it to be granted. Requests that come later with a higher
@@ -49,7 +49,7 @@ def explain(id: int, as_json: bool, host: str, port: int, patience: float) -> No
     --json prints the server's answers as they are: about the request, about who is in its way (by id), and about what
     it holds (by name).
     """
-    answers = ask(host, port, patience, lambda client: _question(client, id))
+    answers = ask(host, port, namespace, patience, lambda client: _question(client, id))
     with as_known():
         text = "\n".join(_report(answers, time.time() * 1000))
     if not text:

@@ -55,6 +55,7 @@ class Order:
     resources: tuple[str, ...]
     host: str
     port: int
+    namespace: str | None
     wait: float | None
     hold: float | None
     transaction: str | None
@@ -80,7 +81,7 @@ class HeldCommand:
         self._task = asyncio.current_task()
         self._listen()
         try:
-            async with connect(self._order.host, self._order.port) as client:
+            async with connect(self._order.host, self._order.port, namespace=self._order.namespace) as client:
                 await self._with_locks(client)
         except asyncio.CancelledError:
             if self._outcome() is None:

@@ -42,6 +42,7 @@ def inspect(
     as_json: bool,
     host: str,
     port: int,
+    namespace: str | None,
     patience: float,
 ) -> None:
     """Show who holds what, who waits, and who blocks whom.
@@ -54,6 +55,7 @@ def inspect(
     payload = ask(
         host,
         port,
+        namespace,
         patience,
         lambda client: client.inspect(resource=name, transaction=transaction, id=id, limit=limit),
     )

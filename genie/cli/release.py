@@ -16,13 +16,13 @@ SUCCESS = "success"
 @server_options
 @patience_option
 @plain_errors
-def release(id: int, as_json: bool, host: str, port: int, patience: float) -> None:
+def release(id: int, as_json: bool, host: str, port: int, namespace: str | None, patience: float) -> None:
     """End the lock ID, or cancel the request ID that waits, whoever made it.
 
     Prints why it ended: "success", or an earlier reason if it had ended before. An ID that the server doesn't know is
     an error.
     """
-    reason = ask(host, port, patience, lambda client: client.release(id))
+    reason = ask(host, port, namespace, patience, lambda client: client.release(id))
     if as_json:
         click.echo(codec.dumps({"id": id, "reason": reason}))
     else:

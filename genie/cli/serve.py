@@ -13,6 +13,7 @@ import structlog
 
 from genie.config import Settings
 from genie.observability import logs
+from genie.protocol.fields import namespace
 from genie.server.address import beyond_loopback
 from genie.server.app import Server
 
@@ -23,11 +24,15 @@ _ADVERTISE = (
     "HOST:PORT at which clients reach this server; with TLS the host must be in its certificate. "
     "[default: where it listens; on 0.0.0.0 under the name of the machine, in a container its id]"
 )
+_REDIS = (
+    "Redis that keeps the locks: redis://[user:password@]host:port/db, redis+sentinel://host,host,host/master-name or "
+    "redis+cluster://host,host; rediss for TLS."
+)
 Command = Callable[..., Any]
 
 
 def _option(
-    name: str, kind: click.ParamType[Any] | type[str | bool], text: str, variable: str | None = None
+    name: str, kind: click.ParamType[Any] | type[str | bool], text: str, variable: list[str] | None = None
 ) -> Callable[[Command], Command]:
     """An option of `serve` with its variable, `GENIE_` and its name."""
     field = name.removeprefix("--").replace("-", "_")
@@ -64,13 +69,39 @@ class Port(click.ParamType[int | None]):
         return click.IntRange(0, 65535).convert(value, param, ctx)
 
 
+class Names(click.ParamType[tuple[str, ...]]):
+    """Names of namespaces."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Read what was given."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in value.split(","))
+        for name in names:
+            wrong = namespace(name)
+            if wrong is not None:
+                self.fail(f"{name!r}: a namespace {wrong}", param, ctx)
+        if len(set(names)) < len(names):
+            self.fail("a namespace is named twice", param, ctx)
+        return names
+
+
 @click.command()
 @_option("--host", str, "Address to listen on.")
 @_option("--port", click.IntRange(0, 65535), "Port to listen on; 0 takes a free one.")
-@_option("--namespace", str, "Name under which the locks are kept in Redis.")
-@_option("--redis-url", str, "Redis that keeps the locks: redis://[user:password@]host:port/db, rediss:// for TLS.")
+@_option(
+    "--namespaces",
+    Names(),
+    "What this server leads, or follows who does: names under which the locks are kept in Redis, with commas.",
+    ["GENIE_NAMESPACES", "GENIE_NAMESPACE"],
+)
+@_option("--redis-url", str, _REDIS)
 @_option("--redis-host", str, "Redis that keeps the locks, in place of the URL.")
 @_option("--redis-port", click.IntRange(1, 65535), "Its port. [default: 6379]")
+@_option("--redis-min-replicas", click.IntRange(0), "Replicas of Redis that must have a commit before it counts.")
+@_option("--redis-fsync", bool, "Wait until each commit is on the disk of Redis, and of those replicas (Redis 7.2).")
 @_option("--advertise", str, _ADVERTISE)
 @_option("--lease", click.FloatRange(0.1, 3600), "Seconds without a commit after which another server takes over.")
 @_option("--admin-host", str, "Address of the admin port, for operators.")
@@ -105,6 +136,8 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
     if options["redis_url"] is None and (redis_host or redis_port):
         host = redis_host or "127.0.0.1"
         options["redis_url"] = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
+    if options["redis_url"] is None and (options["redis_min_replicas"] or options["redis_fsync"]):
+        raise click.ClickException("--redis-min-replicas and --redis-fsync are about a Redis, and none is given")
     settings = Settings(**options)
     _check_advertised(settings.advertise)
     logs.configure(settings.log_level, settings.log_format)

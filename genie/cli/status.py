@@ -18,7 +18,7 @@ from genie.protocol import codec
 @server_options
 @patience_option
 @plain_errors
-def status(as_json: bool, host: str, port: int, patience: float) -> None:
+def status(as_json: bool, host: str, port: int, namespace: str | None, patience: float) -> None:
     """Is the server there? Exits 0 if it answers and 1 if not, which makes it a health check.
 
     Of several servers, and where the one that is asked follows another, it is the one that leads that answers.
@@ -37,7 +37,7 @@ def status(as_json: bool, host: str, port: int, patience: float) -> None:
             totals = {}  # it does its work, and how much of it is not for this name
         return round_trip, totals, client.address
 
-    round_trip, totals, leader = ask(host, port, patience, question)
+    round_trip, totals, leader = ask(host, port, namespace, patience, question)
     address, round_trip_ms = spell(leader) if leader else whereabouts(host, port), round(round_trip * 1000, 3)
     held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
     if as_json:

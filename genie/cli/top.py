@@ -40,13 +40,15 @@ TERMINATED = 128 + signal.SIGTERM
 @admin_options
 @patience_option
 @plain_errors
-def top(every: float, once: bool, as_json: bool, admin_host: str, admin_port: str, patience: float) -> None:
+def top(
+    every: float, once: bool, as_json: bool, admin_host: str, admin_port: str, namespace: str | None, patience: float
+) -> None:
     """Show what a server does, as it does it: the longest lines, who waits for whom, what is fought for. q ends it.
 
     Asks the admin port. While there is no answer it says why, and goes on when there is one. --json prints the state
     of the server once.
     """
-    port = AdminPort(admin_host, admin_port, patience)
+    port = AdminPort(admin_host, admin_port, namespace, patience)
     console = Console(markup=False, highlight=False, emoji=False)
     if as_json:
         click.echo(codec.dumps(ask_admin(port, _state)))

@@ -126,6 +126,9 @@ def _head(state: State, columns: int, hints: Sequence[str]) -> Iterator[Line]:
     who = [f"genie {state.version}", state.role, f"namespace {state.namespace}", f"store {state.store}"]
     for line in wrapped([*who, f"up {duration(state.uptime)}", *hints], columns):
         yield Line(line, BOLD)
+    if len(state.namespaces) > 1:
+        roles = [f"{each.namespace} {each.role}" for each in state.namespaces]
+        yield from map(Line, wrapped(["namespaces", *roles], columns))
     p50, p99 = (_quantile(wait) for wait in (state.wait_p50, state.wait_p99))
     numbers = [
         *[f"locks {state.locks:,}", f"held {state.held:,}", f"waiting {state.waiting:,}"],

@@ -36,6 +36,7 @@ def waits(
     as_json: bool,
     host: str,
     port: int,
+    namespace: str | None,
     patience: float,
 ) -> None:
     """Show who waits for whom: a line for each request that waits, and each that is in its way.
@@ -49,6 +50,7 @@ def waits(
     payload = ask(
         host,
         port,
+        namespace,
         patience,
         lambda client: client.inspect(resource=name, transaction=transaction, limit=MAX_ROWS, only="queue"),
     )

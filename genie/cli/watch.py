@@ -31,7 +31,7 @@ SESSION_TIMEOUT_S = 10.0
 @server_options
 @patience_option
 @plain_errors
-def watch(prefix: str, as_json: bool, host: str, port: int, patience: float) -> None:
+def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | None, patience: float) -> None:
     """Print who locks and unlocks resources whose names begin with PREFIX, as it happens, until Ctrl-C.
 
     First comes a "locked" for each lock that is held. After a lost connection, and where changes come faster than they
@@ -39,15 +39,17 @@ def watch(prefix: str, as_json: bool, host: str, port: int, patience: float) -> 
     PREFIX ("") stands for all names. --json prints a line for each change.
     """
     try:
-        asyncio.run(_watch(prefix, _json if as_json else _text, host, port, patience))
+        asyncio.run(_watch(prefix, _json if as_json else _text, addresses(host, port), namespace, patience))
     except BrokenPipeError:
         # Nobody reads any more, which is a way to end. What is buffered must not fail once more at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-async def _watch(prefix: str, form: Callable[[Change], str], host: str, port: int, patience: float) -> None:
+async def _watch(
+    prefix: str, form: Callable[[Change], str], to: list[Address], namespace: str | None, patience: float
+) -> None:
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(_Watcher(addresses(host, port), connect_timeout=patience))
+        client = await stack.enter_async_context(_Watcher(to, namespace, connect_timeout=patience))
         reader = _Reader()
         try:
             truncated = False
@@ -110,9 +112,9 @@ class _Reader:
 class _Watcher(Client):
     """A client that says when its connection is lost."""
 
-    def __init__(self, to: list[Address], *, connect_timeout: float) -> None:
+    def __init__(self, to: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
         super().__init__(to, connect_timeout=connect_timeout)
-        self._link = _Link(to, connect_timeout, None, SESSION_TIMEOUT_S, token())
+        self._link = _Link(to, connect_timeout, None, SESSION_TIMEOUT_S, token(), namespace)
 
 
 class _Link(Link):

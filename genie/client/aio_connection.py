@@ -27,10 +27,11 @@ class Connection:
         session: str | None,
         session_timeout: float,
         token: str | None,
+        namespace: str | None = None,
     ) -> None:
         self.connect_timeout = connect_timeout
         self._servers = Servers(addresses, connect_timeout)
-        self.core = Core(session, session_timeout, connect_timeout, token)
+        self.core = Core(session, session_timeout, connect_timeout, token, namespace)
         self.core.trouble = lambda: str(self._servers.unavailable())
         self._loop: asyncio.AbstractEventLoop
         self._wire: Wire | None = None

@@ -232,14 +232,14 @@ def request_line(**payload: Any) -> bytes:
     return line
 
 
-def hello(secret: str, session_timeout: float, token: str | None = None) -> bytes:
+def hello(secret: str, session_timeout: float, token: str | None = None, namespace: str | None = None) -> bytes:
     """The line that every connection begins with; `session_timeout` in seconds."""
     if token is not None and not (isinstance(token, str) and 0 < len(token) <= MAX_TOKEN):
         raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # what it is is not repeated
     if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
         raise ValueError(f"session must be a secret of {SECRET_LENGTHS[0]} to {SECRET_LENGTHS[-1]} characters")
     timeout = milliseconds(session_timeout, "session_timeout", least_ms=1)
-    return make_line("hello", session=secret, sessionTimeout=timeout, token=token)
+    return make_line("hello", session=secret, sessionTimeout=timeout, token=token, namespace=namespace)
 
 
 def milliseconds(seconds: float, what: str, *, least_ms: int = 0) -> float:

@@ -43,8 +43,9 @@ class Core(Refusals):
         session_timeout: float = 10.0,
         patience: float = 10.0,
         token: str | None = None,
+        namespace: str | None = None,
     ) -> None:
-        super().__init__(session, session_timeout, patience, token)
+        super().__init__(session, session_timeout, patience, token, namespace)
         self._lines = Lines(MAX_ANSWER)
 
     def connected(self) -> None:
@@ -108,6 +109,9 @@ class Core(Refusals):
 
     def _greeted(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
         match message:
+            case messages.Welcome() if self._namespace not in (None, message.payload.namespace):
+                told = message.payload.namespace
+                self.broken = self.broken or f"it serves the namespace {told!r}, and not {self._namespace!r}"
             case messages.Welcome():
                 self._welcomed(message.payload.resumed, now, outcomes)
             case messages.Error():

@@ -12,6 +12,7 @@ from ssl import SSLContext
 from typing import NamedTuple, Protocol
 
 from genie.client.tls import context
+from genie.protocol import fields
 
 HOST = "127.0.0.1"
 PORT = 7077
@@ -119,6 +120,18 @@ def token(given: str | None = None) -> str | None:
             raise ValueError(f"GENIE_TOKEN_FILE: {path} must hold one word, the token to say, not {len(words)}")
         (found,) = words
     return found or None
+
+
+def namespace(given: str | None = None) -> str | None:
+    """What connections are for: what is given, else GENIE_NAMESPACE. None: the server's first.
+
+    ValueError where that is none; an empty variable is one that is not set.
+    """
+    found = (os.environ.get("GENIE_NAMESPACE") or None) if given is None else given
+    wrong = None if found is None else fields.namespace(found)
+    if wrong is not None:
+        raise ValueError(f"{'GENIE_NAMESPACE' if given is None else 'namespace'} {wrong}, not {found!r}")
+    return found
 
 
 def spell(address: Address) -> str:

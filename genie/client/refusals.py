@@ -24,8 +24,10 @@ class Refusals(Session):
     `elsewhere` is who leads, where this server said that it does not; empty where it doesn't know.
     """
 
-    def __init__(self, session: str | None, session_timeout: float, patience: float, token: str | None) -> None:
-        super().__init__(session, session_timeout, patience, token)
+    def __init__(
+        self, session: str | None, session_timeout: float, patience: float, token: str | None, namespace: str | None
+    ) -> None:
+        super().__init__(session, session_timeout, patience, token, namespace)
         self.broken = ""
         self.elsewhere: str | None = None
 

@@ -57,7 +57,8 @@ class Session:
 
     `session` is the secret that the server knows this client by (None: a random one) and `session_timeout` (seconds)
     what the server keeps it for without a connection. `patience` (seconds) is what a request that waits bears a silent
-    server for, beyond its own wait. `token` is said first on every connection. `now` is in seconds, on any clock that doesn't go back.
+    server for, beyond its own wait. `token` is said first on every connection, and so is `namespace`, which
+    the server must confirm. `now` is in seconds, on any clock that doesn't go back.
     """
 
     def __init__(
@@ -66,10 +67,13 @@ class Session:
         session_timeout: float = 10.0,
         patience: float = 10.0,
         token: str | None = None,
+        namespace: str | None = None,
     ) -> None:
         self.trouble: Callable[[], str] = lambda: "there is no connection"
         """Says why there is no connection."""
-        self._hello = calls.hello(secrets.token_urlsafe() if session is None else session, session_timeout, token)
+        secret = secrets.token_urlsafe() if session is None else session
+        self._hello = calls.hello(secret, session_timeout, token, namespace)
+        self._namespace = namespace
         self._denied: RequestRejected | None = None
         self._life = "" if session is None else secrets.token_urlsafe(6) + "-"
         self._phase = Phase.DOWN

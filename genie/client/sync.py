@@ -11,6 +11,7 @@ from genie.client import calls, watches
 from genie.client.anyof import any_request
 from genie.client.calls import Inspect, Ping, Release, Request
 from genie.client.reach import Address, addresses
+from genie.client.reach import namespace as find_namespace
 from genie.client.reach import token as find_token
 from genie.client.sync_link import Link
 from genie.client.sync_lock import Hold, Lock, acquire
@@ -26,6 +27,7 @@ def connect(
     session: str | None = None,
     session_timeout: float = 10.0,
     token: str | None = None,
+    namespace: str | None = None,
     ssl: bool | SSLContext | None = None,
 ) -> Client:
     """A client, which connects when its `with` block is entered and closes when it is left.
@@ -45,6 +47,11 @@ def connect(
     from the file at GENIE_TOKEN_FILE, which must hold one word. Entering the block raises RequestRejected where it is wrong.
     A server that does not take it any more when the connection is made again fails the calls that wait.
 
+    `namespace` is whose locks these are, where a server has several namespaces (1 to 128 letters, digits or any of
+    `_.:-`; else a ValueError at once). What is left out comes from GENIE_NAMESPACE, else it is the server's first. All
+    that this client asks for is in it; nothing spans namespaces, so take a client for each. Entering the block raises
+    Unavailable where the servers do not serve it, or are too old to know of any but their own.
+
     `genies://HOST:PORT` is a server that speaks TLS; with `ssl=True`, or a context, all of them do. Its certificate and
     its name are verified. GENIE_TLS_CA is a file with those who may sign it, else it is whom this system trusts;
     GENIE_TLS_CERT and GENIE_TLS_KEY are what this client shows. Your own context counts more than these.
@@ -55,6 +62,7 @@ def connect(
         session=session,
         session_timeout=session_timeout,
         token=token,
+        namespace=namespace,
     )
 
 
@@ -74,8 +82,9 @@ class Client:
         session: str | None = None,
         session_timeout: float = 10.0,
         token: str | None = None,
+        namespace: str | None = None,
     ) -> None:
-        self._link = Link(to, connect_timeout, session, session_timeout, find_token(token))
+        self._link = Link(to, connect_timeout, session, session_timeout, find_token(token), find_namespace(namespace))
 
     def __enter__(self) -> Self:
         self._link.open()

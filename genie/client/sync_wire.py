@@ -42,12 +42,13 @@ class Wire:
         session: str | None,
         session_timeout: float,
         token: str | None,
+        namespace: str | None = None,
     ) -> None:
         self._connect_timeout = connect_timeout
         self._changed = threading.Condition(threading.Lock())
         """Guards the core and all that follows; notified when a connection is up, or gone, or when the client closes."""
         self._servers = Servers(addresses, connect_timeout)
-        self._core = Core(session, session_timeout, connect_timeout, token)
+        self._core = Core(session, session_timeout, connect_timeout, token, namespace)
         self._core.trouble = lambda: str(self._servers.unavailable())
         self._address = addresses[0]
         self._up_since = 0.0

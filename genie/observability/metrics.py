@@ -5,11 +5,13 @@ from __future__ import annotations
 import platform
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -26,7 +28,13 @@ from genie.errors import Code
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Stats
 
+T = TypeVar("T")
+Each: TypeAlias = Iterable[tuple[str, T]]
+"""Something of each namespace, by its name, looked up when it is its turn."""
+
 MS: Final = 1_000
+NAMESPACE: Final = "namespace"
+"""The label of what is of a namespace."""
 _BEGAN_S: Final = time.time()
 _STATM = Path("/proc/self/statm")
 PAGE_BYTES: Final = resource.getpagesize()
@@ -34,15 +42,12 @@ LOST: Final = (Reason.TRANSACTION_TIMEOUT, Reason.DISCONNECTED)
 """Why holds end otherwise than by release."""
 
 
-class Source(Protocol):
-    """A server, as far as its metrics are concerned."""
-
-    settings: Settings
-    stats: Stats
+class Seat(Protocol):
+    """One namespace in a server, as far as its metrics are concerned."""
 
     @property
-    def connections(self) -> Sized:
-        """Those that are open."""
+    def stats(self) -> Stats:
+        """What is counted of it."""
 
     @property
     def role(self) -> str:
@@ -69,92 +74,202 @@ class Source(Protocol):
         """Sessions, with and without a connection."""
 
 
+class Source(Protocol):
+    """A server, as far as its metrics are concerned."""
+
+    settings: Settings
+
+    @property
+    def seats(self) -> Mapping[str, Seat]:
+        """Its namespaces, in order: the first is that of who says none."""
+
+    @property
+    def stats(self) -> Stats:
+        """Those of the first namespace, with what is counted of strangers and of the event loop."""
+
+    @property
+    def connections(self) -> Sized:
+        """Those that are open."""
+
+
 class Metrics(Collector):
-    """Reads a server when it is asked. A constant number of samples, whatever the server holds."""
+    """Reads a server when it is asked. A constant number of samples for each namespace, whatever the server holds."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def collect(self) -> Iterator[Metric]:
         """All of it, as it is now."""
-        yield from self._requests(self._source.stats)
-        yield from self._tables()
-        yield from self._store(self._source.stats)
-        yield from self._server(self._source.stats)
+        for _, parts in groupby(self.parts(), lambda part: part.name):
+            family, *others = parts
+            for other in others:
+                family.samples += other.samples
+            yield family
+
+    def parts(self) -> Iterator[Metric]:
+        """The same for who has not the time for all: what is of each namespace by itself, metric by metric."""
+        seats = self._source.seats
+        yield from _requests({namespace: seat.stats for namespace, seat in seats.items()})
+        yield from _tables(seats)
+        yield from _store(seats)
+        yield from _roles(seats)
+        yield from self._server()
         yield from _process()
 
-    def _requests(self, stats: Stats) -> Iterator[Metric]:
-        yield _counter(
-            "genie_requests", "Requests that were granted or ended without, by how they went.", stats.outcomes
-        )
-        yield _histogram("genie_wait_seconds", "How long those waited that were granted later.", stats.waits)
-        yield _histogram("genie_hold_seconds", "How long holds lasted.", stats.holds)
-        lost = {reason.value: stats.ended[reason] for reason in LOST}
-        yield _counter("genie_holds_lost", "Holds that ended otherwise than by release, by reason.", lost, "reason")
-        yield _counter("genie_deadlocks", "Requests that would have closed a cycle.", stats.deadlocked)
-        errors = {code.value: stats.errors[code] for code in Code}
-        yield _counter("genie_errors", "Commands that were refused, by code.", errors, "code")
-
-    def _tables(self) -> Iterator[Metric]:
-        manager, stats = self._source.manager, self._source.stats
-        held = waiting = locks = reorderings = 0
-        longest_s = 0.0
-        if manager is not None:
-            table, reorderings = manager.table, manager.reorderings
-            held, waiting, locks = len(table.held), len(table.waiting), table.locks
-            first = next(iter(table.waiting.values()), None)
-            longest_s = 0.0 if first is None else max(0.0, self._source.now - first.since) / MS
-        yield GaugeMetricFamily("genie_queue_length", "Requests that wait.", waiting)
-        yield GaugeMetricFamily("genie_longest_wait_seconds", "How long the one waits that came first.", longest_s)
-        yield GaugeMetricFamily("genie_held_requests", "Requests that are held.", held)
-        yield GaugeMetricFamily("genie_held_locks", "Resources that are held, each as often as it is.", locks)
-        yield _counter(
-            "genie_reorderings", "Lines that were reordered to avoid a deadlock.", stats.reorderings + reorderings
-        )
-
-    def _store(self, stats: Stats) -> Iterator[Metric]:
-        yield _histogram("genie_commit_seconds", "How long commits to the store took.", stats.commits)
-        yield _histogram("genie_commit_changes", "Changes in one commit.", stats.sizes, unit=1)
-        yield _counter("genie_store_errors", "How often the store failed or took too long.", self._source.store_errors)
-        yield GaugeMetricFamily(
-            "genie_store_reached", "1 where the store answers, as far as it is needed now.", self._source.reaches_store
-        )
-
-    def _server(self, stats: Stats) -> Iterator[Metric]:
+    def _server(self) -> Iterator[Metric]:
         source = self._source
-        yield GaugeMetricFamily("genie_leader", "1 where this server leads its namespace.", source.role == "leader")
         yield GaugeMetricFamily("genie_connections", "Connections that are open.", len(source.connections))
         yield GaugeMetricFamily(
             "genie_connections_limit", "Connections that may be open.", source.settings.max_connections
         )
-        yield GaugeMetricFamily("genie_sessions", "Sessions, with and without a connection.", source.sessions)
-        yield _histogram("genie_loop_lag_seconds", "How late the event loop came to what it had to do.", stats.lag)
+        yield HistogramMetricFamily(
+            "genie_loop_lag_seconds",
+            "How late the event loop came to what it had to do.",
+            *_buckets(source.stats.lag, MS),
+        )
         about = {"version": version("genie-lock"), "python": platform.python_version()}
         yield InfoMetricFamily("genie_build", "What runs here.", about)
 
 
+def _requests(stats: Mapping[str, Stats]) -> Iterator[Metric]:
+    def each(of: Callable[[Stats], T]) -> Each[T]:
+        return ((namespace, of(counted)) for namespace, counted in stats.items())
+
+    yield from _counters(
+        "genie_requests",
+        "Requests that were granted or ended without, by how they went.",
+        "outcome",
+        each(lambda counted: counted.outcomes),
+    )
+    yield from _histogram(
+        "genie_wait_seconds", "How long those waited that were granted later.", each(lambda counted: counted.waits)
+    )
+    yield from _histogram("genie_hold_seconds", "How long holds lasted.", each(lambda counted: counted.holds))
+    yield from _counters(
+        "genie_holds_lost",
+        "Holds that ended otherwise than by release, by reason.",
+        "reason",
+        each(lambda counted: {reason.value: counted.ended[reason] for reason in LOST}),
+    )
+    yield from _counter(
+        "genie_deadlocks", "Requests that would have closed a cycle.", each(lambda counted: counted.deadlocked)
+    )
+    yield from _counters(
+        "genie_errors",
+        "Commands that were refused, by code.",
+        "code",
+        each(lambda counted: {code.value: counted.errors[code] for code in Code}),
+    )
+    yield from _histogram(
+        "genie_commit_seconds", "How long commits to the store took.", each(lambda counted: counted.commits)
+    )
+    yield from _histogram("genie_commit_changes", "Changes in one commit.", each(lambda counted: counted.sizes), unit=1)
+
+
+@dataclass(slots=True, frozen=True)
+class _Table:
+    """What stands in the tables of a namespace at one moment. (Between two metrics the locks go on changing.)"""
+
+    waiting: int
+    longest_s: float
+    held: int
+    locks: int
+    reorderings: int
+
+
+def _look(seat: Seat) -> _Table:
+    manager, before = seat.manager, seat.stats.reorderings
+    if manager is None:
+        return _Table(0, 0.0, 0, 0, before)
+    table = manager.table
+    first = next(iter(table.waiting.values()), None)
+    longest_s = 0.0 if first is None else max(0.0, seat.now - first.since) / MS
+    return _Table(len(table.waiting), longest_s, len(table.held), table.locks, before + manager.reorderings)
+
+
+def _tables(seats: Mapping[str, Seat]) -> Iterator[Metric]:
+    found = {namespace: _look(seat) for namespace, seat in seats.items()}
+
+    def each(of: Callable[[_Table], float]) -> Each[float]:
+        return ((namespace, of(table)) for namespace, table in found.items())
+
+    yield from _gauge("genie_queue_length", "Requests that wait.", each(lambda table: table.waiting))
+    yield from _gauge(
+        "genie_longest_wait_seconds", "How long the one waits that came first.", each(lambda table: table.longest_s)
+    )
+    yield from _gauge("genie_held_requests", "Requests that are held.", each(lambda table: table.held))
+    yield from _gauge(
+        "genie_held_locks", "Resources that are held, each as often as it is.", each(lambda table: table.locks)
+    )
+    yield from _counter(
+        "genie_reorderings",
+        "Lines that were reordered to avoid a deadlock.",
+        each(lambda table: table.reorderings),
+    )
+
+
+def _store(seats: Mapping[str, Seat]) -> Iterator[Metric]:
+    yield from _counter(
+        "genie_store_errors",
+        "How often the store failed or took too long.",
+        ((namespace, seat.store_errors) for namespace, seat in seats.items()),
+    )
+    yield from _gauge(
+        "genie_store_reached",
+        "1 where the store answers, as far as it is needed now.",
+        ((namespace, seat.reaches_store) for namespace, seat in seats.items()),
+    )
+
+
+def _roles(seats: Mapping[str, Seat]) -> Iterator[Metric]:
+    leads = ((namespace, seat.role == "leader") for namespace, seat in seats.items())
+    yield from _gauge("genie_leader", "1 where this server leads the namespace.", leads)
+    sessions = ((namespace, seat.sessions) for namespace, seat in seats.items())
+    yield from _gauge("genie_sessions", "Sessions, with and without a connection.", sessions)
+
+
 def _process() -> Iterator[Metric]:
     yield GaugeMetricFamily("process_start_time_seconds", "When this process began (unix time).", _BEGAN_S)
-    yield _counter("process_cpu_seconds", "Processor time that it took.", time.process_time())
+    yield CounterMetricFamily("process_cpu_seconds", "Processor time that it took.", time.process_time())
     if _STATM.exists():
         pages = int(_STATM.read_text().split()[1])
         yield GaugeMetricFamily("process_resident_memory_bytes", "Memory that it has.", pages * PAGE_BYTES)
 
 
-def _counter(name: str, text: str, value: float | Mapping[str, int], label: str = "outcome") -> Metric:
-    if not isinstance(value, Mapping):
-        return CounterMetricFamily(name, text, value)
-    family = CounterMetricFamily(name, text, labels=[label])
-    for key, count in value.items():
-        family.add_metric([key], count)
-    return family
+def _gauge(name: str, text: str, values: Each[float]) -> Iterator[Metric]:
+    for namespace, value in values:
+        family = GaugeMetricFamily(name, text, labels=[NAMESPACE])
+        family.add_metric([namespace], value)
+        yield family
 
 
-def _histogram(name: str, text: str, histogram: Histogram, unit: float = MS) -> Metric:
-    """Its bounds divided by `unit`: those in ms are told in seconds."""
+def _counter(name: str, text: str, values: Each[float]) -> Iterator[Metric]:
+    for namespace, value in values:
+        family = CounterMetricFamily(name, text, labels=[NAMESPACE])
+        family.add_metric([namespace], value)
+        yield family
+
+
+def _counters(name: str, text: str, label: str, values: Each[Mapping[str, int]]) -> Iterator[Metric]:
+    for namespace, counts in values:
+        family = CounterMetricFamily(name, text, labels=[NAMESPACE, label])
+        for key, count in counts.items():
+            family.add_metric([namespace, key], count)
+        yield family
+
+
+def _histogram(name: str, text: str, histograms: Each[Histogram], unit: float = MS) -> Iterator[Metric]:
+    for namespace, histogram in histograms:
+        family = HistogramMetricFamily(name, text, labels=[NAMESPACE])
+        family.add_metric([namespace], *_buckets(histogram, unit))
+        yield family
+
+
+def _buckets(histogram: Histogram, unit: float) -> tuple[list[tuple[str, float]], float]:
+    """Its buckets and its sum, divided by `unit`: those in ms are told in seconds."""
     buckets: list[tuple[str, float]] = []
     below = 0
     for bound, count in zip([*histogram.bounds, inf], histogram.counts, strict=True):
         below += count
         buckets.append(("+Inf" if bound == inf else str(bound / unit), below))
-    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=histogram.total / unit)
+    return buckets, histogram.total / unit

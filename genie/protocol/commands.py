@@ -29,6 +29,8 @@ class Hello:
 
     session: str | None = None
     session_timeout_ms: float = 10_000
+    namespace: str | None = None
+    """What the connection is for. None: the server's first."""
 
 
 @dataclass(slots=True)
@@ -56,7 +58,15 @@ class Unwatch:
     prefix: str
 
 
-WireCommand = Request | Take | Release | Extend | Ping | Inspect | Hello | Watch | Unwatch
+@dataclass(slots=True)
+class Within:
+    """A command that says its namespace, which must be that of its connection."""
+
+    namespace: str
+    command: Request | Take | Release | Extend | Inspect | Watch | Unwatch
+
+
+WireCommand = Request | Take | Release | Extend | Ping | Inspect | Hello | Watch | Unwatch | Within
 
 _Timeout = Annotated[float, Meta(ge=1, le=fields.MAX_TIMEOUT_MS)]
 _Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
@@ -106,9 +116,15 @@ def read(line: bytes) -> WireCommand:
             return Release(payload.id)
         return _request(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        command, known = fields.read(line)
-    known_command: WireCommand = _COMMANDS[command](known)
-    return known_command
+        return _slowly(line)
+
+
+def _slowly(line: bytes) -> WireCommand:
+    command, known = fields.read(line)
+    namespace = None if command == "hello" else known.pop("namespace", None)
+    read: Any = _COMMANDS[command](known)
+    within: WireCommand = read if namespace is None else Within(namespace, read)
+    return within
 
 
 def _request(payload: _Request) -> Request | Take:
@@ -179,7 +195,9 @@ _COMMANDS: dict[str, Any] = {
     "request": lambda known: _request(_Request(**known)),
     "release": lambda known: Release(known["id"]),
     "extend": lambda known: Extend(known["id"], known["transactionTimeout"]),
-    "hello": lambda known: Hello(known.get("session"), float(known.get("sessionTimeout", 10_000))),
+    "hello": lambda known: Hello(
+        known.get("session"), float(known.get("sessionTimeout", 10_000)), known.get("namespace")
+    ),
     "ping": lambda known: Ping(),  # noqa: ARG005
     "watch": lambda known: Watch(known["prefix"]),
     "unwatch": lambda known: Unwatch(known["prefix"]),

@@ -6,6 +6,7 @@ that it doesn't accept comes here, to be explained or, if it only carries fields
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ MAX_REF: Final = 128
 MIN_SECRET: Final = 16
 MAX_SECRET: Final = 128
 MAX_TOKEN: Final = 1024
+MAX_NAMESPACE: Final = 128
 MAX_ID: Final = 2**53 - 1
 MAX_WEIGHT: Final = 2**63 - 1
 MAX_ROWS: Final = 1_000
@@ -75,6 +77,16 @@ def _token(value: Any) -> str | None:
     if type(value) is str and 0 < len(value) <= MAX_TOKEN:
         return None
     return f"must be a string of 1 to {MAX_TOKEN} characters"
+
+
+_NAMESPACE: Final = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_NAMESPACE}}}")
+
+
+def namespace(value: Any) -> str | None:
+    """What a namespace must be where this is none, else None."""
+    if type(value) is str and _NAMESPACE.fullmatch(value):
+        return None
+    return f"must be a string of 1 to {MAX_NAMESPACE} letters, digits or any of _.:-"
 
 
 def _on_disconnect(value: Any) -> str | None:
@@ -138,10 +150,11 @@ COMMANDS: Final[Mapping[str, Mapping[str, Check]]] = {
         "priority": _number(-MAX_PRIORITY, MAX_PRIORITY),
         "ref": _ref,
         "onDisconnect": _on_disconnect,
+        "namespace": namespace,
     },
-    "release": {"id": _id},
-    "extend": {"id": _id, "transactionTimeout": _timeout},
-    "hello": {"session": _secret, "sessionTimeout": _timeout, "token": _token},
+    "release": {"id": _id, "namespace": namespace},
+    "extend": {"id": _id, "transactionTimeout": _timeout, "namespace": namespace},
+    "hello": {"session": _secret, "sessionTimeout": _timeout, "token": _token, "namespace": namespace},
     "ping": {},
     "inspect": {
         "resource": _name,
@@ -149,9 +162,10 @@ COMMANDS: Final[Mapping[str, Mapping[str, Check]]] = {
         "transactionName": _name,
         "limit": _integer(1, MAX_ROWS),
         "only": _only,
+        "namespace": namespace,
     },
-    "watch": {"prefix": _prefix},
-    "unwatch": {"prefix": _prefix},
+    "watch": {"prefix": _prefix, "namespace": namespace},
+    "unwatch": {"prefix": _prefix, "namespace": namespace},
 }
 """Every command with its fields. A null counts as left out."""
 
@@ -203,14 +217,38 @@ def read(line: bytes) -> tuple[str, dict[str, Any]]:
 
 def hello_token(line: bytes) -> str | None:
     """The token that a `hello` says, whatever else may be wrong with it; None where it says none, or is none."""
+    return _hello_says(line, "token", _token)
+
+
+def hello_namespace(line: bytes) -> str | None:
+    """The same for the namespace that a `hello` is for; empty where it leaves that out."""
+    message = _hello(line)
+    if message is None:
+        return None
+    payload = message.get("payload")
+    said: str | None = payload.get("namespace") if type(payload) is dict else None
+    return "" if said is None else _hello_says(line, "namespace", namespace)
+
+
+def is_hello(line: bytes) -> bool:
+    """Whether this is a `hello`, whatever may be wrong with it."""
+    return _hello(line) is not None
+
+
+def _hello(line: bytes) -> dict[str, Any] | None:
     try:
         message = codec.loads(line)
     except ValueError:
         return None
-    if type(message) is not dict or message.get("command") != "hello" or type(message.get("payload")) is not dict:
+    return message if type(message) is dict and message.get("command") == "hello" else None
+
+
+def _hello_says(line: bytes, field: str, check: Check) -> str | None:
+    message = _hello(line)
+    if message is None or type(message.get("payload")) is not dict:
         return None
-    token = message["payload"].get("token")
-    return token if _token(token) is None else None
+    value: str | None = message["payload"].get(field)
+    return value if check(value) is None else None
 
 
 def _first_wrong(command: str, payload: dict[str, Any]) -> str | None:

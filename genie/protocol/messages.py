@@ -37,6 +37,7 @@ class Welcome(Struct, tag="welcome", tag_field="command"):
         """Its payload."""
 
         resumed: bool = False
+        namespace: str | None = None
 
     payload: Payload
 

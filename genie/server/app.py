@@ -8,7 +8,6 @@ import gc
 import signal
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -16,22 +15,20 @@ import structlog
 
 from genie.access import Access
 from genie.config import Settings
-from genie.core import LockManager
 from genie.observability.stats import Stats
 from genie.server.address import bind, guard
 from genie.server.connection import Connection
-from genie.server.desk import Desk, Refusing
+from genie.server.desk import Desk, Unserved
 from genie.server.door import Door
-from genie.server.errand import Errand
 from genie.server.handshake import TlsListener
 from genie.server.pulse import Pulse
 from genie.server.pump import Pump
 from genie.server.registry import Registry
+from genie.server.seat import Seat
 from genie.server.tls import tls_of
-from genie.storage.base import Batch, Replica, Store, Superseded
+from genie.storage.base import Store
 from genie.storage.memory import MemoryStore
 from genie.storage.node import Node, this_node
-from genie.tasks import end
 
 log = structlog.get_logger()
 
@@ -45,9 +42,10 @@ BACKLOG = 4096
 
 
 class Server:
-    """One lock server in one event loop. It leads its namespace, or follows the server that does.
+    """One lock server in one event loop. It leads its namespaces, or follows the servers that do, each by itself.
 
-    `bind_to` makes the socket on which it listens: not a real one where the network is simulated.
+    `bind_to` makes the socket on which it listens: not a real one where the network is simulated. `store` is for the one
+    namespace that there is then.
     """
 
     def __init__(
@@ -55,26 +53,22 @@ class Server:
     ) -> None:
         self.settings = settings
         self.tls = tls_of(settings)
-        self._store: Store = store or make_store(settings)
         self._bind_to = bind_to
-        self.stats = Stats()
-        self.door = Door(settings, self.stats)
         self.connections = Registry(settings)
-        self._errands: set[Errand] = set()
-        self._pulse: Pulse | None = None
-        """Beats in a server that runs on its own; not in one that is part of somebody's test, whose time it would fill."""
-        self._refusing = Refusing(self.stats)
+        self._ready = asyncio.Event()
+        stores = make_stores(settings) if store is None else [store]
+        self.seats = {
+            namespace: Seat(namespace, store, settings, self.connections, self._ready)
+            for namespace, store in zip(settings.namespaces, stores, strict=True)
+        }
+        self.seat = self.seats[settings.namespaces[0]]
+        """Of those who say no namespace."""
+        self.door = Door(settings, self.stats)
         self._draining = False
-        self._pump: Pump | None = None
-        """That of the present time as leader, or of the last."""
-        self._leads = False
         self._sock: socket.socket | None = None
         self._guard: socket.socket | None = None
         self._listener: asyncio.Server | None = None
         self._tls_listener: TlsListener | None = None
-        self._roles: asyncio.Task[None] | None = None
-        self._deposed = asyncio.Event()
-        self._ready = asyncio.Event()
         self._stopped = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -92,10 +86,7 @@ class Server:
             gc.collect()
             gc.set_threshold(*GC_THRESHOLD)
             node = this_node((host, port), self.settings.advertise, round(self.settings.lease * 1000))
-            self._roles = asyncio.create_task(self._take_roles(node))
-            self._roles.add_done_callback(self._ended)
-            await self._ready.wait()
-            self._check()
+            await self._take_seats(node)
             if self.tls is not None:
                 self._tls_listener = TlsListener(self.tls, self.connections, self._connect)
                 self._tls_listener.listen(self._sock, BACKLOG)
@@ -104,35 +95,34 @@ class Server:
                     self._connect, sock=self._sock, backlog=BACKLOG
                 )
         except BaseException:
-            await self._leave_roles()
+            await self._leave_seats()
             self._sock.close()
             raise
+        manager = self.seat.manager
+        several = {} if len(self.seats) == 1 else {"namespaces": {name: seat.role for name, seat in self.seats.items()}}
         log.info(
             "listening",
             host=host,
             port=port,
-            role="leader" if self._leads else "follower",
-            held=0 if self.manager is None else len(self.manager.table.held),
-            store="redis" if self._store.durable else "memory",
+            role=self.seat.role,
+            held=0 if manager is None else len(manager.table.held),
+            store="redis" if self.seat.store.durable else "memory",
             tls=self.tls is not None,
             version=version("genie-lock"),
+            **several,
         )
-        if not self._store.durable:
+        if not self.seat.store.durable:
             log.warning(
                 "locks are kept in memory and end with this process; set GENIE_REDIS_URL or GENIE_REDIS_HOST to keep them"
             )
         return host, port
 
     def _connect(self) -> Connection:
-        return Connection(self._desk, self.settings, self.connections, self.door)
+        return Connection(self.seat.desk, self.settings, self.connections, self.door, self._desk_of)
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    @property
-    def _desk(self) -> Desk:
-        return self._pump if self._pump is not None and self._leads else self._refusing
+    def _desk_of(self, namespace: str) -> Desk:
+        seat = self.seats.get(namespace) if namespace else self.seat
+        return Unserved(self.stats, namespace, self.seats) if seat is None else seat.desk
 
     @property
     def admin_tls(self) -> ssl.SSLContext | None:
@@ -142,52 +132,9 @@ class Server:
     # -- for those who look ---------------------------------------------------------------------------------
 
     @property
-    def role(self) -> str:
-        """`starting` (nobody is known to lead), `leader`, `follower` or `stopping`."""
-        if self._draining:
-            return "stopping"
-        if self._leads:
-            return "leader"
-        return "starting" if self._refusing.leader is None else "follower"
-
-    @property
-    def leader(self) -> str | None:
-        """The address of the server that leads, where this one follows it."""
-        return None if self._leads else self._refusing.leader
-
-    @property
-    def reaches_store(self) -> bool:
-        """Whether the store answers, as far as this server needs it now."""
-        return self._pump.reaches_store if self._leads and self._pump is not None else self._refusing.leader is not None
-
-    @property
-    def store_errors(self) -> int:
-        """How often the store could not be reached, or took longer than it may."""
-        return self.stats.store_errors + self._store.errors
-
-    @property
-    def manager(self) -> LockManager | None:
-        """All locks and lines, while this server leads."""
-        return self._pump.manager if self._leads and self._pump is not None else None
-
-    @property
-    def now(self) -> float:
-        """The time of the lock manager (ms). Only while this server leads."""
-        return self._leading.now
-
-    @property
-    def sessions(self) -> int:
-        """Sessions, with and without a connection."""
-        return self._pump.sessions if self._leads and self._pump is not None else 0
-
-    async def carry_out(self, line: bytes) -> bytes:
-        """Do what a line of the wire asks for, as for a client; returns what it is told, when it is stored."""
-        errand = Errand(self.settings, self._desk)
-        self._errands.add(errand)
-        try:
-            return await errand.carry_out(line)
-        finally:
-            self._errands.discard(errand)
+    def stats(self) -> Stats:
+        """Those of the first namespace, with what is counted of strangers and of the event loop."""
+        return self.seat.stats
 
     @property
     def access(self) -> Access:
@@ -216,95 +163,34 @@ class Server:
         """Let those who are connected go on as the file says, or go."""
         if self.settings.token_file is None or not self.door.reread():
             return
-        pump, gone = self._pump if self._leads else None, 0
+        gone = 0
         for connection in list(self.connections):
             if connection.principal is None or connection.ending:
                 continue
             connection.revise(self.door.again(connection.principal, connection.certificate))
-            if pump is not None and not pump.may_watch_on(connection):
+            if isinstance(connection.desk, Pump) and not connection.desk.may_watch_on(connection):
                 connection.revise(None)
             gone += connection.ending
         log.info("the token file was read again", file=self.settings.token_file, closed=gone)
 
     # -- its life ---------------------------------------------------------------------------------------------
 
-    async def _take_roles(self, node: Node) -> None:
-        """Follow, lead, and follow again, until somebody puts an end to it."""
-        while True:
-            replica = await self._store.open(node, self._whole, self._follow)
-            await self._lead(replica)
-            await self._deposed.wait()
+    async def _take_seats(self, node: Node) -> None:
+        """Begin to follow, or lead, and wait until it is known of one namespace which of the two."""
+        for seat in self.seats.values():
+            seat.start(node).add_done_callback(self._ended)
+        await self._ready.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def _ended(self, roles: asyncio.Task[None]) -> None:
+        """One seat can't go on: neither can the server."""
         if roles.cancelled():
             return
         error = roles.exception()
-        if self._listener is not None or self._tls_listener is not None:
-            log.error("a defect in the server; stopped", exc_info=error)
+        if self._ready.is_set():  # else `start` says why
+            log.error("a namespace can't be served; the server stops", why=str(error), exc_info=error)
         self._failure = self._failure or error
-        self._ready.set()
-        self._stopped.set()
-
-    @property
-    def _leading(self) -> Pump:
-        assert self._pump is not None, "only who leads, or has just led, is asked"  # noqa: S101
-        return self._pump
-
-    def _whole(self) -> Batch:
-        return self._leading.whole()
-
-    def _follow(self, leader: str | None) -> None:
-        """Another server leads, as far as is known."""
-        if leader is not None and leader != self._refusing.leader:
-            log.info("following", leader=leader)
-        self._refusing.leader = leader
-        if leader is not None:
-            self._ready.set()
-
-    async def _lead(self, replica: Replica) -> None:
-        """Go on from where the namespace stands."""
-        loop = asyncio.get_running_loop()
-        manager, began = replica.manager, loop.time() * 1000 - replica.clock_ms
-        floor = time.time_ns() // 1000  # whatever the store remembers, no id or fence is ever given twice
-        manager.next_id = max(manager.next_id, floor)
-        manager.next_fence = max(manager.next_fence, floor)
-
-        def clock() -> float:
-            return loop.time() * 1000 - began
-
-        manager.unix_offset_ms = time.time() * 1000 - clock()
-        self._deposed.clear()
-        manager.max_places = self.settings.max_queue
-        self.stats.begin()
-        self._pump = pump = Pump(manager, self._store, self.settings, self.stats, clock, self._fail)
-        pump.recover(replica.endings.values())
-        await pump.settled()
-        if self._deposed.is_set():
-            return
-        self._leads = True
-        gc.freeze()  # what is there now stays: the collector need not look at it again
-        if self._pulse is not None:
-            self._pulse.pump = pump
-        for connection in self.connections:
-            connection.desk = pump
-        if self._ready.is_set():
-            log.info("leading", namespace=self.settings.namespace, held=len(manager.table.held))
-        self._ready.set()
-
-    def _fail(self, error: BaseException) -> None:
-        """Not a word more to anyone: what was not told may not be true."""
-        self._leads, self._refusing.leader = False, None
-        self.stats.reorderings += self._leading.manager.reorderings
-        if self._pulse is not None:
-            self._pulse.pump = None
-        for connection in [*self.connections, *self._errands]:
-            connection.abort()
-        self._deposed.set()
-        if isinstance(error, Superseded):
-            log.error("does not lead any more", namespace=self.settings.namespace, why=str(error))
-            return
-        log.error("a defect in the server; stopped", exc_info=error)
-        self._failure = error
         self._ready.set()
         self._stopped.set()
 
@@ -314,7 +200,8 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
-        self._pulse = Pulse(self.stats, self.settings.slow_wait * 1000)
+        for seat in self.seats.values():
+            seat.pulse = Pulse(seat.namespace, seat.stats, self.settings.slow_wait * 1000)
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -335,28 +222,22 @@ class Server:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
         if self._tls_listener is not None:
             await self._tls_listener.close()
-        pump, drained = self._pump, True
-        if pump is not None and self._leads:
-            for connection in self.connections:
-                connection.stop_reading()
-            try:
-                async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
-                    await pump.settled()
-            except TimeoutError:
-                log.warning("the store does not answer; stopped without it", unstored="the last commands")
-                drained = False
-            pump.stop()
-        await self._leave_roles()
-        if drained:
-            await self._store.resign()
+        seats = self.seats.values()
+        for seat in seats:
+            seat.draining = True
+        await asyncio.gather(*(seat.stop() for seat in seats if not seat.leads))  # or it might begin to lead meanwhile
+        leading = [seat for seat in seats if seat.leads]
+        drained = await asyncio.gather(*(seat.drain() for seat in leading))
+        stuck = [seat for seat, done in zip(leading, drained, strict=True) if not done]
+        await self._leave_seats()
+        await asyncio.gather(*(seat.store.resign() for seat in seats if seat not in stuck))
         await self._hang_up()
-        await self._store.close()
+        await asyncio.gather(*(seat.store.close() for seat in seats))
         log.info("stopped")
 
-    async def _leave_roles(self) -> None:
-        await end(self._roles)
-        if self._pulse is not None:
-            self._pulse.stop()
+    async def _leave_seats(self) -> None:
+        for seat in self.seats.values():
+            await seat.stop()
         if self._guard is not None:
             self._guard.close()
 
@@ -372,13 +253,21 @@ class Server:
             connection.abort()
 
 
-def make_store(settings: Settings) -> Store:
-    """The store that the settings choose."""
+def make_stores(settings: Settings) -> list[Store]:
+    """The stores that the settings choose, one for each namespace."""
     if settings.redis_url is None:
-        return MemoryStore()
+        return [MemoryStore() for _ in settings.namespaces]
     from genie.storage.redis import RedisStore  # noqa: PLC0415 - a server without Redis need not load its client
+    from genie.storage.spread import Spread  # noqa: PLC0415
 
-    try:
-        return RedisStore(settings.redis_url, settings.namespace)
-    except TypeError as error:  # what redis-py makes of options in the URL that it doesn't know
-        raise ValueError(f"the Redis URL: {error}") from None
+    spread = Spread()
+    return [
+        RedisStore(
+            settings.redis_url,
+            namespace,
+            min_replicas=settings.redis_min_replicas,
+            fsync=settings.redis_fsync,
+            spread=spread,
+        )
+        for namespace in settings.namespaces
+    ]

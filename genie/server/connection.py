@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -13,9 +13,11 @@ import structlog
 from genie.access import Principal
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.protocol.commands import http_refused, is_http
+from genie.protocol.commands import Within, http_refused, is_http
+from genie.protocol.fields import hello_namespace
 from genie.protocol.framing import Lines, LineTooLong
 from genie.server.door import GONE, HELLO_LINE, STRANGER
+from genie.server.outlet import Outlet
 from genie.server.session import Session
 from genie.tls import name_of
 
@@ -45,18 +47,11 @@ KEEPALIVE = [
 locks that end with its connection held), and so is one that does not acknowledge what it is sent."""
 
 
-CUT_S = 5.0
-"""How long a client that has left too much unread is given to read it after all, and why it is cut off."""
-
 TLS_RECORD = b"\x16\x03"
 """How a client begins that wants TLS. No line ever ends what it says."""
 
 SHORTEST = 16
 """Bytes, more or less, in the shortest line that says anything."""
-
-
-TLS_HELLO = b"\x16\x03"
-"""How a client begins that wants TLS."""
 
 
 class Hangup:
@@ -65,52 +60,50 @@ class Hangup:
 
 HANGUP = Hangup()
 
-Item = bytes | RequestRejected | Hangup
-"""What a connection hands in: a line, an error that is to be told in its place, or the end."""
+Item = bytes | RequestRejected | Hangup | Within
+"""What a connection hands in: a line, an error that is to be told in its place, or the end; or a command that was read."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(Outlet):
     """Reads lines, hands commands to a desk in the order they came, and writes what it is told.
 
     `registry` holds every open connection, and says whether it has a place for this. `door` says who comes in; None:
-    everybody.
+    everybody. `desks` gives the one for the namespace that `hello` says (empty: none); `desk` is for who says no `hello`.
     """
 
     __slots__ = (
-        "_behind",
         "_bell",
+        "_desks",
         "_door",
         "_first",
         "_greeted",
         "_lines",
         "_registry",
-        "_settings",
-        "_transport",
         "ahead",
         "certificate",
-        "closed",
         "desk",
-        "ending",
         "fresh",
         "inbox",
-        "late",
-        "out",
         "parted",
-        "paused",
         "principal",
         "session",
-        "shown",
         "snubbed",
-        "urgent",
     )
 
-    def __init__(self, desk: Desk, settings: Settings, registry: Registry, door: Door | None = None) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        settings: Settings,
+        registry: Registry,
+        door: Door | None = None,
+        desks: Callable[[str], Desk] | None = None,
+    ) -> None:
+        super().__init__(settings)
+        self._desks = desks
         self.desk = desk
         """Who takes what it brings. Another, when the server changes its role."""
-        self._settings = settings
         self._registry = registry
         self._lines = Lines(settings.max_line)
-        self._transport: asyncio.Transport | None = None
         self._door = door
         self._first: bytearray | None = None
         """What has come of the first line, as long as that decides who this is."""
@@ -127,27 +120,12 @@ class Connection(asyncio.Protocol):
         """Its `hello` was refused: what it says next must be that again, or would be without the session it asked for."""
         self.parted = False
         """A newer connection has its session; nothing of what it said before is taken up."""
-        self.out: list[bytes] = []
-        """What the batch under way has to tell this client."""
-        self.urgent = False
-        """Some of that answers it, or is about its requests. The rest is what it watches."""
-        self.late: list[bytes] = []
-        """What it watches and has still to be told, from batches that are stored."""
-        self.shown = 0
-        """Bytes of what it watches, in `out` and `late`."""
-        self.ending = False
-        """Nothing more is read; what was read is answered."""
-        self.closed = False
-        self._behind = False
-        """The client leaves answers unread."""
         self._greeted = False
         """Its first line has come, and it is no web client's."""
         self.inbox: deque[tuple[Iterator[Item], int, int]] = deque()
         """What it has said that waits for its turn, read by read: what is left of it, how much that is, and its bytes."""
         self.ahead = 0
         """Bytes of its commands that wait for their turn."""
-        self.paused = False
-        """Too many of them do."""
 
     # -- from the event loop ------------------------------------------------------------------------------
 
@@ -175,7 +153,7 @@ class Connection(asyncio.Protocol):
             data = self._let_in(data)
             if not data:
                 return
-        if not self._greeted and data.startswith(TLS_HELLO):
+        if not self._greeted and data.startswith(TLS_RECORD):
             self._hang_up(RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS"))  # it would wait for a line
             return
         try:
@@ -187,6 +165,8 @@ class Connection(asyncio.Protocol):
             return
         if len(data) < SHORTEST * len(lines):
             lines = [line for line in lines if line]  # blank ones are many, and would fill the memory
+        if self.snubbed:
+            self._choose(lines)
         if lines and (self._greeted or self._greets(lines)):
             self.desk.submit(self, lines, len(data))
 
@@ -201,16 +181,6 @@ class Connection(asyncio.Protocol):
             self.finish()
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
-    def pause_writing(self) -> None:
-        """The client does not read its answers: read no more of its commands."""
-        self._behind = True
-        self._read_on()
-
-    def resume_writing(self) -> None:
-        """It has read enough of them."""
-        self._behind = False
-        self._read_on()
-
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it ended changes nothing
         """Nobody is there any more."""
         self.closed = True
@@ -218,7 +188,11 @@ class Connection(asyncio.Protocol):
         if self._bell is not None:
             self._bell.cancel()
         if self._first is None:
-            self.desk.gone(self)
+            self.gone()
+
+    def gone(self) -> None:
+        """Tell the desk that nobody is there any more."""
+        self.desk.gone(self)
 
     def refuse(self) -> None:
         """Send a stranger away. No desk has heard of it: what it says costs nobody anything."""
@@ -235,95 +209,7 @@ class Connection(asyncio.Protocol):
         else:
             self.principal = principal
 
-    # -- from the pump ------------------------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Send all that the batch has told this client, in one write."""
-        self.urgent = False
-        if self.late:
-            self.late += self.out
-            self.out.clear()
-            self.flush_late()
-        else:
-            data = b"".join(self.out)
-            self.out.clear()
-            self._write(data)
-        self.shown = 0
-
-    def postpone(self) -> None:
-        """The batch has told this client only of what it watches: that goes with the next answer, or a little later."""
-        self.late += self.out
-        self.out.clear()
-
-    def flush_late(self) -> None:
-        """Send what it watches."""
-        data = b"".join(self.late)
-        self.late.clear()
-        self.shown -= len(data)
-        self._write(data)
-
-    def _write(self, data: bytes) -> None:
-        transport = self._transport
-        if not data or self.closed or transport is None:
-            return
-        if self._behind and transport.get_write_buffer_size() > self._settings.max_unread:
-            self._cut(transport)  # asked before writing: who reads may be told much at once
-        else:
-            transport.write(data)
-
-    def _cut(self, transport: asyncio.Transport) -> None:
-        """The client leaves too much unread: that is the last thing it is told, if it reads on before long."""
-        why = f"{self._settings.max_unread} bytes wait to be read, and more: the connection ends here"
-        transport.write(replies.error(RequestRejected(Code.TOO_MANY, why)))
-        self.stop_reading()
-        transport.close()
-        self.closed = True
-        self.desk.gone(self)
-        log.warning("cut off", peer=transport.get_extra_info("peername"), unread=transport.get_write_buffer_size())
-        asyncio.get_running_loop().call_later(CUT_S, transport.abort)
-
-    @property
-    def unread(self) -> int:
-        """Bytes that wait for the client to read them."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def pause(self) -> None:
-        """Read nothing for now: too much waits for the store."""
-        self.paused = True
-        self._read_on()
-
-    def resume(self) -> None:
-        """Go on reading."""
-        self.paused = False
-        self._read_on()
-
-    def stop_reading(self) -> None:
-        """Take no more commands from this client."""
-        self.ending = True
-        self._read_on()
-
-    def finish(self) -> None:
-        """Close when all that was written has been sent."""
-        if self.late:
-            self.flush_late()
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once; what was not sent is lost."""
-        if self._transport is not None:
-            self._transport.abort()
-
     # -- inside -------------------------------------------------------------------------------------------
-
-    def _read_on(self) -> None:
-        """Read, unless there is a reason not to. (Both calls may be repeated.)"""
-        if self._transport is None or self._transport.is_closing():
-            return
-        if self._behind or self.paused or self.ending:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
 
     def _turn_away(self, why: RequestRejected) -> None:
         """Say why, and close. No desk hears of it, so that it need not wait for the store."""
@@ -377,10 +263,22 @@ class Connection(asyncio.Protocol):
         """Whether these first lines are no web client's. Nothing that one brings is carried out: a page may have sent it."""
         first = next((line for line in lines if line.strip()), b"")
         self._greeted = bool(first)
+        self._choose([first])
         if is_http(first):
             self._hang_up(http_refused())
             return False
         return True
+
+    def _choose(self, lines: Iterable[bytes]) -> None:
+        """Go to the desk of the namespace that a `hello` is for.
+
+        Not while another has something to do for this connection, or to tell it: what is told waits for that one's store.
+        """
+        for line in lines if self._desks is not None and not self.inbox and not self.out else ():
+            namespace = hello_namespace(line) if b"hello" in line or b"\\u" in line else None
+            if namespace is not None and self._desks is not None:
+                self.desk = self._desks(namespace)
+                return
 
     def _hang_up(
         self,

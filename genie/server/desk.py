@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from genie.errors import Code
@@ -33,15 +33,21 @@ class Refusing:
     leads = False
     leader: str | None = None
 
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: Stats, namespace: str) -> None:
         self._stats = stats
+        self._namespace = namespace
+
+    def _why(self) -> str:
+        if self.leader is None:
+            return (
+                f"this server does not lead the namespace {self._namespace!r}, and knows of none that does "
+                "(or can't reach the store)"
+            )
+        return f"this server does not lead the namespace {self._namespace!r}; {self.leader} does"
 
     def submit(self, connection: Connection, items: Sequence[Item], size: int) -> None:  # noqa: ARG002 - none waits
         """Refuse what was said. Nothing changes by it, so that there is nothing to wait for."""
-        if self.leader is None:
-            why = "this server does not lead its namespace, and knows of none that does (or can't reach the store)"
-        else:
-            why = f"this server does not lead its namespace; {self.leader} does"
+        why = self._why()
         for item in items:
             rejected = refuse(connection, item, why)
             if rejected is not None:
@@ -54,3 +60,14 @@ class Refusing:
 
     def gone(self, connection: Connection) -> None:
         """It had nothing here."""
+
+
+class Unserved(Refusing):
+    """The same for a namespace that this server does not serve."""
+
+    def __init__(self, stats: Stats, namespace: str, served: Iterable[str]) -> None:
+        super().__init__(stats, namespace)
+        self._served = ", ".join(served)
+
+    def _why(self) -> str:
+        return f"this server does not serve the namespace {self._namespace!r}; it serves {self._served}"

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import structlog
 
 from genie import core
-from genie.access import INSPECT, LOCK, Principal
-from genie.core import Disconnect, Expire, Granted, LockManager, Release, Released, Request, State
+from genie.access import INSPECT, Principal
+from genie.config import NAMESPACE
+from genie.core import Expire, Granted, LockManager, Release, Released, Request, State
 from genie.errors import Code, RequestRejected
 from genie.observability.histogram import BOUNDS_MS
 from genie.protocol import replies
-from genie.protocol.commands import Hello, Inspect, Ping, Unwatch, Watch, WireCommand, read
+from genie.protocol.commands import Hello, Inspect, Ping, Unwatch, Watch, WireCommand, Within, read
 from genie.protocol.replies import granted, released
 from genie.protocol.resources import MAX_RESOURCES
 from genie.server.connection import HANGUP, Connection, Item
-from genie.server.refusal import refusal
+from genie.server.greeting import Greeting
+from genie.server.refusal import spanning
 from genie.server.rights import refused, sees
-from genie.server.session import Session, same
-from genie.server.telling import Telling
+from genie.server.session import same
 from genie.storage.base import Batch, Ending, whole
 
 if TYPE_CHECKING:
@@ -40,17 +39,24 @@ log = structlog.get_logger()
 SHORTEST_MS = BOUNDS_MS[0]
 
 _EXPIRE = Expire()
-_VERSION = version("genie-lock")
 
 
-class Dispatch(Telling):
+class Dispatch(Greeting):
     """Carries out what connections ask for, and what time brings."""
 
-    def __init__(self, manager: LockManager, settings: Settings, stats: Stats, durable: bool = True) -> None:
-        super().__init__(manager, settings, stats, durable)
-        self._namespace = settings.namespace
+    def __init__(
+        self,
+        manager: LockManager,
+        settings: Settings,
+        stats: Stats,
+        durable: bool = True,
+        namespace: str = NAMESPACE,
+    ) -> None:
+        super().__init__(manager, settings, stats, durable, namespace)
         self._most_locks = settings.max_locks
         self._roomy_below = settings.max_locks - MAX_TURN * MAX_RESOURCES
+        self.full = False
+        """The store has no room for more."""
         self._table = manager.table
         self._most_of_session, self._most_of_connection = (
             settings.max_requests_per_session,
@@ -88,20 +94,23 @@ class Dispatch(Telling):
         # How many requests surely have a place, whatever they name. Those beyond are looked at one by one.
         room = self._most_of_connection if session.key is None else self._most_of_session
         room -= session.alive
-        if len(table.sole) + table.grants > self._roomy_below:
+        if self.full or len(table.sole) + table.grants > self._roomy_below:
             room = 0
         if not out:
             self.touched.append(connection)
         connection.urgent = True
         for item in items:
-            if type(item) is not bytes:
+            if type(item) is bytes:
+                try:
+                    command = read(item)
+                except RequestRejected as rejected:
+                    if item and not item.isspace():
+                        self.reject(connection, rejected)
+                    continue
+            elif type(item) is Within:
+                command = item.command
+            else:
                 self._note(connection, item)
-                continue
-            try:
-                command = read(item)
-            except RequestRejected as rejected:
-                if item and not item.isspace():
-                    self.reject(connection, rejected)
                 continue
             if principal is not None and not self._may(connection, principal, command):
                 continue
@@ -168,6 +177,12 @@ class Dispatch(Telling):
             elif type(command) is Hello:
                 why = "hello: it must be the first command of a connection, and comes once"
                 self.reject(connection, RequestRejected(Code.BAD_REQUEST, why))
+            elif type(command) is Within:
+                room -= 1  # it may be a request, and what follows must know
+                if command.namespace != self._namespace:
+                    self.reject(connection, spanning(command, self._namespace))
+                elif self.take(connection, iter((command,))):
+                    return True
         return False
 
     # -- commands that need more than a step --------------------------------------------------------------
@@ -179,53 +194,6 @@ class Dispatch(Telling):
         elif item is HANGUP:
             self._leave(connection)
             self.ending.append(connection)
-
-    def _greeted(self, connection: Connection, items: Iterator[Item]) -> Iterator[Item]:
-        """See whether the first line is `hello`, and do as it says. Returns what is left."""
-        for item in items:
-            if item is HANGUP:
-                return chain([item], items)
-            if connection.parted or (isinstance(item, bytes) and (not item or item.isspace())):
-                continue
-            if isinstance(item, bytes) and self._hello(connection, item):
-                if connection.parted:
-                    continue
-                connection.fresh = False
-                break
-            if not connection.snubbed:
-                connection.fresh = False
-                return chain([item], items)
-            rejected = refusal(item, "hello was refused; it must be said again first")
-            if rejected is not None:
-                self.reject(connection, rejected)
-        return items
-
-    def _hello(self, connection: Connection, line: bytes) -> bool:
-        try:
-            command = read(line)
-        except RequestRejected:
-            return False
-        if type(command) is not Hello:
-            return False
-        principal = connection.principal
-        name = None if principal is None else principal.name
-        if command.session is None or (principal is not None and not principal.may(LOCK)):
-            self.say(connection, replies.welcome(_VERSION, self._namespace, resumed=False))
-            return True
-        if connection.closed:  # it will be said again by the next one, and that may have come already
-            connection.parted = True
-            return True
-        session, resumed = self.sessions.enter(command.session, command.session_timeout_ms, name)
-        if session.connection is not None:
-            self._part(session.connection)
-        session.connection, session.since, connection.session = connection, self.now, session
-        self.say(connection, replies.welcome(_VERSION, self._namespace, resumed))
-        for ending in session.endings.values():
-            self.say(connection, ending.line)
-        for request in session.bound.values():
-            held = request.state is State.HELD
-            self.say(connection, replies.still_locked(request, self.now) if held else replies.queued(request))
-        return True
 
     def _may(self, connection: Connection, principal: Principal, command: WireCommand) -> bool:
         """Whether this is for somebody with this name. Otherwise it is answered here."""
@@ -246,40 +214,6 @@ class Dispatch(Telling):
             return True
         return principal.may(INSPECT) and all(sees(principal, prefix) for prefix in watched)
 
-    def _part(self, connection: Connection) -> None:
-        """A newer connection has this one's session."""
-        self.watches.leave(connection)
-        connection.session = Session(connection)
-        connection.fresh = connection.parted = True
-        connection.stop_reading()
-        self.ending.append(connection)
-
-    def _leave(self, connection: Connection) -> None:
-        """A connection ends, or has ended: what is bound to it goes, or waits for the session's next connection."""
-        session = connection.session
-        self.watches.leave(connection)
-        if session.key is not None:
-            if session.connection is connection:
-                self._forget_told(session)
-                self.sessions.leave(session, self.now)
-            return
-        if session.bound:
-            self._tell(self.manager.step(Disconnect(list(session.bound.values())), self.now), None)
-        if connection.closed:
-            session.close()
-
-    def _end(self, session: Session) -> None:
-        """A session is over. What it holds and keeps belongs to nobody from now on."""
-        requests = list(session.bound.values())
-        for request in requests:
-            request.origin = None
-            self._change(request)
-        self._tell(self.manager.step(Disconnect(requests), self.now), None)
-        self.sessions.endings -= len(session.endings)
-        for id_ in session.endings:
-            self._unset(id_)
-        session.close()
-
     def _look(self, connection: Connection, command: Inspect) -> None:
         found = core.inspect(
             self.manager.table,
@@ -299,7 +233,9 @@ class Dispatch(Telling):
             if known is not None and self._repeat(connection, request, known):
                 return False
         why, session = "", connection.session
-        if self._table.locks + locks > self._most_locks:
+        if self.full:
+            why = "Redis is full: locks can be given back, and no new ones be had"
+        elif self._table.locks + locks > self._most_locks:
             why = f"{self._most_locks} locks are held, no more fit"
         elif session.key is not None and session.alive >= self._most_of_session:
             why = f"{self._most_of_session} requests of this session are held or wait, it can't have more"

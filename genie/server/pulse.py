@@ -31,7 +31,8 @@ MOST_NAMES = 10
 class Pulse:
     """`slow_wait_ms` says from when on a wait is told; 0: never."""
 
-    def __init__(self, stats: Stats, slow_wait_ms: float) -> None:
+    def __init__(self, namespace: str, stats: Stats, slow_wait_ms: float) -> None:
+        self._log = log.bind(namespace=namespace)
         self._stats = stats
         self._slow_ms = slow_wait_ms
         stats.follows_newcomers = slow_wait_ms > 0
@@ -65,19 +66,19 @@ class Pulse:
                 continue
             if told < MOST_LINES:
                 told += 1
-                log.warning("slow wait", **_slow(pump, request, now))
+                self._log.warning("slow wait", **_slow(pump, request, now))
             else:
                 untold += 1
         if untold:
-            log.warning("slow wait", more=untold)
+            self._log.warning("slow wait", more=untold)
         self._stats.forget_newcomers(len(pump.manager.table.waiting))
 
     def _tell_deadlocks(self) -> None:
         found, many = self._stats.untold_deadlocks()
         for deadlock in found[:MOST_LINES]:
-            log.warning("deadlock", **_deadlock(deadlock))
+            self._log.warning("deadlock", **_deadlock(deadlock))
         if many > MOST_LINES:
-            log.warning("deadlock", more=many - MOST_LINES)
+            self._log.warning("deadlock", more=many - MOST_LINES)
 
 
 def _slow(pump: Pump, request: Request, now: float) -> dict[str, Any]:

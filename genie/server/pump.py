@@ -14,6 +14,7 @@ from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING
 
+from genie.config import NAMESPACE
 from genie.core import LockManager
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.dispatch import MAX_TURN, Dispatch
@@ -65,11 +66,12 @@ class Pump:
         stats: Stats,
         clock: Callable[[], float],
         on_failure: Callable[[BaseException], None],
+        namespace: str = NAMESPACE,
     ) -> None:
         self.leads = True
         self.manager = manager
         self._deadlines = manager.deadlines
-        self._dispatch = Dispatch(manager, settings, stats, store.durable)
+        self._dispatch = Dispatch(manager, settings, stats, store.durable, namespace)
         self._leaving = self._dispatch.sessions.deadlines
         self._store = store
         self._stats = stats
@@ -128,7 +130,9 @@ class Pump:
         """A connection has ended: what was bound to it goes. Never refused, whatever the store does."""
         if connection is self._talker:
             self._talker = None
-        if not self._stopped:
+        if self._stopped:
+            connection.session.forget()
+        else:
             self._put(connection, [HANGUP], 0)
 
     def _put(self, connection: Connection, items: Sequence[Item], size: int) -> None:
@@ -246,6 +250,7 @@ class Pump:
         self._in_flight = self._away = False
         if self._stopped:
             return
+        self._dispatch.full = self._store.full
         took_s = self._loop.time() - self._sent_at
         self._stats.commits.add(took_s * 1000)
         if error is None and took_s > self._lease_s:
@@ -371,6 +376,12 @@ class Pump:
                 handle.cancel()
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
+
+    def forget(self) -> None:
+        """Let go of all locks and lines, when this was stopped and another leads: it may be much memory."""
+        self._dispatch.forget()
+        self._pending.clear()
+        self._late.clear()
 
     def recover(self, endings: Iterable[Ending]) -> None:
         """The step after loading: nobody who asked before is connected now. Must be the first."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Hello, read
+from genie.protocol.commands import WireCommand, Within, read
+from genie.protocol.fields import is_hello
 from genie.server.connection import Connection, Item
 
 AWAY = "the store can't be reached, try again later"
@@ -21,11 +22,29 @@ def refusal(item: Item, why: str = AWAY) -> RequestRejected | None:
                 return None
             rejected = wrong
         else:
-            request = command.request if isinstance(command, Take) else command
-            ref = request.ref if isinstance(request, Request) else None
-            id_ = command.id if isinstance(command, (Release, Extend)) else None
-            return RequestRejected(Code.UNAVAILABLE, why, ref=ref, id=id_)
+            return about(command, Code.UNAVAILABLE, why)
     return rejected if isinstance(rejected, RequestRejected) else None
+
+
+def about(command: WireCommand, code: Code, why: str) -> RequestRejected:
+    """An error with the `ref` or the `id` of the command that it is about."""
+    if isinstance(command, Within):
+        command = command.command
+    request = command.request if isinstance(command, Take) else command
+    ref = request.ref if isinstance(request, Request) else None
+    id_ = command.id if isinstance(command, (Release, Extend)) else None
+    return RequestRejected(code, why, ref=ref, id=id_)
+
+
+def spanning(command: Within, namespace: str) -> RequestRejected:
+    """The answer to a command for another namespace than that of its connection."""
+    why = (
+        f"namespace must be {namespace!r}, which this connection is for, not {command.namespace!r}: a request can't span "
+        "namespaces, since nobody would see deadlocks between them; use one connection for each"
+    )
+    inner = command.command
+    name = "request" if isinstance(inner, (Request, Take)) else type(inner).__name__.lower()
+    return about(command, Code.BAD_REQUEST, f"{name}: {why}")
 
 
 def refuse(connection: Connection, item: Item, why: str = AWAY) -> RequestRejected | None:
@@ -40,8 +59,5 @@ def refuse(connection: Connection, item: Item, why: str = AWAY) -> RequestReject
 
 
 def _is_hello(item: Item) -> bool:
-    """Whether a line asks for a session."""
-    try:
-        return isinstance(item, bytes) and type(read(item)) is Hello
-    except RequestRejected:
-        return False
+    """Whether a line says whose requests these are, and for which namespace."""
+    return isinstance(item, bytes) and is_hello(item)

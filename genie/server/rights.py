@@ -6,11 +6,13 @@ from genie.access import ADMIN, INSPECT, LOCK, Principal
 from genie.core import Extend, Release, Request, Take
 from genie.core.table import Table
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Inspect, Watch, WireCommand
+from genie.protocol.commands import Inspect, Watch, WireCommand, Within
 
 
 def refused(principal: Principal, command: WireCommand, table: Table) -> RequestRejected | None:
     """Why a command is not for this name, if so. What is asked for under it will belong to it."""
+    if isinstance(command, Within):
+        command = command.command
     if isinstance(command, Request):
         return _request(principal, command, command.names())
     if isinstance(command, Take):

@@ -125,6 +125,12 @@ class Session:
         self._refs.clear()
         self._ended = None
 
+    def forget(self) -> None:
+        """The server leads no more. Its requests refer to it, and it to them: nobody else would part them."""
+        self.close()
+        self.bound.clear()
+        self.endings.clear()
+
     def known(self, ref: str) -> Request | Ending | None:
         """The request that came with this `ref` before, if any."""
         return self._refs.get(ref)

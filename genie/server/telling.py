@@ -64,6 +64,14 @@ class Telling:
             connection.shown += len(line)
             connection.out.append(line)
 
+    def forget(self) -> None:
+        """Part what refers to each other, so that all of it is freed: the collector looks at none of it again."""
+        self.watches.forget()
+        self.touched.clear()
+        self.ending.clear()
+        for session in self.sessions:
+            session.forget()
+
     def _tell(self, events: list[Event], asker: Connection | None) -> None:
         """Turn events into messages, and note what must be stored."""
         for event in events:

@@ -85,6 +85,12 @@ class Watches:
         for prefix in self._of.pop(connection, ()):
             self._forget(connection, prefix)
 
+    def forget(self) -> None:
+        """Nobody is told anything any more."""
+        self.prefixes.clear()
+        self._of.clear()
+        del self._say, self._reject, self._show
+
     def tell(self, request: Request, state: str) -> None:
         """All that a request names was taken (`locked`) or given back (`unlocked`)."""
         for name, exclusive in request.wants():

@@ -75,6 +75,11 @@ class Replica:
                 manager.adopt(change)
         manager.next_id, manager.next_fence, self.clock_ms = batch.next_id, batch.next_fence, batch.clock_ms
 
+    def knows(self, id_: int) -> bool:
+        """Whether there is anything under this id."""
+        table = self.manager.table
+        return id_ in table.held or id_ in table.waiting or id_ in self.endings
+
     def whole(self) -> Batch:
         """All of it as one batch."""
         return whole(self.manager, self.endings, self.manager.next_id, self.clock_ms)
@@ -106,8 +111,14 @@ class Store(Protocol):
 
     durable: bool
     """Whether anything is written, so that it is worth telling what changed."""
-    errors: int
-    """How often it could not be reached."""
+
+    @property
+    def errors(self) -> int:
+        """How often it could not be reached."""
+
+    @property
+    def full(self) -> bool:
+        """Whether it has no room left: what ends is still written, and nothing new should be begun."""
 
     async def open(self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]) -> Replica:
         """Wait until this node leads the namespace; returns what it holds. May be called again after that has ended.
@@ -122,6 +133,9 @@ class Store(Protocol):
         The store retries, with the same batch, for as long as it takes; `done` is given an error only where there is
         no use in that, as with `Superseded`. The next batch must wait until then.
         """
+
+    async def wanted(self) -> None:
+        """Wait until another node asks for the namespace with good reason. To be called while this one leads."""
 
     async def resign(self) -> None:
         """Let another node lead at once. Nothing is committed afterwards."""

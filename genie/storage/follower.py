@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from math import ceil
+from math import ceil, inf
 
 import structlog
 
-from genie.storage.base import Batch, Change, Replica, Superseded
+from genie.storage.base import Batch, Replica, Superseded
+from genie.storage.history import History, Position
 from genie.storage.journal import AT_ONCE, Began, Committed, Gap, Journal
-from genie.storage.namespace import Meta, Namespace, Position
+from genie.storage.loading import load
+from genie.storage.mirror import Mirror
+from genie.storage.namespace import Meta, Namespace, Tenure
 from genie.storage.node import Node
-from genie.storage.records import Reader
+from genie.storage.spread import Spread
 
 log = structlog.get_logger()
 
@@ -26,6 +29,10 @@ LONGEST_WAIT_MS = 1_000
 """How long one call may wait for news: Redis, or the network to it, may die without a word."""
 BREATH_S = 0.01
 """Between two calls, where there is news all the time: so that they don't cost Redis what the commits do."""
+WISH_S = 1.0
+"""How often a wish for the namespace is repeated."""
+RESPECT_S = 1.0
+"""What the last leader is given to come back first, where Redis has lost something: as long as it may pause by then."""
 POLL_S = 0.1
 """How often a namespace is looked at that says nothing of itself."""
 
@@ -41,17 +48,25 @@ class Follower:
         namespace: Namespace,
         journal: Journal,
         node: Node,
+        spread: Spread,
         following: Callable[[str | None], None],
-        known: tuple[Position, Batch] | None = None,
+        known: tuple[History, Batch, Position] | None = None,
     ) -> None:
+        self._log = log.bind(namespace=namespace.name)
         self._namespace = namespace
         self._journal = journal
         self._node = node
-        self._following = following
+        self._spread = spread
+        self._tell = following
+        self._wished_at = -inf
         self._loop = asyncio.get_running_loop()
-        self._known = known
+        self._known = None if known is None else known[:2]
         """How far this node has led the namespace itself before, and everything that there was then."""
-        self._replica: Replica | None = None
+        self._told = None if known is None else known[2]
+        """How far of that it has told: what came behind may as well be lost."""
+        self._behind: tuple[Tenure, int] | None = None
+        """Where Redis stands since it was seen to have gone back behind what is known here."""
+        self._mirror: Mirror | None = None
         """None where nothing was loaded yet, or it fell behind the journal."""
         self._heard_at = self._loop.time()
         """When there was news of a leader, or of Redis, last."""
@@ -78,7 +93,12 @@ class Follower:
                 replica = await self._follow(meta)
             if replica is not None:
                 await self._namespace.unlink_others()
+                self._spread.leads(self._namespace.name, self._node.address)
                 return replica
+
+    def _following(self, leader: str | None) -> None:
+        self._spread.leads(self._namespace.name, leader)
+        self._tell(leader)
 
     async def _nobody(self) -> Replica | None:
         """The namespace is new, or Redis has lost everything. A leader that lives will write it anew: wait a lease."""
@@ -87,30 +107,41 @@ class Follower:
         now = self._loop.time()
         if lost or self._nobody_since is None:  # somebody may have led it since the last look, and live
             self._nobody_since = now
-        left_s = self._nobody_since + self._node.lease_ms / 1000 - now
+        left_s = self._nobody_since + self._node.lease_ms / 1000 + self._respect_s - now
         if left_s > 0:
             await asyncio.sleep(min(left_s, POLL_S))
             return None
-        if self._furthest() > (0, 0):
-            return await self._write_anew()
+        if await self._hesitates(None):
+            return None
+        best = self._best()
+        if best is not None and best[0].position > (0, 0):
+            return await self._write_anew(*best)
         return await self._take_over(None, unmoved=False)
 
     async def _follow(self, meta: Meta) -> Replica | None:
-        """Follow one leader. Returns the replica where this node leads now, None where there is something new to see."""
+        """Follow whoever leads. Returns the replica where this node leads now, None where there is something new to see."""
+        if meta.node is None and await self._hesitates(meta):
+            return None
         if meta.node is None or self._node.succeeds(meta.node):
             return await self._take_over(meta, unmoved=False)
         self._following(meta.node.address)
-        if self._replica is None:
+        if self._mirror is None:
             await self._load()
             return None  # another may lead by now
         lease_s = meta.node.lease_ms / 1000
+        if not meta.history.includes(self._journal.position):
+            return await self._other_way(meta, lease_s)
+        return await self._listen(meta, meta.node.address, lease_s)
+
+    async def _listen(self, meta: Meta, leader: str, lease_s: float) -> Replica | None:
+        """Take in what one leader commits, until it has not been heard of for its lease, or another begins."""
         while True:
             left_s = self._heard_at + lease_s - self._loop.time()
             found = await self._read(min(ceil(left_s * 1000), LONGEST_WAIT_MS) if left_s > 0 else None)
             if found is None:
                 return None
             if not found and left_s <= 0:
-                log.warning("the leader has not been heard of for its lease", leader=meta.node.address)
+                self._log.warning("the leader has not been heard of for its lease", leader=leader)
                 return await self._lapsed(meta.tenure)
             for news in found:
                 self._heard_at = self._loop.time()
@@ -119,17 +150,64 @@ class Follower:
                     return None
             if not found and await self._moved_on(meta):
                 return None
+            await self._wish()
             if 0 < len(found) < AT_ONCE:
                 await asyncio.sleep(BREATH_S)
+
+    async def _other_way(self, meta: Meta, lease_s: float) -> Replica | None:
+        """Redis has gone back behind what was read here, or has come by another way to where it is.
+
+        In the first case whoever leads has lost commits, and writes them anew; if nobody does so for a lease, we do. In
+        the second two have led, cut off from each other, and the Redis that is left has the last word.
+        """
+        if not self._journal.history.ahead_of(meta.position):
+            self._log.warning("Redis is led on from another state than this node has seen; reading the records")
+            self._mirror = self._known = None
+            return None
+        now = self._loop.time()
+        if self._behind != (meta.tenure, meta.number):
+            self._behind = meta.tenure, meta.number
+            self._heard_at = now
+        left_s = self._heard_at + lease_s + self._respect_s - now
+        if left_s > 0:
+            await asyncio.sleep(min(left_s, POLL_S))
+            return None
+        await self._namespace.verify()
+        return await self._take_over(meta, unmoved=True)
+
+    @property
+    def _respect_s(self) -> float:
+        """How much longer a node waits that would write anew what it has only read: who has led knows the last word."""
+        return RESPECT_S if self._known is None and self._mirror is not None else 0.0
+
+    async def _hesitates(self, meta: Meta | None) -> bool:
+        """Leave it to nodes that lead fewer namespaces for a moment; whether one of them was faster."""
+        self._spread.leads(self._namespace.name, None)
+        pause_s = self._spread.hesitation_s(self._node.address, self._namespace.name)
+        if not pause_s:
+            return False
+        await asyncio.sleep(pause_s)
+        seen = await self._namespace.read()
+        return (seen and seen.position) != (meta and meta.position)
+
+    async def _wish(self) -> None:
+        """Ask the leader for the namespace, where it leads too many."""
+        now = self._loop.time()
+        if now - self._wished_at >= WISH_S and self._spread.wish(self._node.address) == self._namespace.name:
+            self._wished_at = now
+            await self._namespace.wish(self._node.address, self._spread.count(self._node.address))
 
     async def _lapsed(self, tenure: object) -> Replica | None:
         """Take over, unless the leader has committed since what was read last."""
         meta = await self._namespace.read()
         if meta is None or meta.tenure != tenure:
             return None
-        if meta.position > self._journal.position:
+        if not self._journal.history.includes(meta.position):
             await self._load()  # the journal is lost, or cut off
             return None
+        if await self._hesitates(meta):
+            return None
+        await self._namespace.verify()  # last, for another may have become the master while this node hesitated
         replica = await self._take_over(meta, unmoved=True)
         self._heard_at = self._loop.time()
         return replica
@@ -144,58 +222,28 @@ class Follower:
         try:
             found = await self._journal.read(wait_ms)
         except Gap:
-            log.info("the journal does not go back to where this node is; reading the records")
+            self._log.info("the journal does not go back to where this node is; reading the records")
             await self._load()
             return None
         for news in found:
-            if isinstance(news, Committed) and self._replica is not None:
-                self._replica.apply(news.batch)
+            if isinstance(news, Committed) and self._mirror is not None:
+                self._mirror.follow(news)
         return found
 
     async def _load(self) -> None:
-        """Read the records, and the journal on from before that, for they may have changed meanwhile.
-
-        Where that is broken off there is no replica: the old one does not fit where the journal is read by then.
-        """
-        self._replica = None
-        while True:
-            meta = await self._namespace.read()
-            if meta is None:
-                return
-            state, reader = meta.state, Reader()
-            loaded: dict[int, Change] = {}
-            self._journal.start(meta.position)
-            async for records in self._namespace.load():
-                for field, record in records.items():
-                    loaded[int(field)] = reader.read(int(field), record)
-            state.changes = loaded
-            try:
-                if await self._catch_up(state):
-                    break
-            except Gap:
-                log.warning("the journal does not go back to where loading began; loading again")
-        if self._known is not None and self._known[0] <= self._journal.position:
+        """Read everything anew. Where that is broken off there is no replica: the old one does not fit any more."""
+        self._mirror = None
+        state = await load(self._namespace, self._journal, self._log)
+        if state is None:
+            return
+        if self._known is not None and not self._known[0].ahead_of(self._journal.position):
             self._known = None
         self._heard_at = self._loop.time()  # what was read may be news
-        self._replica = Replica()
-        state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
-        self._replica.apply(state)
+        replica = Replica()
+        replica.apply(state)
+        self._mirror = Mirror(replica)
         if not self._leads:
-            log.info("caught up, and following", held=len(self._replica.manager.table.held))
-
-    async def _catch_up(self, state: Batch) -> bool:
-        """Bring loaded records to one point in time. False where somebody has written them anew meanwhile."""
-        meta = await self._namespace.read()
-        while meta is not None and self._journal.position < meta.position:
-            found = await self._journal.read(None)
-            for news in found:
-                if isinstance(news, Committed):
-                    state.changes |= news.batch.changes
-                    state.next_id, state.next_fence = news.batch.next_id, news.batch.next_fence
-                    state.clock_ms = news.batch.clock_ms
-            if not found:
-                raise Gap
-        return meta is not None and self._journal.position >= meta.position
+            self._log.info("caught up, and following", held=len(replica.manager.table.held))
 
     async def _take_over(self, meta: Meta | None, *, unmoved: bool) -> Replica | None:
         """Lead, if nobody else was faster. Nobody commits any more then, and what is missing here can be read."""
@@ -204,38 +252,40 @@ class Follower:
         if base is None:
             return None
         self._leads = True
-        if self._furthest() > base:
-            return await self._write_anew()
-        if self._replica is None or not await self._reached(base):
+        best = self._best()
+        if best is not None and best[0].ahead_of(base) and base != self._told:
+            # Redis now has a leader behind the old state: what is known here follows on that, whatever happens meanwhile.
+            self._known, self._mirror = (best[0].at((self._namespace.tenure.epoch, 1)), best[1]), None
+            return await self._write_anew(*self._known)
+        if self._mirror is None or not await self._reached(base):
             await self._load()
-        return self._replica or Replica()
+        self._leads = self._mirror is not None  # or all is lost again, and there is nothing here to lead from
+        return None if self._mirror is None else self._mirror.replica
 
     async def _reached(self, base: Position) -> bool:
         """Whether the journal has led here to where the last leader stopped."""
-        while self._journal.position < base:
+        while not self._journal.history.includes(base):
             if await self._read(None) == []:
                 return False
         return True
 
-    def _furthest(self) -> Position:
-        """How far this node has seen the namespace come, of what it could still write."""
-        return max(
-            (0, 0) if self._known is None else self._known[0],
-            (0, 0) if self._replica is None else self._journal.position,
-        )
+    def _best(self) -> tuple[History, Batch] | None:
+        """How far this node has seen the namespace come, of what it could still write, and what there was then."""
+        if self._known is None or (self._mirror is not None and self._known[0].position < self._journal.position):
+            return None if self._mirror is None else (self._journal.history, self._mirror.replica.whole())
+        return self._known
 
-    async def _write_anew(self) -> Replica | None:
+    async def _write_anew(self, history: History, state: Batch) -> Replica | None:
         """Redis has lost what a leader had told already; but we have seen it. None where somebody else was faster."""
-        log.warning("Redis has lost commits that this node has seen; writing the whole state anew")
-        replica = self._replica
-        if replica is None or (self._known is not None and self._known[0] > self._journal.position):
-            replica = Replica()
-            replica.apply(self._known[1] if self._known is not None else Batch())
+        self._log.warning("Redis has lost commits that this node has seen; writing the whole state anew")
         self.since = self._loop.time()
         try:
-            await self._namespace.write_anew(self._node, replica.whole())
+            await self._namespace.write_anew(self._node, state, history)
         except Superseded as error:
-            log.info("another node was faster", why=str(error))
+            self._log.info("another node was faster", why=str(error))
+            self._leads = False
             return None
         self._leads = True
+        replica = Replica()
+        replica.apply(state)
         return replica

@@ -13,14 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
-from redis.asyncio import Redis
-
-from genie.storage.base import Batch
-from genie.storage.namespace import Position, read_counters, read_position
+from genie.storage.history import History, Position, read_position
+from genie.storage.master import Master
 from genie.storage.node import Node, unpack
-from genie.storage.records import Reader
 
 KEPT_BYTES = 32 << 20
 """So much of the journal is kept, more or less: what a follower that was held up can catch up with."""
@@ -49,7 +45,9 @@ class Committed:
     """A batch. Behind the last one of a leader that has `resigned`, anybody may lead."""
 
     position: Position
-    batch: Batch
+    records: dict[bytes, bytes]
+    """By id, as they are stored; nothing where nothing is to be known any more."""
+    counters: bytes
     resigned: bool
 
 
@@ -60,32 +58,37 @@ class Gap(Exception):
 class Journal:
     """Reads the journal on from a position."""
 
-    def __init__(self, client: Redis, key: str) -> None:
-        self._client = client
+    def __init__(self, master: Master, key: str) -> None:
+        self._master = master
         self._key = key
-        self._reader = Reader()
-        self._parts: Batch = Batch()
+        self._parts: dict[bytes, bytes] = {}
         self._pieces = 0
-        self.position: Position = (0, 0)
+        self.history = History()
         """How far it has been read."""
         self._cursor = "0-0"
 
-    def start(self, position: Position) -> None:
+    @property
+    def position(self) -> Position:
+        """How far it has been read."""
+        return self.history.position
+
+    def start(self, history: History) -> None:
         """Read on behind this batch."""
-        epoch, number = self.position = position
+        self.history = history
+        epoch, number = history.position
         self._cursor = f"{epoch}-{1000 * number + 999}"
-        self._parts, self._pieces = Batch(), 0
+        self._parts, self._pieces = {}, 0
 
     async def read(self, wait_ms: int | None) -> list[Began | Committed]:
         """What comes next, or nothing where nothing comes within a time (None: that is there by now). Gap, where it begins
         further on.
         """
-        found = await self._client.xread({self._key: self._cursor}, count=AT_ONCE, block=wait_ms)
-        streams = cast("Any", list(found.values()) if isinstance(found, dict) else [entries for _, entries in found])
-        # RESP 3 has one more list around the entries
-        entries = [
-            entry for stream in streams for entry in (stream[0] if stream and isinstance(stream[0], list) else stream)
-        ]
+        block = () if wait_ms is None else ("BLOCK", wait_ms)
+        command = ("XREAD", "COUNT", AT_ONCE, *block, "STREAMS", self._key, self._cursor)
+        found = await self._master.call(*command, wait_s=(wait_ms or 0) / 1000)
+        entries = (
+            [(id_, dict(zip(parts[::2], parts[1::2], strict=True))) for id_, parts in found[0][1]] if found else []
+        )
         return list(self._follow(entries))
 
     def _follow(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Began | Committed]:
@@ -97,7 +100,7 @@ class Journal:
                 base = read_position(fields[b"base"])
                 if base != self.position:
                     raise Gap
-                self.start(at)
+                self.start(self.history.at(at))
                 yield Began(at, base, unpack(fields[b"node"]))
                 continue
             if at != (self.position[0], self.position[1] + 1) or piece != self._pieces:
@@ -105,14 +108,11 @@ class Journal:
             self._cursor = id_.decode()
             self._pieces += 1
             counters, resigned = fields.pop(b"counters", None), fields.pop(b"resigned", None)
-            for field, record in fields.items():
-                id_number = int(field)
-                self._parts.changes[id_number] = self._reader.read(id_number, record) if record else None
+            self._parts |= fields
             if counters is not None:
-                _, batch = read_counters(counters)
-                batch.changes = self._parts.changes
-                self.position, self._parts, self._pieces = at, Batch(), 0
-                yield Committed(at, batch, resigned is not None)
+                records, self._parts, self._pieces = self._parts, {}, 0
+                self.history = self.history.at(at)
+                yield Committed(at, records, counters, resigned is not None)
 
 
 class Kept:

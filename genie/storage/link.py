@@ -1,7 +1,6 @@
-"""The connection that carries the commits: one command in flight, a few lines of RESP, nothing retried behind our back.
+"""A connection to Redis: one command in flight, a few lines of RESP, nothing retried behind our back.
 
-redis-py's own connection does the rest of the work (loading, checking, writing anew). For the one thing that happens
-on every batch its convenience costs five times what this does, and it must be known exactly what was sent how often.
+redis-py's own costs five times what this does on every batch, and it must be known exactly what was sent how often.
 """
 
 from __future__ import annotations
@@ -11,58 +10,86 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import hiredis
-from redis.asyncio.connection import SSLConnection, parse_url
+from redis.asyncio.connection import SSLConnection
+
+from genie.storage.url import Address, Login
 
 
 class LinkError(Exception):
     """The connection to Redis failed, or Redis refused the command. Nothing is known about its effect."""
 
 
+class Refused(LinkError):
+    """Redis answered with an error; `code` is its first word (`READONLY`, `MOVED`, ...)."""
+
+    @property
+    def code(self) -> str:
+        """What kind of error it is."""
+        return str(self).partition(" ")[0]
+
+
 def bulk(value: object) -> bytes:
     """One part of a command in RESP."""
-    data = str(value).encode()
+    data = value if isinstance(value, bytes) else str(value).encode()
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-def pack(parts: Sequence[bytes]) -> bytes:
+def pack(parts: Sequence[object]) -> bytes:
     """A command in RESP."""
-    return b"".join([b"*%d\r\n" % len(parts), *[b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]])
+    return b"".join([b"*%d\r\n" % len(parts), *map(bulk, parts)])
+
+
+ASKING = pack(["ASKING"])
+
+
+def _without(password: str | None, error: Refused) -> Refused:
+    """The same without what was said: a Redis that does not know a command repeats how it begins."""
+    said = str(error).partition(", with args")[0]
+    return Refused(said if password is None or password not in said else f"{error.code} the password is refused")
 
 
 class Link(asyncio.Protocol):
-    """One connection to Redis, one command at a time."""
+    """One connection to Redis, one command at a time.
+
+    `asking`: every command is said with the leave that a node of a cluster needs which is to take this slot over.
+    """
+
+    asking = False
+    version = 0, 0
+    """Of this Redis, as far as it is known."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader()
         self._transport: asyncio.Transport | None = None
         self._then: Callable[[Any], None] | None = None
+        self._replies: list[Any] = []
+        self._expected = 1
+        self.address = Address("", 0)
 
     @classmethod
-    async def open(cls, url: str) -> Link:
-        """Connect and log in as a Redis URL says. OSError or LinkError where that fails."""
+    async def open(cls, address: Address, login: Login) -> Link:
+        """Connect and log in. OSError or LinkError where that fails."""
         loop = asyncio.get_running_loop()
-        options = parse_url(url)
-        if "path" in options:
-            _, link = await loop.create_unix_connection(cls, options["path"])
+        if not address.port:
+            _, link = await loop.create_unix_connection(cls, address.host)
         else:
-            tls = None
-            if options.get("connection_class") is SSLConnection:
-                plain = {key: value for key, value in options.items() if key != "connection_class"}
-                tls = SSLConnection(**plain).ssl_context.get()  # type: ignore[arg-type]
-            host, port = options.get("host", "localhost"), options.get("port", 6379)
-            _, link = await loop.create_connection(cls, host, port, ssl=tls)
+            tls = None if login.tls is None else SSLConnection(**login.tls).ssl_context.get()
+            _, link = await loop.create_connection(cls, address.host, address.port, ssl=tls)
+        link.address = address
         try:
-            if options.get("password"):
-                user = [options["username"].encode()] if options.get("username") else []
-                await link.call(b"AUTH", *user, options["password"].encode())
-            if options.get("db"):
-                await link.call(b"SELECT", b"%d" % options["db"])
+            if login.password is not None:
+                await link.call("AUTH", *([] if login.username is None else [login.username]), login.password)
+            if login.db:
+                await link.call("SELECT", login.db)
+        except Refused as error:
+            link.close()
+            raise _without(login.password, error) from None
         except BaseException:
             link.close()
             raise
         return link
 
-    async def call(self, *parts: bytes) -> Any:
+    async def call(self, *parts: object) -> Any:
         """Send one command and wait for its reply; LinkError where it is an error."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.send(pack(parts), lambda reply: None if future.done() else future.set_result(reply))
@@ -71,17 +98,21 @@ class Link(asyncio.Protocol):
             raise reply
         return reply
 
-    def send(self, command: bytes, then: Callable[[Any], None]) -> None:
-        """Send one packed command. `then` is called with its reply, or with a LinkError.
+    def send(self, command: bytes, then: Callable[[Any], None], replies: int = 1) -> None:
+        """Send a packed command, or several, and call `then` with the reply to the first, or with a LinkError.
+
+        With several it is a list of all replies, some of which may be errors, or one LinkError where not all have come.
 
         A call, and no future: two of those and their ways through the event loop would cost a commit more than all
         else that is done for it here.
         """
         if self._transport is None or self._transport.is_closing():
             then(LinkError("not connected"))
-        else:
-            self._then = then
-            self._transport.write(command)
+            return
+        if self.asking:
+            command, replies = ASKING + command, replies + 1
+        self._then, self._expected = then, replies
+        self._transport.write(command)
 
     @property
     def unsent(self) -> int:
@@ -101,15 +132,36 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Some of a reply."""
+        try:
+            self._take(data)
+        except hiredis.ProtocolError as error:
+            self.close()
+            self._answer(LinkError(f"{self.address} does not talk as Redis does: {error}"))
+
+    def _take(self, data: bytes) -> None:
         self._reader.feed(data)
         reply = self._reader.gets()
-        if reply is not False:
-            self._answer(LinkError(str(reply)) if isinstance(reply, Exception) else reply)
+        while reply is not False:
+            if isinstance(reply, Exception):
+                reply = Refused(str(reply))
+            if self._expected == 1:
+                self._answer(reply)
+            else:
+                self._collect(reply)
+            reply = self._reader.gets()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed, by whomever."""
         self._transport = None
-        self._answer(LinkError(f"the connection ended: {exc or 'closed'}"))
+        self._answer(LinkError(f"the connection to {self.address} ended: {exc or 'closed'}"))
+
+    def _collect(self, reply: object) -> None:
+        self._replies.append(reply)
+        if len(self._replies) == self._expected:
+            replies, self._replies = self._replies, []
+            if self.asking:
+                del replies[0]
+            self._answer(replies[0] if len(replies) == 1 else replies)
 
     def _answer(self, reply: object) -> None:
         then, self._then = self._then, None

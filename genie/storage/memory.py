@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from genie.storage.base import Batch, Replica
@@ -12,6 +13,7 @@ class MemoryStore:
     """Commits at once, to nowhere."""
 
     durable = False
+    full = False
     errors = 0
 
     async def open(
@@ -26,6 +28,10 @@ class MemoryStore:
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
         """Done."""
         done(None)
+
+    async def wanted(self) -> None:
+        """Nobody ever asks."""
+        await asyncio.Event().wait()
 
     async def resign(self) -> None:
         """There is nobody else."""

@@ -4,10 +4,11 @@ Keys, all in one hash slot by the tag `{namespace}`:
 
 - `{namespace}:meta`, a hash: `epoch` and `nonce` of the server that leads it, or led it last; the `node` that this is
   (empty: it has resigned); its `counters` (the number of its last batch, its clock in ms, its next id and next fence); the
-  `base` from which it went on; and `records`, the key of
-- `{namespace}:records:…`, a hash from id to record (`records.py`);
+  `base` from which it went on, and the `history` of the epochs before (`history.py`); and `records`, the key of
+- `{namespace}:records:…`, a hash from id to record (`records.py`), and a field `0` that keeps it from vanishing;
 - `{namespace}:journal`, a stream of the last batches (`journal.py`);
 - `{namespace}:waiting`, a set of those who wait to see whether somebody leads it;
+- `{namespace}:wish`, who asks its leader for it and how many that one leads (`spread.py`), for a moment;
 - `{namespace}:copies`, a set of every records key that was ever begun, so that one left over is found and unlinked.
 """
 
@@ -20,22 +21,25 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.resources import files
 
-from redis.asyncio import Redis
-
 from genie.storage.base import Batch, Superseded
+from genie.storage.history import History, Position, ends, read_ends, read_position
 from genie.storage.link import LinkError
+from genie.storage.master import Master
 from genie.storage.node import Node, pack, unpack
 from genie.storage.records import encode
 
+WISH_MS = 3_000
+"""How long a wish counts that is not repeated."""
 CHUNK = 1000
 """Records read or written in one call: Redis serves nobody else meanwhile."""
 
-_BEGIN = files("genie.storage").joinpath("lua/begin.lua").read_text()
-_RESIGN = files("genie.storage").joinpath("lua/resign.lua").read_text()
-_UNLINK = files("genie.storage").joinpath("lua/unlink.lua").read_text()
+_BEGIN = files("genie.storage").joinpath("lua/begin.lua").read_bytes()
+_RESIGN = files("genie.storage").joinpath("lua/resign.lua").read_bytes()
+_COPY = files("genie.storage").joinpath("lua/copy.lua").read_bytes()
+_UNLINK = files("genie.storage").joinpath("lua/unlink.lua").read_bytes()
 
-Position = tuple[int, int]
-"""How far the batches have come: the epoch, and the number of the batch within it."""
+NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+"""What a namespace may be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,12 @@ class Meta:
     node: Node | None
     number: int
     state: Batch
+    before: tuple[Position, ...]
+
+    @property
+    def history(self) -> History:
+        """By which epochs it has come there."""
+        return History((*self.before, self.position))
 
     @property
     def position(self) -> Position:
@@ -65,26 +75,31 @@ class Meta:
 class Namespace:
     """One server's view of a namespace, and its hold on it: `tenure` is its own, once it has taken it over."""
 
-    def __init__(self, client: Redis, name: str) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,128}", name):
-            raise ValueError(f"namespace must be 1 to 128 letters, digits or any of _.:- , not {name!r}")
-        self._client = client
-        self._prefix = f"{{{name}}}:"
-        self._copies = f"{self._prefix}copies"
-        self._waiting = f"{self._prefix}waiting"
-        self._name = secrets.token_hex(8)
+    def __init__(self, master: Master, name: str) -> None:
+        self._master = master
+        prefix = f"{{{name}}}:"
+        self._prefix = prefix
+        self._copies = f"{prefix}copies"
+        self._waiting = f"{prefix}waiting"
+        self._wish = f"{prefix}wish"
+        self.name = name
+        self._mark = secrets.token_hex(8)
         self._attempted: Tenure | None = None
         self._seen = 0
         """The highest epoch that was ever read here."""
-        self.meta = f"{self._prefix}meta"
-        self.journal = f"{self._prefix}journal"
+        self.meta = meta_key(name)
+        self.journal = f"{prefix}journal"
         self.tenure = Tenure(0, "", "")
+        self.history = History()
+        """By which epochs the own tenure was come to, which is at its beginning."""
 
     async def read(self) -> Meta | None:
         """What it says of itself; None where it says nothing: it is new, or all is lost."""
-        stored: dict[bytes, bytes] = await self._client.hgetall(self.meta)  # type: ignore[assignment]
-        meta = {field.decode(): value for field, value in stored.items()}
+        stored = await self._master.look([self.meta, self.journal], "HGETALL")
+        meta = {field.decode(): value for field, value in zip(stored[::2], stored[1::2], strict=True)}
         if "epoch" not in meta:
+            if self._master.asking:
+                raise LinkError("the slot is being moved, and this key is not there yet")
             return None
         if "counters" not in meta or "node" not in meta:
             raise ValueError(
@@ -93,7 +108,7 @@ class Namespace:
         tenure = Tenure(int(meta["epoch"]), meta["nonce"].decode(), meta["records"].decode())
         self._seen = max(self._seen, tenure.epoch)
         number, state = read_counters(meta["counters"])
-        return Meta(tenure, unpack(meta["node"]), number, state)
+        return Meta(tenure, unpack(meta["node"]), number, state, read_ends(meta.get("history", b"")))
 
     async def take_over(self, node: Node, before: Meta | None, *, unmoved: bool) -> Position | None:
         """Lead it from here on: whoever led it before can't commit any more.
@@ -101,89 +116,136 @@ class Namespace:
         Returns how far it had come. None where it is not as it was `before`: somebody else has taken it over, or (where
         it must be `unmoved`) its leader has committed since.
         """
-        tenure = self._next()
+        tenure, self._attempted = self._next(), None
         if before is not None:
             tenure = Tenure(tenure.epoch, tenure.nonce, before.tenure.records)
-        return await self._begin(node, tenure, before, before.number if unmoved and before is not None else "", b"")
+        return await self._begin(node, tenure, before, unmoved=unmoved)
+
+    async def verify(self) -> None:
+        """LinkError where the Redis that is asked is the master no more, though it does not know."""
+        await self._master.verify()
 
     async def wait(self) -> bool:
         """Leave a mark that this node waits. Returns whether it had to be left: Redis may have lost more than the mark."""
-        return bool(await self._client.sadd(self._waiting, self._name))
+        return bool(await self._master.write("SADD", self._waiting, self._mark))
+
+    async def wish(self, address: str, leads: int) -> None:
+        """Ask the leader for the namespace, as a node that leads so many."""
+        await self._master.write("SET", self._wish, f"{leads} {address}", "PX", WISH_MS)
+
+    async def wished(self) -> tuple[str, int] | None:
+        """Who asks for it, and how many that node leads."""
+        stored = await self._master.call("GET", self._wish)
+        if stored is None:
+            return None
+        leads, _, address = stored.decode().partition(" ")
+        return address, int(leads)
+
+    async def unwish(self) -> None:
+        """Forget who asks for it."""
+        await self._master.call("UNLINK", self._wish)
 
     async def load(self) -> AsyncIterator[dict[bytes, bytes]]:
         """The records, some at a time. Some may be shown twice, and each as it was at some time meanwhile."""
         meta = await self.read()
-        cursor, first = 0, True
-        while meta is not None and (cursor or first):
-            found: dict[bytes, bytes]
-            cursor, found = await self._client.hscan(meta.tenure.records, cursor, count=CHUNK)  # type: ignore[assignment]
-            yield found
-            first = False
+        cursor, more = b"0", meta is not None
+        while meta is not None and more:
+            keys = [meta.tenure.records, self.meta, self.journal]
+            cursor, found = await self._master.look(keys, "HSCAN", cursor, "COUNT", CHUNK)
+            records = dict(zip(found[::2], found[1::2], strict=True))
+            records.pop(b"0", None)
+            yield records
+            more = cursor != b"0"
 
-    async def write_anew(self, node: Node, state: Batch) -> None:
-        """Write a whole state, where the namespace lost what it had acknowledged.
+    async def write_anew(self, node: Node, state: Batch, history: History) -> None:
+        """Write a whole state, which `history` has led to, where the namespace lost what it had acknowledged.
 
         Into new keys, and the pointer to them is turned last: who dies midway leaves nothing half. Superseded where
         the namespace is another server's; any other error leaves it to be tried again.
         """
         meta = await self.read()
-        before = None if meta is None else meta.tenure
-        if before is not None and before == self._attempted:
-            self.tenure, self._attempted = before, None  # it was done, and only the answer was lost
+        if meta is not None and meta.tenure == self._attempted:
+            self._began(meta.tenure, meta.before)  # it was done, and only the answer was lost, or what comes behind it
+            await self._written()
             return
-        if before is not None and before.epoch >= self.tenure.epoch and before != self.tenure:
+        if meta is not None and not history.includes(meta.position):
             raise Superseded(f"{self.meta} is another server's")
         self._attempted = tenure = self._next()
-        await self._client.sadd(self._copies, tenure.records)
+        await self._note_copy(tenure)
         stored = [(id_, what) for id_, what in state.changes.items() if what is not None]
         for start in range(0, len(stored), CHUNK):
-            chunk = {str(id_): encode(what) for id_, what in stored[start : start + CHUNK]}
-            await self._client.hset(tenure.records, mapping=chunk)  # type: ignore[arg-type]
+            chunk = [part for id_, what in stored[start : start + CHUNK] for part in (id_, encode(what))]
+            await self._master.write("HSET", tenure.records, *chunk)
         numbers = counters(0, state.clock_ms, state.next_id, state.next_fence)
-        if await self._begin(node, tenure, meta, "", numbers, len(stored)) is None:
+        anew = (numbers, len(stored), ends(history))
+        if await self._begin(node, tenure, meta, unmoved=True, anew=anew) is None:
             raise Superseded(f"{self.meta} changed hands while it was written")
+        await self._written()
+
+    async def _written(self) -> None:
+        """An error leads to another attempt, which must know its own work."""
         await self.unlink_others()
+        self._attempted = None
 
     async def resign(self) -> None:
         """Let somebody else lead it at once."""
-        await self._client.eval(_RESIGN, 2, self.meta, self.journal, self.tenure.epoch, self.tenure.nonce)
+        await self._master.eval(_RESIGN, [self.meta, self.journal], self.tenure.epoch, self.tenure.nonce)
 
     async def unlink_others(self) -> None:
         """Remove records that nothing points to: from before they were written anew, or of an attempt that died."""
-        await self._client.unlink(self._waiting)
-        found: set[bytes] = await self._client.smembers(self._copies)  # type: ignore[assignment]
-        copies = sorted(key.decode() for key in found)
+        await self._master.call("UNLINK", self._waiting)
+        copies = sorted(key.decode() for key in await self._master.call("SMEMBERS", self._copies))
         if copies != [self.tenure.records]:
-            keys = (self.meta, self._copies, *copies)
-            await self._client.eval(_UNLINK, len(keys), *keys, self.tenure.epoch, self.tenure.nonce)
+            keys = [self.meta, self._copies, *copies]
+            await self._master.eval(_UNLINK, keys, self.tenure.epoch, self.tenure.nonce)
 
     async def _begin(
-        self, node: Node, tenure: Tenure, before: Meta | None, number: int | str, numbers: bytes, records: int = 0
+        self,
+        node: Node,
+        tenure: Tenure,
+        before: Meta | None,
+        *,
+        unmoved: bool,
+        anew: tuple[bytes, int, str] = (b"", 0, ""),
     ) -> Position | None:
-        expected = ("", "") if before is None else (before.tenure.epoch, before.tenure.nonce)
-        await self._client.sadd(self._copies, tenure.records)
-        answer, base = await self._client.eval(
-            *(_BEGIN, 3, self.meta, tenure.records, self.journal),
-            *(tenure.epoch, tenure.nonce, *expected, number, pack(node), numbers, records),
+        expected: tuple[object, object, object] = ("", "", "")
+        if before is not None:
+            expected = (before.tenure.epoch, before.tenure.nonce, before.number if unmoved else "")
+        await self._note_copy(tenure)
+        answer, base, before_it = await self._master.eval(
+            _BEGIN,
+            [self.meta, tenure.records, self.journal],
+            *(tenure.epoch, tenure.nonce, *expected, pack(node), *anew),
         )
         if answer == b"lost":
             raise LinkError("Redis has lost what was being written")
         if answer != b"ok":
             return None
-        self.tenure, self._attempted = tenure, None
+        self._began(tenure, read_ends(before_it))
         return read_position(base)
+
+    async def _note_copy(self, tenure: Tenure) -> None:
+        """Note a records key before it is begun. (With the other key, so that it is not done where only some keys are.)"""
+        await self._master.eval(_COPY, [self.meta, self._copies], tenure.records)
+
+    def _began(self, tenure: Tenure, before: tuple[Position, ...]) -> None:
+        self.tenure = tenure
+        self.history = History((*before, (tenure.epoch, 0)))
 
     def _next(self) -> Tenure:
         """The next leader. Its epoch is new even where Redis lost the last one, and the clock was set back."""
-        self._seen = max(self._seen + 1, int(time.time()))
+        self._seen = max(
+            self._seen + 1, time.time_ns() // 1000
+        )  # two that are cut off from each other don't choose the same
         nonce = secrets.token_hex(8)
         return Tenure(self._seen, nonce, f"{self._prefix}records:{self._seen}-{nonce}")
 
 
-def read_position(stored: bytes) -> Position:
-    """A position as it is stored; of what was written anew it is nothing."""
-    epoch, _, number = stored.partition(b"-")
-    return int(epoch or 0), int(number or 0)
+def meta_key(name: str) -> str:
+    """The key of a namespace's meta. ValueError where nothing may be called so."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"a namespace must be 1 to 128 letters, digits or any of _.:- , not {name!r}")
+    return f"{{{name}}}:meta"
 
 
 def counters(number: int, clock_ms: float, next_id: int, next_fence: int) -> bytes:

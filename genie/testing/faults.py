@@ -8,9 +8,10 @@ from contextvars import Context
 from random import Random
 from typing import TYPE_CHECKING
 
+from genie.testing.failovers import Failovers
 from genie.testing.history import FAULT
 from genie.testing.loop import Node
-from genie.testing.redis import CUT_AFTER, CUT_BEFORE, REFUSE
+from genie.testing.redis.connection import CUT_AFTER, CUT_BEFORE, REFUSE
 from genie.testing.transport import Connection
 
 if TYPE_CHECKING:
@@ -23,13 +24,23 @@ PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 class Faults:
     """Chooses and makes the faults of a plan, one after the other."""
 
+    failovers: Failovers
+    """Those of several Redises."""
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.random = Random(f"{world.plan.seed} faults")
+        self.failovers = Failovers(world, Random(f"{world.plan.seed} failovers"))
         self._bad_until = 0.0
         self._stop_for: float | None = None
         """How long the next server is stopped that commits something, right behind it."""
-        world.redis.fault = self._of_a_command
+        for redis in world.store.redises:
+            redis.fault = self._of_a_command
+
+    @property
+    def bad_commands(self) -> bool:
+        """Whether commands to Redis fail now and then."""
+        return self.world.loop.time() < self._bad_until
 
     async def go_on_for(self, seconds: float) -> None:
         """Break things until that much time has passed."""
@@ -50,9 +61,11 @@ class Faults:
         """Let everything work again."""
         world = self.world
         self._bad_until = 0.0
-        world.redis.fault = lambda _command, _who: None
+        for redis in world.store.redises:
+            redis.fault = lambda _command, _who: None
         world.network.heal()
-        for node in [world.redis_node, *[host.node for host in world.hosts], *world.clients]:
+        world.store.mend()
+        for node in [*world.store.processes, *[host.node for host in world.hosts], *world.clients]:
             if node.stopped:
                 world.loop.continue_node(node)
         for connection in list(world.network.connections):  # those of which one side has not heard yet
@@ -79,10 +92,11 @@ class Faults:
         return f"{connection}, known after {late[0]:.3f} s and {late[1]:.3f} s"
 
     def _separate(self) -> str:
-        hosts = ["redis", *[host.name for host in self.world.hosts], *[node.host for node in self.world.clients]]
+        stores = self.world.store.hosts
+        hosts = [*stores, *[host.name for host in self.world.hosts], *[node.host for node in self.world.clients]]
         one, other = self.random.sample(hosts, 2)
-        if "redis" in (one, other) and not {one, other} & {host.name for host in self.world.hosts}:
-            one, other = "redis", self.random.choice(self.world.hosts).name
+        if {one, other} & set(stores) and not {one, other} & {host.name for host in self.world.hosts}:
+            one, other = one if one in stores else other, self.random.choice(self.world.hosts).name
         pause = self.random.choice(PAUSES_S)
         self.world.network.separate(one, other)
         self.world.loop.call_later(pause, self.world.network.heal)
@@ -108,24 +122,24 @@ class Faults:
         return f"for {pause} s"
 
     def _stall_the_store(self) -> str:
-        return self._stop(self.world.redis_node)
+        return self._stop(self.world.store.process)
 
     def _restart_the_store(self) -> str:
-        self.world.redis.restart()
+        self.world.store.master.restart()
         return "with all it had"
 
     def _forget_scripts(self) -> str:
-        self.world.redis.flush_scripts()
+        self.world.store.master.flush_scripts()
         return "SCRIPT FLUSH"
 
     def _lose_writes(self) -> str:
-        lost = self.world.redis.restart(self.random.choice([1, 2, 5, 20]))
-        self.world.witness.look()
+        lost = self.world.store.master.restart(self.random.choice([1, 2, 5, 20]))
+        self.world.store.look()
         return f"{lost} of them, in a restart"
 
     def _flush_the_store(self) -> str:
-        self.world.redis.flush()
-        self.world.witness.look()
+        self.world.store.master.flush()
+        self.world.store.look()
         return "FLUSHALL"
 
     # -- of processes -------------------------------------------------------------------------------------
@@ -189,4 +203,9 @@ _KINDS: dict[str, Callable[[Faults], str]] = {
     "separate": Faults._separate,
     "lose writes": Faults._lose_writes,
     "flush the store": Faults._flush_the_store,
+    "lag": lambda faults: faults.failovers.lag(),
+    "kill a master": lambda faults: faults.failovers.kill(),
+    "fail over": lambda faults: faults.failovers.fail_over(),
+    "stall a master": lambda faults: faults.failovers.stall(),
+    "split": lambda faults: faults.failovers.split(),
 }

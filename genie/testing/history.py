@@ -63,6 +63,60 @@ class Change:
     anew: bool = False
     forgotten: bool = False
     """The store had lost what it acknowledged, and with it the server that knew."""
+    place: Place | None = field(default=None, repr=False)
+    """Where in the tree of all that was ever stored, where there are several Redises."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A state of a namespace in a tree of them: what some Redis had after a batch, or after a server began to lead.
+
+    `parent` is what it follows on; `before` what that Redis had had, which is another place where somebody wrote anew what
+    the Redis had lost. `knew` is the latest that the writer is known to have known.
+    """
+
+    number: int
+    at: float
+    who: str
+    host: str
+    batch: tuple[int, int]
+    """The epoch, and the number of the batch within it."""
+    records: bytes
+    """The key of the records."""
+    parent: Place | None
+    before: Place | None
+    knew: Place | None
+    anew: bool
+    known: dict[int, Message]
+    """The records."""
+    late: bool = False
+    """It came from a connection that its writer had given up, and what was in it is also in what that one wrote later."""
+    confirmed_at: float | None = None
+    """When as many replicas had it as must."""
+
+    def __str__(self) -> str:
+        return f"{self.batch[0]}-{self.batch[1]} by {self.who} on {self.host}"
+
+    def follows(self, other: Place) -> bool:
+        """Whether it is the other, or has come by there."""
+        place: Place | None = self
+        while place is not None and place is not other:
+            place = None if place.number < other.number else place.parent
+        return place is other
+
+    @property
+    def begins(self) -> bool:
+        """Whether its writer leads from here on, and did not before."""
+        before = self.before
+        took_over = before is not None and before.who == self.who and before.batch[1] == 0 and not before.anew
+        return self.batch[1] == 0 and (took_over or not self.anew)
+
+
+def before_it_led(place: Place | None, who: str) -> Place | None:
+    """What there was before a server took over that has stored nothing since, and before what came too late."""
+    while place is not None and (place.late or (place.who == who and place.batch[1] == 0 and not place.anew)):
+        place = place.before
+    return place
 
 
 @dataclass
@@ -71,6 +125,10 @@ class History:
 
     clock: Callable[[], float]
     server_port: int = 7077
+    final: Place | None = None
+    """What was there at the end, where there are several Redises."""
+    hindered: dict[str, list[float]] = field(default_factory=dict)
+    """When a host was looked at and could not do what it would, by its name: it was down, stood still or was cut off."""
     entries: list[Entry] = field(default_factory=list)
     _parts: dict[tuple[SimTransport, str], bytes] = field(default_factory=dict)
 

@@ -11,14 +11,10 @@ from collections.abc import Callable
 from typing import Self
 
 from genie.testing.loop import NODE, Node, SimLoop
+from genie.testing.pipe import BEGIN
+from genie.testing.sockets import SimSocket
 from genie.testing.traffic import Delays, Observer, Silent
-from genie.testing.transport import (
-    BEGIN,
-    KEEPALIVE_S,
-    Connection,
-    SimSocket,
-    SimTransport,
-)
+from genie.testing.transport import KEEPALIVE_S, Connection, SimTransport
 
 
 class Listener:

@@ -25,6 +25,18 @@ CHOOSING = 1_000_000
 """Worlds from this seed on have clients that also take any of several resources. (The others are as they were before there
 was that, so that what a seed has shown once can be shown again.)"""
 
+REPLICATED = 2_000_000
+"""Worlds from this seed on have three Redises with sentinels."""
+
+FAILOVERS = (
+    "lag",
+    "kill a master",
+    "fail over",
+    "stall a master",
+    "split",
+)
+"""What may happen there besides. (Nothing of `LOSSES` does: a replica would follow.)"""
+
 LOSSES = ("lose writes", "flush the store")
 
 
@@ -53,6 +65,11 @@ class Plan:
     """Between two faults, on average."""
     slow: float = 0.02
     """The share of pieces that are long on their way."""
+    redises: int = 1
+    """One, or three with sentinels."""
+    min_replicas: int = 0
+    lag_s: float = 0.0
+    """How long a write may take beyond its way before a replica has it."""
 
 
 def plan(seed: int) -> Plan:
@@ -61,10 +78,18 @@ def plan(seed: int) -> Plan:
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
     if random.random() < 0.25:
         faults.append(random.choice(LOSSES))
+    replicated = seed >= REPLICATED
+    chance = Random(f"{seed} replicated")
+    if replicated:
+        faults = [kind for kind in faults if kind not in LOSSES]
+        faults += 2 * chance.sample(FAILOVERS, chance.choice([1, 1, 2, 3, len(FAILOVERS)]))
     clients = random.choice([(3, 0, 0), (0, 3, 0), (0, 0, 3), (2, 2, 1), (1, 2, 2), (2, 2, 2), (1, 3, 0)])
+    servers = random.choice([1, 1, 2, 3])
+    if replicated:
+        servers = chance.choice([1, 2, 2, 3, 3])
     return Plan(
         seed=seed,
-        servers=random.choice([1, 1, 2, 3]),
+        servers=servers,
         raw=clients[0],
         sessions=clients[1],
         shipped=clients[2],
@@ -78,5 +103,8 @@ def plan(seed: int) -> Plan:
         faults=faults,
         every_s=random.choice([0.7, 1.5, 3.0]),
         slow=random.choice([0.0, 0.02, 0.1]),
-        choosing=seed >= CHOOSING,
+        choosing=seed >= CHOOSING and (not replicated or chance.random() < 0.25),
+        redises=3 if replicated else 1,
+        min_replicas=chance.choice([0, 0, 1]) if replicated else 0,
+        lag_s=chance.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,
     )

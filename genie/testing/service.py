@@ -16,7 +16,7 @@ from genie.server.app import Server
 from genie.testing.determinism import deterministic
 from genie.testing.loop import NODE, SimLoop
 from genie.testing.network import Network
-from genie.testing.transport import SimSocket
+from genie.testing.sockets import SimSocket
 
 T = TypeVar("T")
 
@@ -45,7 +45,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
     def log(_level: str, _line: MutableMapping[str, Any]) -> bool:
         return NODE.get() is genie
 
-    here = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1]), "GENIE_TOKEN": "", "GENIE_TOKEN_FILE": ""}
+    unset = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE"), "")
+    here = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1]), **unset}
     with (
         deterministic(loop, seed, log),
         patch.dict(os.environ, here),

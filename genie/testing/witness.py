@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from genie.testing.history import STORE, Change, History, Message
-from genie.testing.keys import Undo
-from genie.testing.redis import SimRedis
+from genie.testing.redis.keys import Undo
+from genie.testing.redis.server import SimRedis
 
 
 class Witness:
@@ -37,7 +37,7 @@ class Witness:
     def stored(self) -> dict[int, Message]:
         """What is there now."""
         records = self._keys.hash(self._keys.hash(self._meta).get(b"records", b""))
-        return {int(field): json.loads(record) for field, record in records.items()}
+        return {int(field): json.loads(record) for field, record in records.items() if record}
 
     def _on_write(self, group: list[Undo], who: str) -> None:
         meta = self._keys.hash(self._meta)

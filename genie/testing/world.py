@@ -24,11 +24,10 @@ from genie.testing.loop import NODE, Node, SimLoop, Stuck
 from genie.testing.network import Network
 from genie.testing.plan import Plan
 from genie.testing.raw import RawClient
-from genie.testing.redis import SimRedis
 from genie.testing.shipped import ShippedClient
+from genie.testing.sockets import SimSocket
+from genie.testing.stores import OneRedis, ThreeRedises
 from genie.testing.traffic import RandomDelays
-from genie.testing.transport import SimSocket
-from genie.testing.witness import Witness
 
 PATIENCE_S = 300.0
 """How long everything may take to come to its end once the faults have stopped."""
@@ -74,13 +73,14 @@ class Host:
         self.world.loop.call_later(after_s, self.start, context=Context())
 
     async def _serve(self, process: Node) -> None:
-        settings = Settings(host=self.name, redis_url="redis://redis:6379/0")
+        world = self.world
+        settings = Settings(host=self.name, redis_url=world.store.url, redis_min_replicas=world.plan.min_replicas)
         self.server = Server(settings, bind_to=lambda host, port: cast("socket.socket", SimSocket((host, port))))
         status = await self.server.run()
-        self.world.history.note(NOTE, process.name, f"exit status {status}")
+        world.history.note(NOTE, process.name, f"exit status {status}")
         if not process.dead:
-            self.world.loop.kill(process)
-            self.again(self.world.random.uniform(*RESTART_S))
+            world.loop.kill(process)
+            self.again(world.random.uniform(*RESTART_S))
 
 
 class World:
@@ -93,9 +93,7 @@ class World:
         self.history = History(self.loop.time)
         self.delays = RandomDelays(Random(f"{plan.seed} network"), slow=plan.slow)
         self.network = Network(self.loop, self.delays, self.history)
-        self.redis = SimRedis()
-        self.witness = Witness(self.redis, self.history)
-        self.redis_node = self.loop.node("redis")
+        self.store: OneRedis | ThreeRedises = OneRedis(self) if plan.redises == 1 else ThreeRedises(self)
         self.hosts: list[Host] = []
         self.boots: dict[str, int] = {}
         """How often a machine was started, where that is more than once."""
@@ -107,6 +105,7 @@ class World:
         self.ending = False
         """The clients shall come to an end."""
         self.problems: list[str] = []
+        self.faults: Faults
 
     def run(self) -> list[str]:
         """Everything, from the first start to the last release."""
@@ -128,6 +127,7 @@ class World:
             except Stuck as error:
                 self.problems.append(f"at {self.loop.time():.6f}: {error}")
             finally:
+                self.store.finish()
                 self.loop.finish()
         return self.problems
 
@@ -145,7 +145,8 @@ class World:
     async def _live(self) -> None:
         plan = self.plan
         self.history.note(NOTE, "world", str(plan))
-        await self.loop.spawn(self.redis_node, self.redis.serve("redis"))
+        faults = self.faults = Faults(self)
+        await self.store.start()
         self.hosts = [Host(self, f"s{number}") for number in range(1, plan.servers + 1)]
         for number in range(1, plan.raw + 1):
             self._client(RawClient(self, f"raw{number}", self._chance(f"raw{number}"), None))
@@ -155,7 +156,6 @@ class World:
         for number in range(1, plan.shipped + 1):
             self._client(ShippedClient(self, f"aio{number}", self._chance(f"aio{number}")))
         looking = self.loop.create_task(self._inspect())
-        faults = Faults(self)
         await faults.go_on_for(plan.active_s)
         faults.mend()
         self.history.note(FAULT, "world", "all is well from here on")
@@ -174,11 +174,12 @@ class World:
             self.problems.append(f"not at an end {PATIENCE_S} s after the last fault: {', '.join(names)}")
         if failed or waiting:
             return
+        await self.store.settled()
         last = self.loop.node("last")
         problem = await self.loop.spawn(last, self._probe())
         if problem:
             self.problems.append(problem)
-        living = {id_: record for id_, record in self.witness.stored().items() if record.get("state") != "ended"}
+        living = {id_: record for id_, record in self.store.stored().items() if record.get("state") != "ended"}
         if living:
             self.problems.append(f"at the end the store still holds {living}")
         self._look_inside()
@@ -192,10 +193,10 @@ class World:
     def _look_inside(self) -> None:
         for host in self.hosts:
             server = host.server
-            if server is None or server._pump is None or host.node.dead:
+            if server is None or server.seat.pump is None or host.node.dead:
                 continue
             try:
-                invariants.check(server._pump.manager)
+                invariants.check(server.seat.pump.manager)
             except invariants.Violation as error:
                 self.problems.append(f"at {self.loop.time():.6f}: in {host.node.name}: {error}")
 

@@ -117,6 +117,8 @@ async def test_it_follows_what_happens(server: Genie, browser: Browser) -> None:
     wire = await Wire.connect(server.address)
     browser.open(server)
     browser.until(lambda: figure(browser, "locks") == "0")
+    assert not browser.one("#namespace").is_displayed(), "there is one only"
+    assert browser.texts("#server span")[:3] == ["genie", "leader", "in memory"]
     first, second, third = await line(wire, "a", 2)
     browser.until(lambda: browser.nodes() == {first, second, third})
     await wire.release(first)
@@ -262,9 +264,14 @@ async def test_nothing_is_asked_of_anybody_else(server: Genie, browser: Browser)
     _, waits = await line(await Wire.connect(server.address), "a", 1)
     browser.open(server)
     browser.choose(waits)
-    asked = browser.asked()
+    asked: set[str] = set()
+
+    def asked_for_its_resource() -> bool:
+        asked.update(browser.asked())
+        return address(server) + "api/resources/a" in asked
+
+    browser.until(asked_for_its_resource)
     assert {url for url in asked if not url.startswith(address(server))} == set()
-    assert address(server) + "api/resources/a" in asked
     assert browser.complaints() == []
 
 

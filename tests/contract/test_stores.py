@@ -11,10 +11,11 @@ import pytest
 
 from genie import core
 from genie.core import State
-from genie.storage.base import Batch, Store, Superseded
+from genie.storage.base import Batch, Change, Store, Superseded
+from genie.storage.delivery import pauses, until_done
 from genie.storage.link import Link
 from genie.storage.memory import MemoryStore
-from genie.storage.redis import RedisStore, _pauses, _until_done
+from genie.storage.redis import RedisStore
 from servers import running_redis
 from stores import commit, opened
 
@@ -28,7 +29,14 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def fake_url() -> Iterator[str]:
     import fakeredis
+    from fakeredis import _commands
+    from fakeredis.commands_mixins.server_mixin import ServerCommandsMixin
 
+    # It closes the connection behind a command that it does not know.
+    for name, says in {"role": [b"master", 0, []], "info": b"redis_version:6.2.0"}.items():
+        _commands.command((), (bytes,), name=name)(lambda: None)
+        _commands.SUPPORTED_COMMANDS[name].func_name = name
+        setattr(ServerCommandsMixin, name, lambda *_, says=says: says)
     server = fakeredis.TcpFakeServer(("127.0.0.1", 0), server_type="redis")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -165,6 +173,22 @@ async def test_a_batch_of_twenty_thousand_is_one(make: Make) -> None:
         assert list(loaded.manager.table.held) == list(range(19_990, 20_001))
 
 
+@pytest.mark.parametrize("count", [3_000, 20_000])
+async def test_many_records_are_all_loaded(make: Make, count: int) -> None:
+    """More than are read in one call: where the next one goes on must be just where the last one stopped."""
+    store = make()
+    await opened(store)
+    manager = core.LockManager()
+    changes: dict[int, Change] = {}
+    for number in range(count):
+        request = core.Request(exclusive=(f"{number}",))
+        manager.step(request, 0)
+        changes[request.id] = request
+    await commit(store, Batch(changes, manager.next_id, manager.next_fence, 0))
+    if store.durable:
+        assert list((await opened(make())).manager.table.held) == list(range(1, count + 1))
+
+
 async def test_who_comes_later_owns_the_namespace(make: Make) -> None:
     older, newer = make(), make()
     if not older.durable:
@@ -194,17 +218,17 @@ async def test_a_batch_is_applied_once_and_never_late(make: Make) -> None:
     manager = core.LockManager()
     request = core.Request(exclusive=("A",))
     await commit(store, batch(manager, 0, *manager.step(request, 0)))
-    granted = store._packed
+    granted = store._delivery._packed
     await commit(store, batch(manager, 0, *manager.step(core.Release(request.id), 0)))
-    released = store._packed
+    released = store._delivery._packed
 
-    link = await Link.open(store._url)
+    link = await store._master.connect()
     assert await reply(link, granted) == b"stale"
-    assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 0
+    assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 1
     assert await reply(link, released) == b"ok"
     await link.call(b"HSET", store._namespace.tenure.records.encode(), b"%d" % request.id, b"{}")
     assert await reply(link, released) == b"ok"
-    assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 1, "not applied again"
+    assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 2, "not applied again"
     link.close()
 
 
@@ -212,7 +236,7 @@ async def test_a_namespace_of_another_version_is_left_alone(make: Make) -> None:
     store = make()
     if not isinstance(store, RedisStore):
         return
-    link = await Link.open(store._url)
+    link = await store._master.connect()
     before = (b"epoch", b"1", b"nonce", b"n", b"records", b"r", b"sequence", b"7")
     await link.call(b"HSET", store._namespace.meta.encode(), *before)
     with pytest.raises(ValueError, match="not written by this version of Genie"):
@@ -234,14 +258,14 @@ async def test_what_is_lost_while_it_is_written_anew_is_written_once_more(
     everything = batch(manager, 0, *manager.step(request, 0))
     begin, failures = namespace._begin, 1
 
-    async def forgetful(*args: Any) -> Any:
+    async def forgetful(*args: Any, **named: Any) -> Any:
         nonlocal failures
         if failures:
             failures -= 1
-            await store._client.delete(args[1].records)
-        return await begin(*args)
+            await store._master.call("DEL", args[1].records)
+        return await begin(*args, **named)
 
     monkeypatch.setattr(namespace, "_begin", forgetful)
-    await _until_done(lambda: namespace.write_anew(store._node, everything), _pauses())
+    await until_done(lambda: namespace.write_anew(store._node, everything, namespace.history), pauses(), store._log)
     assert not failures
     assert list((await opened(make())).manager.table.held) == [request.id]

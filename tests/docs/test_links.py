@@ -14,6 +14,7 @@ PAGES = (
     "docs/benchmarks.md",
     "docs/operations.md",
     "docs/reliability.md",
+    "docs/scaling.md",
     "docs/tokens.md",
 )
 

@@ -88,6 +88,7 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
         "transactionName": "none",
         "priority": f"{default.priority}",
         "ref": "none",
+        "namespace": "that of the connection",
         "onDisconnect": '`"release"`' if default.release_on_disconnect else '`"keep"`',
     }
     assert {name: row["Default"] for name, row in rows.items()} == defaults
@@ -108,6 +109,7 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
                 "anyOf": lambda size: [f"shared:{i}" for i in range(size)],
                 "transactionName": lambda size: "n" * size,
                 "ref": lambda size: "n" * size,
+                "namespace": lambda size: "n" * size,
             }.get(name, lambda value: value)
             good, bad = [make(low), make(high)], [make(low - 1), make(high + 1)]
         assert good
@@ -144,6 +146,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Characters in the secret of a session, at most": fields.MAX_SECRET,
         "Default of `sessionTimeout`, ms": commands.Hello().session_timeout_ms,
         "Characters in a token that is said": fields.MAX_TOKEN,
+        "Characters in a namespace": fields.MAX_NAMESPACE,
         "Bytes in the first line, where the server has tokens": door.HELLO_LINE,
         "Seconds until it, where the server has tokens": door.HELLO_S,
         "Requests of a session, held and waiting": SETTINGS.max_requests_per_session,
@@ -179,6 +182,7 @@ def test_the_limits_are_the_code_s() -> None:
         f"while nobody was connected, the last {session.ENDINGS:,} of them",
         f"within {door.HELLO_S:.0f} seconds and {door.HELLO_LINE:,} bytes",
         f"a string of 1 to {fields.MAX_TOKEN:,} characters. A server without tokens",
+        f"a string of 1 to {fields.MAX_NAMESPACE} letters (A to Z), digits or any of",
         f"a secret of {fields.MIN_SECRET} to {fields.MAX_SECRET} characters",
         f"1 to {fields.MAX_TIMEOUT_MS}, by default {commands.Hello().session_timeout_ms:,}",
         f"at most {replies.ROW_RESOURCES} of its resources",

@@ -188,9 +188,11 @@ def test_the_configuration_is_that_of_serve() -> None:
         assert isinstance(option, click.Option)
         default = re.search(r"\[default: (\w+)\]", option.help or "")
         value = option.default if default is None else default[1]
-        options[option.opts[0]] = (option.envvar, "none" if value is None else str(value))
+        value = ",".join(value) if isinstance(value, tuple) else value
+        variables = option.envvar if isinstance(option.envvar, list) else [option.envvar]
+        options[option.opts[0]] = (", else ".join(map(str, variables)), "none" if value is None else str(value))
     rows = table(PAGE, "Option", "Variable", "Default")
-    assert {code(row["Option"]): (code(row["Variable"]), row["Default"]) for row in rows} == options
+    assert {code(row["Option"]): (row["Variable"].replace("`", ""), row["Default"]) for row in rows} == options
     for row in rows:
         (option,) = [option for option in serve.params if row["Option"] == f"`{option.opts[0]}`"]
         if isinstance(option.type, click.Choice):

@@ -1,4 +1,4 @@
-"""The processes: one Redis, and several servers of one namespace, started and ended without holding up the clients."""
+"""The processes: a Redis, and several servers of one namespace, started and ended without holding up the clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from faults.link import Address, Lost, ask
 from faults.watch import Broken, Watch
-from servers import Genie, Redis
+from servers import Genie, Ground, Redis
 
 CAUGHT_UP = "caught up"
 LEAD_S = 30.0
@@ -29,7 +29,7 @@ async def to_its_end(start: Callable[[], None]) -> None:
 class Cluster:
     """`addresses` are those by which clients reach the servers, in their order."""
 
-    def __init__(self, redis: Redis, servers: Sequence[Genie], addresses: Sequence[Address], watch: Watch) -> None:
+    def __init__(self, redis: Ground, servers: Sequence[Genie], addresses: Sequence[Address], watch: Watch) -> None:
         self.redis = redis
         self.servers = list(servers)
         self.addresses = list(addresses)

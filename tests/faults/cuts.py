@@ -6,10 +6,10 @@ import asyncio
 import time
 
 from faults.cluster import LEAD_S
-from faults.cutter import PLACES, Cut, Cutter
 from faults.figures import Figures
 from faults.watch import Broken
 from faults.world import World
+from proxy import PLACES, Cut, Proxy
 
 SAID = (
     ("hello", "request", "release", "extend", "ping"),
@@ -38,29 +38,29 @@ async def cut_and_kill(w: World, found: Figures, times: int) -> None:
     for _ in range(times):
         await w.calm()
         leader = await w.cluster.leader()
-        cutter = w.back[w.cluster.servers.index(leader)]
+        proxy = w.back[w.cluster.servers.index(leader)]
         what = w.random.choice(COMMIT_CUTS)
-        cutter.arm(what)
-        await fires([cutter], what)
+        proxy.arm(what)
+        await fires([proxy], what)
         await asyncio.sleep(w.random.choice([0, w.random.uniform(0, 0.01)]))
         fault = w.cluster.kill(leader)
         grant = w.watch.grant_after(fault, fresh=True)
-        cutter.arm(None)
+        proxy.arm(None)
         await w.cluster.restart(leader)
         found.away_s.append(await w.waited(grant) - fault)
         found.faults += 1
 
 
-async def cut(w: World, found: Figures, times: int, cutters: list[Cutter], kinds: list[Cut]) -> None:
+async def cut(w: World, found: Figures, times: int, proxies: list[Proxy], kinds: list[Cut]) -> None:
     """Make the cuts in turns, in an order of their own each time; now and then one falls upon another."""
     order: list[Cut] = []
     while found.faults < times:
         if not order:
             order = w.random.sample(kinds, len(kinds))
         what = order.pop()
-        for cutter in cutters:
-            cutter.arm(what)
-        await fires(cutters, what)
+        for proxy in proxies:
+            proxy.arm(what)
+        await fires(proxies, what)
         fault = time.monotonic()
         w.watch.note("fault", f"cut {what}")
         found.faults += 1
@@ -69,9 +69,9 @@ async def cut(w: World, found: Figures, times: int, cutters: list[Cutter], kinds
             await w.everybody_served()
 
 
-async def fires(cutters: list[Cutter], what: Cut) -> None:
+async def fires(proxies: list[Proxy], what: Cut) -> None:
     """Wait until one of them has cut."""
-    fired = [asyncio.create_task(cutter.fired.wait()) for cutter in cutters]
+    fired = [asyncio.create_task(proxy.fired.wait()) for proxy in proxies]
     done, late = await asyncio.wait(fired, timeout=LEAD_S, return_when=asyncio.FIRST_COMPLETED)
     for task in late:
         task.cancel()

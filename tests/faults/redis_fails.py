@@ -20,12 +20,13 @@ async def kill_redis(w: World, found: Figures, times: int) -> None:
     """Redis is killed and started again: at once, after a part of the lease, or after more than the lease."""
     for _ in range(times):
         await w.calm()
+        redis = await w.cluster.redis.home()
         w.watch.note("fault", "kill -9 Redis")
         fault = time.monotonic()
-        w.cluster.redis.kill()
+        redis.kill()
         grant = w.watch.grant_after(fault + READ_S, fresh=False)
         await asyncio.sleep(w.random.choice([0, w.random.uniform(0, 0.6), w.random.uniform(1.2, 2.5)]))
-        await to_its_end(w.cluster.redis.start)
+        await to_its_end(redis.start)
         w.watch.note("fault", "Redis is back")
         back = time.monotonic()
         granted = await w.waited(grant)
@@ -38,12 +39,13 @@ async def stop_redis(w: World, found: Figures, times: int, stop_s: float = LONG_
     """Redis is stopped for longer than the lease, and goes on."""
     for _ in range(times):
         await w.calm()
-        fault = w.cluster.send(w.cluster.redis, signal.SIGSTOP)
+        redis = await w.cluster.redis.home()
+        fault = w.cluster.send(redis, signal.SIGSTOP)
         grant = w.watch.grant_after(fault + READ_S, fresh=False)
         await asyncio.sleep(stop_s)
         if grant.done():
             raise Broken(f"a lock was granted {grant.result() - fault:.3f} s after Redis was stopped")
-        back = w.cluster.send(w.cluster.redis, signal.SIGCONT)
+        back = w.cluster.send(redis, signal.SIGCONT)
         granted = await w.waited(grant)
         found.away_s.append(granted - fault)
         found.back_s.append(granted - back)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from faults.cuts import cut_and_kill, cut_clients, cut_redis
 from faults.figures import Figures
+from faults.masters_change import hand_over, isolate_master, kill_lagging, kill_master, stop_master
 from faults.redis_fails import kill_redis, stop_redis
 from faults.server_stops import stop_leader
 from faults.servers_end import kill_alone, kill_and_restart, kill_leader, kill_with_many, resign
-from faults.watch import Watch
+from faults.slots_move import kill_member, move_slot, stop_member
 from faults.world import World, world
+from redises.cluster import running_cluster
+from redises.sentinels import running_sentinels
 
 
 @dataclass(frozen=True)
@@ -36,18 +40,24 @@ class Scenario:
                 await made.finish()
                 found.seconds = time.monotonic() - began
             except BaseException as error:
-                error.add_note(told(made.watch))
+                error.add_note(told(made))
                 raise
             found.increments = made.watch.store.increments
             found.counts = made.watch.counts
         return found
 
 
-def told(watch: Watch) -> str:
-    """The end of the history."""
-    return "\n".join(["the last of what happened:", *watch.history, *watch.wrong[:20]])
+def told(w: World) -> str:
+    """The end of the history, and of what each server said."""
+    lines = ["the last of what happened:", *w.watch.history, *w.watch.wrong[:20]]
+    for server in w.cluster.servers:
+        lines += [f"the last that {server.port} logged:", *map(str, server.said()[-LOGGED:])]
+    return "\n".join(lines)
 
 
+LOGGED = 20
+"""Lines of the log of each server that a failure shows."""
+FRONTED = partial(running_sentinels, fronts=True)
 SCENARIOS = (
     Scenario("kill-alone", "`kill -9` of the only server, started again at once", 100, kill_alone, {"servers": 1}),
     Scenario("kill-leader", "`kill -9` of the leader, one follower", 60, kill_leader, {"servers": 2}),
@@ -73,6 +83,56 @@ SCENARIOS = (
         60,
         cut_and_kill,
         {"servers": 2, "back": True},
+    ),
+    Scenario(
+        "kill-master",
+        "`kill -9` of a master, sentinels name another",
+        40,
+        kill_master,
+        {"servers": 2, "redis": running_sentinels},
+    ),
+    Scenario(
+        "kill-lagging",
+        "the same, its replicas up to 0.3 s behind",
+        40,
+        kill_lagging,
+        {"servers": 2, "redis": FRONTED},
+    ),
+    Scenario(
+        "stop-master",
+        "a master stopped (SIGSTOP), continued when there is another",
+        40,
+        stop_master,
+        {"servers": 2, "redis": running_sentinels},
+    ),
+    Scenario(
+        "isolate-master",
+        "a master cut off from sentinels and replicas, not from Genie",
+        40,
+        isolate_master,
+        {"servers": 2, "redis": FRONTED},
+    ),
+    Scenario("hand-over", "`SENTINEL FAILOVER`", 40, hand_over, {"servers": 2, "redis": running_sentinels}),
+    Scenario(
+        "move-slot",
+        "the slot moves in a cluster, with pauses",
+        100,
+        move_slot,
+        {"servers": 2, "redis": running_cluster},
+    ),
+    Scenario(
+        "kill-member",
+        "`kill -9` of the slot's master in a cluster",
+        40,
+        kill_member,
+        {"servers": 2, "redis": running_cluster},
+    ),
+    Scenario(
+        "stop-member",
+        "the slot's master in a cluster stopped, continued later",
+        40,
+        stop_member,
+        {"servers": 2, "redis": running_cluster},
     ),
     Scenario("kill-with-many", "`kill -9` of the leader, 100,000 locks held", 10, kill_with_many, {"servers": 2}),
 )

@@ -6,12 +6,16 @@ import asyncio
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from faults.store import LateWrite, Store
 
 TAIL = 200
 """Events of the history that a failure shows."""
+
+REMEMBERED = 100_000
+"""Grants whose moment is known."""
 
 
 class Broken(AssertionError):
@@ -52,6 +56,7 @@ class Watch:
         self._owners: dict[int, tuple[str, str]] = {}
         self._fences: dict[int, int] = {}
         self._last_fence: dict[str, int] = {}
+        self._granted_at: deque[float] = deque(maxlen=REMEMBERED)
         self._awaited: list[tuple[float, bool, asyncio.Future[float]]] = []
 
     def note(self, who: str, what: str) -> None:
@@ -132,8 +137,14 @@ class Watch:
         self._awaited.append((moment, fresh, future))
         return future
 
+    def silence(self, since: float) -> float:
+        """The longest time since then in which nobody was granted a lock."""
+        moments = [since, *(moment for moment in self._granted_at if moment > since), time.monotonic()]
+        return max(later - earlier for earlier, later in pairwise(moments))
+
     def _told(self, connected_at: float | None) -> None:
         now = time.monotonic()
+        self._granted_at.append(now)
         for item in self._awaited[:]:
             moment, fresh, future = item
             if future.done():

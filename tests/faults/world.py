@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from faults.cluster import Cluster
-from faults.cutter import Cutter, chunks, cutting, lines
 from faults.figures import Figures
 from faults.library_client import LibraryClient
 from faults.link import Link, Lost, ask
 from faults.watch import Broken, Watch
 from faults.wire_client import WireClient
 from faults.worker import Client, Worker
-from servers import Genie, free_port, running_redis
+from proxy import Proxy, chunks, lines, proxy
+from servers import Genie, Ground, Redis, free_port, running_redis
 
 STUCK_S = 30.0
 """A bound: who has waited for so long, with servers and Redis there, is stuck."""
@@ -31,9 +31,9 @@ class World:
         self.cluster = cluster
         self.watch = watch
         self.links = links
-        self.front: list[Cutter] = []
+        self.front: list[Proxy] = []
         """Between the clients and each server."""
-        self.back: list[Cutter] = []
+        self.back: list[Proxy] = []
         """Between each server and Redis."""
         self.drops = 0.01
         self._clients = clients
@@ -107,9 +107,12 @@ class World:
         leader = await self.cluster.leader()
         while time.monotonic() < end:
             _, table = await ask(self.watch, self.cluster.address(leader), "inspect")
-            records = self.cluster.redis.call("HGET", "{genie}:meta", "records")
-            left = self.cluster.redis.call("HGETALL", records)
-            if not table["holdersTotal"] and not table["queueTotal"] and not left:
+            redis = await self.cluster.redis.home()
+            left = redis.call("HGETALL", redis.call("HGET", "{genie}:meta", "records"))
+            left.pop(b"0", None)  # no record: it only keeps the key
+            if "holdersTotal" not in table:  # it has just ceased to lead
+                leader = await self.cluster.leader()
+            elif not table["holdersTotal"] and not table["queueTotal"] and not left:
                 return
             await asyncio.sleep(0.05)
         self.watch.violate(f"left over: {table} and in Redis {list(left.items())[:5]} of {len(left)}")
@@ -133,6 +136,13 @@ class World:
 
 
 @asynccontextmanager
+async def alone() -> AsyncIterator[Redis]:
+    """One Redis."""
+    with running_redis() as redis:
+        yield redis
+
+
+@asynccontextmanager
 async def world(
     seed: str,
     *,
@@ -143,23 +153,24 @@ async def world(
     front: bool = False,
     back: bool = False,
     drops: float = 0.01,
+    redis: Callable[[], AbstractAsyncContextManager[Ground]] = alone,
 ) -> AsyncIterator[World]:
-    """A world whose clients are at work. `library` of the `clients` are our own."""
+    """A world whose clients are at work. `library` of the `clients` are our own, and `redis` is what keeps the locks."""
     async with AsyncExitStack() as stack:
-        redis = stack.enter_context(running_redis())
+        ground = await stack.enter_async_context(redis())
         watch, links = Watch(), set[Link]()
         fronts, backs, nodes = [], [], []
         for _ in range(servers):
             settings: dict[str, object] = {"port": free_port(), "lease": lease_s, "store_timeout_ms": 500}
             if front:
-                fronts.append(await stack.enter_async_context(cutting(int(str(settings["port"])), lines)))
+                fronts.append(await stack.enter_async_context(proxy(int(str(settings["port"])), lines)))
                 settings["advertise"] = f"127.0.0.1:{fronts[-1].port}"
-            nodes.append(Genie(redis, **settings))
+            nodes.append(Genie(ground, **settings))
             if back:
-                backs.append(await stack.enter_async_context(cutting(redis.port, chunks)))
+                backs.append(await stack.enter_async_context(proxy((await ground.home()).port, chunks)))
                 nodes[-1].redis_url = backs[-1].url
-        addresses = [("127.0.0.1", cutter.port) for cutter in fronts] or [node.address for node in nodes]
-        cluster = Cluster(redis, nodes, addresses, watch)
+        addresses = [("127.0.0.1", each.port) for each in fronts] or [node.address for node in nodes]
+        cluster = Cluster(ground, nodes, addresses, watch)
         wires: list[Client] = [
             WireClient(f"wire-{n}", addresses, watch, links, seed) for n in range(1, clients - library + 1)
         ]

@@ -145,6 +145,7 @@ class Ear:
             fits = code == "line-too-long"
         elif said.wrong is not None:
             fits = (code, payload["message"]) == (said.wrong.code, said.wrong.message)
+            fits = fits or (said.foreign and code == "unavailable")
             fits = fits and (payload.get("ref"), payload.get("id")) == (said.ref, said.id)
         else:
             about = payload.get("ref") == said.ref and (code == "ref-conflict" or payload.get("id") == said.id)

@@ -54,6 +54,8 @@ class Grammar:
 
     def __init__(self, random: Random) -> None:
         self.random = random
+        self.apart = Random(repr(random.getstate()[1][:4]))
+        """For what was thought of later: the lines of a seed are the same but for that."""
         self.said: list[bytes] = []
         """Requests with a `ref`, to be said again."""
 
@@ -62,7 +64,7 @@ class Grammar:
         random = self.random
         chance = random.random()
         if chance < 0.78:
-            return self.good()
+            return self.within(self.good())
         if chance < 0.95:
             return damaged(random, self.good())
         return random.choice(NOISE)
@@ -88,6 +90,17 @@ class Grammar:
         if chance < 0.99:
             return said("unwatch", prefix=random.choice(PREFIXES))
         return said("hello", session=random.choice(SECRETS)) if random.random() < 0.5 else said("hello")
+
+    def within(self, line: bytes) -> bytes:
+        """The line, now and then with a namespace: the server's, or, but for `hello`, another."""
+        if self.apart.random() > 0.06:
+            return line
+        name = b"genie" if b"hello" in line or self.apart.random() < 0.6 else b"other"
+        return (
+            line.replace(b"{}}", b'{"namespace": "%b"}}' % name)
+            if b"{}}" in line
+            else line[:-2] + b', "namespace": "%b"}}' % name
+        )
 
     def id(self) -> Any:
         """One that was told, as a place to be filled in; or one that never was."""

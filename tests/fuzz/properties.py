@@ -17,8 +17,8 @@ from genie import core
 from genie.client import reach
 from genie.core import Extend, Reason, Release, Request, State, Take
 from genie.errors import RequestRejected
-from genie.protocol import commands, fields, messages, replies, resources
-from genie.protocol.commands import Hello, Inspect, Unwatch, Watch
+from genie.protocol import commands, messages, replies, resources
+from genie.protocol.commands import Hello, Inspect, Unwatch, Watch, Within
 from genie.protocol.framing import Lines, LineTooLong
 
 CODES = {"bad-json", "bad-message", "bad-request", "unknown-command"}
@@ -67,8 +67,7 @@ def command(line: bytes) -> str:
     """A command within its bounds or RequestRejected; and the fast way takes nothing that the slow one would refuse."""
     slow, refused = None, None
     try:
-        name, known = fields.read(line)
-        slow = commands._COMMANDS[name](known)
+        slow = commands._slowly(line)
     except RequestRejected as rejected:
         refused = rejected
         assert rejected.code in CODES, rejected.code
@@ -97,6 +96,8 @@ def command(line: bytes) -> str:
 
 def seen(value: Any) -> Any:
     """A command in a form that can be compared, with the kinds of its weights."""
+    if isinstance(value, Within):
+        return value.namespace, seen(value.command)
     if isinstance(value, Take):
         kinds = [type(weight) for weight in [*value.weights, value.target]]
         return seen(value.request), value.choices, list(value.weights), value.target, kinds
@@ -107,7 +108,11 @@ def seen(value: Any) -> Any:
 
 def within_bounds(read: Any) -> None:
     """The limits of protocol.md, said again."""
-    if isinstance(read, Take):
+    if isinstance(read, Within):
+        _namespace(read.namespace)
+        assert not isinstance(read.command, (Hello, Within))
+        within_bounds(read.command)
+    elif isinstance(read, Take):
         names = [name for name, _ in read.choices]
         assert 0 < len(names) == len(set(names)) == len(read.weights) <= 10_000
         assert all(type(weight) in (int, float) and 0 < weight <= 2**63 - 1 for weight in [*read.weights, read.target])
@@ -125,6 +130,7 @@ def within_bounds(read: Any) -> None:
     elif isinstance(read, Hello):
         assert read.session is None or 16 <= len(read.session) <= 128
         assert 1 <= read.session_timeout_ms <= 2**31 - 1
+        _namespace("a" if read.namespace is None else read.namespace)
     elif isinstance(read, Inspect):
         _names([name for name in (read.resource, read.transaction) if name is not None])
         assert read.id is None or (type(read.id) is int and abs(read.id) < 2**53)
@@ -141,6 +147,11 @@ def _request(request: Request) -> None:
     assert request.ref is None or 0 < len(request.ref) <= 128
     assert type(request.release_on_disconnect) is bool
     _names([] if request.transaction is None else [request.transaction])
+
+
+def _namespace(name: str) -> None:
+    assert 0 < len(name) <= 128
+    assert all(char.isascii() and (char.isalnum() or char in "_.:-") for char in name)
 
 
 def _names(names: list[str]) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from genie.config import Settings
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
-from genie.protocol.commands import HTTP, Hello, Inspect, Unwatch, Watch, read
+from genie.protocol.commands import HTTP, Hello, Inspect, Unwatch, Watch, Within, read
+from genie.server.refusal import spanning
+
+NAMESPACE = Settings().namespaces[0]
 
 ALLOWED = {
     "request": {"ref-conflict", "too-many", "unavailable"},
@@ -32,6 +36,8 @@ class Said:
     ref: str | None = None
     id: int | None = None
     wrong: RequestRejected | None = None
+    foreign: bool = False
+    """It is wrong only for this connection: it says another namespace."""
 
     @property
     def request(self) -> Request:
@@ -52,6 +58,11 @@ def understood(line: bytes, now_ms: float) -> Said:
         command = read(line)
     except RequestRejected as wrong:
         return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong)
+    if isinstance(command, Within):
+        if command.namespace != NAMESPACE:
+            wrong = spanning(command, NAMESPACE)
+            return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, foreign=True)
+        command = command.command
     if isinstance(command, (Request, Take)):
         said = Said("request", now_ms, command)
         said.ref = said.request.ref

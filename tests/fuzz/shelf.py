@@ -16,6 +16,7 @@ class Shelf(MemoryStore):
     """`delay_s` is how long a commit takes. While it is `away` none is answered, though the last may be stored."""
 
     durable = True
+    full = False
 
     def __init__(self) -> None:
         super().__init__()

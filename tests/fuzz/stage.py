@@ -15,6 +15,7 @@ from typing import Any
 from fuzz.book import Book, Wrong
 from fuzz.ear import Ear
 from fuzz.grammar import said
+from fuzz.said import NAMESPACE
 from fuzz.shelf import Shelf
 from fuzz.transport import Transport
 from genie.config import Settings
@@ -133,7 +134,7 @@ class Stage:
         manager.unix_offset_ms = 1.79e12
         manager.max_places = self.settings.max_queue
         manager.next_id, manager.next_fence = max(manager.next_id, 100), max(manager.next_fence, 100)
-        self.desk: Any = Refusing(self.stats)
+        self.desk: Any = Refusing(self.stats, NAMESPACE)
         self.pump = Pump(manager, self.store, self.settings, self.stats, lambda: self.now_ms - began, self._failed)
         self.pump.recover(replica.endings.values())
         await self._quiet()
@@ -149,7 +150,7 @@ class Stage:
 
     def _cut_all(self) -> None:
         self.killing = True
-        self.desk = Refusing(self.stats)
+        self.desk = Refusing(self.stats, NAMESPACE)
         for connection in list(self.registry):
             connection.abort()
 

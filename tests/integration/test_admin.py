@@ -42,12 +42,13 @@ def port_of(genie: Genie) -> int:
 
 
 async def metrics(port: int, **headers: str) -> dict[str, float]:
-    """The samples by name and labels, as `name{label}`."""
+    """The samples by name and labels beside the namespace, as `name{label}`."""
     answered = await ask(port, "/metrics", headers=headers)
     assert answered.status == 200
     parse = open_families if "openmetrics" in answered.headers["content-type"] else families
     return {
-        sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
+        sample.name
+        + "".join(f"{{{value}}}" for label, value in sample.labels.items() if label != "namespace"): sample.value
         for family in parse(answered.body.decode())
         for sample in family.samples
     }
@@ -74,7 +75,7 @@ async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
         assert live.status == 200
         for path in ("/readyz", "/leaderz"):
             told = await ask(port, path)
-            assert (told.status, told.body) == (503, b"starting\n"), path
+            assert (told.status, told.body) == (503, b"genie: starting\n" if path == "/readyz" else b"starting\n"), path
         state = (await ask(port, "/api/state")).as_(answers.State)
         assert (state.role, state.leader, state.store, state.held) == ("starting", None, "redis", 0)
         waits = await ask(port, "/api/waits")
@@ -380,12 +381,17 @@ async def test_a_release_waits_for_the_store_no_longer_than_it_may(redis: Redis)
         ("/api/waits?limit=-1", ["limit", "'-1'"]),
         ("/api/waits?limit=%D9%A3", ["limit", "1 to 1000"]),
         ("/api/waits?limit=1&limit=2", ["limit", "'1, 2'"]),
-        ("/api/waits?most=3", ["most", "it has limit"]),
+        ("/api/waits?most=3", ["most", "it has limit and namespace"]),
         ("/api/hot?limit=101", ["limit", "resources", "1 to 100"]),
         ("/api/deadlocks?limit=101", ["limit", "deadlocks", "1 to 100"]),
-        ("/api/state?limit=1", ["limit", "/api/state", "it has none"]),
+        ("/api/state?limit=1", ["limit", "/api/state", "it has namespace"]),
+        ("/api/schema?namespace=genie", ["namespace", "/api/schema", "it has none"]),
+        ("/api/state?namespace=", ["namespace must be a string of 1 to 128 letters", "''"]),
+        ("/api/state?namespace=a%20b", ["namespace must be a string of 1 to 128 letters", "'a b'"]),
+        ("/api/hot?namespace=genie&namespace=genie", ["namespace must be said once", "'genie, genie'"]),
+        ("/leaderz?namespace=%C3%A9", ["namespace must be a string", "'é'"]),
         ("/api/schema?x", ["x", "/api/schema", "it has none"]),
-        ("/api/resources/a?limit=1", ["limit", "it has none"]),
+        ("/api/resources/a?limit=1", ["limit", "it has namespace"]),
         ("/api/resources/", ["the name of a resource", "1 to 512"]),
         ("/api/resources/" + "x" * 513, ["the name of a resource", "1 to 512", "513"]),
         ("/api/resources/a%00", ["the name of a resource", "control"]),
@@ -443,7 +449,9 @@ async def test_the_schema_is_that_of_the_answers(shared: Genie) -> None:
     assert {path for path, (method, _) in asked.items() if method == "get"} == {
         *("/api/state", "/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/{name}")
     }
-    (limit,) = asked["/api/waits"][1]["parameters"]
+    limit, namespace = asked["/api/waits"][1]["parameters"]
+    assert (namespace["name"], namespace["in"], "required" in namespace) == ("namespace", "query", False)
+    assert all(question["parameters"][-1] == namespace for _, question in asked.values())
     assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 500}
     state = (await ask(port_of(shared), "/api/state")).body
     properties = schema["components"]["schemas"]["State"]["properties"]

@@ -75,6 +75,17 @@ def test_programs_get_the_answer(admin: SpokenAdmin) -> None:
     assert told["deadlocks"][0]["waits"][1] == {"resource": "accounts/13", "waiter": 3, "holder": 4}
 
 
+def test_whose_deadlocks(admin: SpokenAdmin) -> None:
+    port = str(admin.port)
+    assert genie_cli("deadlocks", "--namespace", "billing", "--limit", "2", admin_port=port).returncode == 0
+    assert genie_cli("deadlocks", admin_port=port, namespace="stock:1").returncode == 0
+    assert admin.asked == ["/api/deadlocks?namespace=billing&limit=2", "/api/deadlocks?namespace=stock:1&limit=10"]
+    wrong = genie_cli("deadlocks", "--namespace", "a b", admin_port=port)
+    assert wrong.returncode == 2
+    assert "it must be a string of 1 to 128 letters, digits or any of _.:-, not 'a b'" in wrong.stderr
+    assert len(admin.asked) == 2
+
+
 def test_a_cycle_that_is_not_told_whole(admin: SpokenAdmin) -> None:
     steps = [Step(resource="a", waiter=9, holder=2), Step(resource="b", waiter=3, holder=4)]
     cut = DeadlockRow(at=0, id=9, transaction_name=None, cycle=["9", "t2"], waits=steps, steps_total=3_000)

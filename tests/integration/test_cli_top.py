@@ -219,6 +219,26 @@ async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) ->
     )
 
 
+async def test_a_real_server_of_two_namespaces() -> None:
+    with running_server(admin_port=free_port(), namespaces="orders,billing") as genie:
+        port = int(genie.settings["admin_port"])
+        wire = await Wire.connect(genie.address)
+        wire.send("hello", namespace="billing")
+        await wire.expect("welcome")
+        await wire.lock("exclusive:a", transactionTimeout=HOUR_MS)
+        first, second = genie_top(port), genie_top(port, "--namespace", "billing")
+        told = json.loads(genie_top(port, "--namespace", "billing", "--json").stdout)
+        none = genie_cli("deadlocks", port, "--namespace", "stock")
+    for shown, namespace, held in ((first, "orders", 0), (second, "billing", 1)):
+        lines = shown.stdout.splitlines()
+        assert f"  leader  namespace {namespace}  store memory  " in lines[0]
+        assert lines[1] == "namespaces  orders leader  billing leader"
+        assert lines[2].startswith(f"locks {held}  held {held} ")
+    assert (told["namespace"], told["held"]) == ("billing", 1)
+    said = "not-found: this server does not serve the namespace 'stock'; it serves orders, billing"
+    assert (none.returncode, none.stderr) == (1, f"Error: {said}\n")
+
+
 def test_without_a_terminal_what_is_wrong_ends_it(admin: SpokenAdmin) -> None:
     del admin.answers["/api/waits"]
     admin.status = 404

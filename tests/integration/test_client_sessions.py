@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 
-import orjson
 import pytest
 
 import genie as genie_module
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
-from proxy import serving
+from proxy import Decide, Place, lines, proxy
 from servers import WAIT_S, Genie, Redis, running_server
 from wire import Wire
 
@@ -109,18 +107,18 @@ async def test_a_server_without_a_store_is_started_again(forgetful):
 
 async def test_a_session_that_ends_while_the_client_is_away_loses_its_locks_but_not_its_hopes(forgetful):
     async with (
-        cutting_proxy(forgetful.port, lambda *_: False) as proxy,
+        proxy(forgetful.port, lines) as between,
         connect(*forgetful.address) as other,
-        connect("127.0.0.1", proxy.port, session_timeout=0.001) as client,
+        connect("127.0.0.1", between.port, session_timeout=0.001) as client,
     ):
         holder = await other.acquire("away", transaction_timeout=3600)
         lock = await client.acquire("away/held", transaction_timeout=3600)
         waiting = asyncio.create_task(client.acquire("away", queue_timeout=3600))
         [first] = await until_waiting(other, "away")
-        proxy.closed = True
-        proxy.cut()
+        between.closed = True
+        between.cut()
         await until_waiting(other, "away", 0)
-        proxy.closed = False
+        between.closed = False
         await lock.lost.wait()
         [second] = await until_waiting(other, "away")
         assert second > first
@@ -236,76 +234,14 @@ class TestThreads:
 # -- connections that are cut ---------------------------------------------------------------------------------
 
 
-Decide = Callable[[str, bool], bool]
-"""Whether to cut in place of passing on a message: its command, and whether it comes from the server."""
-
-
-class CuttingProxy:
-    """Passes on line by line; cuts both ways where `decide` says so, and takes nobody in while `closed`."""
-
-    def __init__(self, target: int, decide: Decide) -> None:
-        self.target = target
-        self.decide = decide
-        self.port = 0
-        self.closed = False
-        self.cuts: Counter[str] = Counter()
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.writers: set[asyncio.StreamWriter] = set()
-
-    def cut(self) -> None:
-        for writer in self.writers:
-            writer.transport.abort()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.tasks.add(task)
-        ends = {writer}
-        try:
-            if self.closed:
-                return
-            back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self.target)
-            ends.add(back_writer)
-            self.writers |= ends
-            ways = [
-                asyncio.create_task(self.forward(reader, back_writer, False)),
-                asyncio.create_task(self.forward(back_reader, writer, True)),
-            ]
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-        finally:
-            self.tasks.discard(task)
-            self.writers -= ends
-            for end in ends:
-                end.transport.abort()
-                with suppress(OSError):
-                    await end.wait_closed()
-
-    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, from_server: bool) -> None:
-        with suppress(OSError):
-            while line := await reader.readline():
-                command = orjson.loads(line)["command"]
-                if self.decide(command, from_server):
-                    self.cuts[command] += 1
-                    return
-                writer.write(line)
-                await writer.drain()
-
-
-def cutting_proxy(target: int, decide: Decide) -> AbstractAsyncContextManager[CuttingProxy]:
-    return serving(CuttingProxy(target, decide))
-
-
 def once(command: str, number: int) -> Decide:
     """Cut the first time that this command comes, after so many of it."""
     seen = 0
 
-    def decide(passing: str, from_server: bool) -> bool:  # noqa: ARG001 - the names of both ways differ
+    def decide(passing: str, _: bool) -> Place | None:
         nonlocal seen
         seen += passing == command
-        return passing == command and seen == number + 1
+        return "before" if passing == command and seen == number + 1 else None
 
     return decide
 
@@ -350,10 +286,10 @@ async def is_free(genie: Genie, name: str) -> bool:
 )
 async def test_nobody_notices_a_cut_in_place_of_a_message(genie, command, number):
     name = f"cut/{command}/{number}"
-    async with cutting_proxy(genie.port, once(command, number)) as proxy:
-        async with connect(f"127.0.0.1:{proxy.port},127.0.0.1:{proxy.port}") as client:
+    async with proxy(genie.port, lines, once(command, number)) as between:
+        async with connect(f"127.0.0.1:{between.port},127.0.0.1:{between.port}") as client:
             await work(client, name, 3)
-        assert proxy.cuts == ({} if command == "hello" and number else {command: 1})
+        assert between.cuts == ({} if command == "hello" and number else {command: 1})
     assert await is_free(genie, name)
 
 
@@ -361,9 +297,9 @@ async def test_nobody_notices_a_cut_in_place_of_a_message(genie, command, number
 async def test_nobody_notices_many_cuts(genie, seed):
     dice = random.Random(seed)  # noqa: S311 - no secret
     name = f"cuts/{seed}"
-    async with cutting_proxy(genie.port, lambda *_: dice.random() < 0.03) as proxy:
-        servers = [f"127.0.0.1:{proxy.port}"] * 10
+    async with proxy(genie.port, lines, lambda *_: "before" if dice.random() < 0.03 else None) as between:
+        servers = [f"127.0.0.1:{between.port}"] * 10
         async with connect(servers) as client:
             await work(client, name, 10)
-        assert sum(proxy.cuts.values()) >= 5
+        assert sum(between.cuts.values()) >= 5
     assert await is_free(genie, name)

@@ -29,6 +29,14 @@ TIMES = {
     "cut-clients": 33,
     "cut-redis": 18,
     "cut-and-kill": 2,
+    "kill-master": 1,
+    "kill-lagging": 1,
+    "stop-master": 1,
+    "isolate-master": 2,
+    "hand-over": 2,
+    "move-slot": 3,
+    "kill-member": 1,
+    "stop-member": 1,
     "kill-with-many": 1,
 }
 SHORTER = {"stop-redis": partial(stop_redis, stop_s=0.8), "kill-with-many": partial(kill_with_many, many=4_000)}

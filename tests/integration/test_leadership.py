@@ -51,7 +51,7 @@ def holding(*ids: int, released: tuple[int, ...] = ()) -> Batch:
 
 
 def stored(redis: Redis) -> set[int]:
-    return set(map(int, redis.call("HKEYS", redis.call("HGET", "{genie}:meta", "records"))))
+    return set(map(int, redis.call("HKEYS", redis.call("HGET", "{genie}:meta", "records")))) - {0}
 
 
 async def test_of_two_who_have_seen_it_one_writes_anew(redis: Redis, make: Callable[[], RedisStore]) -> None:
@@ -121,7 +121,7 @@ async def test_a_clock_that_was_ahead_gives_no_right(
     """Who led with a higher epoch, by a wrong clock, and was away for a lease, does not write over who leads now."""
     older, newer = make(), make()
     with monkeypatch.context() as wrong:
-        wrong.setattr(namespace.time, "time", lambda: 4e9)
+        wrong.setattr(namespace.time, "time_ns", lambda: 4 * 10**18)
         await lead(older, 1, holding(1, 2))
         await commit(older, holding(1, 2))
     redis.call("FLUSHALL")
@@ -151,6 +151,20 @@ async def test_who_stops_before_it_leads_hands_over(
     starting.cancel()
     await asyncio.wait({starting})
     await server.stop()
+    assert not redis.call("HGET", "{genie}:meta", "node")
+
+
+async def test_who_resigns_is_not_held_up_by_a_connection_that_has_ended(
+    redis: Redis, make: Callable[[], RedisStore]
+) -> None:
+    """A leader calls nothing for long, and Redis may have been started again meanwhile."""
+    store = make()
+    await lead(store, 1, holding())
+    redis.call("CLIENT", "KILL", "TYPE", "normal")
+    async with asyncio.timeout(30):
+        while store._master._link is not None and store._master._link._transport is not None:  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.001)
+    await store.resign()
     assert not redis.call("HGET", "{genie}:meta", "node")
 
 

@@ -12,7 +12,7 @@ import pytest
 from genie.core import LockManager, Request
 from genie.storage.base import Batch
 from genie.storage.redis import RedisStore
-from proxy import faulty_proxy
+from proxy import Cut, chunks, proxy
 from servers import Genie, Redis, resident, running_server
 from stores import commit, opened
 from wire import Wire
@@ -37,7 +37,7 @@ async def test_kill_and_restart_brings_every_lock_back(redis: Redis) -> None:
         client.send("inspect", transactionName="T1")
         found = await client.expect("inspected")
         after = found["holders"][0]
-        assert after["expiresIn"] <= before["expiresIn"]
+        assert after["expiresIn"] <= 600_000, "time goes on from the last commit, which may be before that look"
         assert {**after, "expiresIn": 0} == {**before, "expiresIn": 0}
         client.send("inspect")
         found = await client.expect("inspected")
@@ -148,22 +148,23 @@ async def test_unavailable_while_redis_is_stopped_and_nothing_said_twice(redis: 
 
 
 async def test_a_lost_answer_is_no_question(redis: Redis) -> None:
-    async with faulty_proxy(redis.port) as proxy:
+    lost = Cut(to_server=True, kind="EVALSHA", place="behind")
+    async with proxy(redis.port, chunks) as between:
         through = Genie(None)
-        through.redis_url = proxy.url
+        through.redis_url = between.url
         await asyncio.to_thread(through.start)
         try:
             client = await Wire.connect(through.address)
             for number in range(20):
-                proxy.lose_next_reply(b"EVALSHA")
+                between.arm(lost)
                 client.send("request", resources=[f"exclusive:{number}"])
                 queued = await client.expect("queued")
                 locked = await client.expect("locked")
                 assert queued["id"] == locked["id"]
-                assert proxy.lost.is_set()
-                proxy.lose_next_reply(b"EVALSHA")
+                assert between.fired.is_set()
+                between.arm(lost)
                 assert await client.release(locked["id"]) == "success"
-                assert proxy.lost.is_set()
+                assert between.fired.is_set()
             client.send("inspect")
             assert (await client.expect("inspected"))["holdersTotal"] == 0
             assert records(redis) == {}
@@ -267,19 +268,30 @@ async def test_a_script_cache_flushed_is_filled_again(redis: Redis) -> None:
         await client.close()
 
 
-async def test_a_full_redis_is_waited_for(redis: Redis) -> None:
+async def test_in_a_full_redis_locks_can_be_given_back_and_no_new_ones_be_had(redis: Redis) -> None:
     with running_server(redis) as genie:
         client = await Wire.connect(genie.address)
+        held = await client.lock("exclusive:a")
+        waits = await client.request("exclusive:a")
         redis.call("CONFIG", "SET", "maxmemory", "1")
-        client.send("request", resources=["exclusive:a"])
-        genie.until("Redis is away")
-        while connections(redis) < 8:  # noqa: ASYNC110 - it is asked again, with pauses
-            await asyncio.sleep(0.01)
+        last = await client.lock("exclusive:b")  # it was granted before anybody knew, and so it is stored, too
+        genie.until("Redis is full")
+        client.send("request", resources=["exclusive:c"], ref="mine")
+        refused = await client.expect("error")
+        assert (refused["code"], refused["ref"]) == ("too-many", "mine")
+        assert "full" in refused["message"]
+        assert await client.release(held) == "success"
+        assert (await client.expect("locked"))["id"] == waits
+        assert set(records(redis)) == {waits, last}
+        genie.kill()
+        genie.start()
+        client = await Wire.connect(genie.address)
+        assert await client.release(waits) == "success"
+        assert await client.release(last) == "success"
+        assert records(redis) == {}
         redis.call("CONFIG", "SET", "maxmemory", "0")
-        await client.expect("queued")
-        await client.expect("locked")
-        genie.until("Redis is back")
-        assert [line["event"].split(";")[0] for line in genie.log if "away" in line["event"]] == ["Redis is away"]
+        genie.until("Redis has room again")
+        await client.lock("exclusive:c")
         await client.close()
 
 
@@ -308,11 +320,11 @@ async def test_two_servers_on_one_address_do_not_fight_over_redis(redis: Redis) 
 
 async def test_a_slow_redis_is_waited_for(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large commit takes longer than the first patience with it. It is done all the same, in a few attempts."""
-    monkeypatch.setattr("genie.storage.redis.COMMIT_TIMEOUT_S", 0.2)
-    async with faulty_proxy(redis.port) as proxy:
-        store = RedisStore(proxy.url)
+    monkeypatch.setattr("genie.storage.delivery.COMMIT_TIMEOUT_S", 0.2)
+    async with proxy(redis.port, chunks) as slow:
+        store = RedisStore(slow.url)
         await opened(store)
-        proxy.bytes_a_second = 8 << 20
+        slow.bytes_a_second = 8 << 20
         manager = LockManager()
         changes = {}
         for number in range(8_000):
@@ -341,7 +353,7 @@ async def lock_again(client: Wire, resource: str, **payload: Any) -> int:
 
 def records(redis: Redis) -> dict[int, bytes]:
     key = redis.call("HGET", "{genie}:meta", "records")
-    return {int(id_): record for id_, record in redis.call("HGETALL", key).items()}
+    return {int(id_): record for id_, record in redis.call("HGETALL", key).items() if id_ != b"0"}
 
 
 async def test_sigterm_under_load_tells_what_it_stored(redis: Redis) -> None:

@@ -178,6 +178,10 @@ async def test_a_session_that_is_wrong_is_told_to_whom_the_token_is_right(genie:
     wire.raw(hello(token=LIMITS, session="short"))
     payload = await wire.expect("error")
     assert (payload["code"], payload["message"][:15]) == ("bad-request", "hello: session ")
+    wire.send("request", resources=["exclusive:behind a wrong session"])
+    assert (await wire.expect("error"))["code"] == "unavailable"
+    wire.raw(hello(token=LIMITS, session="long enough to be one"))
+    await wire.expect("welcome")
     await wire.lock("exclusive:behind a wrong session")
 
 

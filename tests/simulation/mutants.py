@@ -4,8 +4,9 @@
 
 A mutant that lives on in all seeds means that the judges are blind for it. (Not among them, for no promise is broken by
 it: a batch that is carried out twice, which writes the same again; and a follower that takes over from a living leader,
-which loses nothing, and steps down. Nor one that answers a
-look without a commit when its lease is over: nearly always another look at the lease comes first, so it has a test of its own.)
+which loses nothing, and steps down; and one that takes a replica for a master, which refuses whatever it is to write. Nor
+one that answers a look without a commit when its lease is over: nearly always another look at the lease comes first, so it
+has a test of its own.)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from genie.testing.plan import CHOOSING
+from genie.testing.plan import CHOOSING, REPLICATED
 
 ROOT = Path(__file__).parent.parent.parent
 SEEDS = 300
@@ -89,19 +90,19 @@ MUTANTS = [
     Mutant(
         "what is lost twice is written anew once",
         "storage/namespace.py",
-        "        self.tenure, self._attempted = tenure, None",
-        "        self.tenure = tenure",
+        "        await self.unlink_others()\n        self._attempted = None",
+        "        await self.unlink_others()",
         first=40,
     ),
     Mutant(
         "ids and fences rest on the store alone",
-        "server/app.py",
+        "server/seat.py",
         "floor = time.time_ns() // 1000",
         "floor = 0",
     ),
     Mutant(
         "the next fence is not stored",
-        "storage/redis.py",
+        "storage/packing.py",
         "batch.next_id, batch.next_fence)",
         "batch.next_id, 1)",
     ),
@@ -109,31 +110,95 @@ MUTANTS = [
     Mutant(
         "tells what was stored before its lease ended",
         "server/pump.py",
-        "if error is None and self._loop.time() - self._sent_at > self._lease_s:",
+        "if error is None and took_s > self._lease_s:",
         "if False:",
     ),
     Mutant(
         "a follower does not take in what others commit",
         "storage/follower.py",
-        "                self._replica.apply(news.batch)",
+        "                self._mirror.follow(news)",
         "                pass",
+    ),
+    # -- several Redises
+    Mutant(
+        "writes anew over another branch",
+        "storage/namespace.py",
+        "if meta is not None and not history.includes(meta.position):",
+        "if False:",
+        first=REPLICATED,
+    ),
+    Mutant(
+        "a follower forgets what Redis has lost",
+        "storage/follower.py",
+        "if not self._journal.history.ahead_of(meta.position):",
+        "if True:",
+        first=REPLICATED + 17,
+    ),
+    Mutant(
+        "who led before does not know what it told",
+        "storage/follower.py",
+        "None if known is None else known[:2]",
+        "None",
+        first=REPLICATED,
+    ),
+    Mutant(
+        "the count of WAIT is not looked at",
+        "storage/delivery.py",
+        "(missing := self._confirmation.missing(confirmed))",
+        '(missing := "")',
+        first=REPLICATED,
+    ),
+    Mutant(
+        "what is written anew need not be confirmed",
+        "storage/redis.py",
+        "        await self._delivery.go_on(self._packer.pack(replace(whole, changes={})))",
+        "        self._settle(None)",
+        first=REPLICATED,
+    ),
+    Mutant(
+        "a master that the sentinels have left is not left",
+        "storage/redis.py",
+        "if link is not None and await self._master.elsewhere(link) and self._delivery.link is link:",
+        "if False:",
+        first=REPLICATED,
+    ),
+    Mutant(
+        "a follower takes over without asking the sentinels",
+        "storage/master.py",
+        "if self._link is not None and await self.elsewhere(self._link):",
+        "if False:",
+        first=REPLICATED,
+    ),
+    Mutant(
+        "calls still go to the old master",
+        "storage/master.py",
+        "if self._link is not None and self._link.address != link.address:",
+        "if False:",
+        first=REPLICATED,
+    ),
+    Mutant(
+        "the sentinel is believed that knows least",
+        "storage/finders.py",
+        "max(votes, key=lambda said: (said[0], votes[said]))",
+        "min(votes, key=lambda said: (said[0], votes[said]))",
+        first=REPLICATED,
     ),
     # -- sessions
     Mutant(
         "a session loses its place with its connection",
-        "server/dispatch.py",
+        "server/greeting.py",
         "        if session.key is not None:\n            if session.connection is connection:",
         "        if session.key is not None and not session.bound:\n            if session.connection is connection:",
     ),
     Mutant(
         "a resume forgets what has ended",
-        "server/dispatch.py",
+        "server/greeting.py",
         "for ending in session.endings.values():\n            self.say(",
         "for ending in ():\n            self.say(",
     ),
     Mutant(
         "a resume forgets what lives",
-        "server/dispatch.py",
+        "server/greeting.py",
         "for request in session.bound.values():\n            held",
         "for request in ():\n            held",
     ),
@@ -170,7 +235,7 @@ MUTANTS = [
     ),
     Mutant(
         "a restart makes time pass",
-        "server/app.py",
+        "server/seat.py",
         "loop.time() * 1000 - replica.clock_ms",
         "loop.time() * 1000 - replica.clock_ms - 1000",
     ),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from genie.storage.redis import _COMMIT
-from genie.testing.redis import SimRedis
-from genie.testing.resp import Failure, Reader, Status, encode
+from genie.storage.packing import _COMMIT
+from genie.testing.redis.resp import Failure, Reader, Status, encode
+from genie.testing.redis.server import SimRedis
 from servers import Redis, running_redis
 
 COMMANDS = [

@@ -26,6 +26,16 @@ def test_an_hour_in_a_test() -> None:
     assert genie.testing.run(main()) == (True, 3601, 3601)
 
 
+def test_what_the_environment_says_of_other_servers_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with genie.connect() as client:
+            await client.ping()
+
+    for name, value in (("HOST", "192.0.2.1"), ("TOKEN", "of-another-server"), ("NAMESPACE", "of-another-server")):
+        monkeypatch.setenv(f"GENIE_{name}", value)
+    genie.testing.run(main())
+
+
 def test_a_run_repeats_itself() -> None:
     async def main() -> list[object]:
         async with genie.connect("localhost:7077") as client, client.lock("a") as lock:

@@ -19,11 +19,21 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 OF_PROMETHEUS = {"up"}
 
 
+def samples() -> list[str]:
+    text = generate_latest(Metrics(Server(Settings()))).decode()
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
 @pytest.fixture(scope="module")
 def scraped() -> set[str]:
     """The names of all samples that a server gives."""
-    text = generate_latest(Metrics(Server(Settings()))).decode()
-    return {re.split(r"[ {]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    return {re.split(r"[ {]", line)[0] for line in samples()}
+
+
+@pytest.fixture(scope="module")
+def of_a_namespace() -> set[str]:
+    """Those of them that have the label."""
+    return {line.partition("{")[0] for line in samples() if 'namespace="' in line}
 
 
 def dashboard() -> dict[str, Any]:
@@ -57,6 +67,21 @@ def test_the_dashboard_shows_what_there_is(scraped: set[str]) -> None:
             names = named(target["expr"])
             assert names, target
             assert names <= scraped, (panel["title"], names - scraped)
+
+
+def test_the_dashboard_shows_the_chosen_namespaces(of_a_namespace: set[str]) -> None:
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            for name, labels in re.findall(r"\b([a-z_]+)\{([^}]*)\}", target["expr"]):
+                assert ('namespace=~"$namespace"' in labels) is (name in of_a_namespace), target["expr"]
+
+
+def test_no_alert_mixes_namespaces(of_a_namespace: set[str]) -> None:
+    """What is told of one must not hide what is wrong in another, and says which it is."""
+    for alert in alerts():
+        if named(alert["expr"]) & of_a_namespace:
+            assert all("namespace" in labels for labels in re.findall(r"by \(([^)]*)\)", alert["expr"])), alert
+            assert "$labels.namespace" in alert["annotations"]["summary"]
 
 
 def test_no_panel_lies_on_another() -> None:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from faults.cutter import lines
 from faults.watch import Broken, Grant, Watch
+from proxy import lines
 
 SURE = time.monotonic() + 3600
 

@@ -21,6 +21,15 @@ export class Refused extends Error {
 /** Nobody answered. */
 export class Away extends Error {}
 
+/** The namespace that the page's own address names; null where it names none, so that it is the server's first. */
+export const chosen = new URLSearchParams(location.search).get("namespace");
+
+/** A path with what is asked there. */
+function within(path, asked = {}) {
+  const query = `${new URLSearchParams({ ...asked, ...(chosen !== null && { namespace: chosen }) })}`;
+  return query === "" ? path : `${path}?${query}`;
+}
+
 async function ask(path, options = {}) {
   const token = tokens.get();
   const headers = { ...options.headers, ...(token && { Authorization: `Bearer ${token}` }) };
@@ -42,13 +51,13 @@ async function ask(path, options = {}) {
 }
 
 export const api = {
-  state: () => ask("api/state"),
-  waits: (limit) => ask(`api/waits?limit=${limit}`),
-  hot: (limit) => ask(`api/hot?limit=${limit}`),
-  deadlocks: () => ask("api/deadlocks"),
-  resource: (name) => ask(`api/resources/${encodeURIComponent(name)}`),
+  state: () => ask(within("api/state")),
+  waits: (limit) => ask(within("api/waits", { limit })),
+  hot: (limit) => ask(within("api/hot", { limit })),
+  deadlocks: () => ask(within("api/deadlocks")),
+  resource: (name) => ask(within(`api/resources/${encodeURIComponent(name)}`)),
   release: (id) =>
-    ask("api/release", {
+    ask(within("api/release"), {
       method: "POST",
       headers: { "Content-Type": "application/json", "X-Genie": "1" },
       body: JSON.stringify({ id }),

@@ -6,6 +6,7 @@ import { Details } from "./details.js";
 import { say } from "./dom.js";
 import { duration, parts } from "./format.js";
 import { Graph } from "./graph.js";
+import { Namespaces } from "./namespaces.js";
 import { Overview } from "./overview.js";
 import { Release } from "./release.js";
 import { Hot, Lines, outcomes } from "./tables.js";
@@ -23,6 +24,7 @@ let timer = null;
 let asking = false;
 let failures = 0;
 
+const namespaces = new Namespaces(at("namespace"));
 const overview = new Overview(at("figures"), at("rates"));
 const graph = new Graph(at("graph"), at("graph-count"), at("legend"), select);
 const lines = new Lines(at("lines"), at("lines-count"), select);
@@ -121,9 +123,10 @@ function roles({ role, leader }) {
   return `This server is ${role}.`;
 }
 
-function head({ version, namespace, role, store, uptime }) {
+function head({ version, namespace, namespaces: all, role, store, uptime }) {
+  namespaces.show(all, namespace);
   at("server").replaceChildren(
-    ...[`${namespace}`, `${role}`, store === "memory" ? "in memory" : store, `up ${duration(uptime)}`, version].map((text) => {
+    ...[...(all.length > 1 ? [] : [namespace]), role, store === "memory" ? "in memory" : store, `up ${duration(uptime)}`, version].map((text) => {
       const part = document.createElement("span");
       part.textContent = text;
       return part;

@@ -35,6 +35,7 @@ class Order:
     lock: str | None
     host: str
     port: int
+    namespace: str | None
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class _Service:
 
     async def _handle(self) -> int:
         order = self.order
-        client = None if order.lock is None else connect(order.host, order.port)
+        client = None if order.lock is None else connect(order.host, order.port, namespace=order.namespace)
         handler = TimeoutHandler(
             order.url,
             on_expired=self.delivery.deliver,

@@ -11,8 +11,13 @@ if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then
   return tonumber(meta[1]) < tonumber(ARGV[1]) and 'lost' or 'other'
 end
 local number, applied = tonumber(string.match(ARGV[3], '^%d+')), tonumber(string.match(meta[3], '^%d+'))
-if number <= applied then
-  return number == applied and 'ok' or 'stale'
+if number < applied then
+  return 'stale'
+end
+if number == applied then
+  -- It is there, and perhaps on no replica yet: this makes a WAIT behind it wait for it, on another connection, too.
+  redis.call('HSET', KEYS[1], 'counters', meta[3])
+  return 'ok'
 end
 if number > applied + 1 then
   return 'lost'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from genie.testing.history import History
 from genie.testing.judges.answers import Answers
+from genie.testing.judges.branches import Lasting
 from genie.testing.judges.facts import Facts
 from genie.testing.judges.holds import Holds
 from genie.testing.judges.turns import Turns
@@ -12,9 +13,12 @@ from genie.testing.judges.words import Words
 
 def judge(history: History) -> list[str]:
     """What is wrong with a history, in the order in which it went wrong. Nothing, if all is well."""
-    facts = Facts()
+    found = Lasting(history)
+    facts = Facts(found.tainted, found.forsaken)
+    facts.wrong += found.wrong
     judges = [Holds(facts), Words(facts), Answers(facts), Turns(facts)]
-    for entry in history.entries:
+    for entry in found.entries:
+        facts.now = entry.at
         for one in judges:
             one.before(entry)
         facts.see(entry)

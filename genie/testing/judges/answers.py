@@ -20,6 +20,8 @@ class Answers(Judge):
 
     def before(self, entry: Entry) -> None:
         """A command, or what may be an answer."""
+        if entry.connection in self.facts.forsaken:
+            return
         if entry.kind == SAY:
             payload = entry.what["payload"]
             key = payload.get("ref", payload.get("id") if entry.what["command"] != "inspect" else None)

@@ -9,6 +9,7 @@ from genie.testing import history
 from genie.testing.determinism import EPOCH_S
 from genie.testing.history import Change, Entry, Message
 
+INFINITE = float("inf")
 LATE_S = 0.0021
 """Times in the store are whole milliseconds of wall time, and deadlines are rounded up to one."""
 
@@ -84,9 +85,15 @@ class Hold:
 
 
 class Facts:
-    """Grows entry by entry. `wrong` is what the judges found: when, and what."""
+    """Grows entry by entry. `wrong` is what the judges found: when, and what.
 
-    def __init__(self) -> None:
+    `tainted` has the requests that were told of on a way that did not last, and since when; `forsaken` the connections.
+    """
+
+    def __init__(self, tainted: dict[int, float], forsaken: set[int]) -> None:
+        self._tainted = tainted
+        self.forsaken = forsaken
+        self.now = 0.0
         self.wrong: list[tuple[float, str]] = []
         self.conversations: dict[int, Conversation] = {}
         self.asked: dict[tuple[str, str], tuple[Message, float, Conversation]] = {}
@@ -106,6 +113,8 @@ class Facts:
         """When the server that stores now began to."""
         self.leader = ""
         """Which that is."""
+        self.began_at = 0.0
+        """When it began to, where it may have before and may have forgotten what was not stored."""
         self.forgotten_below = 0
         """The store has lost what it knew of ids below this, and nobody was left who knew."""
         self.at_resume: dict[int, float] = {}
@@ -116,8 +125,8 @@ class Facts:
         self.wrong.append((at, text))
 
     def exempt(self, id: int) -> bool:
-        """Whether the store has forgotten a request, with all who knew of it."""
-        return id < self.forgotten_below
+        """Whether the store has forgotten a request, or the last of it, with all who knew of that."""
+        return id < self.forgotten_below or self._tainted.get(id, INFINITE) <= self.now
 
     def see(self, entry: Entry) -> None:
         """Take in what happened."""
@@ -203,8 +212,8 @@ class Facts:
         came, so that it was never stored, and the server is another.
         """
         case = self.cases[before]
-        if case.queued_at is not None and case.queued_at == case.ended_at:
-            return case.conversation.server != conversation.server
+        if case.ended_at is not None and case.queued_at == case.ended_at:
+            return case.conversation.server != conversation.server or case.ended_at < self.began_at
         return self.exempt(before) or conversation.number not in self.at_resume
 
     def _heard(self, entry: Entry) -> None:
@@ -216,6 +225,8 @@ class Facts:
         self.next_id = change.counters[2]
         if entry.who != self.leader:
             self.leader, self.led_since = entry.who, entry.at
+        if change.place is not None and change.place.begins:
+            self.began_at = entry.at
         if change.forgotten:
             self.forgotten_below = max([self.forgotten_below, *self.cases, *self.known, *self.holds]) + 1
         for id_ in change.gone:

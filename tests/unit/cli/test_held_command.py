@@ -67,12 +67,13 @@ def give_up(_: object = None) -> None:
 
 
 def carry_out(monkeypatch: pytest.MonkeyPatch, client: Client, program: str, wait: float | None = None) -> int:
-    monkeypatch.setattr(held_command, "connect", lambda *_: client)
+    monkeypatch.setattr(held_command, "connect", lambda *_, **__: client)
     order = Order(
         command=(sys.executable, "-c", program),
         resources=("exclusive:a",),
         host="",
         port=1,
+        namespace=None,
         wait=wait,
         hold=None,
         transaction=None,

@@ -21,12 +21,21 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
 
 
 def genie_run(*args: str, **variables: str) -> Result:
-    return CliRunner().invoke(main, ["run", *args], env={"GENIE_HOST": None, "GENIE_PORT": None, **variables})
+    return CliRunner().invoke(
+        main, ["run", *args], env={"GENIE_HOST": None, "GENIE_PORT": None, "GENIE_NAMESPACE": None, **variables}
+    )
 
 
 def order(**given: Any) -> Order:
     defaults: dict[str, Any] = {"command": ("true",), "resources": ("exclusive:a",), "host": "127.0.0.1", "port": 7077}
-    defaults |= {"wait": None, "hold": None, "transaction": None, "priority": 0.0, "conflict_status": 1}
+    defaults |= {
+        "namespace": None,
+        "wait": None,
+        "hold": None,
+        "transaction": None,
+        "priority": 0.0,
+        "conflict_status": 1,
+    }
     return Order(**(defaults | {"kill_after": 10.0} | given))
 
 
@@ -42,10 +51,10 @@ def test_the_first_dashes_separate_and_everything_behind_them_is_the_command_s(o
 def test_every_option(orders: list[Order]) -> None:
     args = "-n --timeout 20 --transaction t --priority -3 -E 99 --kill-after 0 a -- true"
     genie_run(*args.split())
-    genie_run("a", "--", "true", GENIE_HOST="::1", GENIE_PORT="17")
+    genie_run("a", "--", "true", GENIE_HOST="::1", GENIE_PORT="17", GENIE_NAMESPACE="b")
     assert orders == [
         order(wait=0, hold=20.0, transaction="t", priority=-3.0, conflict_status=99, kill_after=0.0),
-        order(host="::1", port=17),
+        order(host="::1", port=17, namespace="b"),
     ]
 
 

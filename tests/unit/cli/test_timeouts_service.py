@@ -19,6 +19,7 @@ ORDER = Order(
     lock=None,
     host="127.0.0.1",
     port=7077,
+    namespace=None,
 )
 
 

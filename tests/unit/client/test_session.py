@@ -78,6 +78,25 @@ class TestGreeting:
     def test_of_a_second_client_with_the_same_secret_has_other_refs(self):
         assert Core(SECRET).ref() != Core(SECRET).ref()
 
+    def test_says_the_namespace_which_the_server_must_confirm(self):
+        core = Core(SECRET, namespace="billing")
+        request = ask(core)
+        core.connected()
+        hello = orjson.loads(core.outgoing().splitlines()[0])["payload"]
+        assert hello == {"session": SECRET, "sessionTimeout": 10_000, "namespace": "billing"}
+        for told in (welcome(False), say("welcome", version="1.0", resumed=False)):
+            assert core.receive(told + PONG, 0.0) == []
+            assert "not 'billing'" in core.broken
+            assert not core.up
+            assert core.elsewhere is None
+            assert core.outgoing() == b"", "nothing is asked for elsewhere"
+            core.disconnected("gone")
+            core.connected()
+            core.outgoing()
+        core.receive(say("welcome", version="1.0", namespace="billing", resumed=False) + PONG, 0.0)
+        assert core.up
+        assert core.outgoing() == request.line
+
     @pytest.mark.parametrize("leader", ["b:1", None])
     def test_that_is_refused_by_a_node_that_does_not_lead(self, leader):
         core = Core()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from genie.core import Release, Request, Take
 from genie.errors import RequestRejected
 from genie.protocol import commands, fields
+from genie.protocol.commands import Hello, Ping, Watch, Within
 
 SCALARS = st.one_of(
     st.none(),
@@ -45,6 +46,7 @@ FIELDS = {
     "target": st.one_of(WEIGHT, SCALARS),
     "prefix": SCALARS,
     "id": SCALARS,
+    "namespace": st.one_of(st.sampled_from(["genie", "a.b:c-d_E", "x" * 128, "x y", "\u00e4", "genie\n"]), SCALARS),
     "other": SCALARS,
 }
 PAYLOAD = st.one_of(
@@ -66,14 +68,15 @@ MESSAGE = st.fixed_dictionaries(
 
 
 def slowly(line: bytes) -> Any:
-    command, known = fields.read(line)
-    return commands._COMMANDS[command](known)
+    return commands._slowly(line)
 
 
 def seen(value: Any) -> Any:
     if isinstance(value, Take):
         kinds = [type(weight) for weight in [*value.weights, value.target]]
         return seen(value.request), value.choices, list(value.weights), value.target, kinds
+    if isinstance(value, Within):
+        return value.namespace, seen(value.command)
     if isinstance(value, Request):
         return {name: getattr(value, name, None) for name in (field.name for field in fields_of(Request))}
     return value
@@ -186,5 +189,61 @@ def test_what_is_wrong_with_a_choice(payload: dict[str, Any], why: str) -> None:
 
 
 def test_every_field_has_a_rule_and_every_rule_a_field() -> None:
-    assert set(commands._Request.__struct_fields__) == set(fields.COMMANDS["request"])
+    assert {*commands._Request.__struct_fields__, "namespace"} == set(fields.COMMANDS["request"])
     assert set(commands._COMMANDS) == set(fields.COMMANDS) == set(fields.REQUIRED)
+
+
+def line(command: str, **payload: Any) -> bytes:
+    return orjson.dumps({"command": command, "payload": payload})
+
+
+def test_a_command_may_say_its_namespace() -> None:
+    request = commands.read(line("request", resources=["exclusive:a"], ref="r", namespace="billing-2.eu:west_1"))
+    assert isinstance(request, Within)
+    assert request.namespace == "billing-2.eu:west_1"
+    assert isinstance(request.command, Request)
+    assert (request.command.exclusive, request.command.ref) == (("a",), "r")
+    take = commands.read(line("request", anyOf=["exclusive:a"], target=1, namespace="b"))
+    assert isinstance(take, Within)
+    assert isinstance(take.command, Take)
+    assert commands.read(line("release", id=7, namespace="b")) == Within("b", Release(7))
+    assert commands.read(line("watch", prefix="", namespace="b")) == Within("b", Watch(""))
+    assert commands.read(line("release", id=7, namespace=None)) == Release(7)
+    assert commands.read(line("ping", namespace=7)) == Ping()
+
+
+def test_hello_says_what_the_connection_is_for() -> None:
+    assert commands.read(line("hello", namespace="billing")) == Hello(namespace="billing")
+    assert commands.read(line("hello")) == Hello(namespace=None)
+
+
+@pytest.mark.parametrize("command", [name for name, known in fields.COMMANDS.items() if "namespace" in known])
+@pytest.mark.parametrize("wrong", ["", "x" * 129, "a b", "a/b", "\u00e4", "a\n", 7, True, ["genie"], {}])
+def test_what_is_no_namespace_is_named(command: str, wrong: object) -> None:
+    payload = (
+        {"resources": ["exclusive:a"]} if command == "request" else {"id": 7, "transactionTimeout": 1, "prefix": ""}
+    )
+    with pytest.raises(RequestRejected) as caught:
+        commands.read(line(command, **payload, namespace=wrong))
+    assert caught.value.code == "bad-request"
+    assert caught.value.message == f"{command}: namespace must be a string of 1 to 128 letters, digits or any of _.:-"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (line("hello", namespace="billing"), "billing"),
+        (line("hello", namespace="billing", session="short", sessionTimeout="long"), "billing"),
+        (line("hello"), ""),
+        (line("hello", namespace=None), ""),
+        (line("hello", namespace="a b"), None),
+        (line("hello", namespace=7), None),
+        (line("request", namespace="billing"), None),
+        (b'{"command":"hello","payload":["namespace"]}', ""),
+        (b'["hello"]', None),
+        (b"hello", None),
+        (b"\xff", None),
+    ],
+)
+def test_the_namespace_that_a_hello_says_whatever_else_is_wrong(said: bytes, expected: str | None) -> None:
+    assert fields.hello_namespace(said) == expected

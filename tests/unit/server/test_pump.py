@@ -55,6 +55,7 @@ class Shelf(MemoryStore):
     """Stores at once, and remembers the last batch."""
 
     durable = True
+    full = False
     last = Batch()
     commits = 0
 
@@ -68,6 +69,7 @@ class Silence(MemoryStore):
     """Takes batches, and answers when it is told to."""
 
     durable = True
+    full = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -72,3 +72,8 @@ def encode(reply: object, version: int = 2) -> bytes:
         flat = list(reply)  # type: ignore[call-overload]
         head = b"*%d\r\n" % len(flat)
     return head + b"".join([encode(part, version) for part in flat])
+
+
+def command(*parts: bytes) -> bytes:
+    """A command, or a message of a master to its replicas."""
+    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])

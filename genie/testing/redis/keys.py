@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, cast
 
-from genie.testing.resp import Failure
+from genie.testing.redis.resp import Failure
 
 REMEMBERED = 2_000
 """Writes that can be undone."""
@@ -92,6 +92,11 @@ class Keys:
     def note(self, key: bytes, undo: Any) -> None:
         """Remember a function that undoes what was done to a key's value."""
         self._group.append((key, None, undo))
+
+    @property
+    def written(self) -> int:
+        """How much the command that is being carried out has written."""
+        return len(self._group)
 
     # -- losing -------------------------------------------------------------------------------------------
 

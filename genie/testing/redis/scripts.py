@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from genie.testing.resp import Failure, Status
+from genie.testing.redis.resp import Failure, Status
 
 Call = Callable[[list[bytes]], object]
 """Carries out a command for a script."""
@@ -37,7 +37,9 @@ class Scripts:
         """Run a script; `Failure` where it fails."""
         function = self._compiled.get(script)
         if function is None:
-            function = self._compiled[script] = self._lua.execute(b"return function(KEYS, ARGV) " + script + b"\nend")
+            function = self._compiled[script] = self._lua.execute(
+                b"return function(KEYS, ARGV) " + script.replace(b"#!", b"--", 1) + b"\nend"
+            )
         self._call = call
         try:
             return self._reply(function(self._table(keys), self._table(arguments)))

@@ -1,0 +1,56 @@
+"""`genie bench own` on all namespaces of a setup at the same time, and what that cost the servers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import orjson
+
+from benchmarks.peers.processes import cpu_s, pinned
+from benchmarks.scaleout_parts.servers import Setup, environment
+
+WARM_UP_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One round. CPU is in microseconds for each cycle, of all processes of a kind together, and of the busiest of all."""
+
+    cycles_per_s: float
+    server_us: float
+    redis_us: float
+    busiest_us: float
+    p50_ms: float
+    p99_ms: float
+    errors: int
+
+
+def measure(setup: Setup, connections: int, depth: int, seconds: float) -> Sample:
+    """Load each namespace alike. Times are those of the slowest namespace."""
+    processor = pinned()[2]
+    prefix = [] if processor is None else ["taskset", "-c", str(processor)]
+    load = ["bench", "own", "--connections", str(connections), "--depth", str(depth), "--seconds", str(seconds)]
+    command = [*prefix, sys.executable, "-m", "genie.cli", *load, "--warm-up", str(WARM_UP_S), "--json"]
+    pids = [[process.pid for process in kind] for kind in (setup.nodes, setup.redises)]
+    before = [cpu_s(kind) for kind in pids]
+    loads = [
+        subprocess.Popen(
+            [*command, "--host", setup.hosts, "--namespace", name], env=environment(), stdout=subprocess.PIPE
+        )
+        for name in setup.namespaces
+    ]
+    said = [load.communicate()[0] for load in loads]
+    used = [[cpu_s([pid])[pid] - early[pid] for pid in kind] for kind, early in zip(pids, before, strict=True)]
+    found = [orjson.loads(text)["workloads"][0] for text in said]
+    cycle_us = 1e6 / sum(each["cycles_per_s"] * (seconds + WARM_UP_S) for each in found)
+    return Sample(
+        cycles_per_s=sum(float(each["cycles_per_s"]) for each in found),
+        server_us=sum(used[0]) * cycle_us,
+        redis_us=sum(used[1]) * cycle_us,
+        busiest_us=max(map(max, used)) * cycle_us,
+        p50_ms=max(each["to_locked"]["p50_us"] for each in found) / 1e3,
+        p99_ms=max(each["to_locked"]["p99_us"] for each in found) / 1e3,
+        errors=sum(sum(each["errors"].values()) for each in found),
+    )

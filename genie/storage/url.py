@@ -1,0 +1,175 @@
+"""Which Redis: the URL of one server, of the sentinels that know the present master, or of some nodes of a cluster.
+
+- `redis://[user:password@]host[:port][/db]`, `unix:///path`
+- `redis+sentinel://[user:password@]host[:port],host[:port],.../master-name[/db]`
+- `redis+cluster://[user:password@]host[:port],...`
+
+and the same with `rediss` for TLS, with the options of redis-py for it behind a `?` (`ssl_ca_certs`, ...).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from redis import RedisError
+from redis.asyncio.connection import SSLConnection, parse_url
+
+Kind = Literal["alone", "sentinel", "cluster"]
+
+FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+"""Options that name a file or a folder."""
+DATABASE = re.compile("(/[0-9]*)?")
+ENCODE = "in a user or password, write / ? # @ and , as %2F %3F %23 %40 and %2C"
+SENTINEL_PORT = 26379
+REDIS_PORT = 6379
+
+
+class Address(NamedTuple):
+    """Where a Redis listens; without a port `host` is the path of a Unix socket."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        if not self.port:
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How to begin a connection. `tls` has the options of redis-py's SSLConnection; None: it is not encrypted."""
+
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    db: int = 0
+    tls: dict[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """What a URL says. `nodes` are the server itself, or sentinels, or nodes of a cluster, to be asked for the master.
+
+    `sentinel_login` is for those; their password is behind the `?` (`sentinel_username`, `sentinel_password`).
+    """
+
+    kind: Kind
+    nodes: tuple[Address, ...]
+    login: Login
+    master: str = ""
+    sentinel_login: Login = Login()
+
+    @classmethod
+    def read(cls, url: str) -> RedisUrl:
+        """ValueError says what is wrong with it, and does not repeat it: it may have a password in it."""
+        scheme, separator, rest = url.partition("://")
+        base, _, kind = scheme.partition("+")
+        if not separator or base not in ("redis", "rediss", "unix") or (base == "unix" and kind):
+            raise ValueError(
+                "the Redis URL must begin with redis://, redis+sentinel:// or redis+cluster:// (rediss for TLS), or unix://"
+            )
+        if kind not in ("", "sentinel", "cluster"):
+            raise ValueError(f"the Redis URL: +{kind} is not known; there are +sentinel and +cluster")
+        if base == "unix":
+            return _alone(_options(url))
+        return _READERS[kind](base, rest)
+
+
+def _one(base: str, rest: str) -> RedisUrl:
+    if "," in rest.partition("/")[0].rpartition("@")[2]:
+        raise ValueError("the Redis URL: several hosts need redis+sentinel:// or redis+cluster://")
+    return _alone(_options(f"{base}://{rest}"))
+
+
+def _alone(options: dict[str, Any]) -> RedisUrl:
+    path = options.pop("path", None)
+    if path is not None:
+        return RedisUrl("alone", (Address(path, 0),), _login(options))
+    host, port = options.pop("host", "localhost"), options.pop("port", REDIS_PORT)
+    return RedisUrl("alone", (Address(host, port),), _login(options))
+
+
+def _sentinels(base: str, rest: str) -> RedisUrl:
+    user, nodes, path, query = _split(rest, SENTINEL_PORT)
+    master, _, db = path.partition("/")
+    if not master:
+        raise ValueError("the Redis URL must name the master: redis+sentinel://host,host,host/master-name")
+    options = _options(f"{base}://{user}sentinel/{db}{query}")
+    username, password = options.pop("sentinel_username", None), options.pop("sentinel_password", None)
+    login = _login({key: value for key, value in options.items() if key not in ("host", "port")})
+    sentinel_login = replace(login, username=username, password=password, db=0)
+    return RedisUrl("sentinel", nodes, login, unquote(master), sentinel_login)
+
+
+def _cluster(base: str, rest: str) -> RedisUrl:
+    user, nodes, path, query = _split(rest, REDIS_PORT)
+    options = _options(f"{base}://{user}cluster/{query}")
+    login = _login({key: value for key, value in options.items() if key != "host"})
+    if path not in ("", "0") or login.db:
+        raise ValueError("the Redis URL: a cluster has no databases besides 0, and no master-name")
+    return RedisUrl("cluster", nodes, login)
+
+
+_READERS = {"": _one, "sentinel": _sentinels, "cluster": _cluster}
+
+
+def _split(rest: str, port: int) -> tuple[str, tuple[Address, ...], str, str]:
+    """The user with its `@`, the nodes, the path without its first slash, and the query with its `?`."""
+    before, question, query = rest.partition("?")
+    authority, _, path = before.partition("/")
+    user, at, hosts = authority.rpartition("@")
+    nodes = tuple(_address(text, port, place) for place, text in enumerate(hosts.split(","), 1))
+    return user + at, nodes, path.rstrip("/"), question + query
+
+
+def _address(text: str, port: int, place: int) -> Address:
+    host, colon, given = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, given = text, str(port)
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if (
+        not bare
+        or (":" in bare and bare is host)
+        or not (given.isascii() and given.isdecimal() and 0 < int(given) < 1 << 16)
+    ):
+        raise ValueError(f"the Redis URL: a host is HOST, HOST:PORT or [IPv6]:PORT, and host {place} is not; {ENCODE}")
+    return Address(bare, int(given))
+
+
+def _options(url: str) -> dict[str, Any]:
+    """What redis-py makes of a URL of one server. What it, or Python, would say of one may repeat parts of a password."""
+    try:
+        options = dict(parse_url(url))
+        parsed = urlsplit(url)
+    except ValueError:
+        raise ValueError(f"the Redis URL: its host, port or options can't be read; {ENCODE}") from None
+    if "path" not in options and not DATABASE.fullmatch(parsed.path):
+        raise ValueError(f"the Redis URL: behind the host there may be /NUMBER, the database, and options; {ENCODE}")
+    return options
+
+
+def _login(options: dict[str, Any]) -> Login:
+    encrypted = options.pop("connection_class", None) is SSLConnection
+    tls = {key: options.pop(key) for key in list(options) if key.startswith("ssl_")}
+    login = Login(options.pop("username", None), options.pop("password", None), int(options.pop("db", 0)))
+    if options and any("@" in str(value) for value in (options | tls).values()):
+        raise ValueError(f"the Redis URL: not all behind the ? are options; {ENCODE}")
+    if options or (tls and not encrypted):
+        unknown = ", ".join(sorted(options) or sorted(tls))
+        raise ValueError(f"the Redis URL: {unknown} is no option{' without TLS' if tls and not options else ''}")
+    if not encrypted:
+        return login
+    for name in FILES:
+        if name in tls and not Path(tls[name]).exists():
+            raise ValueError(f"the Redis URL: {name}: there is no {tls[name]}")
+    try:
+        SSLConnection(**tls).ssl_context.get()
+    except TypeError:
+        raise ValueError(f"the Redis URL: of {', '.join(sorted(tls))} not all are options for TLS") from None
+    except (RedisError, ValueError, OSError) as error:
+        raise ValueError(f"the Redis URL: its options for TLS don't work: {error}") from None
+    return replace(login, tls=tls)

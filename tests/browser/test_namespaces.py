@@ -1,0 +1,77 @@
+"""The page in front of a server with several namespaces: it shows one, which its address names, and the way to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from selenium.webdriver.support.select import Select
+
+from browser import Browser, address
+from servers import Genie, free_port, running_redis, running_server
+from wire import Wire
+
+LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000}
+
+
+@pytest.fixture
+def genie() -> Iterator[Genie]:
+    with running_server(admin_port=free_port(), namespaces="orders,billing") as genie:
+        yield genie
+
+
+def options(browser: Browser) -> list[str]:
+    return browser.texts("#namespace option")
+
+
+async def test_one_is_chosen_and_the_address_names_it(genie: Genie, browser: Browser) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.send("hello", namespace="billing")
+    await wire.expect("welcome")
+    held = await wire.lock("exclusive:a", transactionName="t1", **LONG)
+    waits = await wire.request("exclusive:a", **LONG)
+    browser.open(genie)
+    browser.until(lambda: options(browser) == ["orders", "billing"])
+    assert browser.one("#namespace").is_displayed()
+    assert browser.chrome.title == "orders · Genie"
+    assert browser.nodes() == set()
+    Select(browser.one("#namespace")).select_by_value("billing")
+    browser.until(lambda: browser.chrome.current_url == address(genie) + "?namespace=billing")
+    browser.until(lambda: browser.nodes() == {held, waits})
+    assert browser.chrome.title == "billing · Genie"
+    browser.chrome.refresh()
+    browser.until(lambda: browser.nodes() == {held, waits})
+    assert Select(browser.one("#namespace")).first_selected_option.text == "billing"
+    browser.choose(held)
+    browser.until_text("#details", "Holdsexclusive a")
+    browser.click("#details .danger")
+    browser.click("#release .confirm")
+    browser.until_text("#release .result", "Done")
+    assert (await wire.expect("released"))["id"] == held
+    assert (await wire.expect("locked"))["id"] == waits
+    browser.chrome.back()
+    browser.until(lambda: browser.chrome.title == "orders · Genie")
+    assert Select(browser.one("#namespace")).first_selected_option.text == "orders"
+    assert browser.complaints() == []
+
+
+async def test_what_is_followed_says_so_and_what_is_led_is_shown(browser: Browser) -> None:
+    with running_redis() as redis:
+        for namespace in ("orders", "billing"):
+            redis.found(namespace)
+        with (
+            running_server(redis, namespaces="orders") as other,
+            running_server(redis, namespaces="orders,billing", admin_port=free_port()) as genie,
+        ):
+            browser.open(genie)
+            browser.until_text("#notice", f"follows 127.0.0.1:{other.port}, which leads")
+            browser.until(lambda: options(browser) == ["orders (follower)", "billing"])
+            Select(browser.one("#namespace")).select_by_value("billing")
+            browser.until(lambda: browser.one("#main").is_displayed())
+            assert not browser.one("#notice").is_displayed()
+
+
+async def test_one_that_is_not_there(genie: Genie, browser: Browser) -> None:
+    browser.open(address(genie) + "?namespace=stock")
+    browser.until_text("#notice", "does not serve the namespace 'stock'; it serves orders, billing")
+    assert not browser.one("#main").is_displayed()

@@ -1,0 +1,227 @@
+"""The admin port of a server with several namespaces: each is looked at by itself, and none is told of another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families as families
+from prometheus_client.samples import Sample
+
+from admin_client import ask, release
+from genie.admin import Admin, answers
+from genie.config import Settings
+from genie.server.app import Server
+from servers import WAIT_S, Genie, Redis, free_port, running_server
+from wire import Wire
+
+OF_THE_SERVER = {
+    *("genie_connections", "genie_connections_limit", "genie_loop_lag_seconds", "genie_build"),
+    *("process_start_time_seconds", "process_cpu_seconds", "process_resident_memory_bytes"),
+}
+LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000}
+UNSERVED = "this server does not serve the namespace 'stock'; it serves orders, billing"
+
+
+@pytest.fixture
+def genie() -> Iterator[Genie]:
+    with running_server(admin_port=free_port(), namespaces="orders,billing", slow_wait=0.05) as server:
+        yield server
+
+
+@pytest.fixture
+async def quiet() -> AsyncIterator[int]:
+    """The admin port of one that nothing happens to, in this process."""
+    server = Server(Settings(port=0, admin_port=0, namespaces=("orders", "billing")))
+    admin = Admin(server)
+    await server.start()
+    await admin.start()
+    assert admin.address is not None
+    try:
+        yield admin.address[1]
+    finally:
+        await admin.stop()
+        await server.stop()
+
+
+def port_of(genie: Genie) -> int:
+    return int(str(genie.settings["admin_port"]))
+
+
+async def connected(genie: Genie, namespace: str) -> Wire:
+    wire = await Wire.connect(genie.address)
+    wire.send("hello", namespace=namespace)
+    assert (await wire.expect("welcome"))["namespace"] == namespace
+    return wire
+
+
+async def until_ready(genie: Genie) -> None:
+    """A server listens already when it knows of one namespace who leads."""
+    async with asyncio.timeout(WAIT_S):
+        while (ready := await ask(port_of(genie), "/readyz")).status != 200:
+            assert ready.body in (b"orders: starting\n", b"billing: starting\n")
+
+
+async def sampled(port: int, accept: str = "text/plain") -> list[Sample]:
+    told = await ask(port, "/metrics", headers={"Accept": accept})
+    parse = open_families if "openmetrics" in told.headers["content-type"] else families
+    return [sample for family in parse(told.body.decode()) for sample in family.samples]
+
+
+async def test_each_is_shown_by_itself(genie: Genie) -> None:
+    port, orders, billing = port_of(genie), await connected(genie, "orders"), await connected(genie, "billing")
+    await orders.lock("exclusive:a", "exclusive:b", **LONG)
+    held = await billing.lock("exclusive:a", transactionName="t1", **LONG)
+    waits = await billing.request("exclusive:a", transactionName="t2", **LONG)
+    billing.raw(b"nonsense\n")
+    await billing.expect("error")
+    first, second = [(await ask(port, f"/api/state{asked}")).as_(answers.State) for asked in ("", "?namespace=billing")]
+    assert (first.namespace, first.locks, first.held, first.waiting, first.errors) == ("orders", 2, 1, 0, {})
+    assert (second.namespace, second.locks, second.held, second.waiting) == ("billing", 1, 1, 1)
+    assert second.errors == {"bad-json": 1}
+    assert [line.resource for line in second.lines] == ["a"]
+    assert first.connections == second.connections == 2, "they are the server's"
+    assert (
+        first.namespaces
+        == second.namespaces
+        == [
+            answers.Namespace(namespace="orders", role="leader", leader=None),
+            answers.Namespace(namespace="billing", role="leader", leader=None),
+        ]
+    )
+    shown: dict[str, Any] = {}
+    for namespace in ("orders", "billing"):  # within half a second: what was kept for one is not told of the other
+        within = f"?namespace={namespace}"
+        nodes = (await ask(port, f"/api/waits{within}&limit=5")).as_(answers.Waits).nodes
+        holders = (await ask(port, f"/api/resources/a{within}")).as_(answers.Resource).holders
+        hot = (await ask(port, f"/api/hot{within}")).as_(answers.HotList).resources
+        shown[namespace] = {node.id for node in nodes}, len(holders[0].resources), [row.resource for row in hot]
+    assert shown == {"orders": (set(), 2, []), "billing": ({held, waits}, 1, ["a"])}
+
+
+async def test_deadlocks_and_slow_waits_are_told_of_the_namespace_where_they_are(genie: Genie) -> None:
+    port, client = port_of(genie), await connected(genie, "billing")
+    for name in "ab":
+        await client.lock(f"exclusive:{name}", transactionName=f"t{name}", **LONG)
+    waits = await client.request("exclusive:b", transactionName="ta", **LONG)
+    slow = genie.until("slow wait")
+    assert (slow["namespace"], slow["id"]) == ("billing", waits)
+    victim = await client.request("exclusive:a", transactionName="tb", **LONG)
+    assert (await client.expect("released"))["reason"] == "deadlock"
+    totals = [
+        (await ask(port, f"/api/deadlocks?namespace={namespace}")).as_(answers.Deadlocks).total
+        for namespace in ("orders", "billing")
+    ]
+    assert totals == [0, 1]
+    line = genie.until("deadlock")
+    assert (line["namespace"], line["id"]) == ("billing", victim)
+
+
+async def test_a_release_is_of_the_namespace_that_is_said(genie: Genie) -> None:
+    port, wire = port_of(genie), await connected(genie, "billing")
+    held = await wire.lock("exclusive:a", **LONG)
+    body = msgspec.json.encode({"id": held})
+    assert (await release(port, body)).problem[:2] == (404, "unknown-id"), "of the first it is another's"
+    assert (await release(port, body, "?namespace=stock")).problem == (404, "not-found", UNSERVED)
+    assert (await release(port, body, "?namespace=billing")).as_(answers.Released).reason == "success"
+    assert (await wire.expect("released"))["id"] == held
+    line = genie.until("released by an operator")
+    assert (line["namespace"], line["id"]) == ("billing", held)
+
+
+async def test_one_that_is_not_served(quiet: int) -> None:
+    for path in ("/api/state", "/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/a", "/leaderz"):
+        refused = await ask(quiet, f"{path}?namespace=stock")
+        assert refused.problem == (404, "not-found", UNSERVED), path
+
+
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text"])
+async def test_metrics_of_each_have_its_name_and_those_of_the_server_have_none(quiet: int, accept: str) -> None:
+    told = await sampled(quiet, accept)
+    assert len(told) == len({(sample.name, *sorted(sample.labels.items())) for sample in told}), "each is told once"
+    by: dict[str | None, set[tuple[str, ...]]] = {None: set(), "orders": set(), "billing": set()}
+    for sample in told:
+        labels = dict(sample.labels)
+        by[labels.pop("namespace", None)].add((sample.name, *labels.values()))
+    assert by["orders"] == by["billing"]
+    for suffix in ("_bucket", "_count", "_sum", "_total", "_info"):
+        by[None] = {(name.removesuffix(suffix), *labels) for name, *labels in by[None]}
+    assert {name for name, *_ in by[None]} == OF_THE_SERVER
+
+
+async def test_metrics_of_several_namespaces_have_one_head(quiet: int) -> None:
+    body = (await ask(quiet, "/metrics")).body.decode()
+    heads = [line for line in body.splitlines() if line.startswith("# TYPE")]
+    assert len(heads) == len(set(heads))
+    last = [line.partition(" ")[0] for line in body.splitlines() if line.startswith("genie_wait_seconds_count")]
+    assert last == ['genie_wait_seconds_count{namespace="orders"}', 'genie_wait_seconds_count{namespace="billing"}']
+
+
+async def test_metrics_count_where_it_happens(genie: Genie) -> None:
+    wire = await connected(genie, "billing")
+    await wire.lock("exclusive:a", **LONG)
+    stranger = await Wire.connect(genie.address)
+    stranger.send("hello", namespace="stock")
+    await stranger.expect("error")
+    told = {
+        (sample.name, *(value for label, value in sorted(sample.labels.items()))): sample.value
+        for sample in await sampled(port_of(genie))
+    }
+    assert [told["genie_held_locks", namespace] for namespace in ("orders", "billing")] == [0, 1]
+    assert [told["genie_requests_total", namespace, "granted"] for namespace in ("orders", "billing")] == [0, 1]
+    refused = [told["genie_errors_total", "unavailable", namespace] for namespace in ("orders", "billing")]
+    assert refused == [1, 0], "of those who are nowhere"
+    assert told["genie_connections",] == 2
+
+
+async def test_one_may_be_led_here_and_another_followed(redis: Redis) -> None:
+    for namespace in ("orders", "billing"):
+        redis.found(namespace)
+    with (
+        running_server(redis, namespaces="orders") as other,
+        running_server(redis, admin_port=free_port(), namespaces="orders,billing") as genie,
+    ):
+        port, address = port_of(genie), f"127.0.0.1:{other.port}"
+        await until_ready(genie)
+        assert (await ask(port, "/leaderz")).body == f"follower; {address} leads\n".encode()
+        assert (await ask(port, "/leaderz?namespace=billing")).status == 200
+        state = (await ask(port, "/api/state")).as_(answers.State)
+        assert state.namespaces == [
+            answers.Namespace(namespace="orders", role="follower", leader=address),
+            answers.Namespace(namespace="billing", role="leader", leader=None),
+        ]
+        assert (await ask(port, "/api/waits")).leader == address
+        assert (await ask(port, "/api/waits?namespace=billing")).as_(answers.Waits).nodes == []
+        leads = {s.labels["namespace"]: s.value for s in await sampled(port) if s.name == "genie_leader"}
+        assert leads == {"orders": 0, "billing": 1}
+
+
+async def test_it_is_not_ready_while_of_one_it_is_not_known_who_leads(redis: Redis) -> None:
+    """Nobody has led the second: so a lease must pass before it is known that nobody does."""
+    redis.found("orders")
+    with running_server(redis, admin_port=free_port(), namespaces="orders,billing", lease=600) as genie:
+        refused = await ask(port_of(genie), "/readyz")
+        assert (refused.status, refused.body) == (503, b"billing: starting\n")
+        assert (await ask(port_of(genie), "/leaderz")).status == 200
+        assert (await ask(port_of(genie), "/leaderz?namespace=billing")).status == 503
+        assert [line.get("namespace") for line in genie.said() if "leading" in line["event"]] == []
+
+
+async def test_what_redis_does_is_logged_with_the_namespace(redis: Redis) -> None:
+    for namespace in ("orders", "billing"):
+        redis.found(namespace)
+    with running_server(redis, admin_port=free_port(), namespaces="orders,billing") as genie:
+        await until_ready(genie)
+        wire = await connected(genie, "billing")
+        redis.kill()
+        wire.send("request", resources=["exclusive:a"])
+        while (line := genie.until("Redis is away"))["namespace"] != "billing":
+            assert line["namespace"] == "orders", "its leader commits now and then"
+        redis.start()
+        while (line := genie.until("Redis is back"))["namespace"] != "billing":
+            assert line["namespace"] == "orders"
+        await wire.expect("queued")

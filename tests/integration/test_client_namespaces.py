@@ -1,0 +1,227 @@
+"""Clients that say what their connections are for: asyncio, threads and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from fake import PONG, Fake, Line, error, fake_server, locked, queued
+from genie import RequestRejected, Unavailable, connect, sync
+from genie.client import reach
+from servers import WAIT_S, Genie
+
+MUST = "must be a string of 1 to 128 letters, digits or any of _.:-"
+SECRET = "a-secret-of-the-tests"  # noqa: S105 - it opens nothing
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GENIE_NAMESPACE", raising=False)
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[list[Fake]]:
+    async with asyncio.timeout(2 * WAIT_S), AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(fake_server()) for _ in range(2)]
+
+
+def addresses(*nodes: Fake | Genie) -> list[str]:
+    return [f"127.0.0.1:{node.port}" for node in nodes]
+
+
+async def pinged(to: list[str], **options: Any) -> None:
+    async with connect(to, **options) as client:
+        await client.ping()
+
+
+async def threads_pinged(to: list[str], **options: Any) -> None:
+    def work() -> None:
+        with sync.connect(to, **options) as client:
+            client.ping()
+
+    await asyncio.to_thread(work)
+
+
+async def answer_ping(line: Line) -> None:
+    await line.expect("ping")
+    line.say(PONG)
+
+
+both = pytest.mark.parametrize("ping", [pinged, threads_pinged])
+
+
+@both
+async def test_it_is_said_first_on_every_connection_and_to_every_server(
+    nodes: list[Fake], ping: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = nodes
+    first.namespace = second.namespace = None
+    first.refusal = error("unavailable", "this node does not lead", leader=addresses(second)[0])
+    for given, variable, said in (
+        ("billing", "", "billing"),
+        (None, "stock", "stock"),
+        ("billing", "stock", "billing"),
+    ):
+        monkeypatch.setenv("GENIE_NAMESPACE", variable)
+        pinging = asyncio.create_task(ping(addresses(first), namespace=given, session=SECRET, token="a-token"))
+        await answer_ping(await second.accept())
+        await pinging
+        expected = {"session": SECRET, "sessionTimeout": 10_000, "token": "a-token", "namespace": said}
+        assert (first.hellos.pop(), second.hellos.pop()) == (expected, expected)
+
+
+@both
+async def test_where_none_is_given_none_is_said_and_any_is_taken(nodes: list[Fake], ping: Callable[..., Any]) -> None:
+    pinging = asyncio.create_task(ping(addresses(nodes[0])))
+    await answer_ping(await nodes[0].accept())
+    await pinging
+    assert "namespace" not in nodes[0].hellos[0]
+
+
+@both
+async def test_a_server_that_does_not_know_the_field_is_not_taken(nodes: list[Fake], ping: Callable[..., Any]) -> None:
+    with pytest.raises(Unavailable, match="it serves the namespace 'n', and not 'billing'"):
+        await ping(addresses(nodes[0]), namespace="billing")
+    assert len(nodes[0].hellos) == 1, "it is not asked again and again"
+    nodes[1].namespace = None
+    pinging = asyncio.create_task(ping(addresses(*nodes), namespace="billing"))
+    await answer_ping(await nodes[1].accept())
+    await pinging
+
+
+@both
+async def test_a_server_that_does_not_serve_it(genie: Genie, ping: Callable[..., Any]) -> None:
+    with pytest.raises(Unavailable, match="this server does not serve the namespace 'billing'"):
+        await ping(addresses(genie), namespace="billing", connect_timeout=0.5)
+    await ping(addresses(genie), namespace="genie")
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_who_waits_is_not_asked_for_in_another_namespace_after_a_lost_connection(
+    nodes: list[Fake], threads: bool
+) -> None:
+    def work() -> int:
+        with sync.connect(addresses(*nodes), namespace="billing") as client:
+            return client.acquire("a").id
+
+    async def wait() -> int:
+        async with connect(addresses(*nodes), namespace="billing") as client:
+            return (await client.acquire("a")).id
+
+    first, second = nodes
+    first.namespace = None
+    waiting = asyncio.create_task(asyncio.to_thread(work) if threads else wait())
+    line = await first.accept()
+    ref = (await line.expect("request"))["ref"]
+    line.say(queued(ref))
+    first.last_words = [queued(ref)]
+    line.cut()
+    line = await second.accept()
+    assert await line.reader.read() == b"", "it leaves a server of another namespace without a word"
+    line = await first.accept()
+    line.say(locked(ref))
+    assert await waiting == 101
+
+
+@pytest.mark.parametrize("connect", [connect, sync.connect])
+@pytest.mark.parametrize("wrong", ["", "a b", "a/b", "ä", "x" * 129, "a\n"])
+def test_what_is_none_is_refused_at_once(
+    connect: Callable[..., Any], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=f"^namespace {MUST}, not '"):
+        connect(namespace=wrong)
+    if wrong:
+        monkeypatch.setenv("GENIE_NAMESPACE", wrong)
+        with pytest.raises(ValueError, match=f"^GENIE_NAMESPACE {MUST}, not '"):
+            connect()
+    with pytest.raises(ValueError, match=r"^namespace "):
+        connect(namespace=7)
+
+
+def test_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reach.namespace() is None
+    monkeypatch.setenv("GENIE_NAMESPACE", "")
+    assert reach.namespace() is None
+    monkeypatch.setenv("GENIE_NAMESPACE", "stock")
+    assert reach.namespace() == "stock"
+    assert reach.namespace("billing") == "billing"
+
+
+def command(server: Genie, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    environment |= {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(server.port)} | variables
+    return subprocess.run(
+        [sys.executable, "-m", "genie.cli", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "--timeout", "0.5"),
+        ("inspect", "--timeout", "0.5"),
+        ("waits", "--timeout", "0.5"),
+        ("explain", "7", "--timeout", "0.5"),
+        ("release", "7", "--timeout", "0.5"),
+        ("watch", "a", "--timeout", "0.5"),
+        ("bench", "own", "--connections", "1", "--seconds", "0.1", "--warm-up", "0", "--timeout", "0.5"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_commands_ask_for_it(genie: Genie, words: tuple[str, ...]) -> None:
+    done = command(genie, *words, "--namespace", "billing")
+    assert done.returncode == 1, done.stderr
+    assert "this server does not serve the namespace 'billing'" in done.stderr
+
+
+def test_commands_take_the_variable_and_name_what_is_wrong(genie: Genie) -> None:
+    done = command(genie, "run", "cli/run", "--namespace", "genie", "--", sys.executable, "-c", "print('done')")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    done = command(
+        genie,
+        "bench",
+        "own",
+        "--connections",
+        "2",
+        "--seconds",
+        "0.1",
+        "--warm-up",
+        "0",
+        "--json",
+        GENIE_NAMESPACE="genie",
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    done = command(genie, "status", GENIE_NAMESPACE="a b")
+    assert done.returncode == 2
+    assert f"it {MUST}, not 'a b'" in " ".join(done.stderr.split())
+
+
+async def test_commands_say_it_on_the_wire(nodes: list[Fake]) -> None:
+    nodes[0].namespace = None
+    words = ("run", "a", "--namespace", "billing", "--", "true")
+    running = asyncio.create_task(asyncio.to_thread(command, nodes[0], *words))  # type: ignore[arg-type]
+    line = await nodes[0].accept()
+    await line.grant()
+    await line.release()
+    assert (await running).returncode == 0
+    assert nodes[0].hellos[0]["namespace"] == "billing"
+
+
+async def test_a_namespace_that_is_refused_for_a_right_is_told(nodes: list[Fake]) -> None:
+    nodes[0].refusal = error("unauthorized", "this name may not ask there")
+    with pytest.raises(RequestRejected, match="may not ask there"):
+        await pinged(addresses(nodes[0]), namespace="billing")

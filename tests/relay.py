@@ -1,0 +1,189 @@
+"""A Redis that is made to answer what a test wants, or one of its own words: it reads RESP, and stands before a real one.
+
+It passes on one command at a time and waits for its reply, so that it is known of each what became of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+Command = tuple[bytes, ...]
+
+
+@dataclass
+class Rule:
+    """What becomes of the next `times` commands of a name, if they come `only` after this one.
+
+    `reply` is said in place of Redis, and Redis hears nothing; with none it is passed on. `cut` ends the connection,
+    before Redis hears of the command or (behind) before its answer comes back. `held` keeps the answer back until it is set.
+    """
+
+    name: str
+    reply: bytes | None = None
+    times: int = 1
+    cut: str = ""
+    held: asyncio.Event | None = None
+    met: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the last of them has come."""
+
+
+def error(text: str) -> bytes:
+    """An error in RESP."""
+    return b"-" + text.encode() + b"\r\n"
+
+
+def encoded(value: object) -> bytes:
+    """A reply in RESP: text, numbers, nothing, and lists of those."""
+    if isinstance(value, list | tuple):
+        return b"*%d\r\n" % len(value) + b"".join(map(encoded, value))
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    if value is None:
+        return b"$-1\r\n"
+    data = str(value).encode()
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+class Relay:
+    """Listens on the loopback. `seen` are the commands of all connections, as they came; `script` answers what no rule does.
+
+    Without a target a command that neither answers hangs for ever.
+    """
+
+    def __init__(self, target: int = 0, script: Callable[[Command], bytes | None] | None = None) -> None:
+        self.target = target
+        self.port = 0
+        self.seen: list[tuple[int, Command]] = []
+        """Each with the number of its connection."""
+        self.connections = 0
+        self._script = script or (lambda _: None)
+        self._rules: list[Rule] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def names(self) -> list[str]:
+        """The names of the commands that came."""
+        return [command[0].decode().upper() for _, command in self.seen]
+
+    def rule(self, rule: Rule) -> Rule:
+        """From now on; rules of the same name are met one behind the other."""
+        self._rules.append(rule)
+        return rule
+
+    def say(self, name: str, reply: bytes, times: int = 1) -> Rule:
+        """Answer so."""
+        return self.rule(Rule(name, reply, times))
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        number, back = self.connections, None
+        try:
+            if self.target:
+                back = await asyncio.open_connection("127.0.0.1", self.target)
+            while True:
+                command = await read_command(reader)
+                self.seen.append((number, command))
+                if not await self._one(command, writer, back):
+                    break
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass  # asyncio's streams would complain of a task that was cancelled
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+            if back is not None:
+                back[1].transport.abort()
+
+    async def _one(
+        self,
+        command: Command,
+        writer: asyncio.StreamWriter,
+        back: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None,
+    ) -> bool:
+        rule = self._met(command)
+        reply = self._script(command) if rule is None else rule.reply
+        if rule is not None and rule.cut == "before":
+            rule.met.set()
+            return False
+        if reply is None:
+            if back is None:
+                await asyncio.Event().wait()
+            assert back is not None
+            back[1].write(encoded_command(command))
+            reply = await read_reply(back[0])
+        if rule is not None:
+            if not rule.times:
+                rule.met.set()
+            if rule.held is not None:
+                await rule.held.wait()
+            if rule.cut:
+                return False
+        writer.write(reply)
+        await writer.drain()
+        return True
+
+    def _met(self, command: Command) -> Rule | None:
+        name = command[0].decode().upper()
+        for rule in self._rules:
+            if rule.name == name and rule.times:
+                rule.times -= 1
+                return rule
+        return None
+
+    async def end(self) -> None:
+        """End what is left."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def encoded_command(command: Command) -> bytes:
+    """The same as it came."""
+    return b"*%d\r\n" % len(command) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in command)
+
+
+async def read_command(reader: asyncio.StreamReader) -> Command:
+    """The next command. EOFError at the end."""
+    head = await reader.readuntil(b"\r\n")
+    parts = []
+    for _ in range(int(head[1:])):
+        size = int((await reader.readuntil(b"\r\n"))[1:])
+        parts.append((await reader.readexactly(size + 2))[:-2])
+    return tuple(parts)
+
+
+async def read_reply(reader: asyncio.StreamReader) -> bytes:
+    """The next reply, as it came."""
+    head = await reader.readuntil(b"\r\n")
+    size = int(head[1:]) if head[:1] in b"$*" else -1
+    if head[:1] == b"$" and size >= 0:
+        return head + await reader.readexactly(size + 2)
+    if head[:1] == b"*":
+        for _ in range(size):
+            head += await read_reply(reader)
+    return head
+
+
+@asynccontextmanager
+async def relay(
+    target: int = 0, script: Callable[[Command], bytes | None] | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[Relay]:
+    """One that serves, at a free port."""
+    made = Relay(target, script)
+    server = await asyncio.start_server(made.serve, host, 0, limit=1 << 24)
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        server.close()
+        with suppress(OSError):
+            await made.end()

@@ -1,0 +1,226 @@
+"""Whom sentinels and nodes of a cluster are believed, against servers that say what they are told to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from redis.crc import key_slot
+
+from genie.storage import finders
+from genie.storage.finders import Found, finder
+from genie.storage.link import LinkError, Refused
+from genie.storage.url import Address, RedisUrl
+from relay import Command, Relay, Rule, encoded, error, relay
+from servers import free_port
+
+KEY = "{genie}:meta"
+SLOT = key_slot(KEY.encode())
+HERE = "127.0.0.1"
+Script = Callable[[Command], bytes | None]
+Server = Script | None
+"""None is not there at all."""
+
+
+def hangs(_: Command) -> None:
+    """No answer, ever."""
+
+
+def refuses(text: str) -> Script:
+    return lambda _: error(text)
+
+
+def says(value: object) -> Script:
+    return lambda _: encoded(value)
+
+
+@asynccontextmanager
+async def running(*servers: Server) -> AsyncIterator[tuple[list[Relay], str]]:
+    """Each of them, and where they are as it is written in a URL."""
+    async with AsyncExitStack() as stack:
+        made = [await stack.enter_async_context(relay(0, script)) for script in servers if script is not None]
+        ports = iter([one.port for one in made])
+        yield made, ",".join(f"{HERE}:{free_port() if script is None else next(ports)}" for script in servers)
+
+
+# -- sentinels ------------------------------------------------------------------------------------------------
+
+
+def sentinel(epoch: int, host: str, port: int, named: str | None = None) -> Script:
+    """One that knows a master, and for clients perhaps another."""
+
+    def script(command: Command) -> bytes:
+        assert command[2] == b"locks"
+        if command[1] == b"MASTER":
+            return encoded(
+                ["name", "locks", "ip", host, "port", str(port), "config-epoch", str(epoch), "flags", "master"]
+            )
+        assert command[1] == b"GET-MASTER-ADDR-BY-NAME"
+        return encoded([named or host, str(port)])
+
+    return script
+
+
+NOBODY = refuses("ERR No such master with that name")
+OLD, NEW = sentinel(3, "old", 1), sentinel(4, "new", 1)
+
+
+@pytest.mark.parametrize(
+    "servers",
+    [
+        [NEW],
+        [OLD, NEW, OLD],
+        [NEW, OLD, OLD],
+        [sentinel(9, "z", 1), sentinel(10, "new", 1)],
+        [None, NEW, None],
+        [NOBODY, NEW, NOBODY],
+        [NEW, says([]), says(None), says(7), says(["config-epoch", "x"])],
+        [OLD, sentinel(4, "old", 1, named="new"), OLD],
+        [sentinel(4, "zzz", 1), NEW, NEW],
+        [hangs, NEW, OLD],
+    ],
+    ids=["one", "two are stale", "the first knows", "by number", "others are dead", "others know nobody", "others talk nonsense",
+         "it is just being replaced", "most of one epoch", "one hangs"],
+)  # fmt: skip
+async def test_the_sentinel_that_knows_the_latest_election_is_believed(servers: list[Server]) -> None:
+    async with running(*servers) as (_, places):
+        asked = finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY)
+        assert asked.strict
+        assert await asked.find() == Found(Address("new", 1))
+
+
+@pytest.mark.parametrize(
+    ("servers", "reason"),
+    [
+        ([None], "refused|Connect"),
+        ([NOBODY, None], "No such master"),
+        ([says([])], "does not say what a sentinel"),
+        ([refuses("NOAUTH Authentication required.")], "NOAUTH"),
+        ([refuses("ERR unknown command 'SENTINEL', with args beginning with: 'MASTER'")], "unknown command"),
+        ([hangs, NOBODY], "No such master.*no answer|no answer.*No such master"),
+    ],
+)
+async def test_nobody_knows_the_master(monkeypatch: pytest.MonkeyPatch, servers: list[Server], reason: str) -> None:
+    monkeypatch.setattr(finders, "ANSWER_S", 0.05)
+    monkeypatch.setattr(finders, "LATEST_S", 0.1)
+    async with running(*servers) as (_, places):
+        with pytest.raises(LinkError, match=f"no sentinel names a master 'locks'.*({reason})"):
+            await finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY).find()
+
+
+async def test_one_that_is_late_is_waited_for_where_no_other_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finders, "ANSWER_S", 0.05)
+    monkeypatch.setattr(finders, "LATEST_S", 20.0)
+    async with running(NOBODY, NEW, None) as (made, places):
+        held = made[1].rule(Rule("SENTINEL", encoded(["config-epoch", "4"]), held=asyncio.Event()))
+        finding = asyncio.create_task(finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY).find())
+        await held.met.wait()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(finding), 0.1)  # beyond the time that all are given
+        assert held.held is not None
+        held.held.set()
+        assert await finding == Found(Address("new", 1))
+
+
+async def test_sentinels_are_logged_in_to_with_their_own_password() -> None:
+    def script(command: Command) -> bytes | None:
+        return b"+OK\r\n" if command[0] == b"AUTH" else NEW(command)
+
+    async with running(script, script) as (made, places):
+        url = f"redis+sentinel://me:one@{places.split(',')[0]}/locks/3?sentinel_username=you&sentinel_password=two"
+        await finder(RedisUrl.read(url), KEY).find()
+        assert made[0].seen[0][1] == (b"AUTH", b"you", b"two")
+        await finder(RedisUrl.read(f"redis+sentinel://me:one@{places.split(',')[1]}/locks/3"), KEY).find()
+        assert made[1].names() == ["SENTINEL", "SENTINEL"], "no password, and no database"
+
+
+# -- a cluster ------------------------------------------------------------------------------------------------
+
+
+def slots(*masters: tuple[str | None, int]) -> Script:
+    """A node to which the first one has the slot, and the second all others."""
+    first, other = [[host, port, "id"] for host, port in (*masters, ("other", 1))[:2]]
+    ranges = [[0, SLOT - 1, other], [SLOT, SLOT, first, ["replica", 5, "id", []]], [SLOT + 1, 16_383, other]]
+    return says(ranges)
+
+
+@pytest.mark.parametrize(
+    "servers",
+    [
+        [slots(("new", 1))],
+        [slots(("old", 1)), slots(("new", 1)), slots(("new", 1))],
+        [slots(("new", 1)), slots(("old", 1)), slots(("new", 1)), None],
+        [None, slots(("new", 1)), refuses("ERR This instance has cluster support disabled"), says(7), says([[1]])],
+        [slots(("?", 1)), says([]), slots(("new", 1))],
+        [hangs, slots(("new", 1))],
+    ],
+    ids=["one", "most", "one is stale, one dead", "others talk nonsense", "others do not know", "one hangs"],
+)
+async def test_most_nodes_are_believed(servers: list[Server]) -> None:
+    async with running(*servers) as (_, places):
+        asked = finder(RedisUrl.read(f"redis+cluster://{places}"), KEY)
+        assert asked.strict
+        assert await asked.find() == Found(Address("new", 1))
+
+
+@pytest.mark.parametrize("host", ["", None])
+async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(host: str | None) -> None:
+    async with running(slots((host, 77))) as (_, places):
+        assert await finder(RedisUrl.read(f"redis+cluster://{places}"), KEY).find() == Found(Address(HERE, 77))
+
+
+@pytest.mark.parametrize("servers", [[says([])], [None], [slots(("?", 1))]])
+async def test_nobody_serves_the_slot(servers: list[Server]) -> None:
+    async with running(*servers) as (_, places):
+        with pytest.raises(LinkError, match=f"says who serves slot {SLOT}"):
+            await finder(RedisUrl.read(f"redis+cluster://{places}"), KEY).find()
+
+
+async def test_nodes_that_were_named_are_asked_and_those_of_the_url_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finders, "MOST_NODES", 2)
+    async with running(slots((HERE, 1)), slots((HERE, 1))) as ((seed, named), _):
+        seed._script = slots((HERE, named.port), ("gone", 1))
+        asked = finder(RedisUrl.read(f"redis+cluster://{HERE}:{seed.port}"), KEY)
+        assert await asked.find() == Found(Address(HERE, named.port))
+        assert named.seen == []
+        seed._script = refuses("LOADING Redis is loading the dataset in memory")
+        named._script = says([[0, 16_383, [f"gone-{number}.invalid", 1, "id"]] for number in range(9)])
+        await asked.find()
+        assert named.seen, "the first one is not needed any more"
+        seed._script = slots(("again", 7))
+        assert await asked.find() == Found(Address("again", 7)), "all that were named are gone"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("MOVED 3999 10.0.0.1:6381", Found(Address("10.0.0.1", 6381))),
+        ("ASK 3999 10.0.0.1:6381", Found(Address("10.0.0.1", 6381), asking=True)),
+        ("MOVED 3999 a.example:6381", Found(Address("a.example", 6381))),
+        ("MOVED 3999 fd00::1:6381", Found(Address("fd00::1", 6381))),
+        ("MOVED 3999 [fd00::1]:6381", Found(Address("fd00::1", 6381))),
+        ("MOVED 3999 :6381", Found(Address("who.said.it", 6381))),
+        ("ASK 3999 :6381", Found(Address("who.said.it", 6381), asking=True)),
+        ("MOVED 3999 ?:6381", None),
+        ("MOVED 3999", None),
+        ("MOVED", None),
+        ("MOVED 3999 a:b", None),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", None),
+        ("ERR MOVED 3999 10.0.0.1:6381", None),
+    ],
+)
+async def test_a_hint_is_followed_once(text: str, found: Found | None) -> None:
+    async with running(slots(("asked", 1))) as (_, places):
+        asked = finder(RedisUrl.read(f"redis+cluster://{places}"), KEY)
+        asked.hint(Refused(text), Address("who.said.it", 1))
+        assert await asked.find() == (found or Found(Address("asked", 1)))
+        assert await asked.find() == Found(Address("asked", 1))
+
+
+async def test_one_alone_is_always_the_master() -> None:
+    asked = finder(RedisUrl.read("redis://one:7"), KEY)
+    asked.hint(Refused("MOVED 3999 10.0.0.1:6381"), Address("one", 7))
+    assert await asked.find() == Found(Address("one", 7))
+    assert not asked.strict

@@ -1,0 +1,96 @@
+"""What a commit must be followed by, and whether that is enough."""
+
+from __future__ import annotations
+
+import hiredis
+import pytest
+
+from genie.core import LockManager, Release, Request
+from genie.storage.base import Batch
+from genie.storage.link import Refused
+from genie.storage.master import Master
+from genie.storage.namespace import Namespace, Tenure
+from genie.storage.packing import _COMMIT, Confirmation, Packer, _sha, with_script
+from genie.storage.url import RedisUrl
+
+
+@pytest.mark.parametrize(
+    ("replicas", "fsync", "command", "enough", "missing"),
+    [
+        (0, False, None, [], {}),
+        (2, False, [b"WAIT", b"2", b"1000"], [2, 3], {0: "confirmed by 0 of 2 replicas", 1: "confirmed by 1 of 2 replicas"}),
+        (
+            0,
+            True,
+            [b"WAITAOF", b"1", b"0", b"10"],
+            [(1, 0), (1, 5)],
+            {(0, 0): "not on the disk of the master", (0, 5): "not on the disk of the master"},
+        ),
+        (
+            2,
+            True,
+            [b"WAITAOF", b"1", b"2", b"10"],
+            [(1, 2), (1, 3)],
+            {
+                (1, 1): "confirmed by 1 of 2 replicas",
+                (0, 2): "not on the disk of the master, and confirmed by 2 of 2 replicas",
+                (0, 0): "not on the disk of the master, and confirmed by 0 of 2 replicas",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_confirmation(
+    replicas: int,
+    fsync: bool,
+    command: list[bytes] | None,
+    enough: list[int | tuple[int, int]],
+    missing: dict[int | tuple[int, int], str],
+) -> None:
+    confirmation = Confirmation(replicas, fsync=fsync)
+    assert confirmation.replies == (1 if command is None else 2)
+    assert parsed(confirmation.command) == command
+    for reply in enough:
+        assert confirmation.missing(list(reply) if isinstance(reply, tuple) else reply) == ""
+    for reply, said in missing.items():
+        assert confirmation.missing(list(reply) if isinstance(reply, tuple) else reply) == said
+    assert confirmation.missing(Refused("ERR no")) == "ERR no"
+
+
+def parsed(command: bytes) -> list[bytes] | None:
+    """The parts of a packed command; None where there is none."""
+    reader = hiredis.Reader()
+    reader.feed(command)
+    found = reader.gets()
+    return found if isinstance(found, list) else None
+
+
+def packer() -> Packer:
+    namespace = Namespace(Master(RedisUrl.read("redis://"), "k"), "n")
+    namespace.tenure = Tenure(7, "nonce", "{n}:records:7-nonce")
+    return Packer(namespace)
+
+
+def test_a_batch_is_one_command() -> None:
+    manager, packed = LockManager(), packer()
+    one, other = Request(exclusive=("a",)), Request(exclusive=("b",))
+    for request in (one, other):
+        manager.step(request, 0)
+    manager.step(Release(one.id), 0)
+    head = [b"EVALSHA", _sha(_COMMIT), b"3", b"{n}:meta", b"{n}:records:7-nonce", b"{n}:journal", b"7", b"nonce"]
+    parts = parsed(packed.pack(Batch({one.id: one, other.id: other, 9: None}, 10, 20, 1.5)))
+    assert parts is not None
+    assert parts[:8] == head
+    assert parts[8] == b"1 1.500 10 20"
+    assert parts[10:16] == [b"2", b"1", b"", b"9", b"", b"2"]
+    assert len(parts) == 17
+    following = parsed(packed.pack(Batch({}, 10, 20, 2)))
+    assert following is not None
+    assert following[8:] == [b"2 2.000 10 20", following[9], b"0"]
+
+
+def test_a_batch_for_another_script_is_the_same_but_for_its_name() -> None:
+    name, batch = _sha(b"another"), packer().pack(Batch({1: None}))
+    again = with_script(batch, name)
+    assert parsed(again) == [name if part == _sha(_COMMIT) else part for part in parsed(batch) or []]
+    assert again != batch
+    assert with_script(again, name) == again

@@ -1,0 +1,190 @@
+"""The two rules by which namespaces spread, in a small world of nodes that see who leads and know nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from genie.storage.spread import HESITATION_S, LONGEST_S, Spread
+
+WISH_LASTS = 3
+"""Rounds: a wish is looked at once a second, and lasts for three."""
+
+
+@dataclass
+class World:
+    """Nodes that come and die, and namespaces that each of them serves. A round is one second."""
+
+    nodes: dict[str, Spread] = field(default_factory=dict)
+    leaders: dict[str, str | None] = field(default_factory=dict)
+    wishes: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    """Who, how many it led then, and until which round it lasts."""
+    now: int = 0
+    moves: int = 0
+
+    def node(self, name: str) -> None:
+        self.nodes[name] = spread = Spread()
+        for namespace, leader in self.leaders.items():
+            spread.leads(namespace, leader)
+
+    def die(self, name: str) -> None:
+        del self.nodes[name]
+        for namespace, leader in self.leaders.items():
+            if leader == name:
+                self.led(namespace, None)
+
+    def led(self, namespace: str, leader: str | None) -> None:
+        """Everybody hears of it."""
+        self.leaders[namespace] = leader
+        for spread in self.nodes.values():
+            spread.leads(namespace, leader)
+
+    def take_over(self, giver: str = "") -> None:
+        """The fastest takes what nobody leads. Of those who are equally fast the one that helps least: who has given it."""
+        for namespace, leader in self.leaders.items():
+            if leader is None:
+                first = min(self.nodes, key=lambda name: (self.hesitation(name, namespace), name != giver))
+                self.led(namespace, first)
+                self.moves += 1
+
+    def hesitation(self, name: str, namespace: str) -> float:
+        return self.nodes[name].hesitation_s(name, namespace)
+
+    def wish(self) -> bool:
+        said = {name: spread.wish(name) for name, spread in self.nodes.items()}
+        for name, namespace in said.items():
+            if namespace is not None:
+                assert self.leaders[namespace] != name
+                self.wishes[namespace] = name, self.nodes[name].count(name), self.now + WISH_LASTS
+        return any(said.values())
+
+    def look(self) -> None:
+        """All leaders look for wishes in the same moment, before anything has moved."""
+        given = []
+        for namespace, leader in self.leaders.items():
+            who, count, lasts = self.wishes.get(namespace, ("", 0, -1))
+            assert leader is not None
+            if lasts >= self.now and self.nodes[leader].give(namespace, leader, who, count):
+                given.append((namespace, leader))
+        for namespace, giver in given:
+            self.led(namespace, None)
+            self.take_over(giver)
+
+    def round(self) -> bool:
+        """Whether somebody wished for anything."""
+        self.now += 1
+        wished = self.wish()
+        self.look()
+        return wished
+
+    def counts(self) -> list[int]:
+        counts = Counter(self.leaders.values())
+        return [counts[name] for name in self.nodes]
+
+    def rest(self) -> None:
+        """Go on until nobody wishes for anything, and those wishes have ended that there were."""
+        bound = 4 * (len(self.leaders) + WISH_LASTS)
+        quiet = 0
+        while quiet <= WISH_LASTS:
+            quiet = 0 if self.round() else quiet + 1
+            assert self.now < bound, (self.counts(), self.leaders)
+
+
+def world(nodes: int, owners: list[int]) -> World:
+    """Nodes with names, and for each namespace the number of the node that leads it."""
+    made = World(leaders={f"ns{i}": f"node{owner % nodes}" for i, owner in enumerate(owners)})
+    for i in range(nodes):
+        made.node(f"node{i}")
+    return made
+
+
+OWNERS = st.lists(st.integers(0, 4), min_size=1, max_size=24)
+
+
+@given(nodes=st.integers(1, 5), owners=OWNERS)
+def test_from_anywhere_they_come_to_rest_with_a_difference_of_one(nodes: int, owners: list[int]) -> None:
+    made = world(nodes, owners)
+    made.rest()
+    assert max(made.counts()) - min(made.counts()) <= 1
+    assert made.moves <= len(owners), "nothing moves twice"
+
+
+@given(nodes=st.integers(1, 4), owners=OWNERS, events=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=8))
+def test_nodes_come_and_die_at_any_time(nodes: int, owners: list[int], events: list[tuple[bool, int]]) -> None:
+    made = world(nodes, owners)
+    for number, (comes, which) in enumerate(events):
+        if comes or len(made.nodes) == 1:
+            made.node(f"late{number}")
+        else:
+            made.die(sorted(made.nodes)[which % len(made.nodes)])
+            made.take_over()
+        made.round()
+    made.now = 0
+    made.wishes.clear()
+    made.rest()
+    assert max(made.counts()) - min(made.counts()) <= 1
+
+
+def test_who_leads_less_takes_over_first() -> None:
+    made = world(3, [0, 0, 1, 2, 2, 2])
+    made.led("new", None)
+    assert made.hesitation("node1", "new") < made.hesitation("node0", "new") < made.hesitation("node2", "new")
+    idle = Spread()
+    assert idle.hesitation_s("idle", "new") == 0, "who leads nothing need not wait"
+
+
+def test_nobody_hesitates_for_long() -> None:
+    made = world(2, [0] * 1_000 + [1] * 900)
+    assert made.hesitation("node1", "new") == LONGEST_S
+    assert made.hesitation("node0", "new") == 2 * LONGEST_S
+
+
+@pytest.mark.parametrize("least", [0, 1, 5, 30])
+def test_who_leads_least_is_the_fastest_however_many_that_is(least: int) -> None:
+    made = world(4, [0] * least + [1] * (least + 1) + [2] * (least + 2) + [3] * (least + 9))
+    hesitations = [made.hesitation(f"node{i}", "new") for i in range(4)]
+    assert sorted(hesitations) == hesitations
+    assert hesitations[1] - hesitations[0] >= HESITATION_S - 1e-9
+
+
+@pytest.mark.parametrize("own", [2, 8, 9, 30])
+def test_who_has_given_one_away_leaves_it_to_others(own: int) -> None:
+    made = world(2, [0] * own + [1] * (own - 2))
+    spread = made.nodes["node0"]
+    assert spread.give("ns0", "node0", "node1", own - 2)
+    assert made.hesitation("node0", "ns0") > 2 * LONGEST_S, "however many both lead"
+    spread.leads("ns0", None)
+    assert made.hesitation("node0", "ns0") > 2 * LONGEST_S
+    spread.leads("ns0", "node1")
+    spread.leads("ns0", None)
+    assert made.hesitation("node0", "ns0") <= 2 * LONGEST_S, "another has led it since"
+
+
+def test_no_more_is_given_than_is_too_much() -> None:
+    made = world(5, [0, 0, 0, 1, 2, 3, 4])
+    spread = made.nodes["node0"]
+    given = [spread.give(f"ns{i}", "node0", f"node{i + 1}", 1) for i in range(3)]
+    assert given == [True, False, False], "what is about to go does not count any more"
+
+
+def test_an_old_wish_counts_for_what_the_other_leads_by_now() -> None:
+    spread = world(2, [0, 0, 0, 1, 1]).nodes["node0"]
+    assert not spread.give("ns0", "node0", "node1", 0)
+
+
+def test_nobody_gives_to_itself_or_what_would_only_turn_it_round() -> None:
+    spread = world(2, [0, 0, 0]).nodes["node0"]
+    assert not spread.give("ns0", "node0", "node0", 0)
+    assert not spread.give("ns0", "node0", "node1", 2)
+    assert spread.give("ns0", "node0", "node1", 1)
+
+
+def test_of_several_nodes_each_asks_for_another() -> None:
+    made = world(3, [0] * 30)
+    assert made.nodes["node0"].wish("node0") is None
+    assert len({made.nodes[name].wish(name) for name in ("node1", "node2")}) == 2
+    assert made.nodes["node1"].wish("node1") == made.nodes["node1"].wish("node1"), "the same as long as nothing moves"
