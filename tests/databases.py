@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from servers import WAIT_S, Process, free_port
+from ports import free_port
+from servers import WAIT_S, Process
 
 
 def find(name: str, kept: Iterable[Path], product: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import random
 import shutil
 import signal
 import socket
@@ -20,17 +19,10 @@ from typing import Any, Protocol
 
 import orjson
 
+from ports import free_port
+
 WAIT_S = 30.0
 """How long anything may take that happens at all: a bound, not a measure."""
-
-
-def free_port() -> int:
-    """A port that stays free while its server is down: none that the kernel gives to a connection on its way out."""
-    while True:
-        port = random.randrange(20_000, 32_000)  # noqa: S311 - no secret
-        with socket.socket() as sock, suppress(OSError):
-            sock.bind(("127.0.0.1", port))
-            return port
 
 
 class Process:
@@ -189,8 +181,8 @@ class Genie(Process):
 def running_redis(*options: str) -> Iterator[Redis]:
     with tempfile.TemporaryDirectory() as folder:
         redis = Redis(Path(folder), *options)
-        redis.start()
         try:
+            redis.start()
             yield redis
         finally:
             redis.kill()
@@ -202,8 +194,8 @@ def running_server(redis: Redis | None = None, **settings: object) -> Iterator[G
     genie = Genie(redis, **settings)
     if redis is not None:
         redis.found(str(settings.get("namespace", "genie")))
-    genie.start()
     try:
+        genie.start()
         yield genie
     finally:
         genie.kill()

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from browser import Browser, ask
-from servers import free_port, running_server
+from ports import free_port
+from servers import running_server
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dashboard.py"
 

@@ -8,7 +8,8 @@ import pytest
 from selenium.webdriver.support.select import Select
 
 from browser import Browser, address
-from servers import Genie, free_port, running_redis, running_server
+from ports import free_port
+from servers import Genie, running_redis, running_server
 from wire import Wire
 
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000}

@@ -15,7 +15,8 @@ from selenium.webdriver.common.keys import Keys
 
 from browser import Browser, address, ask
 from genie.admin.page import Page
-from servers import WAIT_S, Genie, free_port, running_redis, running_server
+from ports import free_port
+from servers import WAIT_S, Genie, running_redis, running_server
 from wire import Wire
 
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000, "onDisconnect": "release"}

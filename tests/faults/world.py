@@ -15,8 +15,9 @@ from faults.link import Link, Lost, ask
 from faults.watch import Broken, Watch
 from faults.wire_client import WireClient
 from faults.worker import Client, Worker
+from ports import free_port
 from proxy import Proxy, chunks, lines, proxy
-from servers import Genie, Ground, Redis, free_port, running_redis
+from servers import Genie, Ground, Redis, running_redis
 
 STUCK_S = 30.0
 """A bound: who has waited for so long, with servers and Redis there, is stuck."""

@@ -24,7 +24,8 @@ from genie.config import Settings
 from genie.core import LockManager, Request
 from genie.observability.stats import Stats
 from genie.server.app import Server
-from servers import Genie, Redis, free_port, running_server
+from ports import free_port
+from servers import Genie, Redis, running_server
 from wire import Wire
 
 HOUR_MS = 3_600_000

@@ -13,7 +13,8 @@ from admin_client import ask
 from genie.access import Access, Principal
 from genie.access.reading import Entry
 from genie.admin.guard import HEADERS, PRINCIPAL, Guard
-from servers import free_port, running_server
+from ports import free_port
+from servers import running_server
 from wire import Wire
 
 LOOK, LOCK, OPS, PART = "token-of-who-looks", "token-of-who-locks", "token-of-the-ops", "token-of-a-part"

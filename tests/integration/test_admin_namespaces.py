@@ -16,7 +16,8 @@ from admin_client import ask, release
 from genie.admin import Admin, answers
 from genie.config import Settings
 from genie.server.app import Server
-from servers import WAIT_S, Genie, Redis, free_port, running_server
+from ports import free_port
+from servers import WAIT_S, Genie, Redis, running_server
 from wire import Wire
 
 OF_THE_SERVER = {

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from certificates import Certificates
-from servers import Genie, free_port, running_server
+from ports import free_port
+from servers import Genie, running_server
 from wire import Wire
 
 TOKEN = "the token of the one who watches"  # noqa: S105 - nobody's

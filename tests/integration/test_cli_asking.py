@@ -17,7 +17,8 @@ import pytest
 
 from fake import error, fake_server
 from genie import LockLost, Unavailable, sync
-from servers import WAIT_S, Genie, Redis, free_port, running_server
+from ports import free_port
+from servers import WAIT_S, Genie, Redis, running_server
 
 COMMANDS = (["status"], ["inspect"], ["explain", "7"], ["waits"], ["watch", "a"], ["release", "7"])
 

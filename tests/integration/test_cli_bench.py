@@ -21,7 +21,8 @@ import pytest
 
 from genie import sync
 from genie.protocol import messages
-from servers import WAIT_S, Genie, free_port, running_server
+from ports import free_port
+from servers import WAIT_S, Genie, running_server
 
 SLOTS = 4
 FOREVER = ["--connections", str(SLOTS), "--warm-up", "0", "--seconds", "1000"]

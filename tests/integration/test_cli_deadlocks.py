@@ -15,7 +15,8 @@ import trustme
 
 from admin import SpokenAdmin, spoken_admin
 from genie.admin.answers import DeadlockRow, Deadlocks, Problem, Step
-from servers import WAIT_S, free_port
+from ports import free_port
+from servers import WAIT_S
 
 
 def genie_cli(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:

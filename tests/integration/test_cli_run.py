@@ -17,7 +17,8 @@ from typing import IO, Any
 import pytest
 
 from genie import sync
-from servers import WAIT_S, Genie, free_port, running_server
+from ports import free_port
+from servers import WAIT_S, Genie, running_server
 
 CLI = [sys.executable, "-m", "genie.cli"]
 PYTHON = [sys.executable, "-uc"]

@@ -18,8 +18,9 @@ from click.testing import CliRunner
 
 from genie.cli.timeouts import timeouts
 from mariadb import mariadb
+from ports import free_port
 from postgres import postgres
-from servers import WAIT_S, free_port, running_server
+from servers import WAIT_S, running_server
 from trial_ledger import ask, overdue
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}

@@ -17,8 +17,9 @@ import pytest
 
 from admin import SpokenAdmin, spoken_admin
 from genie.admin.answers import Problem
+from ports import free_port
 from seen import HOT, WAITS, state
-from servers import WAIT_S, Redis, free_port, running_server
+from servers import WAIT_S, Redis, running_server
 from terminal import Terminal, terminal
 from wire import Wire
 

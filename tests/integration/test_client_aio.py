@@ -23,7 +23,8 @@ from genie import (
     exclusive,
     shared,
 )
-from servers import WAIT_S, Genie, free_port
+from ports import free_port
+from servers import WAIT_S, Genie
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 
 from fake import PONG, error, fake_server, locked, queued
 from genie import Client, ConnectionLost, LockLost, TransactionTimeout, Unavailable, connect, sync
-from servers import WAIT_S, Genie, free_port
+from ports import free_port
+from servers import WAIT_S, Genie
 
 QUEUED = queued("1")
 HELD = locked("1", expires_in=10_000)

@@ -10,7 +10,8 @@ import pytest
 
 from fake import PONG, Fake, error, fake_server, locked, queued
 from genie import ConnectionLost, Unavailable, connect, sync
-from servers import WAIT_S, Genie, free_port
+from ports import free_port
+from servers import WAIT_S, Genie
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ from genie import (
     sync,
 )
 from genie.client.sync import Lock
-from servers import WAIT_S, Genie, free_port
+from ports import free_port
+from servers import WAIT_S, Genie
 
 
 @pytest.fixture

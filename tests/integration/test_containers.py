@@ -26,7 +26,8 @@ from typing import Any
 import pytest
 import yaml
 
-from servers import WAIT_S, free_port, running_redis
+from ports import free_port
+from servers import WAIT_S, running_redis
 
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534

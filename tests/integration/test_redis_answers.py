@@ -18,9 +18,10 @@ from structlog.testing import capture_logs
 from genie.storage.link import Link, LinkError
 from genie.storage.redis import RedisStore
 from locks import NAME, Locks, batches, locks, soon, stored
+from ports import free_port
 from redises.crowd import until
 from relay import Relay, Rule, encoded, error, relay
-from servers import Redis, free_port, running_redis, running_server
+from servers import Redis, running_redis, running_server
 from wire import Wire
 
 REFUSALS = [

@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from genie.cli import main
 from genie.cli.serve import serve
 from genie.config import Settings
-from servers import Genie, free_port, running_redis, running_server
+from ports import free_port
+from servers import Genie, running_redis, running_server
 from wire import Wire
 
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from servers import WAIT_S, Genie, free_port
+from ports import free_port
+from servers import WAIT_S, Genie
 
 WALLET = Path(__file__).parents[2] / "examples" / "wallet.py"
 

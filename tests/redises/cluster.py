@@ -13,9 +13,9 @@ from pathlib import Path
 from redis import ResponseError
 from redis.crc import key_slot
 
+from ports import free_port
 from redises.crowd import end, started, until
 from redises.node import Node
-from servers import free_port
 
 SLOTS = 16_384
 MIGRATE_MS = 5_000

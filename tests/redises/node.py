@@ -8,8 +8,9 @@ from typing import Any
 
 from redis.asyncio import Redis as Client
 
+from ports import free_port
 from proxy import Proxy
-from servers import Redis, free_port
+from servers import Redis
 
 SENTINELS_AT = "127.0.0.2"
 REDISES_AT = "127.0.0.3"

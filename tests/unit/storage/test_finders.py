@@ -13,8 +13,8 @@ from genie.storage import finders
 from genie.storage.finders import Found, finder
 from genie.storage.link import LinkError, Refused
 from genie.storage.url import Address, RedisUrl
+from ports import free_port
 from relay import Command, Relay, Rule, encoded, error, relay
-from servers import free_port
 
 KEY = "{genie}:meta"
 SLOT = key_slot(KEY.encode())
