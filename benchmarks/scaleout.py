@@ -40,13 +40,20 @@ ALONE = (1, 1)
 
 
 def spread_setups(stack: ExitStack, folder: Path) -> list[Setup]:
-    """Namespaces, nodes that all serve all of them, and Redis or several. The others are held against the first."""
+    """Namespaces, nodes that serve all of them or some, and Redis or several. The others are held against the first."""
     several = names(THREE)
 
     def made(name: str, namespaces: Sequence[str], nodes: int, masters: int) -> Setup:
         redises = cluster(stack, folder, masters) if masters > 1 else [redis_server(stack, folder)]
         url = f"redis{'+cluster' if masters > 1 else ''}://127.0.0.1:{redises[0].port}"
         return spread(Setup(name, namespaces, [node(stack, folder, url, namespaces) for _ in range(nodes)], redises))
+
+    def grouped(name: str, nodes: int) -> Setup:
+        """To each namespace its nodes and its Redis."""
+        redises = [redis_server(stack, folder) for _ in several]
+        urls = {namespace: f"redis://127.0.0.1:{redis.port}" for namespace, redis in zip(several, redises, strict=True)}
+        groups = [node(stack, folder, url, [namespace]) for namespace, url in urls.items() for _ in range(nodes)]
+        return spread(Setup(name, several, groups, redises))
 
     return [
         made("1 namespace, 1 node, 1 Redis", several[:1], 1, 1),
@@ -55,6 +62,7 @@ def spread_setups(stack: ExitStack, folder: Path) -> list[Setup]:
         made("2 namespaces, 2 nodes, 1 Redis", several[:2], 2, 1),
         made("3 namespaces, 3 nodes, 1 Redis", several, THREE, 1),
         made("3 namespaces, 3 nodes, a cluster of 3", several, THREE, THREE),
+        grouped("3 namespaces, to each 2 nodes (1 stands by) and 1 Redis", 2),
     ]
 
 

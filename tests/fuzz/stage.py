@@ -307,8 +307,8 @@ class Stage:
     async def _quiet(self) -> None:
         pump = self.pump
         for _ in range(TURNS):
-            await asyncio.sleep(0.01 if pump._in_flight else 0)
-            if not (pump._pending or pump._in_flight or pump._scheduled) or pump._stopped:
+            await asyncio.sleep(0.01 if pump._commits.in_flight else 0)
+            if not (pump._turns.waiting or pump._commits.in_flight or pump._scheduled) or pump._stopped:
                 break
         else:
             self.wrong(Wrong("the server does not come to rest"))
@@ -323,7 +323,7 @@ class Stage:
             await asyncio.sleep(SHOW_S)
             await self._quiet()
         self._look()
-        if self.problem is None and not self.pump._pending and not self.pump._in_flight:
+        if self.problem is None and not self.pump._turns.waiting and not self.pump._commits.in_flight:
             self._agree()
 
     async def end(self) -> None:
@@ -340,7 +340,7 @@ class Stage:
         await self._quiet()
         table, dispatch = self.pump.manager.table, self.pump._dispatch
         left = (len(table.held), len(table.waiting), len(dispatch.sessions), len(self.registry))
-        if left != (0, 0, 0, 0) or dispatch.watches.prefixes or self.pump._pending_bytes:
+        if left != (0, 0, 0, 0) or dispatch.watches.prefixes or self.pump._turns.bytes:
             self.wrong(Wrong(f"left over: {left} held, waiting, sessions, connections"))
         if isinstance(self.store, Shelf) and self.store.records:
             self.wrong(Wrong(f"left in the store: {self.store.records}"))

@@ -44,8 +44,8 @@ MUTANTS = [
     Mutant(
         "tells before it has stored",
         "server/pump.py",
-        "self._store.commit(Batch(changes, self._reserved, manager.next_fence, now), self._committed)",
-        "self._deliver(); self._store.commit(Batch(changes, self._reserved, manager.next_fence, now), self._committed)",
+        "self._commits.write(changes, now)",
+        "self._deliver(); self._commits.write(changes, now)",
     ),
     Mutant(
         "a refusal takes along what is not stored yet",
@@ -62,8 +62,8 @@ MUTANTS = [
     ),
     Mutant(
         "ids are told that may be given again",
-        "server/pump.py",
-        "self._store.commit(Batch(changes, self._reserved,",
+        "server/commits.py",
+        "self._store.commit(Batch(changes, self.reserved,",
         "self._store.commit(Batch(changes, 1,",
     ),
     # -- the store
@@ -109,7 +109,7 @@ MUTANTS = [
     # -- leading
     Mutant(
         "tells what was stored before its lease ended",
-        "server/pump.py",
+        "server/commits.py",
         "if error is None and took_s > self._lease_s:",
         "if False:",
     ),

@@ -11,6 +11,7 @@ import pytest
 from genie.config import Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
+from genie.server import commits, turns
 from genie.server import pump as module
 from genie.server.connection import Connection
 from genie.server.pump import Pump
@@ -102,7 +103,7 @@ async def test_who_may_not_lead_any_more_looks_before_it_answers() -> None:
     asking.data_received(PING)
     await asyncio.sleep(0)
     assert store.commits == commits
-    room.pump._sent_at -= 2 * Settings().lease
+    room.pump._commits._sent_at -= 2 * Settings().lease
     asking.data_received(PING)
     await asyncio.sleep(0)
     assert store.commits == commits + 1
@@ -120,17 +121,17 @@ async def test_who_says_much_does_not_keep_others_waiting(line: bytes) -> None:
     if line is LOOK:  # a batch ends with it
         await asyncio.sleep(0)
     assert ("quiet", 1) in room.told
-    assert sum(lines for name, lines in room.told if name == "loud") <= module.MAX_BATCH
+    assert sum(lines for name, lines in room.told if name == "loud") <= turns.MAX_BATCH
     await room.pump.settled()
     assert sum(lines for name, lines in room.told if name == "loud") == 20_000
-    assert (loud.ahead, room.pump._pending_bytes, loud.inbox, room.failed) == (0, 0, type(loud.inbox)(), [])
+    assert (loud.ahead, room.pump._turns.bytes, loud.inbox, room.failed) == (0, 0, type(loud.inbox)(), [])
 
 
 async def test_blank_lines_are_nobodys_turn() -> None:
     room = Room()
     loud = room.enter("loud")
     loud.data_received(b"\n" * 10_000)
-    assert not room.pump._pending
+    assert not room.pump._turns.waiting
     loud.data_received(b"\r\n" * 10_000)
     loud.data_received(b"\n" + PING + b"\r\n \n" + PING)
     await room.pump.settled()
@@ -155,7 +156,7 @@ async def test_who_talks_alone_is_answered_on_the_spot_and_in_order() -> None:
 
 async def test_an_id_is_stored_as_given_out_before_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of a request that waits, which is not stored itself. Or another would get it after a crash."""
-    monkeypatch.setattr(module, "RESERVE", 10)
+    monkeypatch.setattr(commits, "RESERVE", 10)
     shelf = Shelf()
     room = Room(shelf)
     client = room.enter("client")
@@ -178,7 +179,8 @@ async def test_what_a_watcher_is_still_to_be_told_does_not_cut_it_off(monkeypatc
     room.pump.submit(other, [b'{"command":"request","payload":{"resources":["exclusive:a","exclusive:b"]}}'], 1)
     await asyncio.sleep(0)
     monkeypatch.setattr(module, "MAX_UNTOLD", 1)
-    room.pump._lose_patience()
+    room.pump._commits.away = True
+    room.pump.on_away()
     room.pump.submit(watcher, [PING], 1)
     store.waiting.pop()(None)
     await asyncio.sleep(2 * module.SHOW_S)
@@ -190,8 +192,8 @@ async def test_long_commands_do_not_make_one_long_batch() -> None:
     store = Silence()
     room = Room(store)
     first, second, third = (room.enter(name) for name in ("first", "second", "third"))
-    room.pump.submit(first, [PING], module.MAX_BATCH_BYTES // 2)
-    room.pump.submit(second, [PING], module.MAX_BATCH_BYTES // 2)
+    room.pump.submit(first, [PING], turns.MAX_BATCH_BYTES // 2)
+    room.pump.submit(second, [PING], turns.MAX_BATCH_BYTES // 2)
     room.pump.submit(third, [b'{"command":"request","payload":{"resources":["exclusive:a"]}}'], 1)
     await asyncio.sleep(0)
     store.waiting.pop()(None)
