@@ -10,8 +10,8 @@ from redises.cluster import running_cluster, slot_of
 from servers import Genie, running_server
 from wire import Wire
 
-LINES = 6
-"""So many lines a server logs in more than its lease, if it can't go on."""
+LINES = 2
+"""A server that can't go on says so once in ten seconds: between two lines it has tried for many leases."""
 
 
 @pytest.mark.parametrize("left", [("copies",), ("meta", "copies"), ("journal",)], ids=" ".join)
