@@ -20,14 +20,13 @@ from genie.cli.asking import (
     Asker,
     ask,
     json_option,
-    one_line,
     patience_option,
     plain_errors,
     seconds,
     server_options,
 )
 from genie.cli.bench_report import document, end_progress, errors, headline, lines, show_progress
-from genie.client.reach import Address, addresses, spell
+from genie.client.reach import Address, spell
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.protocol import codec
 
@@ -152,7 +151,7 @@ def bench(
         raise click.UsageError(f"--connections times --depth may be {MOST_IN_FLIGHT:,} at most.")
     shape = Shape(keys=keys, shared_percent=shared_percent, resources=resources)
     plan = Plan(
-        address=_address_of_server(host, port, namespace, patience),
+        address=ask(host, port, namespace, patience, _address),
         namespace=namespace,
         patience_s=patience,
         shape=shape,
@@ -164,22 +163,11 @@ def bench(
     session.finish()
 
 
-def _address_of_server(host: str, port: int, namespace: str | None, patience: float) -> Address:
-    """The one that leads, of those that answer; all connections go there."""
-    errors: list[str] = []
-    for address in addresses(host, port):
-        try:
-            found = ask(spell(address), port, namespace, patience, _pinged)
-        except GenieError as error:
-            named, why = spell(address), one_line(error)
-            errors.append(why if named in why else f"{named}: {why}")
-        else:
-            return found or address
-    raise Unavailable("; ".join(errors))
-
-
-async def _pinged(client: Asker) -> Address | None:
+async def _address(client: Asker) -> Address:
+    """The server that leads; all connections go there."""
     await client.ping()
+    if client.address is None:
+        raise Unavailable("the server that answered has gone")
     return client.address
 
 
