@@ -1,6 +1,6 @@
 """What namespaces on several nodes can do together, and what it costs to wait for replicas and disks of Redis.
 
-    python benchmarks/scaleout.py [spread] [durable] [--rounds N] [--seconds S]
+    python benchmarks/scaleout.py [spread] [groups] [durable] [--rounds N] [--seconds S]
 
 All servers are real ones and run all the time; the loads take turns. Figures are medians of the rounds, and the ratios
 medians of the ratios of each round, so that they bear a noisy machine. All servers share one processor and the load has
@@ -11,11 +11,13 @@ follows the last column, what they could do if each process had a processor of i
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +36,7 @@ from benchmarks.scaleout_parts.servers import (  # noqa: E402
     spread,
 )
 
-THREE = 3
+TWO, THREE = 2, 3
 BUSY = (64, 16)
 ALONE = (1, 1)
 
@@ -48,13 +50,6 @@ def spread_setups(stack: ExitStack, folder: Path) -> list[Setup]:
         url = f"redis{'+cluster' if masters > 1 else ''}://127.0.0.1:{redises[0].port}"
         return spread(Setup(name, namespaces, [node(stack, folder, url, namespaces) for _ in range(nodes)], redises))
 
-    def grouped(name: str, nodes: int) -> Setup:
-        """To each namespace its nodes and its Redis."""
-        redises = [redis_server(stack, folder) for _ in several]
-        urls = {namespace: f"redis://127.0.0.1:{redis.port}" for namespace, redis in zip(several, redises, strict=True)}
-        groups = [node(stack, folder, url, [namespace]) for namespace, url in urls.items() for _ in range(nodes)]
-        return spread(Setup(name, several, groups, redises))
-
     return [
         made("1 namespace, 1 node, 1 Redis", several[:1], 1, 1),
         made("1 namespace, 2 nodes (1 stands by), 1 Redis", several[:1], 2, 1),
@@ -62,8 +57,29 @@ def spread_setups(stack: ExitStack, folder: Path) -> list[Setup]:
         made("2 namespaces, 2 nodes, 1 Redis", several[:2], 2, 1),
         made("3 namespaces, 3 nodes, 1 Redis", several, THREE, 1),
         made("3 namespaces, 3 nodes, a cluster of 3", several, THREE, THREE),
-        grouped("3 namespaces, to each 2 nodes (1 stands by) and 1 Redis", 2),
     ]
+
+
+def group_setups(stack: ExitStack, folder: Path) -> list[Setup]:
+    """Groups that have nothing in common, not even the processor: two nodes (one stands by), their Redis and their load."""
+    processors = sorted(os.sched_getaffinity(0))[:TWO]
+    if len(processors) < TWO:
+        raise SystemExit("groups: two processors are needed")
+    groups = []
+    for processor, name in zip(processors, names(TWO), strict=True):
+        redis = redis_server(stack, folder, processor=processor)
+        url = f"redis://127.0.0.1:{redis.port}"
+        nodes = [node(stack, folder, url, [name], processor) for _ in range(TWO)]
+        groups.append(spread(Setup("1 group", [name], nodes, [redis], [processor])))
+    one, other = groups
+    both = Setup(
+        "2 groups at the same time",
+        [*one.namespaces, *other.namespaces],
+        [*one.nodes, *other.nodes],
+        [*one.redises, *other.redises],
+        processors,
+    )
+    return [one, replace(other, name="the other group"), both]
 
 
 def durable_setups(stack: ExitStack, folder: Path) -> list[Setup]:
@@ -132,6 +148,17 @@ def show_spread(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Sampl
         )
 
 
+def show_groups(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Sample]]]) -> None:
+    """The table of groups."""
+    print("| | cycles/s | ratio | CPU of a cycle, servers | Redis |")
+    print("| --- | --: | --: | --: | --: |")
+    for setup, (samples,) in zip(setups, found, strict=True):
+        print(
+            f"| {setup.name} | {middle(samples, 'cycles_per_s'):,.0f} | {against(samples, found[0][0]):.2f} "
+            f"| {middle(samples, 'server_us'):.1f} µs | {middle(samples, 'redis_us'):.1f} µs |"
+        )
+
+
 def show_durable(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Sample]]]) -> None:
     """The table of what is waited for."""
     print(
@@ -149,11 +176,15 @@ def show_durable(setups: Sequence[Setup], found: Sequence[Sequence[Sequence[Samp
 def main() -> None:
     """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", metavar="PART", nargs="*", help="spread or durable; both without any")
+    parser.add_argument("parts", metavar="PART", nargs="*", help="spread, groups or durable; all without any")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
-    parts = {"spread": (spread_setups, (BUSY,), show_spread), "durable": (durable_setups, (ALONE, BUSY), show_durable)}
+    parts = {
+        "spread": (spread_setups, (BUSY,), show_spread),
+        "groups": (group_setups, (BUSY,), show_groups),
+        "durable": (durable_setups, (ALONE, BUSY), show_durable),
+    }
     if unknown := set(options.parts) - set(parts):
         parser.error(f"there is no part {unknown.pop()!r}; there are {', '.join(parts)}")
     for part in options.parts or parts:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import orjson
 
 from benchmarks.peers.processes import cpu_s, pinned
-from benchmarks.scaleout_parts.servers import Setup, environment
+from benchmarks.scaleout_parts.servers import Setup, environment, on
 
 WARM_UP_S = 0.3
 
@@ -27,19 +29,25 @@ class Sample:
     errors: int
 
 
+def _on(processor: int | None) -> Sequence[str]:
+    if processor is None:
+        processor = pinned()[2]
+    return () if processor is None else on(processor)
+
+
 def measure(setup: Setup, connections: int, depth: int, seconds: float) -> Sample:
     """Load each namespace alike. Times are those of the slowest namespace."""
-    processor = pinned()[2]
-    prefix = [] if processor is None else ["taskset", "-c", str(processor)]
     load = ["bench", "own", "--connections", str(connections), "--depth", str(depth), "--seconds", str(seconds)]
-    command = [*prefix, sys.executable, "-m", "genie.cli", *load, "--warm-up", str(WARM_UP_S), "--json"]
+    command = [sys.executable, "-m", "genie.cli", *load, "--warm-up", str(WARM_UP_S), "--json"]
     pids = [[process.pid for process in kind] for kind in (setup.nodes, setup.redises)]
     before = [cpu_s(kind) for kind in pids]
     loads = [
         subprocess.Popen(
-            [*command, "--host", setup.hosts, "--namespace", name], env=environment(), stdout=subprocess.PIPE
+            [*_on(processor), *command, "--host", setup.hosts, "--namespace", name],
+            env=environment(),
+            stdout=subprocess.PIPE,
         )
-        for name in setup.namespaces
+        for name, processor in zip(setup.namespaces, cycle(setup.loads))
     ]
     said = [load.communicate()[0] for load in loads]
     used = [[cpu_s([pid])[pid] - early[pid] for pid in kind] for kind, early in zip(pids, before, strict=True)]

@@ -42,6 +42,8 @@ class Setup:
     namespaces: Sequence[str]
     nodes: Sequence[Running]
     redises: Sequence[Running]
+    loads: Sequence[int | None] = (None,)
+    """On which processors the loads of the namespaces run, in turns; None: where that of the benchmark is, if it has one."""
 
     @property
     def hosts(self) -> str:
@@ -49,12 +51,19 @@ class Setup:
         return ",".join(f"{HOST}:{node.port}" for node in self.nodes)
 
 
-def redis_server(stack: ExitStack, folder: Path, *options: str, below: int = 65_536) -> Running:
+def on(processor: int | None) -> Sequence[str]:
+    """What to put before a command so that it runs there; None: where all servers do, if they have one of their own."""
+    return pinned()[0] if processor is None else ("taskset", "-c", str(processor))
+
+
+def redis_server(
+    stack: ExitStack, folder: Path, *options: str, below: int = 65_536, processor: int | None = None
+) -> Running:
     """One with an append-only file."""
     port = free_port(below)
     where = folder / f"redis-{port}"
     where.mkdir()
-    command = [*pinned()[0], "redis-server", "--port", str(port), "--bind", HOST, "--dir", str(where), "--save", ""]
+    command = [*on(processor), "redis-server", "--port", str(port), "--bind", HOST, "--dir", str(where), "--save", ""]
     command += ["--appendonly", "yes", "--repl-diskless-sync-delay", "0", *options]
     return Running(port, stack.enter_context(serving(command, where / "log", lambda: accepts(port))))
 
@@ -95,10 +104,12 @@ def names(number: int) -> list[str]:
     ]
 
 
-def node(stack: ExitStack, folder: Path, url: str, namespaces: Sequence[str], **variables: str) -> Running:
+def node(
+    stack: ExitStack, folder: Path, url: str, namespaces: Sequence[str], processor: int | None = None, **variables: str
+) -> Running:
     """A server of these namespaces, when it knows who leads one."""
     port = free_port()
-    command = [*pinned()[0], sys.executable, "-m", "genie.cli", "serve", "--port", str(port), "--admin-port", ""]
+    command = [*on(processor), sys.executable, "-m", "genie.cli", "serve", "--port", str(port), "--admin-port", ""]
     variables |= {"GENIE_REDIS_URL": url, "GENIE_NAMESPACES": ",".join(namespaces), "GENIE_LOG_LEVEL": "warning"}
     log = folder / f"genie-{port}.log"
     return Running(
