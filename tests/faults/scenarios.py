@@ -10,11 +10,12 @@ from typing import Any
 
 from faults.cuts import cut_and_kill, cut_clients, cut_redis
 from faults.figures import Figures
-from faults.masters_change import hand_over, isolate_master, kill_lagging, kill_master, stop_master
+from faults.masters_change import hand_over, isolate_master, kill_lagging
+from faults.masters_die import kill_master, stop_master
 from faults.redis_fails import kill_redis, stop_redis
 from faults.server_stops import stop_leader
 from faults.servers_end import kill_alone, kill_and_restart, kill_leader, kill_with_many, resign
-from faults.slots_move import kill_member, move_slot, stop_member
+from faults.slots_move import move_slot
 from faults.world import World, world
 from redises.cluster import running_cluster
 from redises.sentinels import running_sentinels
@@ -124,14 +125,14 @@ SCENARIOS = (
         "kill-member",
         "`kill -9` of the slot's master in a cluster",
         40,
-        kill_member,
+        kill_master,
         {"servers": 2, "redis": running_cluster},
     ),
     Scenario(
         "stop-member",
         "the slot's master in a cluster stopped, continued later",
         40,
-        stop_member,
+        stop_master,
         {"servers": 2, "redis": running_cluster},
     ),
     Scenario("kill-with-many", "`kill -9` of the leader, 100,000 locks held", 10, kill_with_many, {"servers": 2}),

@@ -19,7 +19,7 @@ async def test_a_master_that_dies_is_replaced_and_comes_back_as_a_replica() -> N
         old.call("SET", "k", "before")
         await redis.settled()
         old.kill()
-        new = await redis.master_changed(old)
+        new = await redis.successor(old)
         assert new is not old
         assert new.call("GET", "k") == b"before"
         new.call("SET", "k", "after")
@@ -36,7 +36,7 @@ async def test_a_planned_failover_and_a_master_that_was_stopped_meanwhile() -> N
         assert new is not old
         await redis.settled()
         new.stop()
-        third = await redis.master_changed(new)
+        third = await redis.successor(new)
         new.resume()
         assert await redis.settled() is third
         assert (await new.ask("ROLE"))[0] == "slave"
@@ -80,7 +80,7 @@ async def test_a_member_that_dies_is_replaced_by_its_replica() -> None:
         old.call("SET", KEYS[0], "kept")
         await redis.settled()
         old.kill()
-        assert await redis.failed_over(old) is replica
+        assert await redis.successor(old) is replica
         assert replica.call("GET", KEYS[0]) == b"kept"
         old.restart()
         await redis.settled()
@@ -93,7 +93,7 @@ async def test_a_master_that_is_cut_off_goes_on_until_it_hears_of_the_other() ->
     async with running_sentinels(fronts=True) as redis:
         old = await redis.master()
         old.isolate()
-        new = await redis.master_changed(old)
+        new = await redis.successor(old)
         old.call("SET", "k", "of the old")
         new.call("SET", "k", "of the new")
         assert old.call("GET", "k") == b"of the old"

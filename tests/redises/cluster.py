@@ -14,7 +14,7 @@ from redis import ResponseError
 from redis.crc import key_slot
 
 from ports import free_port
-from redises.crowd import end, started, until
+from redises.crowd import end, start, until
 from redises.node import Node
 
 SLOTS = 16_384
@@ -95,8 +95,8 @@ class Cluster:
         living = [(node, await node.ask("ROLE")) for node in self.living]
         return [node for node, role in living if role[0] == "slave" and role[2] == master.port]
 
-    async def failed_over(self, old: Member, namespace: str = "genie") -> Member:
-        """Wait until somebody else has the namespace's slot, and all the living serve again: the new master."""
+    async def successor(self, old: Member, namespace: str = "genie") -> Member:
+        """The next master of a namespace's slot, as soon as there is one and all the living serve again."""
 
         async def other() -> bool:
             return not await self.owners(slot_of(namespace)) & {old.port, 0} and await self._serves()
@@ -109,7 +109,7 @@ class Cluster:
         await self.settled()
         old = await self.owner(namespace)
         await (await self.replicas(old))[0].ask("CLUSTER", "FAILOVER")
-        return await self.failed_over(old, namespace)
+        return await self.successor(old, namespace)
 
     async def _serves(self) -> bool:
         said = await asyncio.gather(*(node.ask("CLUSTER", "INFO") for node in self.living))
@@ -200,9 +200,9 @@ async def running_cluster(*lines: str, node_timeout_ms: int = 1_000, appendonly:
     ]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        members = started(lambda: [Member(folder, *common) for _ in range(6)])
-        made = Cluster(members)
+        made = Cluster([Member(folder, *common) for _ in range(6)])
         try:
+            start(made.members)
             await _join(made)
             yield made
         finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
 
 from redis import RedisError
 
@@ -13,22 +12,6 @@ from redises.node import Node
 from servers import WAIT_S
 
 POLL_S = 0.02
-N = TypeVar("N", bound=Node)
-
-
-def started(make: Callable[[], list[N]]) -> list[N]:
-    """Make some and start them. Where a port is taken meanwhile they are made again, with others."""
-    for last in (False, False, True):
-        nodes = make()
-        try:
-            start(nodes)
-        except BaseException as error:
-            end(nodes)
-            if last or not isinstance(error, AssertionError):
-                raise
-        else:
-            break
-    return nodes
 
 
 def start(nodes: Sequence[Node]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from redis import RedisError, ResponseError
 
 from proxy import chunks, proxy
-from redises.crowd import end, started, until
+from redises.crowd import end, start, until
 from redises.node import REDISES_AT, SENTINELS_AT, Node
 
 NAME = "locks"
@@ -77,8 +77,8 @@ class Sentinels:
         master = await self.master()
         return [node for node in self.redises if node is not master]
 
-    async def master_changed(self, old: Node) -> Node:
-        """Wait until the sentinels agree on another master."""
+    async def successor(self, old: Node) -> Node:
+        """The next master, as soon as the sentinels agree on one."""
 
         async def changed() -> bool:
             master = await self.agreed()
@@ -125,7 +125,7 @@ class Sentinels:
         """A planned one, begun by one sentinel: the new master, when all of them know it."""
         old = await self.settled()
         await self.begin_failover()
-        return await self.master_changed(old)
+        return await self.successor(old)
 
     async def begin_failover(self) -> None:
         """Tell a sentinel to replace a master that is well. It refuses while another failover is going on."""
@@ -172,6 +172,7 @@ async def running_sentinels(
     fronts: bool = False,
 ) -> AsyncIterator[Sentinels]:
     """All of it, settled. `lines` go into the configuration of each server of data; `quick` sentinels ask more often.
+
     With `fronts` each of those can be isolated (on Linux, where the loopback has more than one address).
     """
     common = [
@@ -184,16 +185,13 @@ async def running_sentinels(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         before = [await stack.enter_async_context(proxy(0, chunks)) if fronts else None for _ in range(replicas + 1)]
 
-        def make() -> list[Node]:
-            master = Node(folder, *common, front=before[0])
-            follow = f"replicaof 127.0.0.1 {master.known_port}"
-            others = [Node(folder, *common, follow, front=front) for front in before[1:]]
-            judges = [_sentinel(folder, master, down_after_ms, failover_timeout_ms) for _ in range(3)]
-            return [*judges, master, *others]
-
-        nodes = started(make)
-        made = Sentinels(nodes[3:], nodes[:3])
+        master = Node(folder, *common, front=before[0])
+        follow = f"replicaof 127.0.0.1 {master.known_port}"
+        others = [Node(folder, *common, follow, front=front) for front in before[1:]]
+        judges = [_sentinel(folder, master, down_after_ms, failover_timeout_ms) for _ in range(3)]
+        made = Sentinels([master, *others], judges)
         try:
+            start([*judges, master, *others])
             if quick:
                 await _hurry(made.sentinels)
             await made.settled()
