@@ -92,16 +92,19 @@ class RawTalk:
             self._release_unmentioned()
         elif command == "error":
             self._refused(payload, wish)
-        elif command == "queued" and wish is not None and not wish.id:
-            wish.id = payload["id"]
+        elif command == "queued" and wish is not None and wish.id != payload["id"]:
+            # For the first time; or it was queued by a server that led on a way that did not last, and is here as well.
+            wish.id, wish.held = payload["id"], False
             self._by_id[wish.id] = wish
             self.world.ids.append(wish.id)
+            if wish.ended:
+                self._release(wish)
         elif command == "extended" and wish is not None:
             wish.held = True
         elif command == "locked" and wish is not None:
             wish.id, wish.held = payload["id"], True
             self._by_id[wish.id] = wish
-        elif command == "released" and wish is not None and wish.id in (0, payload["id"]):
+        elif command == "released" and wish is not None:
             wish.id, wish.ended = payload["id"], True
             self._by_id[wish.id] = wish
 

@@ -194,6 +194,8 @@ class Facts:
         case = self.cases.get(id_)
         if case is not None:
             return case if case.client == conversation.client else None
+        if self._tainted.get(id_, INFINITE) <= self.now:
+            return None  # the client heard it from another way: what it asks for by that `ref` on this one is new
         key = conversation.client, ref
         if key not in self.asked:
             return None
