@@ -70,6 +70,8 @@ class Follower:
         """None where nothing was loaded yet, or it fell behind the journal."""
         self._heard_at = self._loop.time()
         """When there was news of a leader, or of Redis, last."""
+        self._newcomer = known is None and namespace.replaceable
+        """Nothing was heard of any leader yet, and the Redis that is asked may know less than was told: others come first."""
         self._leads = False
         self.since = 0.0
         """Since when this node leads: when it began to take over."""
@@ -122,9 +124,10 @@ class Follower:
         """Follow whoever leads. Returns the replica where this node leads now, None where there is something new to see."""
         if meta.node is None and await self._hesitates(meta):
             return None
-        if meta.node is None or self._node.succeeds(meta.node):
+        succeeds = meta.node is not None and self._node.succeeds(meta.node)
+        if meta.node is None or (succeeds and not self._newcomer):
             return await self._take_over(meta, unmoved=False)
-        self._following(meta.node.address)
+        self._following(None if succeeds else meta.node.address)
         if self._mirror is None:
             await self._load()
             return None  # another may lead by now
@@ -136,7 +139,7 @@ class Follower:
     async def _listen(self, meta: Meta, leader: str, lease_s: float) -> Replica | None:
         """Take in what one leader commits, until it has not been heard of for its lease, or another begins."""
         while True:
-            left_s = self._heard_at + lease_s - self._loop.time()
+            left_s = self._heard_at + lease_s + self._modest_s - self._loop.time()
             found = await self._read(min(ceil(left_s * 1000), LONGEST_WAIT_MS) if left_s > 0 else None)
             if found is None:
                 return None
@@ -146,6 +149,7 @@ class Follower:
             for news in found:
                 self._heard_at = self._loop.time()
                 self._known = None  # a leader that lives has the last word
+                self._newcomer = False
                 if isinstance(news, Began) or news.resigned:
                     return None
             if not found and await self._moved_on(meta):
@@ -178,7 +182,12 @@ class Follower:
     @property
     def _respect_s(self) -> float:
         """How much longer a node waits that would write anew what it has only read: who has led knows the last word."""
-        return RESPECT_S if self._known is None and self._mirror is not None else 0.0
+        return self._modest_s or (RESPECT_S if self._known is None and self._mirror is not None else 0.0)
+
+    @property
+    def _modest_s(self) -> float:
+        """How much longer a node waits that has come just now, so that it does not lead before those who have seen more."""
+        return 2 * RESPECT_S if self._newcomer else 0.0
 
     async def _hesitates(self, meta: Meta | None) -> bool:
         """Leave it to nodes that lead fewer namespaces for a moment; whether one of them was faster."""

@@ -134,6 +134,11 @@ class Master:
                 return (await self._finder.find()).address != link.address
         return False
 
+    @property
+    def replaceable(self) -> bool:
+        """Whether somebody may name another master."""
+        return self._finder.strict
+
     async def verify(self) -> None:
         """LinkError where the one that is called is not the master any more."""
         if self._link is not None and await self.elsewhere(self._link):

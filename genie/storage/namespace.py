@@ -93,6 +93,11 @@ class Namespace:
         self.history = History()
         """By which epochs the own tenure was come to, which is at its beginning."""
 
+    @property
+    def replaceable(self) -> bool:
+        """Whether another Redis may become the master, which may lack what the one before had."""
+        return self._master.replaceable
+
     async def read(self) -> Meta | None:
         """What it says of itself; None where it says nothing: it is new, or all is lost."""
         stored = await self._master.look([self.meta, self.journal], "HGETALL")

@@ -129,6 +129,8 @@ class History:
     """What was there at the end, where there are several Redises."""
     hindered: dict[str, list[float]] = field(default_factory=dict)
     """When a host was looked at and could not do what it would, by its name: it was down, stood still or was cut off."""
+    lives: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """From when to when each process of a server lived, by its name."""
     entries: list[Entry] = field(default_factory=list)
     _parts: dict[tuple[SimTransport, str], bytes] = field(default_factory=dict)
 

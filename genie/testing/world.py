@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import MutableMapping
 from contextvars import Context
+from math import inf
 from random import Random
 from typing import Any, cast
 from unittest.mock import patch
@@ -57,15 +58,21 @@ class Host:
         self.restarting = False
         world = self.world
         self.node = world.loop.node(f"{self.name}.{self._starts}", self.name)
+        world.history.lives[self.node.name] = world.loop.time(), inf
         world.loop.spawn(self.node, self._serve(self.node))
 
     def kill(self, after_s: float, *, silently: bool) -> None:
         """SIGKILL, or the end of the machine; it is started again after a while."""
         if not self.node.dead and not self.restarting:
             self.world.loop.kill(self.node, silently=silently)
+            self._died(self.node)
             if silently:
                 self.world.boots[self.name] = self.world.boots.get(self.name, 1) + 1
             self.again(after_s)
+
+    def _died(self, process: Node) -> None:
+        lives = self.world.history.lives
+        lives[process.name] = lives[process.name][0], self.world.loop.time()
 
     def again(self, after_s: float) -> None:
         """Start it again after a while."""
@@ -80,6 +87,7 @@ class Host:
         world.history.note(NOTE, process.name, f"exit status {status}")
         if not process.dead:
             world.loop.kill(process)
+            self._died(process)
             self.again(world.random.uniform(*RESTART_S))
 
 

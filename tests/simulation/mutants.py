@@ -72,7 +72,14 @@ MUTANTS = [
         "storage/lua/commit.lua",
         "if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then",
         "if false then",
-        first=1546,
+        first=REPLICATED + 30,
+    ),
+    Mutant(
+        "who has just come leads before those who have seen more",
+        "storage/follower.py",
+        "if meta.node is None or (succeeds and not self._newcomer):",
+        "if meta.node is None or succeeds:",
+        first=REPLICATED + 1149,
     ),
     Mutant(
         "the script does not see a gap",

@@ -32,6 +32,10 @@ KEPT = [
     1235,  # somebody led a new namespace between two looks of who waited for it, and Redis lost everything again
     2000118,  # what was written anew counted as stored before a replica had it
     2000603,  # the leader stood down while Redis was away, and a follower that knew less wrote it anew
+    2000662,  # a client was told of its request by another id, for what it knew was on a way that did not last
+    2000811,  # what a client heard on a lost way was taken for an answer on the way that lasted
+    2001149,  # a server that had just come led before those who had seen more than Redis had
+    2002425,  # all died who had seen what Redis lost
     778,  # a follower that had to read the records did not see that another led by then
 ]
 """Seeds that have shown something once, and what that was."""

@@ -41,6 +41,7 @@ class Lasting:
             self._next[place.parent] = place
             place = place.parent
         self._hindered = history.hindered
+        self._lives = history.lives.values()
         for entry in history.entries:
             if history.final is None or self._lasts(entry):
                 self.entries.append(entry)
@@ -77,7 +78,7 @@ class Lasting:
         return place in self._path
 
     def _excused(self, entry: Entry, place: Place) -> None:
-        """What was told did not last: was its server held up, so that another took over in good faith?"""
+        """What was told did not last: was its server held up, so that another took over in good faith; or did all die?"""
         fork: Place | None = place
         while fork is not None and fork not in self._path:
             fork = fork.parent
@@ -85,6 +86,8 @@ class Lasting:
         while other is not None and other.late:
             other = self._next.get(other)
         at = entry.at if other is None else other.at
+        if not any(begun <= entry.at and at <= ended for begun, ended in self._lives):
+            return  # nobody was left who could have seen it
         host, first, last = entry.who.partition(".")[0], min(at, entry.at) - LEASE_S, max(at, entry.at)
         if not any(first <= seen <= last for seen in self._hindered.get(host, ())):
             self.wrong.append(

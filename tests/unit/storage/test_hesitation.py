@@ -21,6 +21,7 @@ class Moving:
     """A namespace whose master is another one from the second look on."""
 
     name = "a"
+    replaceable = True
     looks = 0
     taken = False
 
