@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,21 +11,9 @@ import pytest
 import trustme
 
 from admin import SpokenAdmin, spoken_admin
+from commands import genie_cli
 from genie.admin.answers import DeadlockRow, Deadlocks, Problem, Step
 from ports import free_port
-from servers import WAIT_S
-
-
-def genie_cli(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "genie.cli", *args],
-        env=clean | {"PYTHONIOENCODING": "utf-8"} | {f"GENIE_{name.upper()}": text for name, text in variables.items()},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=WAIT_S,
-        check=False,
-    )
 
 
 @pytest.fixture

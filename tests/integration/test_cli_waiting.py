@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from servers import WAIT_S, Genie
+from commands import genie_cli
+from servers import Genie
 from wire import Wire
-
-
-def genie_cli(genie: Genie, *args: str) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "genie.cli", *args, "--port", str(genie.port)],
-        env=variables | {"PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=WAIT_S,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -37,9 +23,9 @@ async def test_explain_a_request_that_waits_and_those_that_it_waits_for(genie: G
     held = await wire.lock("exclusive:e/a", "shared:e/b", transactionName="t1", transactionTimeout=HOUR_MS)
     ahead = await wire.request("exclusive:e/b", queueTimeout=HOUR_MS)
     last = await wire.request("exclusive:e/a", "shared:e/b", transactionName="t3", queueTimeout=HOUR_MS // 2)
-    waits, holds = genie_cli(genie, "explain", str(last)), genie_cli(genie, "explain", str(held))
-    told = json.loads(genie_cli(genie, "explain", str(last), "--json").stdout)
-    told_of_holder = json.loads(genie_cli(genie, "explain", str(held), "--json").stdout)
+    waits, holds = genie_cli("explain", str(last), port=genie.port), genie_cli("explain", str(held), port=genie.port)
+    told = json.loads(genie_cli("explain", str(last), "--json", port=genie.port).stdout)
+    told_of_holder = json.loads(genie_cli("explain", str(held), "--json", port=genie.port).stdout)
     assert (waits.returncode, holds.returncode) == (0, 0)
     assert waits.stdout.startswith(f"{last} of t3 has waited for ")
     assert f"\nIn its way: 2\n  └ {held} of t1 holds exclusive:e/a (" in waits.stdout
@@ -62,7 +48,7 @@ async def test_explain_a_request_that_waits_and_those_that_it_waits_for(genie: G
 async def test_explain_says_that_an_ended_request_is_none(genie: Genie, wire: Wire) -> None:
     ended = await wire.lock("exclusive:e/ended")
     await wire.release(ended)
-    said = genie_cli(genie, "explain", str(ended))
+    said = genie_cli("explain", str(ended), port=genie.port)
     assert (said.returncode, said.stdout) == (1, "")
     assert said.stderr == f"Error: there is no request {ended}: it has ended, or never was\n"
 
@@ -71,10 +57,10 @@ async def test_waits_shows_edges_for_people_graphviz_and_programs(genie: Genie, 
     held = await wire.lock("shared:w/a", transactionName='t"1', transactionTimeout=HOUR_MS)
     waiter = await wire.request("exclusive:w/a", transactionName="t2", queueTimeout=HOUR_MS)
     behind = await wire.request("shared:w/a", "shared:w/b", queueTimeout=HOUR_MS)
-    shown = genie_cli(genie, "waits", "--resource", "exclusive:w/a")
-    of_one = genie_cli(genie, "waits", "--transaction", "t2", "--json")
-    dot = genie_cli(genie, "waits", "--resource", "w/a", "--dot")
-    nobody = genie_cli(genie, "waits", "--resource", "w/b", "--transaction", "t2")
+    shown = genie_cli("waits", "--resource", "exclusive:w/a", port=genie.port)
+    of_one = genie_cli("waits", "--transaction", "t2", "--json", port=genie.port)
+    dot = genie_cli("waits", "--resource", "w/a", "--dot", port=genie.port)
+    nobody = genie_cli("waits", "--resource", "w/b", "--transaction", "t2", port=genie.port)
     for id_ in (behind, waiter, held):
         wire.send("release", id=id_)
     rows = [line.split() for line in shown.stdout.splitlines()[1:]]
@@ -98,7 +84,10 @@ async def test_a_thousand_holders_do_not_hide_who_waits(genie: Genie, wire: Wire
         await wire.expect("queued")
         held = (await wire.expect("locked"))["id"]
     waiter = await wire.request("exclusive:full", queueTimeout=HOUR_MS)
-    shown, explained = genie_cli(genie, "waits", "--resource", "full"), genie_cli(genie, "explain", str(held))
+    shown, explained = (
+        genie_cli("waits", "--resource", "full", port=genie.port),
+        genie_cli("explain", str(held), port=genie.port),
+    )
     header, *edges, note = shown.stdout.splitlines()
     assert [header.split()[0], *(edge.split()[0] for edge in edges)] == ["WAITER", *[str(waiter)] * 10]
     assert note.startswith("Edges that are not shown: 990,")
@@ -106,6 +95,6 @@ async def test_a_thousand_holders_do_not_hide_who_waits(genie: Genie, wire: Wire
 
 
 def test_one_form_at_a_time(genie: Genie) -> None:
-    said = genie_cli(genie, "waits", "--dot", "--json")
+    said = genie_cli("waits", "--dot", "--json", port=genie.port)
     assert said.returncode == 2
     assert "exclude each other" in said.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from commands import genie_cli
 from fake import PONG, Fake, Line, error, fake_server, locked, queued
 from genie import RequestRejected, Unavailable, connect, sync
 from genie.client import reach
@@ -155,19 +154,6 @@ def test_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reach.namespace("billing") == "billing"
 
 
-def command(server: Genie, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
-    environment |= {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(server.port)} | variables
-    return subprocess.run(
-        [sys.executable, "-m", "genie.cli", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -182,30 +168,19 @@ def command(server: Genie, *words: str, **variables: str) -> subprocess.Complete
     ids=lambda words: words[0],
 )
 def test_commands_ask_for_it(genie: Genie, words: tuple[str, ...]) -> None:
-    done = command(genie, *words, "--namespace", "billing")
+    done = genie_cli(*words, "--namespace", "billing", port=genie.port)
     assert done.returncode == 1, done.stderr
     assert "this server does not serve the namespace 'billing'" in done.stderr
 
 
 def test_commands_take_the_variable_and_name_what_is_wrong(genie: Genie) -> None:
-    done = command(genie, "run", "cli/run", "--namespace", "genie", "--", sys.executable, "-c", "print('done')")
+    done = genie_cli("run", "x", "--namespace", "genie", "--", sys.executable, "-c", "print('done')", port=genie.port)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-    done = command(
-        genie,
-        "bench",
-        "own",
-        "--connections",
-        "2",
-        "--seconds",
-        "0.1",
-        "--warm-up",
-        "0",
-        "--json",
-        GENIE_NAMESPACE="genie",
-    )
+    quick = ("--connections", "2", "--seconds", "0.1", "--warm-up", "0")
+    done = genie_cli("bench", "own", *quick, "--json", port=genie.port, namespace="genie")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
-    done = command(genie, "status", GENIE_NAMESPACE="a b")
+    done = genie_cli("status", port=genie.port, namespace="a b")
     assert done.returncode == 2
     assert f"it {MUST}, not 'a b'" in " ".join(done.stderr.split())
 
@@ -213,7 +188,7 @@ def test_commands_take_the_variable_and_name_what_is_wrong(genie: Genie) -> None
 async def test_commands_say_it_on_the_wire(nodes: list[Fake]) -> None:
     nodes[0].namespace = None
     words = ("run", "a", "--namespace", "billing", "--", "true")
-    running = asyncio.create_task(asyncio.to_thread(command, nodes[0], *words))  # type: ignore[arg-type]
+    running = asyncio.create_task(asyncio.to_thread(genie_cli, *words, port=nodes[0].port))
     line = await nodes[0].accept()
     await line.grant()
     await line.release()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import genie
 import genie.sync
+from commands import genie_cli
 from genie.client import reach
 from servers import WAIT_S, Genie, running_server
 
@@ -150,19 +148,6 @@ def test_who_waits_in_a_thread_is_told(tmp_path: Path) -> None:
             client.ping()
 
 
-def command(server: Genie, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
-    environment |= {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(server.port)} | variables
-    return subprocess.run(
-        [sys.executable, "-m", "genie.cli", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -176,9 +161,9 @@ def command(server: Genie, *words: str, **variables: str) -> subprocess.Complete
 )
 def test_commands_take_the_variables(words: tuple[str, ...], tmp_path: Path) -> None:
     with running_server(token=TOKEN) as server:
-        assert command(server, *words, GENIE_TOKEN=TOKEN).returncode == 0
-        assert command(server, *words, GENIE_TOKEN_FILE=str(written(tmp_path, TOKEN))).returncode == 0
-        done = command(server, *words, GENIE_TOKEN=WRONG)
+        assert genie_cli(*words, port=server.port, token=TOKEN).returncode == 0
+        assert genie_cli(*words, port=server.port, token_file=str(written(tmp_path, TOKEN))).returncode == 0
+        done = genie_cli(*words, port=server.port, token=WRONG)
         assert done.returncode != 0
         assert "unauthorized" in done.stderr
         assert WRONG not in done.stderr
@@ -188,9 +173,9 @@ def test_who_may_only_look_can_use_the_commands_that_look(tmp_path: Path) -> Non
     path = written(tmp_path, sections(a=TOKEN) + 'may = ["inspect"]\n')
     with running_server(token_file=path) as server:
         for words in (("status",), ("inspect",)):
-            done = command(server, *words, GENIE_TOKEN=TOKEN)
+            done = genie_cli(*words, port=server.port, token=TOKEN)
             assert done.returncode == 0, done.stderr
-        done = command(server, "run", "a", "--", "true", GENIE_TOKEN=TOKEN)
+        done = genie_cli("run", "a", "--", "true", port=server.port, token=TOKEN)
         assert "needs the right to lock" in done.stderr
 
 
@@ -198,11 +183,11 @@ def test_who_may_only_look_can_use_the_commands_that_look(tmp_path: Path) -> Non
 def test_the_health_check_of_a_name_that_may_not_see_everything(tmp_path: Path, limits: str) -> None:
     path = written(tmp_path, f'[a]\ntoken = "{TOKEN}"\n{limits}\n')
     with running_server(token_file=path) as server:
-        shown = command(server, "status", GENIE_TOKEN=TOKEN)
+        shown = genie_cli("status", port=server.port, token=TOKEN)
         assert (shown.returncode, shown.stderr) == (0, "")
         assert re.fullmatch(r"127\.0\.0\.1:\d+ answers in [\d.]+ ms\n", shown.stdout)
-        told = json.loads(command(server, "status", "--json", GENIE_TOKEN=TOKEN).stdout)
+        told = json.loads(genie_cli("status", "--json", port=server.port, token=TOKEN).stdout)
         assert (told["held"], told["waiting"]) == (None, None)
-        wrong = command(server, "status", GENIE_TOKEN=WRONG)
+        wrong = genie_cli("status", port=server.port, token=WRONG)
         assert wrong.returncode == 1
         assert "unauthorized" in wrong.stderr

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +21,7 @@ from structlog.testing import capture_logs
 import genie
 import genie.sync
 from certificates import Certificates
+from commands import genie_cli
 from genie.config import Settings
 from genie.errors import Unavailable
 from genie.server import handshake
@@ -334,19 +332,6 @@ def test_other_sides_that_do_not_fit_are_told(made: Certificates, tls_server: Ge
         assert why_not(strict.address, made.context()) == {"TLS: it wants a certificate of this side"}
 
 
-def command(*parts: str, **environment: object) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
-    own |= {name: str(value) for name, value in environment.items()}
-    return subprocess.run(
-        [sys.executable, "-m", "genie.cli", *parts],
-        env=own,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=WAIT_S,
-    )
-
-
 def test_the_command_line(made: Certificates, tls_server: Genie) -> None:
     host = f"genies://127.0.0.1:{tls_server.port}"
     for parts in (
@@ -356,10 +341,10 @@ def test_the_command_line(made: Certificates, tls_server: Genie) -> None:
         ("bench", "own", "--connections", "2", "--seconds", "0.05", "--warm-up", "0"),
     ):
         name, *rest = parts
-        done = command(name, "--host", host, *rest, GENIE_TLS_CA=made.ca)
+        done = genie_cli(name, "--host", host, *rest, tls_ca=made.ca)
         assert done.returncode == 0, done.stderr
-    assert "not accepted" in command("status", "--host", host).stderr
-    assert "GENIE_TLS_CA: /nowhere can't be read" in command("status", "--host", host, GENIE_TLS_CA="/nowhere").stderr
+    assert "not accepted" in genie_cli("status", "--host", host).stderr
+    assert "GENIE_TLS_CA: /nowhere can't be read" in genie_cli("status", "--host", host, tls_ca="/nowhere").stderr
 
 
 def test_a_certificate_is_read_again(made: Certificates) -> None:

@@ -17,6 +17,7 @@ from genie.server.pump import Pump
 from genie.server.registry import Registry
 from genie.storage.base import Batch
 from genie.storage.memory import MemoryStore
+from hearing import Hearing
 
 
 class Held(MemoryStore):
@@ -35,30 +36,6 @@ class Held(MemoryStore):
         self.waiting.pop()(None)
 
 
-class Transport(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[dict[str, Any]] = []
-
-    def write(self, data: Any) -> None:
-        self.told += map(orjson.loads, bytes(data).splitlines())
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        class Socket:
-            def setsockopt(self, *_: object) -> None: ...
-
-        return Socket() if name == "socket" else default
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-
-
 class World:
     """Two namespaces, a and b. Who says none is at a."""
 
@@ -73,8 +50,9 @@ class World:
 
     def enter(self) -> tuple[Connection, list[dict[str, Any]]]:
         connection = Connection(self.desks[""], Settings(), self.registry, None, self.desks.__getitem__)
-        connection.connection_made(transport := Transport())
-        return connection, transport.told
+        told: list[dict[str, Any]] = []
+        connection.connection_made(Hearing(lambda data: told.extend(map(orjson.loads, data.splitlines()))))
+        return connection, told
 
     def stop(self) -> None:
         for pump in self.pumps.values():

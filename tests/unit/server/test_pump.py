@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -18,38 +17,10 @@ from genie.server.pump import Pump
 from genie.server.registry import Registry
 from genie.storage.base import Batch, Store
 from genie.storage.memory import MemoryStore
+from hearing import Hearing
 
 PING = b'{"command":"ping"}\n'
 LOOK = b'{"command":"inspect"}\n'
-
-
-class Transport(asyncio.Transport):
-    """Writes down who is told how much, in order."""
-
-    def __init__(self, told: list[tuple[str, int]], name: str) -> None:
-        super().__init__()
-        self.told, self.name = told, name
-
-    def write(self, data: Any) -> None:
-        self.told.append((self.name, bytes(data).count(b"\n")))
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        if name == "peername":
-            return "127.0.0.1", 1
-
-        class Socket:
-            def setsockopt(self, *_: object) -> None: ...
-
-        return Socket() if name == "socket" else default
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return False
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
 
 
 class Shelf(MemoryStore):
@@ -89,7 +60,7 @@ class Room:
 
     def enter(self, name: str) -> Connection:
         connection = Connection(self.pump, Settings(), self.registry)
-        connection.connection_made(Transport(self.told, name))
+        connection.connection_made(Hearing(lambda data: self.told.append((name, data.count(b"\n")))))
         return connection
 
 
