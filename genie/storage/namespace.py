@@ -192,9 +192,9 @@ class Namespace:
         await self.unlink_others()
         self._attempted = None
 
-    async def resign(self) -> None:
-        """Let somebody else lead it at once."""
-        await self._master.eval(_RESIGN, [self.meta, self.journal], self.tenure.epoch, self.tenure.nonce)
+    async def resign(self, told: int) -> None:
+        """Let somebody else lead it at once; not where Redis lacks the batch that was told last."""
+        await self._master.eval(_RESIGN, [self.meta, self.journal], self.tenure.epoch, self.tenure.nonce, told)
 
     async def unlink_others(self) -> None:
         """Remove records that nothing points to: from before they were written anew, or of an attempt that died."""

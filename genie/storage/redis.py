@@ -143,13 +143,14 @@ class RedisStore:
         """Let another node lead at once. A Redis that can't be told leaves them to wait for the lease."""
         if not self._namespace.tenure.epoch:
             return
+        told = self._told
         await self._stand_down()  # a batch that comes later would be taken for the last one, which this is
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
-                    await self._namespace.resign()
+                    await self._namespace.resign(told)
                 except LinkError:  # this connection was idle for long, and may have ended: the next one is new
-                    await self._namespace.resign()
+                    await self._namespace.resign(told)
         except FAILURES as error:
             self._log.warning("Redis can't be reached; another server must wait for the lease to end", error=str(error))
 
@@ -164,8 +165,12 @@ class RedisStore:
         A batch in flight is in it, and was told to nobody: the last is how far Redis must have come.
         """
         number = self._packer.number
-        told = self._namespace.tenure.epoch, number - (self._done is not None)
-        return self._history(number), self._whole(), told
+        return self._history(number), self._whole(), (self._namespace.tenure.epoch, self._told)
+
+    @property
+    def _told(self) -> int:
+        """The number of the last batch that may have been told: not that of one in flight."""
+        return self._packer.number - (self._done is not None)
 
     def _history(self, number: int) -> History:
         """That of a batch of this tenure."""

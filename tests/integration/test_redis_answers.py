@@ -621,6 +621,21 @@ async def test_a_commit_that_comes_behind_the_resignation_is_not_taken_for_it(pl
     assert not told.done()
 
 
+async def test_who_resigns_where_redis_lacks_what_was_told_leaves_it_to_those_who_have_seen_it(plain: Redis) -> None:
+    meta = f"{{{NAME}}}:meta"
+    async with locks(plain.url) as client:
+        await soon(client.lock("a"))
+        early = plain.call("HGET", meta, "counters")
+        await soon(client.lock("b"))
+        late = plain.call("HGET", meta, "counters")
+        plain.call("HSET", meta, "counters", early)
+        await client.store.resign()
+        assert plain.call("HGET", meta, "node"), "who has seen nothing would lead at once"
+        plain.call("HSET", meta, "counters", late)
+        await client.store.resign()
+        assert not plain.call("HGET", meta, "node")
+
+
 async def test_a_connection_that_is_dropped_while_the_state_is_written_anew_is_made_again(plain: Redis) -> None:
     async with relay(plain.port) as between, locks(between.url) as client:
         await soon(client.lock("a"))

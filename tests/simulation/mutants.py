@@ -82,6 +82,13 @@ MUTANTS = [
         first=REPLICATED + 1149,
     ),
     Mutant(
+        "who resigns does not look whether Redis has what was told",
+        "storage/lua/resign.lua",
+        "if tonumber(number) < tonumber(ARGV[3]) then",
+        "if false then",
+        first=5423,
+    ),
+    Mutant(
         "the script does not see a gap",
         "storage/lua/commit.lua",
         "if number > applied + 1 then",
