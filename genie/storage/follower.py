@@ -164,7 +164,7 @@ class Follower:
         In the first case whoever leads has lost commits, and writes them anew; if nobody does so for a lease, we do. In
         the second two have led, cut off from each other, and the Redis that is left has the last word.
         """
-        if not self._journal.history.ahead_of(meta.position):
+        if not self._journal.history.knows_more_than(meta.history):
             self._log.warning("Redis is led on from another state than this node has seen; reading the records")
             self._mirror = self._known = None
             return None
@@ -261,8 +261,8 @@ class Follower:
         if base is None:
             return None
         self._leads = True
-        best = self._best()
-        if best is not None and best[0].ahead_of(base) and base != self._told:
+        best, found = self._best(), self._namespace.history
+        if best is not None and best[0].knows_more_than(found) and found.settled != self._told:
             # Redis now has a leader behind the old state: what is known here follows on that, whatever happens meanwhile.
             self._known, self._mirror = (best[0].at((self._namespace.tenure.epoch, 1)), best[1]), None
             return await self._write_anew(*self._known)

@@ -28,6 +28,11 @@ class History:
         """Where it has come to."""
         return self.ends[-1]
 
+    @property
+    def settled(self) -> Position:
+        """Where it had come to before those who led last and committed nothing: they have told nobody anything."""
+        return next((end for end in reversed(self.ends) if end[1]), self.ends[0])
+
     def includes(self, position: Position) -> bool:
         """Whether it has come by there, or has just got there."""
         return any(epoch == position[0] and position[1] <= number for epoch, number in self.ends)
@@ -35,6 +40,10 @@ class History:
     def ahead_of(self, position: Position) -> bool:
         """Whether it has come by there, and gone on."""
         return position != self.position and self.includes(position)
+
+    def knows_more_than(self, other: History) -> bool:
+        """Whether something was committed on this way that the other, which has come by there, does not have."""
+        return self.settled != other.settled and self.ahead_of(other.settled)
 
     def at(self, position: Position) -> History:
         """The same, further on in the same epoch or in the one that follows."""

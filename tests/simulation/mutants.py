@@ -89,6 +89,13 @@ MUTANTS = [
         first=5423,
     ),
     Mutant(
+        "who took over without a commit is taken for one who went on",
+        "storage/history.py",
+        "next((end for end in reversed(self.ends) if end[1]), self.ends[0])",
+        "self.position",
+        first=REPLICATED + 5620,
+    ),
+    Mutant(
         "the script does not see a gap",
         "storage/lua/commit.lua",
         "if number > applied + 1 then",
@@ -144,7 +151,7 @@ MUTANTS = [
     Mutant(
         "a follower forgets what Redis has lost",
         "storage/follower.py",
-        "if not self._journal.history.ahead_of(meta.position):",
+        "if not self._journal.history.knows_more_than(meta.history):",
         "if True:",
         first=REPLICATED + 17,
     ),

@@ -79,3 +79,15 @@ def test_the_last_epochs_are_remembered(epochs: int) -> None:
 def test_nothing_is_the_very_beginning(position: Position) -> None:
     assert read_position(b"") == History().position == (0, 0)
     assert read_position(f"{position[0]}-{position[1]}".encode()) == position
+
+
+def test_who_led_without_a_commit_has_not_gone_on() -> None:
+    known = History(((0, 0), (1, 7), (2, 3)))
+    assert History(((0, 0), (1, 7), (4, 0), (5, 0))).settled == (1, 7)
+    assert History(((0, 0), (3, 0))).settled == (0, 0)
+    assert known.knows_more_than(History(((0, 0), (1, 7), (4, 0), (5, 0))))
+    assert known.knows_more_than(History(((0, 0), (1, 5))))
+    assert not known.knows_more_than(History(((0, 0), (1, 7), (4, 1)))), "who committed there has told something"
+    assert not known.knows_more_than(known.at((6, 0)))
+    assert not known.at((3, 0)).knows_more_than(known)
+    assert not known.knows_more_than(History(((0, 0), (1, 9))))
