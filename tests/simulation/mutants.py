@@ -93,7 +93,7 @@ MUTANTS = [
         "storage/history.py",
         "next((end for end in reversed(self.ends) if end[1]), self.ends[0])",
         "self.position",
-        first=REPLICATED + 5620,
+        first=REPLICATED + 5639,
     ),
     Mutant(
         "the script does not see a gap",
