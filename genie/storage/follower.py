@@ -9,7 +9,7 @@ sent it; the leader counts from the sending. The script that takes over refuses 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import ceil, inf
 
 import structlog
@@ -40,7 +40,8 @@ POLL_S = 0.1
 class Follower:
     """What one node knows of a namespace that it does not lead.
 
-    `following` is told who leads, whenever that changes. `known` is what it knows from the time when it led.
+    `following` is told who leads, whenever that changes. `known` is what it knows from the time when it led, and `untold`
+    are the batches that it sent as a leader and told nobody of: some Redis may have them, and another may not.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Follower:
         spread: Spread,
         following: Callable[[str | None], None],
         known: tuple[History, Batch, Position] | None = None,
+        untold: Collection[Position] = (),
     ) -> None:
         self._log = log.bind(namespace=namespace.name)
         self._namespace = namespace
@@ -64,6 +66,7 @@ class Follower:
         """How far this node has led the namespace itself before, and everything that there was then."""
         self._told = None if known is None else known[2]
         """How far of that it has told: what came behind may as well be lost."""
+        self._untold = untold
         self._behind: tuple[Tenure, int] | None = None
         """Where Redis stands since it was seen to have gone back behind what is known here."""
         self._mirror: Mirror | None = None
@@ -261,7 +264,7 @@ class Follower:
         if base is None:
             return None
         self._leads = True
-        best, found = self._best(), self._namespace.history
+        best, found = self._best(), self._namespace.history.without(self._untold)
         if best is not None and best[0].knows_more_than(found) and found.settled != self._told:
             # Redis now has a leader behind the old state: what is known here follows on that, whatever happens meanwhile.
             self._known, self._mirror = (best[0].at((self._namespace.tenure.epoch, 1)), best[1]), None

@@ -8,6 +8,7 @@ Redis does not know must give in.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 Position = tuple[int, int]
@@ -44,6 +45,10 @@ class History:
     def knows_more_than(self, other: History) -> bool:
         """Whether something was committed on this way that the other, which has come by there, does not have."""
         return self.settled != other.settled and self.ahead_of(other.settled)
+
+    def without(self, untold: Collection[Position]) -> History:
+        """The same, where some batches are known to have been told to nobody: a state with them is none that somebody saw."""
+        return History(tuple((epoch, number - ((epoch, number) in untold)) for epoch, number in self.ends))
 
     def at(self, position: Position) -> History:
         """The same, further on in the same epoch or in the one that follows."""

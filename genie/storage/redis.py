@@ -8,6 +8,7 @@ to whichever Redis is the master by then. What the keys are, and how the namespa
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from genie.storage.base import Batch, Replica, Superseded
 from genie.storage.delivery import COMMIT_TIMEOUT_S, FAILURES, Delivery, pauses, until_done
 from genie.storage.durability import warn_if_lossy
 from genie.storage.follower import Follower
-from genie.storage.history import History, Position
+from genie.storage.history import LONGEST, History, Position
 from genie.storage.journal import Journal
 from genie.storage.link import LinkError
 from genie.storage.master import Master
@@ -71,6 +72,8 @@ class RedisStore:
         """When the last batch was sent first, and when the last one was that has been answered."""
         self._done: Callable[[BaseException | None], None] | None = None
         """Whom to tell of the batch in flight, if there is one."""
+        self._untold: deque[Position] = deque(maxlen=LONGEST)
+        """Batches of this node that were in flight when it stood down."""
         self._looking: asyncio.Task[None] | None = None
 
     @property
@@ -87,10 +90,12 @@ class RedisStore:
         """Follow whoever leads the namespace until this node does, however long Redis can't be reached."""
         self._loop = asyncio.get_running_loop()
         known = self._known() if self._namespace.tenure.epoch else None
+        if self._done is not None:
+            self._untold.append((self._namespace.tenure.epoch, self._packer.number))
         await self._stand_down()
         self._node, self._whole = node, whole
         journal = Journal(self._master, self._namespace.journal)
-        follower = Follower(self._namespace, journal, node, self._spread, following, known)
+        follower = Follower(self._namespace, journal, node, self._spread, following, known, self._untold)
         waits = pauses()
         replica, told_at = None, 0.0
         told: str | None = None

@@ -96,6 +96,13 @@ MUTANTS = [
         first=REPLICATED + 5639,
     ),
     Mutant(
+        "what was told to nobody counts as a way of its own",
+        "storage/follower.py",
+        "self._namespace.history.without(self._untold)",
+        "self._namespace.history",
+        first=REPLICATED + 6156,
+    ),
+    Mutant(
         "the script does not see a gap",
         "storage/lua/commit.lua",
         "if number > applied + 1 then",

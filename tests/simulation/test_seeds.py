@@ -37,6 +37,7 @@ KEPT = [
     2001149,  # a server that had just come led before those who had seen more than Redis had
     2002425,  # all died who had seen what Redis lost
     2005639,  # the answer to a take-over was lost, and the next one took it for a leader who had gone on
+    2006156,  # a batch that was told to nobody had another Redis taken for another way
     5423,  # a leader resigned from a Redis that lacked what it had told
     778,  # a follower that had to read the records did not see that another led by then
 ]

@@ -91,3 +91,10 @@ def test_who_led_without_a_commit_has_not_gone_on() -> None:
     assert not known.knows_more_than(known.at((6, 0)))
     assert not known.at((3, 0)).knows_more_than(known)
     assert not known.knows_more_than(History(((0, 0), (1, 9))))
+
+
+def test_a_state_with_what_was_told_to_nobody_is_none_that_somebody_saw() -> None:
+    known, found = History(((0, 0), (1, 7), (2, 3))), History(((0, 0), (1, 8), (4, 0)))
+    assert not known.knows_more_than(found)
+    assert known.knows_more_than(found.without([(1, 8)]))
+    assert not known.knows_more_than(found.without([(1, 7), (4, 8)]))
