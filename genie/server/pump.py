@@ -96,7 +96,8 @@ class Pump:
         if connection is self._talker:
             self._talker = None
         if self._stopped:
-            connection.session.forget()
+            if connection.session.key is None:  # the others are still part of what this server knows, until `forget`
+                connection.session.forget()
         else:
             self._put(connection, [HANGUP], 0)
 

@@ -38,6 +38,7 @@ KEPT = [
     2002425,  # all died who had seen what Redis lost
     2005639,  # the answer to a take-over was lost, and the next one took it for a leader who had gone on
     2006156,  # a batch that was told to nobody had another Redis taken for another way
+    2012994,  # the last words to sessions were not written anew: they went with the connections of who had led
     5423,  # a leader resigned from a Redis that lacked what it had told
     778,  # a follower that had to read the records did not see that another led by then
 ]

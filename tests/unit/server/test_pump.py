@@ -172,3 +172,22 @@ async def test_long_commands_do_not_make_one_long_batch() -> None:
     store.waiting.pop()(None)
     assert room.told[2:] == [("third", 2)]
     room.pump.stop()
+
+
+async def test_what_a_leader_knew_stays_whole_when_its_connections_go() -> None:
+    """It may have to be written anew. What a session was told last is part of it: it may not have come there."""
+    room = Room(Shelf())
+    kept, other = room.enter("kept"), room.enter("other")
+    kept.data_received(b'{"command":"hello","payload":{"session":"a-secret-of-somebody"}}\n')
+    kept.data_received(b'{"command":"request","payload":{"resources":["exclusive:a"],"ref":"1"}}\n')
+    await room.pump.settled()
+    (id_,) = room.pump.manager.table.held
+    other.data_received(b'{"command":"release","payload":{"id":%d}}\n' % id_)
+    await room.pump.settled()
+    whole = room.pump.whole()
+    assert id_ in whole.changes
+    room.pump.stop()
+    kept.connection_lost(None)
+    assert room.pump.whole().changes == whole.changes
+    room.pump.forget()
+    assert not room.pump.whole().changes
