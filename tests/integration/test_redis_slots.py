@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from locks import Locks, locks, soon
 from redises.cluster import MIGRATE_MS, SLOTS, Cluster, Member, slot_of
-from redises.crowd import started, until
+from redises.crowd import start, until
 
 
 @asynccontextmanager
@@ -21,8 +21,9 @@ async def pair() -> AsyncIterator[Cluster]:
     """Two masters that share the slots."""
     lines = ["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-announce-ip 127.0.0.1", 'save ""']
     with tempfile.TemporaryDirectory() as place:
-        made = Cluster(started(lambda: [Member(Path(place), *lines) for _ in range(2)]))
+        made = Cluster([Member(Path(place), *lines) for _ in range(2)])
         try:
+            start(made.members)
             for number, node in enumerate(made.members):
                 node.id = await node.ask("CLUSTER", "MYID")
                 await node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
