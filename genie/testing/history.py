@@ -112,16 +112,12 @@ class Place:
         return self.batch[1] == 0 and (took_over or not self.anew)
 
 
-def settled(place: Place | None) -> Place | None:
-    """What there was before those who took over last and have stored nothing since: they have told nobody anything."""
-    while place is not None and (place.late or (place.batch[1] == 0 and not place.anew)):
-        place = place.before
-    return place
+def before_it_led(place: Place | None, who: str | None = None) -> Place | None:
+    """What there was before a server took over that has stored nothing since, and before what came too late.
 
-
-def before_it_led(place: Place | None, who: str) -> Place | None:
-    """What there was before a server took over that has stored nothing since, and before what came too late."""
-    while place is not None and (place.late or (place.who == who and place.batch[1] == 0 and not place.anew)):
+    Without `who` whichever server that was: none of them has told anybody anything.
+    """
+    while place is not None and (place.late or (who in (None, place.who) and place.batch[1] == 0 and not place.anew)):
         place = place.before
     return place
 

@@ -12,7 +12,7 @@ requests that it was about, from then on. It is asked here whether there had to 
 
 from __future__ import annotations
 
-from genie.testing.history import STORE, TELL, Change, Entry, History, Place, settled
+from genie.testing.history import STORE, TELL, Change, Entry, History, Place, before_it_led
 
 LEASE_S = 3.0
 """Of the servers of simulated worlds; and what is seen of hosts is as old as they are looked at seldom."""
@@ -97,7 +97,7 @@ class Lasting:
 
 def _rightly(place: Place) -> list[str]:
     """What is wrong with writing this there."""
-    had, knew = settled(place.before), settled(place.knew)
+    had, knew = before_it_led(place.before), before_it_led(place.knew)
     if place.anew:
         if had is None or (place.parent is not None and place.parent.follows(had)):
             return []
