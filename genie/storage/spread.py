@@ -26,8 +26,8 @@ class Spread:
 
     def __init__(self) -> None:
         self._leaders: dict[str, str] = {}
-        self._given: set[str] = set()
-        """What this node has handed over, until somebody leads it."""
+        self._given: dict[str, str] = {}
+        """What this node has handed over, and to whom, until it hears who leads it."""
 
     def leads(self, namespace: str, address: str | None) -> None:
         """Who is known to lead it now; None: nobody is."""
@@ -35,7 +35,7 @@ class Spread:
             self._leaders.pop(namespace, None)
         else:
             self._leaders[namespace] = address
-            self._given.discard(namespace)
+            self._given.pop(namespace, None)
 
     def count(self, address: str) -> int:
         """How many it leads."""
@@ -51,12 +51,13 @@ class Spread:
     def give(self, namespace: str, own: str, other: str, count: int) -> bool:
         """Whether this node should hand a namespace over to another that led so many when it asked.
 
-        If so it counts as gone.
+        If so it counts as gone, and as the other's: who asks again before it leads the first gets no second.
         """
-        if other == own or self.count(own) - max(count, self.count(other)) < TOO_MANY:
+        given = sum(receiver == other for receiver in self._given.values())
+        if other == own or self.count(own) - max(count, self.count(other) + given) < TOO_MANY:
             return False
         self.leads(namespace, None)
-        self._given.add(namespace)
+        self._given[namespace] = other
         return True
 
     def wish(self, own: str) -> str | None:

@@ -37,19 +37,18 @@ class World:
             if leader == name:
                 self.led(namespace, None)
 
-    def led(self, namespace: str, leader: str | None) -> None:
-        """Everybody hears of it."""
+    def led(self, namespace: str, leader: str | None, giver: str = "") -> None:
+        """Everybody hears of it, only who gave it away not before the next round: it hesitates before it looks again."""
         self.leaders[namespace] = leader
-        for spread in self.nodes.values():
-            spread.leads(namespace, leader)
+        for name, spread in self.nodes.items():
+            if name != giver or leader == giver:
+                spread.leads(namespace, leader)
 
-    def take_over(self, giver: str = "") -> None:
-        """The fastest takes what nobody leads. Of those who are equally fast the one that helps least: who has given it."""
-        for namespace, leader in self.leaders.items():
-            if leader is None:
-                first = min(self.nodes, key=lambda name: (self.hesitation(name, namespace), name != giver))
-                self.led(namespace, first)
-                self.moves += 1
+    def take_over(self, namespace: str, giver: str = "") -> None:
+        """The fastest takes it. Of those who are equally fast the one that helps least: who has given it."""
+        first = min(self.nodes, key=lambda name: (self.hesitation(name, namespace), name != giver))
+        self.led(namespace, first, giver)
+        self.moves += 1
 
     def hesitation(self, name: str, namespace: str) -> float:
         return self.nodes[name].hesitation_s(name, namespace)
@@ -63,20 +62,29 @@ class World:
         return any(said.values())
 
     def look(self) -> None:
-        """All leaders look for wishes in the same moment, before anything has moved."""
-        given = []
+        """All leaders look for wishes in the same moment, and again before anybody leads what they have given away."""
+        given = self.give()
+        self.wish()
+        given |= self.give()
+        for namespace, giver in given.items():
+            self.take_over(namespace, giver)
+
+    def give(self) -> dict[str, str]:
+        """By namespace who has given it away."""
+        given = {}
         for namespace, leader in self.leaders.items():
             who, count, lasts = self.wishes.get(namespace, ("", 0, -1))
-            assert leader is not None
-            if lasts >= self.now and self.nodes[leader].give(namespace, leader, who, count):
-                given.append((namespace, leader))
-        for namespace, giver in given:
+            if leader is not None and lasts >= self.now and self.nodes[leader].give(namespace, leader, who, count):
+                given[namespace] = leader
+        for namespace in given:
             self.led(namespace, None)
-            self.take_over(giver)
+        return given
 
     def round(self) -> bool:
         """Whether somebody wished for anything."""
         self.now += 1
+        for namespace, leader in self.leaders.items():
+            self.led(namespace, leader)
         wished = self.wish()
         self.look()
         return wished
@@ -113,6 +121,14 @@ def test_from_anywhere_they_come_to_rest_with_a_difference_of_one(nodes: int, ow
     assert made.moves <= len(owners), "nothing moves twice"
 
 
+@given(owners=OWNERS)
+def test_of_two_nodes_neither_gives_more_than_it_must(owners: list[int]) -> None:
+    made = world(2, owners)
+    one, other = made.counts()
+    made.rest()
+    assert made.moves == abs(one - other) // 2
+
+
 @given(nodes=st.integers(1, 4), owners=OWNERS, events=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=8))
 def test_nodes_come_and_die_at_any_time(nodes: int, owners: list[int], events: list[tuple[bool, int]]) -> None:
     made = world(nodes, owners)
@@ -121,7 +137,8 @@ def test_nodes_come_and_die_at_any_time(nodes: int, owners: list[int], events: l
             made.node(f"late{number}")
         else:
             made.die(sorted(made.nodes)[which % len(made.nodes)])
-            made.take_over()
+            for namespace in [namespace for namespace, leader in made.leaders.items() if leader is None]:
+                made.take_over(namespace)
         made.round()
     made.now = 0
     made.wishes.clear()
@@ -169,6 +186,14 @@ def test_no_more_is_given_than_is_too_much() -> None:
     spread = made.nodes["node0"]
     given = [spread.give(f"ns{i}", "node0", f"node{i + 1}", 1) for i in range(3)]
     assert given == [True, False, False], "what is about to go does not count any more"
+
+
+def test_who_asks_again_before_it_leads_what_it_was_given_gets_no_second() -> None:
+    spread = world(2, [0, 0, 0]).nodes["node0"]
+    assert spread.give("ns0", "node0", "node1", 0)
+    assert not spread.give("ns1", "node0", "node1", 0)
+    spread.leads("ns0", "node0")  # it was not taken
+    assert spread.give("ns1", "node0", "node1", 0)
 
 
 def test_an_old_wish_counts_for_what_the_other_leads_by_now() -> None:
