@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from genie.storage.history import History as HistoryOfEpochs
+from genie.storage.history import read_ends
 from genie.testing.history import STORE, Change, History, Message, Place, before_it_led
 from genie.testing.redis.keys import Undo
 from genie.testing.redis.reads import Read
@@ -94,7 +96,8 @@ class Branches:
             write.noted = again  # the same batch, sent again
             return
         anew, knew = number == b"0" and not meta.get(b"base"), self._knows.get(who)
-        parent = self._source(who, knew, before, known) if anew else before
+        led_by = HistoryOfEpochs(read_ends(meta.get(b"history", b"")))
+        parent = self._source(who, knew, before, known, led_by) if anew else before
         self._count += 1
         place = Place(
             self._count, self._history.clock(), who, redis.host, batch, records, parent, before, knew, anew, known
@@ -121,11 +124,16 @@ class Branches:
         if place.batch[1] > 0 or place.anew:
             self._stored[who] = place
 
-    def _source(self, who: str, knew: Place | None, before: Place | None, known: dict[int, Message]) -> Place | None:
-        """What a whole state follows on. Who has read on since it was last seen to know something wrote just that."""
+    def _source(
+        self, who: str, knew: Place | None, before: Place | None, known: dict[int, Message], led_by: HistoryOfEpochs
+    ) -> Place | None:
+        """What a whole state follows on. Who has read on since it was last seen to know something wrote just that.
+
+        A batch that too few replicas had was told to nobody: its writer may leave it out, and says which it has done.
+        """
         had, stored = before_it_led(before, who), self._stored.get(who)
         if knew is not None and stored is not None and stored.follows(knew):
-            knew = stored
+            knew = stored if stored.confirmed_at is not None or led_by.includes(stored.batch) else knew
         if knew is not None and knew.known == known:
             return knew
         least = had if knew is None or (had is not None and had.follows(knew)) else before_it_led(knew, who)

@@ -7,7 +7,7 @@ from genie.testing.judges.facts import LATE_S, Case, Facts, Hold, Judge, stored_
 
 
 class Turns(Judge):
-    """Judges the order of grants by their fences, and each deadlock when it is told.
+    """Judges the order of grants by their fences, and each deadlock.
 
     Where transactions ask twice, the queue may be reordered, and no look at pairs can tell whether that was right; there
     only the deadlocks are judged.
@@ -18,16 +18,17 @@ class Turns(Judge):
         self._unjudged: list[tuple[Entry, Case]] = []
 
     def after(self, entry: Entry) -> None:
-        """A deadlock is judged when the next batch is stored: what it names may have been stored with it."""
+        """A deadlock is judged when the next batch is stored: others are told of the same one after its victim is."""
         if entry.kind == TELL and entry.what["command"] == "released" and "cycle" in entry.what["payload"]:
             case = self.facts.case(entry)
             if case is not None and not self.facts.exempt(case.id):
-                self._deadlock(entry, case)
+                self._unjudged.append((entry, case))
         elif entry.kind == STORE:
-            self._unjudged.clear()
+            self._deadlocks()
 
     def finish(self) -> None:
-        """The order of all grants."""
+        """The deadlocks of the last batch, and the order of all grants."""
+        self._deadlocks()
         owners = [case.payload.get("transactionName") for case in self.facts.cases.values()]
         named = [owner for owner in owners if owner is not None]
         if len(named) == len(set(named)):
@@ -74,6 +75,11 @@ class Turns(Judge):
         self.facts.blame(at, f"{behind.id} was granted before {ahead.id}, which stood ahead of it and waited")
 
     # -- deadlocks ----------------------------------------------------------------------------------------
+
+    def _deadlocks(self) -> None:
+        for entry, case in self._unjudged:
+            self._deadlock(entry, case)
+        self._unjudged.clear()
 
     def _deadlock(self, entry: Entry, case: Case) -> None:
         payload = entry.what["payload"]
