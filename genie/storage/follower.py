@@ -120,15 +120,19 @@ class Follower:
             return None
         best = self._best()
         if best is not None and best[0].position > (0, 0):
+            await self._namespace.verify()
             return await self._write_anew(*best)
         return await self._take_over(None, unmoved=False)
 
     async def _follow(self, meta: Meta) -> Replica | None:
         """Follow whoever leads. Returns the replica where this node leads now, None where there is something new to see."""
-        if meta.node is None and await self._hesitates(meta):
-            return None
         succeeds = meta.node is not None and self._node.succeeds(meta.node)
         if meta.node is None or (succeeds and not self._newcomer):
+            lacks = self._journal.position > (0, 0) and not meta.history.includes(self._journal.position)
+            if lacks and await self._waits_for_who_led(meta, self._node.lease_ms / 1000):
+                return None  # who leads by what Redis lacks may live, and not know yet that there is another master
+            if meta.node is None and await self._hesitates(meta):
+                return None
             return await self._take_over(meta, unmoved=False)
         self._following(None if succeeds else meta.node.address)
         if self._mirror is None:
@@ -171,6 +175,12 @@ class Follower:
             self._log.warning("Redis is led on from another state than this node has seen; reading the records")
             self._mirror = self._known = None
             return None
+        if await self._waits_for_who_led(meta, lease_s):
+            return None
+        return await self._take_over(meta, unmoved=True)
+
+    async def _waits_for_who_led(self, meta: Meta, lease_s: float) -> bool:
+        """Leave a Redis that lacks what was read here to whoever led then, for a lease; whether it has not ended yet."""
         now = self._loop.time()
         if self._behind != (meta.tenure, meta.number):
             self._behind = meta.tenure, meta.number
@@ -178,9 +188,7 @@ class Follower:
         left_s = self._heard_at + lease_s + self._respect_s - now
         if left_s > 0:
             await asyncio.sleep(min(left_s, POLL_S))
-            return None
-        await self._namespace.verify()
-        return await self._take_over(meta, unmoved=True)
+        return left_s > 0
 
     @property
     def _respect_s(self) -> float:
@@ -219,7 +227,6 @@ class Follower:
             return None
         if await self._hesitates(meta):
             return None
-        await self._namespace.verify()  # last, for another may have become the master while this node hesitated
         replica = await self._take_over(meta, unmoved=True)
         self._heard_at = self._loop.time()
         return replica
@@ -259,6 +266,7 @@ class Follower:
 
     async def _take_over(self, meta: Meta | None, *, unmoved: bool) -> Replica | None:
         """Lead, if nobody else was faster. Nobody commits any more then, and what is missing here can be read."""
+        await self._namespace.verify()  # last, for another may have become the master while this node waited
         self.since = self._loop.time()
         base = await self._namespace.take_over(self._node, meta, unmoved=unmoved)
         if base is None:
