@@ -11,7 +11,7 @@ from genie.core import LockManager, Request
 from genie.storage.base import Batch, Replica
 from genie.storage.node import Node
 from genie.storage.redis import RedisStore
-from servers import Redis
+from servers import WAIT_S, Redis
 from stores import LEASE_MS
 
 NAME = "genie"
@@ -26,7 +26,7 @@ class Locks:
 
     async def open(self) -> Replica:
         """Lead, as soon as whoever led before has not been heard of for a short lease; then for a long one."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             replica = await self.store.open(Node("here:1", "here:1", LEASE_MS), self.whole, lambda _: None)
         self.store._node = Node("here:1", "here:1", 60_000)
         return replica
@@ -72,5 +72,5 @@ def batches(redis: Redis) -> int:
 
 async def soon(told: asyncio.Future[None]) -> None:
     """It is told, some time."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         await told

@@ -21,7 +21,7 @@ import orjson
 
 from ports import free_port
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 """How long anything may take that happens at all: a bound, not a measure."""
 
 

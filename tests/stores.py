@@ -6,6 +6,7 @@ import asyncio
 
 from genie.storage.base import Batch, Replica, Store
 from genie.storage.node import Node
+from servers import WAIT_S
 
 
 async def commit(store: Store, batch: Batch) -> None:
@@ -19,7 +20,7 @@ async def commit(store: Store, batch: Batch) -> None:
             stored.set_exception(error)
 
     store.commit(batch, done)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         await stored
 
 
@@ -28,5 +29,5 @@ LEASE_MS = 50
 
 async def opened(store: Store) -> Replica:
     """Lead, as soon as whoever led before has not been heard of for its (short) lease."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         return await store.open(Node("here:1", "here:1", LEASE_MS), Batch, lambda _: None)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-WAIT_S = 30.0
+from servers import WAIT_S
 
 
 class Wire:

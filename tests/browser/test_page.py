@@ -388,7 +388,7 @@ class guarded:  # noqa: N801 - a context manager
 
 def fetch(url: str, **headers: str) -> Any:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:  # noqa: S310
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=WAIT_S) as answer:  # noqa: S310
             return answer.status, answer.headers, answer.read()
     except urllib.error.HTTPError as error:
         with error:

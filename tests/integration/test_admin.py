@@ -25,7 +25,7 @@ from genie.core import LockManager, Request
 from genie.observability.stats import Stats
 from genie.server.app import Server
 from ports import free_port
-from servers import Genie, Redis, running_server
+from servers import WAIT_S, Genie, Redis, running_server
 from wire import Wire
 
 HOUR_MS = 3_600_000
@@ -66,7 +66,7 @@ async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
     server.start(wait=False)
     try:
         port = port_of(server)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while True:
                 try:
                     live = await ask(port, "/livez")
@@ -156,7 +156,7 @@ async def test_rates_and_quantiles_follow(genie: Genie) -> None:
     await two.request("exclusive:a")
     await one.release(held)
     await two.expect("locked")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
         while not state.rates.grants:
             state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
@@ -172,13 +172,13 @@ async def test_only_so_many_may_be_connected(genie: Genie) -> None:
     connections = []
     try:
         for _ in range(MOST):
-            connections.append(http.client.HTTPConnection("127.0.0.1", port_of(genie), timeout=30))
+            connections.append(http.client.HTTPConnection("127.0.0.1", port_of(genie), timeout=WAIT_S))
             connections[-1].request("GET", "/livez")
             assert connections[-1].getresponse().read() == b"ok\n"
         refused = await ask(port_of(genie), "/livez")
         assert refused.problem == (503, "too-many", f"{MOST} connections are open; ask again later")
         connections.pop().close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while refused.status != 200:
                 refused = await ask(port_of(genie), "/livez")
     finally:
@@ -195,7 +195,7 @@ async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
     try:
         silent, busy = [await asyncio.open_connection(*admin.address) for _ in range(2)]
         silent[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and never the end of it
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while not silent[0].at_eof():
                 busy[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
                 assert b"200 OK" in await busy[0].readuntil(b"ok\n")
@@ -220,10 +220,10 @@ async def test_who_reads_nothing_is_cut_off_and_nothing_is_kept(monkeypatch: pyt
         deaf.setblocking(False)
         await loop.sock_connect(deaf, admin.address)
         with pytest.raises(ConnectionError):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 while True:
                     await loop.sock_sendall(deaf, b"GET /page.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while admin._runner._asked._at:  # type: ignore[union-attr]  # noqa: ASYNC110 - nobody is told when it forgets
             await asyncio.sleep(0.01)
     await admin.stop()
@@ -234,7 +234,7 @@ async def test_what_is_no_http_is_not_repeated(shared: Genie) -> None:
     for lines in (b"GET /api/state HTTP/1.1\r\nAuthorization : " + secret, b"GET \x00" + secret + b" HTTP/1.1"):
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(shared))
         writer.write(lines + b"\r\nHost: 127.0.0.1\r\n\r\n")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             told = await reader.read()
         assert b" 400 " in told.partition(b"\r\n")[0]
         assert b"Server: genie\r\n" in told

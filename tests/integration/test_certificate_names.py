@@ -14,7 +14,7 @@ import pytest
 
 from certificates import Certificates
 from ports import free_port
-from servers import Genie, running_server
+from servers import WAIT_S, Genie, running_server
 from wire import Wire
 
 TOKEN = "the token of the one who watches"  # noqa: S105 - nobody's
@@ -116,7 +116,7 @@ def get(genie: Genie, path: str, context: ssl.SSLContext, body: bytes | None = N
     url = f"https://127.0.0.1:{genie.settings['admin_port']}/{path}"
     request = urllib.request.Request(url, body, headers)
     try:
-        with urllib.request.urlopen(request, timeout=30, context=context) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=WAIT_S, context=context) as answer:  # noqa: S310
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -355,7 +355,7 @@ def test_what_the_server_would_refuse_is_a_wrong_argument(genie: Genie, argument
         [sys.executable, "-m", "genie.cli", "run", "--port", str(genie.port), *arguments, "a", "--", "true"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 2, done.stderr

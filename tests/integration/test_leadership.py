@@ -17,7 +17,7 @@ from genie.storage.base import Batch, Replica, Superseded
 from genie.storage.journal import Gap, Journal
 from genie.storage.node import Node
 from genie.storage.redis import RedisStore
-from servers import Redis
+from servers import WAIT_S, Redis
 from stores import commit
 
 LEASE_MS = 300
@@ -37,7 +37,7 @@ async def make(redis: Redis) -> AsyncIterator[Callable[[], RedisStore]]:
 
 
 async def lead(store: RedisStore, number: int, whole: Batch, *, lease_ms: int = LEASE_MS) -> Replica:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         return await store.open(Node(f"here:{number}", f"here:{number}", lease_ms), lambda: whole, lambda _: None)
 
 
@@ -64,7 +64,7 @@ async def test_of_two_who_have_seen_it_one_writes_anew(redis: Redis, make: Calla
     while int(redis.call("INFO", "clients")["blocked_clients"]) < 2:  # noqa: ASYNC110 - Redis has no event for it
         await asyncio.sleep(0.005)
     redis.call("FLUSHALL")
-    done, waiting = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+    done, waiting = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
     winner = one if followers[0] in done else other
     assert len(done) == 1
     for _ in range(8):  # longer than a lease: the other sees that it lives
@@ -161,7 +161,7 @@ async def test_who_resigns_is_not_held_up_by_a_connection_that_has_ended(
     store = make()
     await lead(store, 1, holding())
     redis.call("CLIENT", "KILL", "TYPE", "normal")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while store._master._link is not None and store._master._link._transport is not None:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
     await store.resign()

@@ -8,7 +8,7 @@ import socket
 
 import orjson
 
-from servers import running_redis, running_server
+from servers import WAIT_S, running_redis, running_server
 from wire import Wire
 
 SESSION = "a secret of sixteen"
@@ -163,7 +163,7 @@ async def test_the_bytes_that_a_client_leaves_unread() -> None:
         deaf = socket.socket()
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
         deaf.connect(genie.address)
-        deaf.settimeout(30)
+        deaf.settimeout(WAIT_S)
         resources = [f"shared:{name}" for name in names]
         heard = b""
         for number in range(1, 2_001):  # each is told 6 KB of blockers, at a time of its own, and that is not read

@@ -15,6 +15,7 @@ from benchmarks.peers.measure import SHAPES, measure
 from benchmarks.peers.peer import LibraryPeer, PeerFailed, WirePeer
 from benchmarks.peers.processes import accepts, serving
 from benchmarks.peers.redis_set import RedisSet
+from servers import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,7 +64,7 @@ def test_a_signal_ends_it_with_its_servers_and_leaves_nothing(
         while "cycles/s" not in process.stdout.readline():
             assert process.poll() is None
         os.killpg(process.pid, number)  # Ctrl-C is for the servers, too
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=WAIT_S)
     finally:
         process.kill()
         process.wait()

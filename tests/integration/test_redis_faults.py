@@ -13,7 +13,7 @@ from genie.core import LockManager, Request
 from genie.storage.base import Batch
 from genie.storage.redis import RedisStore
 from proxy import Cut, chunks, proxy
-from servers import Genie, Redis, resident, running_server
+from servers import WAIT_S, Genie, Redis, resident, running_server
 from stores import commit, opened
 from wire import Wire
 
@@ -333,7 +333,7 @@ async def test_a_slow_redis_is_waited_for(redis: Redis, monkeypatch: pytest.Monk
             changes[request.id] = request
         before = connections(redis)
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 await commit(store, Batch(changes, 1, 1, 0))
             assert connections(redis) - before < 8
         finally:

@@ -16,7 +16,7 @@ from genie.cli import main
 from genie.cli.serve import serve
 from genie.config import Settings
 from ports import free_port
-from servers import Genie, running_redis, running_server
+from servers import WAIT_S, Genie, running_redis, running_server
 from wire import Wire
 
 
@@ -62,7 +62,7 @@ def test_a_wrong_setting_is_one_line(arguments: list[str], named: str) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=WAIT_S,
         check=False,
     )
     assert done.returncode != 0
@@ -164,6 +164,6 @@ def test_console_logs_are_for_people() -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=WAIT_S)
     assert "listening" in line
     assert not line.startswith("{")

@@ -18,6 +18,7 @@ from genie.server.seat import Seat
 from genie.storage.base import Batch, Replica
 from genie.storage.memory import MemoryStore
 from genie.storage.node import Node
+from servers import WAIT_S
 from wire import Wire
 
 
@@ -92,7 +93,7 @@ async def serving(**stores: Shelf) -> AsyncIterator[tuple[Server, tuple[str, int
 
 
 async def until(true: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         while not true():  # noqa: ASYNC110 - what is looked at has no event
             await asyncio.sleep(0.001)
 
