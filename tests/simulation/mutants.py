@@ -103,6 +103,13 @@ MUTANTS = [
         first=REPLICATED + 6156,
     ),
     Mutant(
+        "takes over without a last look for the master",
+        "storage/follower.py",
+        "await self._namespace.verify()  # last",
+        "pass  # last",
+        first=REPLICATED + 31059,
+    ),
+    Mutant(
         "the script does not see a gap",
         "storage/lua/commit.lua",
         "if number > applied + 1 then",

@@ -38,6 +38,9 @@ KEPT = [
     2002425,  # all died who had seen what Redis lost
     2005639,  # the answer to a take-over was lost, and the next one took it for a leader who had gone on
     2006156,  # a batch that was told to nobody had another Redis taken for another way
+    2007094,  # what too few replicas had was left out of what was written anew, as it may be
+    2030361,  # a deadlock went through a request that was granted and released in one batch
+    2031059,  # a node that stood by at an old master which held nothing led there
     2012994,  # the last words to sessions were not written anew: they went with the connections of who had led
     5423,  # a leader resigned from a Redis that lacked what it had told
     778,  # a follower that had to read the records did not see that another led by then
