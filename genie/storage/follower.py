@@ -273,14 +273,19 @@ class Follower:
             return None
         self._leads = True
         best, found = self._best(), self._namespace.history.without(self._untold)
-        if best is not None and best[0].knows_more_than(found) and found.settled != self._told:
+        if best is not None and best[0].knows_more_than(found) and not self._told_all(found, best[0]):
             # Redis now has a leader behind the old state: what is known here follows on that, whatever happens meanwhile.
             self._known, self._mirror = (best[0].at((self._namespace.tenure.epoch, 1)), best[1]), None
             return await self._write_anew(*self._known)
-        if self._mirror is None or not await self._reached(base):
+        lost = self._journal.history.knows_more_than(self._namespace.history)  # which nobody was told, so be it
+        if self._mirror is None or lost or not await self._reached(base):
             await self._load()
         self._leads = self._mirror is not None  # or all is lost again, and there is nothing here to lead from
         return None if self._mirror is None else self._mirror.replica
+
+    def _told_all(self, found: History, known: History) -> bool:
+        """Whether Redis has all that this node told when it led, and nobody else has told anything since."""
+        return found.settled == self._told and known.settled[0] == found.settled[0]
 
     async def _reached(self, base: Position) -> bool:
         """Whether the journal has led here to where the last leader stopped."""

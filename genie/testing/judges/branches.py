@@ -98,6 +98,8 @@ class Lasting:
 def _rightly(place: Place) -> list[str]:
     """What is wrong with writing this there."""
     had, knew = before_it_led(place.before), before_it_led(place.knew)
+    while knew is not None and knew is not had and knew.confirmed_at is None:
+        knew = before_it_led(knew.parent)  # too few replicas had it: it was told to nobody
     if place.anew:
         if had is None or (place.parent is not None and place.parent.follows(had)):
             return []

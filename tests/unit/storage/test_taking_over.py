@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
-from genie.storage.base import Batch
+from genie.storage.base import Batch, Replica
 from genie.storage.follower import Follower
-from genie.storage.history import History
+from genie.storage.history import History, Position
 from genie.storage.journal import Journal
 from genie.storage.link import LinkError
+from genie.storage.mirror import Mirror
 from genie.storage.namespace import Meta, Namespace, Tenure
 from genie.storage.node import Node
 from genie.storage.spread import Spread
@@ -33,6 +35,9 @@ class Scripted:
     replaceable: bool = True
     looks: int = 0
     done: list[str] = field(default_factory=list)
+    history: History | None = None
+    """By what it has come about that whoever takes it over finds there; None: somebody else is always faster."""
+    tenure: Tenure = TENURE
 
     async def read(self) -> Meta | None:
         self.looks += 1
@@ -45,11 +50,16 @@ class Scripted:
         if self.looks >= self.master_for:
             raise LinkError("there is another master")
 
-    async def take_over(self, *_: Any, **__: Any) -> None:
+    async def take_over(self, *_: Any, **__: Any) -> Position | None:
         self.done.append("taken over")
+        return None if self.history is None else self.history.position
 
     async def write_anew(self, *_: Any) -> None:
         self.done.append("written anew")
+
+    async def load(self) -> AsyncIterator[dict[bytes, bytes]]:
+        self.done.append("loaded")
+        yield {}
 
 
 def led_by(node: Node | None, epoch: int = 7, number: int = 3) -> Meta:
@@ -118,3 +128,28 @@ async def test_who_has_seen_nobody_else_does_not_wait(node: Node | None) -> None
     assert namespace.meta is not None
     await follower_of(namespace)._follow(namespace.meta)
     assert namespace.done == ["taken over"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "then"),
+    [
+        (((0, 0), (7, 3)), []),  # the batch in flight was never seen again
+        (((0, 0), (7, 4), (8, 0)), ["loaded"]),  # it was on the old master, but told to nobody: it is not so
+        (
+            ((0, 0), (7, 3), (8, 5)),
+            ["written anew"],
+        ),  # what others have told since is not lost with the Redis that had it
+    ],
+)
+async def test_what_redis_lacks_is_written_anew_if_it_may_have_been_told(
+    seen: tuple[Position, ...], then: list[str]
+) -> None:
+    """Redis is back where this node had come when it led: at the last that it told, with another batch in flight."""
+    namespace = Scripted(led_by(None), history=History(((0, 0), (7, 3))))
+    follower = follower_of(namespace, known=(History(((0, 0), (7, 4))), Batch(), (7, 3)))
+    follower._known = None  # others have led since
+    follower._journal.start(History(seen))
+    follower._mirror = Mirror(Replica())
+    assert namespace.meta is not None
+    await follower._take_over(namespace.meta, unmoved=False)
+    assert namespace.done == ["taken over", *then]
