@@ -167,9 +167,9 @@ async def test_the_bytes_that_a_client_leaves_unread() -> None:
         resources = [f"shared:{name}" for name in names]
         heard = b""
         for number in range(1, 2_001):  # each is told 6 KB of blockers, at a time of its own, and that is not read
-            payload = {"resources": resources, "queueTimeout": 2_000 + number}
+            payload = {"resources": resources, "queueTimeout": 5_000 + number}
             await asyncio.to_thread(deaf.sendall, orjson.dumps({"command": "request", "payload": payload}) + b"\n")
-            while heard.count(b"\n") < number:
+            while heard.count(b'"command":"queued"') < number:
                 heard += await asyncio.to_thread(deaf.recv, 1 << 10)
         await asyncio.to_thread(genie.until, "cut off")
         while not heard.endswith(b"}\n") or b'"error"' not in heard[-300:]:
