@@ -73,8 +73,8 @@ class Follower:
         """None where nothing was loaded yet, or it fell behind the journal."""
         self._heard_at = self._loop.time()
         """When there was news of a leader, or of Redis, last."""
-        self._newcomer = known is None and namespace.replaceable
-        """Nothing was heard of any leader yet, and the Redis that is asked may know less than was told: others come first."""
+        self._newcomer = namespace.replaceable
+        """No leader was heard to live at this Redis, and it may know less than was told by one that it lacks."""
         self._leads = False
         self.since = 0.0
         """Since when this node leads: when it began to take over."""
@@ -85,6 +85,7 @@ class Follower:
         """Redis could not be reached. Perhaps the leader can't reach it either, so its lease begins anew."""
         self._heard_at = self._loop.time()
         self._nobody_since = None
+        self._newcomer = self._namespace.replaceable
         self._following(None)
 
     async def lead(self) -> Replica:
@@ -112,7 +113,7 @@ class Follower:
         now = self._loop.time()
         if lost or self._nobody_since is None:  # somebody may have led it since the last look, and live
             self._nobody_since = now
-        left_s = self._nobody_since + self._node.lease_ms / 1000 + self._respect_s - now
+        left_s = self._nobody_since + self._node.lease_ms / 1000 + self._respect_s(None) - now
         if left_s > 0:
             await asyncio.sleep(min(left_s, POLL_S))
             return None
@@ -127,10 +128,13 @@ class Follower:
     async def _follow(self, meta: Meta) -> Replica | None:
         """Follow whoever leads. Returns the replica where this node leads now, None where there is something new to see."""
         succeeds = meta.node is not None and self._node.succeeds(meta.node)
+        lacks = self._journal.position > (0, 0) and not meta.history.includes(self._journal.position)
         if meta.node is None or (succeeds and not self._newcomer):
-            lacks = self._journal.position > (0, 0) and not meta.history.includes(self._journal.position)
-            if lacks and await self._waits_for_who_led(meta, self._node.lease_ms / 1000):
-                return None  # who leads by what Redis lacks may live, and not know yet that there is another master
+            if self._newcomer and self._mirror is None:
+                await self._load()
+                return None
+            if (lacks or self._newcomer) and await self._waits_for_who_led(meta, self._node.lease_ms / 1000):
+                return None  # who led what Redis lacks may live, and not know yet that there is another master
             if meta.node is None and await self._hesitates(meta):
                 return None
             return await self._take_over(meta, unmoved=False)
@@ -139,14 +143,15 @@ class Follower:
             await self._load()
             return None  # another may lead by now
         lease_s = meta.node.lease_ms / 1000
-        if not meta.history.includes(self._journal.position):
+        if lacks:
             return await self._other_way(meta, lease_s)
         return await self._listen(meta, meta.node.address, lease_s)
 
     async def _listen(self, meta: Meta, leader: str, lease_s: float) -> Replica | None:
         """Take in what one leader commits, until it has not been heard of for its lease, or another begins."""
+        respect_s = self._respect_s(meta)
         while True:
-            left_s = self._heard_at + lease_s + self._modest_s - self._loop.time()
+            left_s = self._heard_at + lease_s + respect_s - self._loop.time()
             found = await self._read(min(ceil(left_s * 1000), LONGEST_WAIT_MS) if left_s > 0 else None)
             if found is None:
                 return None
@@ -156,7 +161,8 @@ class Follower:
             for news in found:
                 self._heard_at = self._loop.time()
                 self._known = None  # a leader that lives has the last word
-                self._newcomer = False
+                if news.position > meta.position:  # else it may have come with the state of another Redis
+                    self._newcomer, respect_s = False, 0.0
                 if isinstance(news, Began) or news.resigned:
                     return None
             if not found and await self._moved_on(meta):
@@ -185,19 +191,20 @@ class Follower:
         if self._behind != (meta.tenure, meta.number):
             self._behind = meta.tenure, meta.number
             self._heard_at = now
-        left_s = self._heard_at + lease_s + self._respect_s - now
+        left_s = self._heard_at + lease_s + self._respect_s(meta) - now
         if left_s > 0:
             await asyncio.sleep(min(left_s, POLL_S))
         return left_s > 0
 
-    @property
-    def _respect_s(self) -> float:
-        """How much longer a node waits that would write anew what it has only read: who has led knows the last word."""
-        return self._modest_s or (RESPECT_S if self._known is None and self._mirror is not None else 0.0)
+    def _respect_s(self, meta: Meta | None) -> float:
+        """How much longer than a lease a node waits, so that those come first who know more of what was told.
 
-    @property
-    def _modest_s(self) -> float:
-        """How much longer a node waits that has come just now, so that it does not lead before those who have seen more."""
+        That is whoever has led; then who has read what Redis lacks; and last, where no leader was heard to live at a Redis
+        that may have taken the place of another, who knows nothing more than it has.
+        """
+        best = self._furthest()
+        if best is not None and (meta is None or best.knows_more_than(meta.history)):
+            return 0.0 if self._known is not None and best is self._known[0] else RESPECT_S
         return 2 * RESPECT_S if self._newcomer else 0.0
 
     async def _hesitates(self, meta: Meta | None) -> bool:
@@ -215,6 +222,8 @@ class Follower:
         now = self._loop.time()
         if now - self._wished_at >= WISH_S and self._spread.wish(self._node.address) == self._namespace.name:
             self._wished_at = now
+            if not await self._namespace.findable():
+                return  # it would be handed over, and taken back
             await self._namespace.wish(self._node.address, self._spread.count(self._node.address))
 
     async def _lapsed(self, tenure: object) -> Replica | None:
@@ -294,11 +303,18 @@ class Follower:
                 return False
         return True
 
-    def _best(self) -> tuple[History, Batch] | None:
-        """How far this node has seen the namespace come, of what it could still write, and what there was then."""
+    def _furthest(self) -> History | None:
+        """How far this node has seen the namespace come, of what it could still write."""
         if self._known is None or (self._mirror is not None and self._known[0].position < self._journal.position):
-            return None if self._mirror is None else (self._journal.history, self._mirror.replica.whole())
-        return self._known
+            return None if self._mirror is None else self._journal.history
+        return self._known[0]
+
+    def _best(self) -> tuple[History, Batch] | None:
+        """The same, and what there was then."""
+        history = self._furthest()
+        if self._known is not None and history is self._known[0]:
+            return self._known
+        return None if history is None or self._mirror is None else (history, self._mirror.replica.whole())
 
     async def _write_anew(self, history: History, state: Batch) -> Replica | None:
         """Redis has lost what a leader had told already; but we have seen it. None where somebody else was faster."""

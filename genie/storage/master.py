@@ -139,6 +139,13 @@ class Master:
         """Whether somebody may name another master."""
         return self._finder.strict
 
+    async def findable(self) -> bool:
+        """Whether somebody says who the master is: without that no connection to it can be made."""
+        with suppress(LinkError):
+            await self._finder.find()
+            return True
+        return False
+
     async def verify(self) -> None:
         """LinkError where the one that is called is not the master any more."""
         if self._link is not None and await self.elsewhere(self._link):

@@ -130,6 +130,10 @@ class Namespace:
         """LinkError where the Redis that is asked is the master no more, though it does not know."""
         await self._master.verify()
 
+    async def findable(self) -> bool:
+        """Whether this node could lead it: whoever leads makes connections of its own."""
+        return await self._master.findable()
+
     async def wait(self) -> bool:
         """Leave a mark that this node waits. Returns whether it had to be left: Redis may have lost more than the mark."""
         return bool(await self._master.write("SADD", self._waiting, self._mark))
