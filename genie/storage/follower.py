@@ -160,9 +160,9 @@ class Follower:
                 return await self._lapsed(meta.tenure)
             for news in found:
                 self._heard_at = self._loop.time()
-                self._known = None  # a leader that lives has the last word
                 if news.position > meta.position:  # else it may have come with the state of another Redis
                     self._newcomer, respect_s = False, 0.0
+                    self._known = None  # a leader that lives has the last word
                 if isinstance(news, Began) or news.resigned:
                     return None
             if not found and await self._moved_on(meta):

@@ -11,7 +11,7 @@ import pytest
 from genie.storage.base import Batch, Replica
 from genie.storage.follower import Follower
 from genie.storage.history import History, Position
-from genie.storage.journal import Journal
+from genie.storage.journal import Began, Committed, Journal
 from genie.storage.link import LinkError
 from genie.storage.mirror import Mirror
 from genie.storage.namespace import Meta, Namespace, Tenure
@@ -34,6 +34,7 @@ class Scripted:
     name: str = "a"
     replaceable: bool = True
     looks: int = 0
+    found: bool = True
     done: list[str] = field(default_factory=list)
     history: History | None = None
     """By what it has come about that whoever takes it over finds there; None: somebody else is always faster."""
@@ -45,6 +46,12 @@ class Scripted:
 
     async def wait(self) -> bool:
         return False
+
+    async def findable(self) -> bool:
+        return self.found
+
+    async def wish(self, *_: Any) -> None:
+        self.done.append("wished for")
 
     async def verify(self) -> None:
         if self.looks >= self.master_for:
@@ -67,14 +74,20 @@ def led_by(node: Node | None, epoch: int = 7, number: int = 3) -> Meta:
 
 
 def follower_of(namespace: Scripted, *, spread: Spread | None = None, known: Any = None) -> Follower:
-    """One that has heard of no leader for longer than any lease."""
+    """One that knew a leader at this Redis, and has not heard of it for longer than any lease."""
+    made = newcomer_to(namespace, spread=spread, known=known)
+    made._newcomer = False
+    return made
+
+
+def newcomer_to(namespace: Scripted, *, spread: Spread | None = None, known: Any = None) -> Follower:
+    """One that has heard of nobody, for as long."""
     journal = Journal(cast("Any", None), "journal")
     if namespace.meta is not None:
         journal.start(namespace.meta.history)
     made = Follower(cast("Namespace", namespace), journal, OWN, spread or Spread(), lambda _: None, known)
     made._heard_at -= 3600
     made._nobody_since = made._heard_at
-    made._newcomer = False
     return made
 
 
@@ -153,3 +166,91 @@ async def test_what_redis_lacks_is_written_anew_if_it_may_have_been_told(
     assert namespace.meta is not None
     await follower._take_over(namespace.meta, unmoved=False)
     assert namespace.done == ["taken over", *then]
+
+
+async def test_who_has_heard_of_nobody_leaves_time_to_whoever_led_since_redis_was_handed_over() -> None:
+    """It may be a new master, which names nobody, for it lacks who has taken over on the old one."""
+    namespace = Scripted(led_by(None))
+    assert namespace.meta is not None
+    follower = newcomer_to(namespace)
+    for _ in range(3):
+        assert await follower._follow(namespace.meta) is None
+    assert namespace.done == ["loaded"]
+    follower._heard_at -= OWN.lease_ms / 1000 + 1
+    assert await follower._follow(namespace.meta) is None
+    assert namespace.done == ["loaded"], "those come first who have seen more than it has"
+    follower._heard_at -= 1
+    await follower._follow(namespace.meta)
+    assert namespace.done == ["loaded", "taken over"]
+
+
+async def test_who_has_led_is_as_new_to_a_redis_that_may_be_another() -> None:
+    """Others may have led since it was deposed, or resigned."""
+    known = (History(((0, 0), (7, 3))), Batch(), (7, 3))
+    namespace = Scripted(led_by(BEFORE))
+    assert newcomer_to(namespace, known=known)._newcomer
+    namespace.replaceable = False
+    assert not newcomer_to(namespace, known=known)._newcomer
+
+
+async def test_who_lost_its_redis_is_new_to_the_next() -> None:
+    follower = follower_of(Scripted(led_by(Node(address="other"))))
+    follower.interrupted()
+    assert follower._newcomer
+
+
+@pytest.mark.parametrize(("number", "new"), [(3, True), (4, False)])
+async def test_only_what_comes_now_says_that_a_leader_lives(
+    monkeypatch: pytest.MonkeyPatch, number: int, new: bool
+) -> None:
+    """What was in the journal when it was looked at first may have come with the state of another Redis."""
+    namespace = Scripted(led_by(Node(address="other"), number=3))
+    assert namespace.meta is not None
+    follower = newcomer_to(namespace)
+    found: list[list[Began | Committed]] = [
+        [Committed((7, number), {}, b"0 0 1 1", resigned=False)],
+        [Began((8, 0), (7, number), None)],
+    ]
+
+    async def read(_wait_ms: int | None) -> list[Began | Committed]:
+        if len(found) == 1:
+            assert follower._newcomer == new
+        return found.pop(0)
+
+    monkeypatch.setattr(follower._journal, "read", read)
+    await follower._listen(namespace.meta, "other", 3.0)
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("known", "read", "respect_s"),
+    [
+        ((7, 4), None, 0.0),  # it has led on from there
+        ((7, 4), (8, 2), 1.0),  # and has read what others led on to
+        (None, (7, 4), 1.0),
+        (None, (7, 3), 2.0),
+        ((7, 3), None, 2.0),
+        (None, None, 2.0),
+    ],
+)
+async def test_who_knows_more_comes_first(known: Position | None, read: Position | None, respect_s: float) -> None:
+    namespace = Scripted(led_by(BEFORE, number=3))
+    follower = newcomer_to(namespace, known=known and (History(((0, 0), known)), Batch(), known))
+    if read is not None:
+        follower._journal.start(History(((0, 0), (7, 3), read) if read[0] > 7 else ((0, 0), read)))
+        follower._mirror = Mirror(Replica())
+    assert follower._respect_s(namespace.meta) == respect_s
+    follower._newcomer = False
+    assert follower._respect_s(namespace.meta) == (respect_s if respect_s < 2 else 0)
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_who_can_not_find_the_master_wishes_for_nothing(found: bool) -> None:
+    spread = Spread()
+    for name in "abc":
+        spread.leads(name, "other")
+    (name,) = {spread.wish("own")}
+    assert name is not None
+    namespace = Scripted(led_by(Node(address="other")), name=name, found=found)
+    await follower_of(namespace, spread=spread)._wish()
+    assert namespace.done == ["wished for"] * found
