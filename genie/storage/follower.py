@@ -113,9 +113,7 @@ class Follower:
         now = self._loop.time()
         if lost or self._nobody_since is None:  # somebody may have led it since the last look, and live
             self._nobody_since = now
-        left_s = self._nobody_since + self._node.lease_ms / 1000 + self._respect_s(None) - now
-        if left_s > 0:
-            await asyncio.sleep(min(left_s, POLL_S))
+        if await self._waits(self._nobody_since + self._node.lease_ms / 1000 + self._respect_s(None)):
             return None
         if await self._hesitates(None):
             return None
@@ -130,14 +128,7 @@ class Follower:
         succeeds = meta.node is not None and self._node.succeeds(meta.node)
         lacks = self._journal.position > (0, 0) and not meta.history.includes(self._journal.position)
         if meta.node is None or (succeeds and not self._newcomer):
-            if self._newcomer and self._mirror is None:
-                await self._load()
-                return None
-            if (lacks or self._newcomer) and await self._waits_for_who_led(meta, self._node.lease_ms / 1000):
-                return None  # who led what Redis lacks may live, and not know yet that there is another master
-            if meta.node is None and await self._hesitates(meta):
-                return None
-            return await self._take_over(meta, unmoved=False)
+            return await self._unled(meta, lacks=lacks)
         self._following(None if succeeds else meta.node.address)
         if self._mirror is None:
             await self._load()
@@ -146,6 +137,17 @@ class Follower:
         if lacks:
             return await self._other_way(meta, lease_s)
         return await self._listen(meta, meta.node.address, lease_s)
+
+    async def _unled(self, meta: Meta, *, lacks: bool) -> Replica | None:
+        """Nobody leads, by what Redis says; or this node did before it was started again."""
+        if self._newcomer and self._mirror is None:
+            await self._load()
+            return None
+        if (lacks or self._newcomer) and await self._waits_for_who_led(meta, self._node.lease_ms / 1000):
+            return None  # who led what Redis lacks may live, and not know yet that there is another master
+        if meta.node is None and await self._hesitates(meta):
+            return None
+        return await self._take_over(meta, unmoved=False)
 
     async def _listen(self, meta: Meta, leader: str, lease_s: float) -> Replica | None:
         """Take in what one leader commits, until it has not been heard of for its lease, or another begins."""
@@ -191,10 +193,16 @@ class Follower:
         if self._behind != (meta.tenure, meta.number):
             self._behind = meta.tenure, meta.number
             self._heard_at = now
-        left_s = self._heard_at + lease_s + self._respect_s(meta) - now
-        if left_s > 0:
-            await asyncio.sleep(min(left_s, POLL_S))
-        return left_s > 0
+        return await self._waits(self._heard_at + lease_s + self._respect_s(meta))
+
+    async def _waits(self, until: float) -> bool:
+        """Leave the lead to whoever may live until then, and to who waits beside this node and has come further."""
+        history = self._furthest()
+        outdone = await self._namespace.outdone((0, 0) if history is None else history.settled)
+        left_s = until - self._loop.time()
+        if outdone or left_s > 0:
+            await asyncio.sleep(POLL_S if outdone else min(left_s, POLL_S))
+        return outdone or left_s > 0
 
     def _respect_s(self, meta: Meta | None) -> float:
         """How much longer than a lease a node waits, so that those come first who know more of what was told.
@@ -233,6 +241,8 @@ class Follower:
             return None
         if not self._journal.history.includes(meta.position):
             await self._load()  # the journal is lost, or cut off
+            return None
+        if self._newcomer and await self._waits(self._loop.time()):
             return None
         if await self._hesitates(meta):
             return None

@@ -8,12 +8,14 @@ Keys, all in one hash slot by the tag `{namespace}`:
 - `{namespace}:records:…`, a hash from id to record (`records.py`), and a field `0` that keeps it from vanishing;
 - `{namespace}:journal`, a stream of the last batches (`journal.py`);
 - `{namespace}:waiting`, a set of those who wait to see whether somebody leads it;
+- `{namespace}:furthest`, a hash from each of those who wait to lead it to how far it has come, until one leads it;
 - `{namespace}:wish`, who asks its leader for it and how many that one leads (`spread.py`), for a moment;
 - `{namespace}:copies`, a set of every records key that was ever begun, so that one left over is found and unlinked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -30,6 +32,8 @@ from genie.storage.records import encode
 
 WISH_MS = 3_000
 """How long a wish counts that is not repeated."""
+WAITS_S = 1.0
+"""How long it counts how far somebody has come who does not repeat it."""
 CHUNK = 1000
 """Records read or written in one call: Redis serves nobody else meanwhile."""
 
@@ -81,9 +85,13 @@ class Namespace:
         self._prefix = prefix
         self._copies = f"{prefix}copies"
         self._waiting = f"{prefix}waiting"
+        self._furthest = f"{prefix}furthest"
         self._wish = f"{prefix}wish"
         self.name = name
         self._mark = secrets.token_hex(8)
+        self._turn = 0
+        self._others: dict[bytes, tuple[bytes, float]] = {}
+        """Who else waits to lead it: what was read of each last, and since when it says so."""
         self._attempted: Tenure | None = None
         self._seen = 0
         """The highest epoch that was ever read here."""
@@ -137,6 +145,25 @@ class Namespace:
     async def wait(self) -> bool:
         """Leave a mark that this node waits. Returns whether it had to be left: Redis may have lost more than the mark."""
         return bool(await self._master.write("SADD", self._waiting, self._mark))
+
+    async def outdone(self, position: Position) -> bool:
+        """Whether another that waits to lead it has come further. The others see how far this one has come.
+
+        To be repeated more often than once in `WAITS_S`: who is silent for so long does not count any more.
+        """
+        now, self._turn = asyncio.get_running_loop().time(), self._turn + 1
+        await self._master.write("HSET", self._furthest, self._mark, f"{position[0]}-{position[1]} {self._turn}")
+        stored = await self._master.call("HGETALL", self._furthest)
+        said = dict(zip(stored[::2], stored[1::2], strict=True))
+        self._others = {
+            other: self._others[other] if self._others.get(other, (b"", 0.0))[0] == what else (what, now)
+            for other, what in said.items()
+            if other != self._mark.encode()
+        }
+        return any(
+            now - heard_at < WAITS_S and read_position(what.partition(b" ")[0]) > position
+            for what, heard_at in self._others.values()
+        )
 
     async def wish(self, address: str, leads: int) -> None:
         """Ask the leader for the namespace, as a node that leads so many."""
@@ -196,13 +223,16 @@ class Namespace:
         await self.unlink_others()
         self._attempted = None
 
-    async def resign(self, told: int) -> None:
-        """Let somebody else lead it at once; not where Redis lacks the batch that was told last."""
-        await self._master.eval(_RESIGN, [self.meta, self.journal], self.tenure.epoch, self.tenure.nonce, told)
+    async def resign(self, sent: int) -> None:
+        """Let somebody else lead it at once; not where Redis lacks the batch that was sent last.
+
+        That may be on another Redis, where followers have read it: the resignation must not have its number.
+        """
+        await self._master.eval(_RESIGN, [self.meta, self.journal], self.tenure.epoch, self.tenure.nonce, sent)
 
     async def unlink_others(self) -> None:
         """Remove records that nothing points to: from before they were written anew, or of an attempt that died."""
-        await self._master.call("UNLINK", self._waiting)
+        await self._master.call("UNLINK", self._waiting, self._furthest)
         copies = sorted(key.decode() for key in await self._master.call("SMEMBERS", self._copies))
         if copies != [self.tenure.records]:
             keys = [self.meta, self._copies, *copies]

@@ -148,14 +148,14 @@ class RedisStore:
         """Let another node lead at once. A Redis that can't be told leaves them to wait for the lease."""
         if not self._namespace.tenure.epoch:
             return
-        told = self._told
+        sent = self._packer.number
         await self._stand_down()  # a batch that comes later would be taken for the last one, which this is
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
-                    await self._namespace.resign(told)
+                    await self._namespace.resign(sent)
                 except LinkError:  # this connection was idle for long, and may have ended: the next one is new
-                    await self._namespace.resign(told)
+                    await self._namespace.resign(sent)
         except FAILURES as error:
             self._log.warning("Redis can't be reached; another server must wait for the lease to end", error=str(error))
 

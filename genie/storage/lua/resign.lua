@@ -1,7 +1,7 @@
 -- Hand the namespace over: nobody leads it, and whoever follows need not wait.
--- KEYS: meta, journal   ARGV: epoch, nonce, the number of the last batch that was told
--- Answers 'ok', 'other' where the namespace is another server's already, or 'lost' where Redis has gone back behind what was
--- told: then those who have seen it must come first, and who has seen nothing must wait.
+-- KEYS: meta, journal   ARGV: epoch, nonce, the number of the last batch that was sent
+-- Answers 'ok', 'other' where the namespace is another server's already, or 'lost' where Redis does not
+-- have that: then those who have seen it must come first, and who has seen nothing must wait.
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce', 'counters')
 if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then
   return 'other'

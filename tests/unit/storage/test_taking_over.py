@@ -35,6 +35,7 @@ class Scripted:
     replaceable: bool = True
     looks: int = 0
     found: bool = True
+    furthest: Position = (0, 0)
     done: list[str] = field(default_factory=list)
     history: History | None = None
     """By what it has come about that whoever takes it over finds there; None: somebody else is always faster."""
@@ -46,6 +47,9 @@ class Scripted:
 
     async def wait(self) -> bool:
         return False
+
+    async def outdone(self, position: Position) -> bool:
+        return self.furthest > position
 
     async def findable(self) -> bool:
         return self.found
@@ -254,3 +258,29 @@ async def test_who_can_not_find_the_master_wishes_for_nothing(found: bool) -> No
     namespace = Scripted(led_by(Node(address="other")), name=name, found=found)
     await follower_of(namespace, spread=spread)._wish()
     assert namespace.done == ["wished for"] * found
+
+
+@pytest.mark.parametrize("where", ["nothing is", "nobody leads", "it lacks what was read", "the leader is silent"])
+async def test_who_waits_beside_one_that_has_come_further_leaves_it_the_lead(where: str) -> None:
+    namespace = Scripted({"nothing is": None, "nobody leads": led_by(None)}.get(where, led_by(Node(address="gone"))))
+    follower = newcomer_to(namespace)
+    namespace.furthest = (9, 9)
+    if namespace.meta is not None:
+        follower._mirror = Mirror(Replica())
+        follower._behind = namespace.meta.tenure, namespace.meta.number
+    if where == "it lacks what was read":
+        follower._journal.start(History(((0, 0), (7, 5))))
+
+    async def look() -> None:
+        if namespace.meta is None:
+            await follower._nobody()
+        elif where == "the leader is silent":
+            await follower._lapsed(namespace.meta.tenure)
+        else:
+            await follower._follow(namespace.meta)
+
+    await look()
+    assert not namespace.done
+    namespace.furthest = (0, 0)
+    await look()
+    assert namespace.done == ["taken over"]
