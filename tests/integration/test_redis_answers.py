@@ -637,7 +637,8 @@ async def test_who_resigns_where_redis_lacks_what_was_told_leaves_it_to_those_wh
 
 
 async def test_who_waits_to_lead_sees_who_waits_beside_it(plain: Redis) -> None:
-    one, other, third = (RedisStore(plain.url, NAME)._namespace for _ in range(3))
+    stores = [RedisStore(plain.url, NAME) for _ in range(3)]
+    one, other, third = (store._namespace for store in stores)
     assert not await one.outdone((7, 3))
     assert not await other.outdone((7, 5))
     assert not await third.outdone((7, 5)), "both have come as far"
@@ -651,6 +652,8 @@ async def test_who_waits_to_lead_sees_who_waits_beside_it(plain: Redis) -> None:
     await until("the others are silent and count no more", gone)
     async with locks(plain.url):
         assert not plain.call("EXISTS", f"{{{NAME}}}:furthest"), "nobody waits any more"
+    for store in stores:
+        await store.close()
 
 
 async def test_a_connection_that_is_dropped_while_the_state_is_written_anew_is_made_again(plain: Redis) -> None:
