@@ -158,8 +158,7 @@ class Follower:
             if found is None:
                 return None
             if not found and left_s <= 0:
-                self._log.warning("the leader has not been heard of for its lease", leader=leader)
-                return await self._lapsed(meta.tenure)
+                return await self._lapsed(meta.tenure, leader)
             for news in found:
                 self._heard_at = self._loop.time()
                 if news.position > meta.position:  # else it may have come with the state of another Redis
@@ -234,7 +233,7 @@ class Follower:
                 return  # it would be handed over, and taken back
             await self._namespace.wish(self._node.address, self._spread.count(self._node.address))
 
-    async def _lapsed(self, tenure: object) -> Replica | None:
+    async def _lapsed(self, tenure: object, leader: str) -> Replica | None:
         """Take over, unless the leader has committed since what was read last."""
         meta = await self._namespace.read()
         if meta is None or meta.tenure != tenure:
@@ -244,6 +243,7 @@ class Follower:
             return None
         if self._newcomer and await self._waits(self._loop.time()):
             return None
+        self._log.warning("the leader has not been heard of for its lease", leader=leader)
         if await self._hesitates(meta):
             return None
         replica = await self._take_over(meta, unmoved=True)

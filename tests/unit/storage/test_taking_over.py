@@ -100,7 +100,7 @@ async def test_the_master_is_looked_for_behind_the_hesitation(monkeypatch: pytes
     spread.leads("b", "own")
     monkeypatch.setattr("genie.storage.spread.HESITATION_S", 0.001)
     with pytest.raises(LinkError):
-        await follower_of(namespace, spread=spread)._lapsed(TENURE)
+        await follower_of(namespace, spread=spread)._lapsed(TENURE, "gone")
     assert namespace.looks == 2
     assert not namespace.done
 
@@ -275,7 +275,7 @@ async def test_who_waits_beside_one_that_has_come_further_leaves_it_the_lead(whe
         if namespace.meta is None:
             await follower._nobody()
         elif where == "the leader is silent":
-            await follower._lapsed(namespace.meta.tenure)
+            await follower._lapsed(namespace.meta.tenure, "gone")
         else:
             await follower._follow(namespace.meta)
 
