@@ -206,12 +206,14 @@ class Follower:
     def _respect_s(self, meta: Meta | None) -> float:
         """How much longer than a lease a node waits, so that those come first who know more of what was told.
 
-        That is whoever has led; then who has read what Redis lacks; and last, where no leader was heard to live at a Redis
-        that may have taken the place of another, who knows nothing more than it has.
+        That is whoever has led last, as far as it knows; then who has read what Redis lacks; and last, where no leader was
+        heard to live at a Redis that may have taken the place of another, who knows nothing more than it has.
         """
         best = self._furthest()
+        if best is not None and self._known is not None and best is self._known[0]:
+            return 0.0
         if best is not None and (meta is None or best.knows_more_than(meta.history)):
-            return 0.0 if self._known is not None and best is self._known[0] else RESPECT_S
+            return RESPECT_S
         return 2 * RESPECT_S if self._newcomer else 0.0
 
     async def _hesitates(self, meta: Meta | None) -> bool:

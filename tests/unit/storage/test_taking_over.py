@@ -233,7 +233,7 @@ async def test_only_what_comes_now_says_that_a_leader_lives(
         ((7, 4), (8, 2), 1.0),  # and has read what others led on to
         (None, (7, 4), 1.0),
         (None, (7, 3), 2.0),
-        ((7, 3), None, 2.0),
+        ((7, 3), None, 0.0),
         (None, None, 2.0),
     ],
 )
