@@ -232,7 +232,8 @@ class Namespace:
 
     async def unlink_others(self) -> None:
         """Remove records that nothing points to: from before they were written anew, or of an attempt that died."""
-        await self._master.call("UNLINK", self._waiting, self._furthest)
+        for key in (self._waiting, self._furthest):  # one by one: while a slot moves, several need not be in one place
+            await self._master.call("UNLINK", key)
         copies = sorted(key.decode() for key in await self._master.call("SMEMBERS", self._copies))
         if copies != [self.tenure.records]:
             keys = [self.meta, self._copies, *copies]
