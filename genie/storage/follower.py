@@ -134,7 +134,8 @@ class Follower:
             await self._load()
             return None  # another may lead by now
         lease_s = meta.node.lease_ms / 1000
-        if lacks:
+        known = self._furthest()
+        if lacks or (self._newcomer and known is not None and known.knows_more_than(meta.history)):
             return await self._other_way(meta, lease_s)
         return await self._listen(meta, meta.node.address, lease_s)
 
@@ -178,7 +179,8 @@ class Follower:
         In the first case whoever leads has lost commits, and writes them anew; if nobody does so for a lease, we do. In
         the second two have led, cut off from each other, and the Redis that is left has the last word.
         """
-        if not self._journal.history.knows_more_than(meta.history):
+        known = self._furthest()
+        if known is None or not known.knows_more_than(meta.history):
             self._log.warning("Redis is led on from another state than this node has seen; reading the records")
             self._mirror = self._known = None
             return None

@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "a follower forgets what Redis has lost",
         "storage/follower.py",
-        "if not self._journal.history.knows_more_than(meta.history):",
+        "if known is None or not known.knows_more_than(meta.history):",
         "if True:",
         first=REPLICATED + 17,
     ),
