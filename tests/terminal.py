@@ -14,7 +14,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,12 +22,18 @@ from servers import WAIT_S
 
 SEQUENCE = re.compile(r"\x1b\[[?\d;]*[A-Za-z]")
 """What moves the cursor and sets colours."""
+HOME = "\x1b[H"
+"""The cursor goes to where a picture begins: what is drawn again and again begins with it."""
 TAKE = """\
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 """Makes the terminal that of the session, so that its keys are signals."""
+
+
+def plain(written: str) -> str:
+    return SEQUENCE.sub("", written)
 
 
 class Terminal:
@@ -40,12 +46,26 @@ class Terminal:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def until(self, text: str) -> str:
-        """Wait until a text comes that is new; returns what came until then, without colours."""
-        began, end = len(self.written), time.monotonic() + WAIT_S
-        while text not in (new := SEQUENCE.sub("", self.written[began:])):
+        """Wait until a text comes that is new; returns what came until then, without colours.
+
+        That may end anywhere behind the text: who asks what else is shown, or is not, wants the `picture`.
+        """
+        return self._first(text, lambda new: [new])
+
+    def picture(self, text: str) -> str:
+        """Wait until a picture with this text is whole, which is when the next one begins; returns it."""
+        return self._first(text, lambda new: new.split(HOME)[1:-1])
+
+    def _first(self, text: str, parts: Callable[[str], list[str]]) -> str:
+        began, end, more = len(self.written), time.monotonic() + WAIT_S, True
+        while True:
+            new = self.written[began:]
+            for part in map(plain, parts(new)):
+                if text in part:
+                    return part
+            assert more, f"ended before {text!r}: {new!r}"
             assert time.monotonic() < end, f"{text!r} did not come: {new[-2000:]!r}"
-            assert self._read() or text in SEQUENCE.sub("", self.written[began:]), f"ended before {text!r}: {new!r}"
-        return new
+            more = self._read()
 
     def press(self, keys: bytes) -> None:
         os.write(self.file, keys)

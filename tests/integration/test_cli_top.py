@@ -102,9 +102,8 @@ def test_looks_anew_until_q(admin: SpokenAdmin) -> None:
         tell(admin, held=4_711)
         term.until("held 4,711")
         term.resize(columns=50, rows=12)
-        term.until("Longest lines (2 of 20)")
-        term.until("held 4,711")
-        narrow = term.until("held 4,711")
+        narrow = term.picture("Longest lines (2 of 20)")
+        assert "held 4,711" in narrow
         assert "HOLDER" in narrow
         assert "HELD FOR" not in narrow
         assert "Hot" not in narrow
@@ -169,7 +168,7 @@ def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
             admin.answers["/api/state"] = Problem(code="unauthorized", message="say \x1b[41mthe token")
             term.until("unauthorized: say \\x1b[41mthe token (GENIE_TOKEN or GENIE_TOKEN_FILE says the token)")
             tell(admin, role="follower", leader="other:7077")
-            text = term.until("This server does not lead (follower), other:7077 does: ask the admin port there.")
+            text = term.picture("This server does not lead (follower), other:7077 does: ask the admin port there.")
             assert "Longest lines" not in text
             tell(admin, store_reached=False)
             term.until("The store does not answer.")
@@ -194,7 +193,7 @@ async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) ->
         victim = await wire.request("exclusive:[bold]a", transactionName="D2")
         await wire.expect("released")
         with on_terminal(admin, "--every", "0.1") as term:
-            picture = term.until("Hot within")
+            picture = term.picture("Hot within")
             term.press(b"q")
             assert term.ended() == 0
         ended, of_follower = (genie_cli("deadlocks", port) for port in (admin, other))
