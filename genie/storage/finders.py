@@ -164,16 +164,14 @@ async def _ask_all(
     Returns the answers, and what went wrong with the others.
     """
     loop = asyncio.get_running_loop()
-    waiting = asked = {asyncio.ensure_future(_ask(node, login, read, *commands)) for node in nodes}
+    waiting = asked = [asyncio.ensure_future(_ask(node, login, read, *commands)) for node in nodes]
     answers: list[T] = []
     errors: dict[str, None] = {}
     until = loop.time() + LATEST_S
     try:
         while waiting and until > loop.time():
-            done, waiting = await asyncio.wait(
-                waiting, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED
-            )
-            for task in done:
+            done, _ = await asyncio.wait(waiting, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+            for task in [task for task in waiting if task in done]:  # in order, which a set is not
                 error = task.exception()
                 if error is None:
                     answers.append(task.result())
@@ -181,6 +179,7 @@ async def _ask_all(
                     errors["no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__] = (
                         None
                     )
+            waiting = [task for task in waiting if task not in done]
             if answers:
                 until = min(until, loop.time() + (MORE_S if 2 * len(answers) > len(asked) else ANSWER_S))
         if waiting and not answers:
