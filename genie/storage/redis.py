@@ -21,6 +21,7 @@ from genie.storage.durability import warn_if_lossy
 from genie.storage.follower import Follower
 from genie.storage.history import LONGEST, History, Position
 from genie.storage.journal import Journal
+from genie.storage.knowledge import Known, Led
 from genie.storage.link import LinkError
 from genie.storage.master import Master
 from genie.storage.namespace import Namespace, meta_key
@@ -89,13 +90,13 @@ class RedisStore:
     async def open(self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]) -> Replica:
         """Follow whoever leads the namespace until this node does, however long Redis can't be reached."""
         self._loop = asyncio.get_running_loop()
-        known = self._known() if self._namespace.tenure.epoch else None
+        led = self._led() if self._namespace.tenure.epoch else None
         if self._done is not None:
             self._untold.append((self._namespace.tenure.epoch, self._packer.number))
         await self._stand_down()
         self._node, self._whole = node, whole
         journal = Journal(self._master, self._namespace.journal)
-        follower = Follower(self._namespace, journal, node, self._spread, following, known, self._untold)
+        follower = Follower(self._namespace, journal, node, self._spread, following, led, self._untold)
         waits = pauses()
         replica, told_at = None, 0.0
         told: str | None = None
@@ -164,13 +165,13 @@ class RedisStore:
         await self._stand_down()
         self._master.drop()
 
-    def _known(self) -> tuple[History, Batch, Position]:
+    def _led(self) -> Led:
         """What this node has told, or might have, as the leader that it was: it must not be lost if Redis has lost it.
 
         A batch in flight is in it, and was told to nobody: the last is how far Redis must have come.
         """
         number = self._packer.number
-        return self._history(number), self._whole(), (self._namespace.tenure.epoch, self._told)
+        return Led(Known(self._history(number), self._whole()), (self._namespace.tenure.epoch, self._told))
 
     @property
     def _told(self) -> int:

@@ -77,7 +77,7 @@ MUTANTS = [
     Mutant(
         "who has just come leads before those who have seen more",
         "storage/follower.py",
-        "if meta.node is None or (succeeds and not self._newcomer):",
+        "if meta.node is None or (succeeds and not self._precedence.newcomer):",
         "if meta.node is None or succeeds:",
         first=REPLICATED + 1149,
     ),
@@ -97,9 +97,9 @@ MUTANTS = [
     ),
     Mutant(
         "what was told to nobody counts as a way of its own",
-        "storage/follower.py",
-        "self._namespace.history.without(self._untold)",
-        "self._namespace.history",
+        "storage/knowledge.py",
+        "history.without(self._untold), self.best",
+        "history, self.best",
         first=REPLICATED + 6156,
     ),
     Mutant(
@@ -151,7 +151,7 @@ MUTANTS = [
     Mutant(
         "a follower does not take in what others commit",
         "storage/follower.py",
-        "                self._mirror.follow(news)",
+        "                self._knowledge.mirror.follow(news)",
         "                pass",
     ),
     # -- several Redises
@@ -165,14 +165,14 @@ MUTANTS = [
     Mutant(
         "a follower forgets what Redis has lost",
         "storage/follower.py",
-        "if known is None or not known.knows_more_than(meta.history):",
-        "if True:",
+        "if lacks and not knows_more:",
+        "if lacks:",
         first=REPLICATED + 17,
     ),
     Mutant(
         "who led before does not know what it told",
-        "storage/follower.py",
-        "None if known is None else known[:2]",
+        "storage/knowledge.py",
+        "None if led is None else led.known",
         "None",
         first=REPLICATED,
     ),

@@ -12,6 +12,7 @@ from genie.storage.base import Batch, Replica
 from genie.storage.follower import Follower
 from genie.storage.history import History, Position
 from genie.storage.journal import Began, Committed, Journal
+from genie.storage.knowledge import Known, Led
 from genie.storage.link import LinkError
 from genie.storage.mirror import Mirror
 from genie.storage.namespace import Meta, Namespace, Tenure
@@ -77,21 +78,21 @@ def led_by(node: Node | None, epoch: int = 7, number: int = 3) -> Meta:
     return Meta(Tenure(epoch, "nonce", "records"), node, number, Batch(), ((0, 0),))
 
 
-def follower_of(namespace: Scripted, *, spread: Spread | None = None, known: Any = None) -> Follower:
+def follower_of(namespace: Scripted, *, spread: Spread | None = None, led: Led | None = None) -> Follower:
     """One that knew a leader at this Redis, and has not heard of it for longer than any lease."""
-    made = newcomer_to(namespace, spread=spread, known=known)
-    made._newcomer = False
+    made = newcomer_to(namespace, spread=spread, led=led)
+    made._precedence.newcomer = False
     return made
 
 
-def newcomer_to(namespace: Scripted, *, spread: Spread | None = None, known: Any = None) -> Follower:
+def newcomer_to(namespace: Scripted, *, spread: Spread | None = None, led: Led | None = None) -> Follower:
     """One that has heard of nobody, for as long."""
     journal = Journal(cast("Any", None), "journal")
     if namespace.meta is not None:
         journal.start(namespace.meta.history)
-    made = Follower(cast("Namespace", namespace), journal, OWN, spread or Spread(), lambda _: None, known)
-    made._heard_at -= 3600
-    made._nobody_since = made._heard_at
+    made = Follower(cast("Namespace", namespace), journal, OWN, spread or Spread(), lambda _: None, led)
+    made._precedence._heard_at -= 3600
+    made._precedence._nobody_since = made._precedence._heard_at
     return made
 
 
@@ -113,15 +114,15 @@ async def test_who_need_not_wait_takes_over_from_the_master_alone(meta: Meta) ->
     assert not namespace.done
 
 
-@pytest.mark.parametrize("known", [None, (History(((0, 0), (7, 1))), Batch(), (7, 1))])
-async def test_nobody_leads_where_nothing_is_before_it_is_known_to_be_the_master(known: Any) -> None:
+@pytest.mark.parametrize("led", [None, Led(Known(History(((0, 0), (7, 1))), Batch()), (7, 1))])
+async def test_nobody_leads_where_nothing_is_before_it_is_known_to_be_the_master(led: Led | None) -> None:
     namespace = Scripted(None, master_for=0)
     with pytest.raises(LinkError):
-        await follower_of(namespace, known=known)._nobody()
+        await follower_of(namespace, led=led)._nobody()
     assert not namespace.done
     namespace.master_for = NEVER
-    await follower_of(namespace, known=known)._nobody()
-    assert namespace.done == ["taken over" if known is None else "written anew"]
+    await follower_of(namespace, led=led)._nobody()
+    assert namespace.done == ["taken over" if led is None else "written anew"]
 
 
 @pytest.mark.parametrize("node", [None, BEFORE])
@@ -134,7 +135,7 @@ async def test_who_has_seen_another_lead_leaves_it_a_lease_to_come(node: Node | 
     assert namespace.meta is not None
     assert await follower._follow(namespace.meta) is None
     assert not namespace.done, "however long ago it was heard of: it can't know before it finds this Redis"
-    follower._heard_at -= OWN.lease_ms / 1000
+    follower._precedence._heard_at -= OWN.lease_ms / 1000
     await follower._follow(namespace.meta)
     assert namespace.done == ["taken over"]
 
@@ -163,10 +164,10 @@ async def test_what_redis_lacks_is_written_anew_if_it_may_have_been_told(
 ) -> None:
     """Redis is back where this node had come when it led: at the last that it told, with another batch in flight."""
     namespace = Scripted(led_by(None), history=History(((0, 0), (7, 3))))
-    follower = follower_of(namespace, known=(History(((0, 0), (7, 4))), Batch(), (7, 3)))
-    follower._known = None  # others have led since
+    follower = follower_of(namespace, led=Led(Known(History(((0, 0), (7, 4))), Batch()), (7, 3)))
+    follower._knowledge.a_leader_lives()  # others have led since
     follower._journal.start(History(seen))
-    follower._mirror = Mirror(Replica())
+    follower._knowledge.mirror = Mirror(Replica())
     assert namespace.meta is not None
     await follower._take_over(namespace.meta, unmoved=False)
     assert namespace.done == ["taken over", *then]
@@ -180,27 +181,27 @@ async def test_who_has_heard_of_nobody_leaves_time_to_whoever_led_since_redis_wa
     for _ in range(3):
         assert await follower._follow(namespace.meta) is None
     assert namespace.done == ["loaded"]
-    follower._heard_at -= OWN.lease_ms / 1000 + 1
+    follower._precedence._heard_at -= OWN.lease_ms / 1000 + 1
     assert await follower._follow(namespace.meta) is None
     assert namespace.done == ["loaded"], "those come first who have seen more than it has"
-    follower._heard_at -= 1
+    follower._precedence._heard_at -= 1
     await follower._follow(namespace.meta)
     assert namespace.done == ["loaded", "taken over"]
 
 
 async def test_who_has_led_is_as_new_to_a_redis_that_may_be_another() -> None:
     """Others may have led since it was deposed, or resigned."""
-    known = (History(((0, 0), (7, 3))), Batch(), (7, 3))
+    led = Led(Known(History(((0, 0), (7, 3))), Batch()), (7, 3))
     namespace = Scripted(led_by(BEFORE))
-    assert newcomer_to(namespace, known=known)._newcomer
+    assert newcomer_to(namespace, led=led)._precedence.newcomer
     namespace.replaceable = False
-    assert not newcomer_to(namespace, known=known)._newcomer
+    assert not newcomer_to(namespace, led=led)._precedence.newcomer
 
 
 async def test_who_lost_its_redis_is_new_to_the_next() -> None:
     follower = follower_of(Scripted(led_by(Node(address="other"))))
     follower.interrupted()
-    assert follower._newcomer
+    assert follower._precedence.newcomer
 
 
 @pytest.mark.parametrize(("number", "new"), [(3, True), (4, False)])
@@ -218,11 +219,11 @@ async def test_only_what_comes_now_says_that_a_leader_lives(
 
     async def read(_wait_ms: int | None) -> list[Began | Committed]:
         if len(found) == 1:
-            assert follower._newcomer == new
+            assert follower._precedence.newcomer == new
         return found.pop(0)
 
     monkeypatch.setattr(follower._journal, "read", read)
-    await follower._listen(namespace.meta, "other", 3.0)
+    await follower._listen(namespace.meta, Node(address="other"))
     assert not found
 
 
@@ -239,13 +240,13 @@ async def test_only_what_comes_now_says_that_a_leader_lives(
 )
 async def test_who_knows_more_comes_first(known: Position | None, read: Position | None, respect_s: float) -> None:
     namespace = Scripted(led_by(BEFORE, number=3))
-    follower = newcomer_to(namespace, known=known and (History(((0, 0), known)), Batch(), known))
+    follower = newcomer_to(namespace, led=known and Led(Known(History(((0, 0), known)), Batch()), known))
     if read is not None:
         follower._journal.start(History(((0, 0), (7, 3), read) if read[0] > 7 else ((0, 0), read)))
-        follower._mirror = Mirror(Replica())
-    assert follower._respect_s(namespace.meta) == respect_s
-    follower._newcomer = False
-    assert follower._respect_s(namespace.meta) == (respect_s if respect_s < 2 else 0)
+        follower._knowledge.mirror = Mirror(Replica())
+    assert follower._precedence.respect_s(namespace.meta) == respect_s
+    follower._precedence.newcomer = False
+    assert follower._precedence.respect_s(namespace.meta) == (respect_s if respect_s < 2 else 0)
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -266,8 +267,8 @@ async def test_who_waits_beside_one_that_has_come_further_leaves_it_the_lead(whe
     follower = newcomer_to(namespace)
     namespace.furthest = (9, 9)
     if namespace.meta is not None:
-        follower._mirror = Mirror(Replica())
-        follower._behind = namespace.meta.tenure, namespace.meta.number
+        follower._knowledge.mirror = Mirror(Replica())
+        follower._precedence._behind = namespace.meta.tenure, namespace.meta.number
     if where == "it lacks what was read":
         follower._journal.start(History(((0, 0), (7, 5))))
 
