@@ -93,6 +93,8 @@ class Place:
     """It came from a connection that its writer had given up, and what was in it is also in what that one wrote later."""
     confirmed_at: float | None = None
     """When as many replicas had it as must."""
+    told: bool = False
+    """Something was told that rests on it."""
 
     def __str__(self) -> str:
         return f"{self.batch[0]}-{self.batch[1]} by {self.who} on {self.host}"
@@ -103,6 +105,12 @@ class Place:
         while place is not None and place is not other:
             place = None if place.number < other.number else place.parent
         return place is other
+
+    def tell(self) -> None:
+        """Something is told that rests on this, and on all that it follows on."""
+        place: Place | None = self
+        while place is not None and not place.told:
+            place.told, place = True, place.parent
 
     @property
     def begins(self) -> bool:

@@ -182,7 +182,12 @@ class World:
             self.problems.append(f"not at an end {PATIENCE_S} s after the last fault: {', '.join(names)}")
         if failed or waiting:
             return
-        await self.store.settled()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self.store.settled()
+        except TimeoutError:
+            self.problems.append(f"the Redises do not follow one master {PATIENCE_S} s after the last client")
+            return
         last = self.loop.node("last")
         problem = await self.loop.spawn(last, self._probe())
         if problem:

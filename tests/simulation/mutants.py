@@ -174,7 +174,7 @@ MUTANTS = [
         "storage/knowledge.py",
         "None if led is None else led.known",
         "None",
-        first=REPLICATED,
+        first=REPLICATED + 90143,
     ),
     Mutant(
         "the count of WAIT is not looked at",

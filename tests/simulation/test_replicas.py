@@ -173,3 +173,16 @@ def test_a_failover_that_was_asked_for_leaves_two_masters_for_a_while(loop: SimL
         assert (await (await crowd.link("r1")).call("ROLE"))[:2] == [b"slave", master.host.encode()]
 
     live(loop, life)
+
+
+def test_of_two_elections_that_did_not_hear_of_each_other_the_later_counts(loop: SimLoop) -> None:
+    async def life(crowd: Crowd) -> None:
+        assert crowd.sentinels.fail_over()
+        for other in ("r2", "r3"):
+            loop.network.separate("r1", other)
+        await crowd.until(lambda: bool(crowd.done))
+        loop.network.heal()
+        await crowd.until(lambda: crowd.sentinels.settled)
+        assert crowd.done[0].startswith(f"failover to {crowd.sentinels.master.host},")
+
+    live(loop, life)

@@ -43,6 +43,7 @@ KEPT = [
     2031059,  # a node that stood by at an old master which held nothing led there
     2080201,  # a node forgot what it was about to write anew, for it had just read what Redis had
     2090143,  # a node that had led did not show how far it had come, and one that knew less led
+    2080591,  # a node went on without its batch in flight, which a Redis had that was left: nobody was told of it
     2012994,  # the last words to sessions were not written anew: they went with the connections of who had led
     5423,  # a leader resigned from a Redis that lacked what it had told
     778,  # a follower that had to read the records did not see that another led by then

@@ -5,7 +5,7 @@ if there had been no other. Of what was told on another way only this is forgive
 requests that it was about, from then on. It is asked here whether there had to be another way:
 
 - Who writes a whole state anew does so where the Redis has gone back behind what it knows, and over nobody else's state.
-- Who goes on from where a Redis has gone back had not known of anything later.
+- Who goes on from where a Redis has gone back had not known of anything later that somebody was told.
 - Nothing is told before as many replicas have it as must.
 - No fence is given twice, whichever way it was given on.
 """
@@ -68,6 +68,8 @@ class Lasting:
 
     def _told(self, entry: Entry, place: Place) -> bool:
         about = entry.what["command"] in TOLD
+        if entry.what["payload"].get("code") != "unavailable":  # which says nothing of what there is
+            place.tell()
         if about and (place.confirmed_at is None or place.confirmed_at > entry.at):
             self.wrong.append((entry.at, f"{entry.who} says {entry.what}, and too few replicas have {place}"))
         if place not in self._path:
@@ -98,8 +100,8 @@ class Lasting:
 def _rightly(place: Place) -> list[str]:
     """What is wrong with writing this there."""
     had, knew = before_it_led(place.before), before_it_led(place.knew)
-    while knew is not None and knew is not had and knew.confirmed_at is None:
-        knew = before_it_led(knew.parent)  # too few replicas had it: it was told to nobody
+    while knew is not None and knew is not had and (knew.confirmed_at is None or not knew.told):
+        knew = before_it_led(knew.parent)  # nobody was told, so it may as well be lost
     if place.anew:
         if had is None or (place.parent is not None and place.parent.follows(had)):
             return []

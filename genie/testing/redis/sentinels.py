@@ -144,7 +144,9 @@ class Sentinels:
         best = max(there, key=lambda redis: redis.offset)
         before = self._redises[view.master]
         best.promote()
-        view.master, view.epoch, view.down_since = best.host, view.epoch + 1, None
+        # None is given twice: of any two majorities some sentinel is in both, and remembers.
+        epoch = max(view.epoch for view in self.views) + 1
+        view.master, view.epoch, view.down_since = best.host, epoch, None
         self._wrong.clear()
         return f"{best.host}, which has {best.offset} writes; {before.host} has {before.offset}"
 
