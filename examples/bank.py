@@ -201,13 +201,15 @@ def clerk(
 def follow(clerks: list[SpawnProcess], counts: Counts, seconds: float, stop: Event) -> None:
     """Show what is done each half second until all clerks have ended; tell them to stop when the time is over."""
     end, shown, terminal = time.monotonic() + seconds, "", sys.stdout.isatty()
-    while alive := [process for process in clerks if process.is_alive()]:
+    alive = clerks
+    while alive:
         try:
             alive[0].join(0.5)
         except KeyboardInterrupt:
             stop.set()
         if time.monotonic() >= end:
             stop.set()
+        alive = [process for process in clerks if process.is_alive()]  # first, so that the last line counts everything
         line = "  ".join(f"{name} {sum(counts[kind :: len(COUNTED)]):,}" for kind, name in enumerate(COUNTED))
         if line != shown:
             print(f"\r{line}" if terminal else line, end="" if terminal else "\n", flush=True)

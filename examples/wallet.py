@@ -23,9 +23,9 @@ import signal
 import sys
 import tempfile
 import time
-from ctypes import Array, c_longlong
+from ctypes import Array, c_byte, c_longlong
 from multiprocessing.context import SpawnProcess
-from multiprocessing.synchronize import Event, Semaphore
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import TypeAlias
 
@@ -56,15 +56,15 @@ class Replica:
         self.random = random.Random(f"{options.seed} {number}")
         self.done = 0
 
-    async def pay_until(self, stop: Event) -> None:
+    async def pay_until(self, stop: c_byte) -> None:
         """Payment after payment, several of them at a time."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self.options.at_a_time):
                 tasks.create_task(self.pay_one_after_the_other(stop))
 
-    async def pay_one_after_the_other(self, stop: Event) -> None:
+    async def pay_one_after_the_other(self, stop: c_byte) -> None:
         """Random payments, until it is told to stop."""
-        while not stop.is_set():
+        while not stop.value:
             payer, payee = self.random.sample(range(self.options.wallets), 2)
             try:
                 await self.pay(f"wallet-{payer}", f"wallet-{payee}", self.random.randint(1, LARGEST_PAYMENT))
@@ -93,7 +93,7 @@ class Replica:
         self.counts[self.number * len(COUNTED) + COUNTED.index(what)] += 1
 
 
-def replica(number: int, url: str, options: argparse.Namespace, counts: Counts, ready: Semaphore, stop: Event) -> None:
+def replica(number: int, url: str, options: argparse.Namespace, counts: Counts, ready: Semaphore, stop: c_byte) -> None:
     """A replica's process. It says when it is ready."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which tells all to stop
 
@@ -131,7 +131,8 @@ def line(found: dict[str, int], counts: Counts) -> str:
 async def watch_over(url: str, options: argparse.Namespace) -> int:
     """Issue tokens, let the replicas pay, kill one, count the money; returns the exit status."""
     spawn = multiprocessing.get_context("spawn")
-    counts, ready, stop = spawn.RawArray("q", (options.replicas + 1) * len(COUNTED)), spawn.Semaphore(0), spawn.Event()
+    counts, ready = spawn.RawArray("q", (options.replicas + 1) * len(COUNTED)), spawn.Semaphore(0)
+    stop = spawn.RawValue("b", 0)  # an Event has a lock, which a replica that is killed may hold
     replicas: list[SpawnProcess] = []
 
     def begin(number: int) -> None:
@@ -149,7 +150,7 @@ async def watch_over(url: str, options: argparse.Namespace) -> int:
         for _ in range(options.replicas):
             while not await asyncio.to_thread(ready.acquire, timeout=0.1):
                 if any(process.exitcode for process in replicas):  # one that can't begin says why
-                    stop.set()
+                    stop.value = 1
                     return 1
         end, victim = time.monotonic() + options.seconds, replicas[0]
         half = end - options.seconds / 2
@@ -161,7 +162,7 @@ async def watch_over(url: str, options: argparse.Namespace) -> int:
                 await asyncio.to_thread(victim.join)
                 print("replica 0 was killed, with what it held; another takes its place", flush=True)
                 begin(options.replicas)
-        stop.set()
+        stop.value = 1
         for process in replicas:
             await asyncio.to_thread(process.join)
         found = await totals(store)

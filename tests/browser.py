@@ -95,7 +95,12 @@ class Browser:
     def choose(self, id_: int) -> None:
         """Click on a node, and wait until that request is shown."""
         self.click(f'#graph .node[data-id="{id_}"]')
+        self.until_shown(id_)
+
+    def until_shown(self, id_: int) -> None:
+        """Wait for all that there is to tell of a request: when it ends is known last, and moves what is below it."""
         self.until_text("#details code", str(id_))
+        self.one("#details .ends")
 
     def enter(self, text: str) -> None:
         """Into the field that has the focus."""

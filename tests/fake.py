@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from ports import free_port
 from servers import WAIT_S
 
 PONG = '{"command":"pong","payload":{}}'
@@ -110,10 +111,10 @@ class Fake:
 
 
 @asynccontextmanager
-async def fake_server(port: int = 0) -> AsyncIterator[Fake]:
-    fake = Fake(port)
-    server = await asyncio.start_server(fake.take, "127.0.0.1", port, limit=1 << 21)
-    fake.port = server.sockets[0].getsockname()[1]
+async def fake_server(port: int | None = None) -> AsyncIterator[Fake]:
+    """At a port that nobody else gets when it is closed, unless one is given."""
+    fake = Fake(free_port() if port is None else port)
+    server = await asyncio.start_server(fake.take, "127.0.0.1", fake.port, limit=1 << 21)
     try:
         yield fake
     finally:

@@ -37,11 +37,12 @@ def plain(written: str) -> str:
 
 
 class Terminal:
-    """`written` is all that came so far."""
+    """`written` is all that came so far, `before` are the modes that the process has found."""
 
-    def __init__(self, file: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, file: int, process: subprocess.Popen[bytes], before: list[Any]) -> None:
         self.file = file
         self.process = process
+        self.before = before
         self.written = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
@@ -108,6 +109,7 @@ def terminal(
     ours, theirs = pty.openpty()
     try:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        before = termios.tcgetattr(ours)
         with subprocess.Popen(
             [sys.executable, "-c", TAKE, *command],
             env=dict(variables),
@@ -117,7 +119,7 @@ def terminal(
             start_new_session=True,
         ) as process:
             try:
-                yield Terminal(ours, process)
+                yield Terminal(ours, process, before)
             finally:
                 process.send_signal(signal.SIGKILL)
     finally:

@@ -17,6 +17,7 @@ import orjson
 
 import genie
 from genie.tokens import InsufficientFunds, SherdlockSelector, SpentAlready, SqlTokenStore, Token
+from servers import WAIT_S
 
 KIND = {"token_type": "Fiat", "identifier": "GBP"}
 
@@ -66,7 +67,8 @@ async def ask(selector: SherdlockSelector, job: Job, number: int, amount: int) -
 
 async def main() -> None:
     host, port, url = sys.argv[1:]
-    async with genie.connect(host, int(port)) as client, SqlTokenStore(url) as store:
+    patient = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
+    async with genie.connect(host, int(port), **patient) as client, SqlTokenStore(url) as store:
         await client.ping()
         say(ready=True)
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):

@@ -61,8 +61,8 @@ async def test_what_is_followed_says_so_and_what_is_led_is_shown(browser: Browse
         for namespace in ("orders", "billing"):
             redis.found(namespace)
         with (
-            running_server(redis, namespaces="orders") as other,
-            running_server(redis, namespaces="orders,billing", admin_port=free_port()) as genie,
+            running_server(redis, namespaces="orders", lease=600) as other,
+            running_server(redis, namespaces="orders,billing", admin_port=free_port(), lease=600) as genie,
         ):
             browser.open(genie)
             browser.until_text("#notice", f"follows 127.0.0.1:{other.port}, which leads")

@@ -283,7 +283,7 @@ async def test_after_its_connections_are_lost_it_says_so_and_goes_on(
         await store.add([token("a")])
         changes = store.changes()
         assert await told(changes) == Resync()
-        postgres_database.run(f"SELECT pg_terminate_backend(pid) {OTHERS}")
+        postgres_database.run(f"SELECT pg_terminate_backend(pid, 5000) {OTHERS}")
         assert await told(changes) == Resync()
         assert "can't be followed" in caplog.text
         await store.spend([token("a")], transaction="T", outputs=[token("b")])

@@ -13,6 +13,7 @@ from genie.timeouts import ExpiredTransfer, WrongDate
 from ledgers import PAST, Books, Desk, New, hours
 from mariadb import mariadb
 from postgres import postgres
+from servers import WAIT_S
 
 NEAR = 0.1
 """Hours: less than any time zone is away from UTC."""
@@ -166,5 +167,5 @@ async def test_in_sqlite_a_date_may_be_none(new_books: New, date: object) -> Non
     assert "\n" not in str(wrong.value)
     assert (await books.ours(), desk.given) == (before, [])
     await books.move("a", PAST)
-    await asyncio.wait_for(handler.run_once(), 10)
+    await asyncio.wait_for(handler.run_once(), WAIT_S)
     assert desk.ids == ["a"]

@@ -10,6 +10,7 @@ import pytest
 
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutRun
 from ledgers import FUTURE, PAST, Books, Desk, New, catch_up
+from servers import WAIT_S
 
 
 async def test_with_no_segment_it_begins_at_the_beginning(books: Books) -> None:
@@ -282,7 +283,7 @@ async def test_who_deals_with_them_can_write_to_the_ledger(books: Books) -> None
     desk = Desk()
 
     async def expire(ids: list[str]) -> None:
-        async with asyncio.timeout(4), books.transaction() as entries:
+        async with asyncio.timeout(WAIT_S), books.transaction() as entries:
             for id in ids:
                 await entries.change(id, "EXPIRED")
 

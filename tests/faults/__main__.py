@@ -13,10 +13,15 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 from faults.figures import Figures, put, table, write
 from faults.scenarios import SCENARIOS, Scenario
+from faults.world import alone
+
+SYNCED = partial(alone, "--appendfsync", "always")
+"""What is measured is a Redis as it should be for locks."""
 
 
 def options() -> argparse.Namespace:
@@ -71,7 +76,7 @@ class Run:
         print(f"\n{again}", flush=True)
         try:
             figures = await scenario.play(
-                seed, times, clients=wanted.clients, library=wanted.library, lease_s=wanted.lease
+                seed, times, clients=wanted.clients, library=wanted.library, lease_s=wanted.lease, redis=SYNCED
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, it is shown with the history, and the others go on
             error.add_note(f'make soak-faults FAULTS="{again}"')

@@ -6,13 +6,15 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from faults.link import Address, Lost, ask
 from faults.watch import Broken, Watch
-from servers import Genie, Ground, Redis
+from servers import WAIT_S, Genie, Ground, Redis
 
 CAUGHT_UP = "caught up"
-LEAD_S = 30.0
+LEAD_S = WAIT_S
 """A bound: so long may it take until somebody leads."""
 
 
@@ -85,17 +87,29 @@ class Cluster:
             await asyncio.sleep(0.02)
         raise Broken(f"nobody leads within {LEAD_S:g} s")
 
-    async def followers(self, leader: Genie) -> list[Genie]:
-        """The others, when each of them knows who leads."""
-        others = [server for server in self.servers if server is not leader]
-        name = "{}:{}".format(*self.address(leader))
+    async def followed(self) -> tuple[Genie, list[Genie]]:
+        """The server that leads, and the others, when each of them knows it."""
         end = time.monotonic() + LEAD_S
-        for server in others:
-            while await self.says(server) != name:
-                if time.monotonic() > end:
-                    raise Broken(f"{server.port} does not follow {name} within {LEAD_S:g} s")
-                await asyncio.sleep(0.02)
-        return others
+        while time.monotonic() < end:
+            leader = await self.leader()  # each time: it may be another one by now
+            others = [server for server in self.servers if server is not leader]
+            name = "{}:{}".format(*self.address(leader))
+            if [await self.says(server) for server in others] == [name] * len(others):
+                return leader, others
+            await asyncio.sleep(0.02)
+        raise Broken(f"not all follow one within {LEAD_S:g} s")
+
+    async def ask(self, command: str, **payload: Any) -> dict[str, Any]:
+        """What the leader answers, whichever that is when it does."""
+        end = time.monotonic() + LEAD_S
+        while time.monotonic() < end:
+            leader = await self.leader()
+            with suppress(OSError, TimeoutError, Lost):
+                _, answer = await ask(self._watch, self.address(leader), command, **payload)
+                if answer.get("code") != "unavailable":
+                    return answer
+            await asyncio.sleep(0.02)
+        raise Broken(f"nobody answers {command} within {LEAD_S:g} s")
 
     def stop(self) -> None:
         """End all processes."""

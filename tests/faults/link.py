@@ -10,9 +10,11 @@ from typing import Any
 import orjson
 
 from faults.watch import Watch
+from servers import WAIT_S
 
 Address = tuple[str, int]
 CONNECT_S = 1.0
+"""How long one who can go elsewhere waits to be connected, or to be answered: a server that is stopped says nothing."""
 
 
 class Lost(Exception):
@@ -36,9 +38,9 @@ class Link(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
 
     @classmethod
-    async def open(cls, watch: Watch, address: Address, open_links: set[Link]) -> Link:
+    async def open(cls, watch: Watch, address: Address, open_links: set[Link], timeout_s: float = WAIT_S) -> Link:
         """Connect, or OSError."""
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(timeout_s):
             _, link = await asyncio.get_running_loop().create_connection(
                 lambda: cls(watch, address, open_links), *address
             )
@@ -72,7 +74,7 @@ class Link(asyncio.Protocol):
         if not self.closed and self._transport is not None:
             self._transport.write(orjson.dumps({"command": command, "payload": payload}) + b"\n")
 
-    async def next(self, timeout_s: float) -> tuple[str, dict[str, Any]]:
+    async def next(self, timeout_s: float = WAIT_S) -> tuple[str, dict[str, Any]]:
         """The next message; TimeoutError, or Lost at the end."""
         while not self._messages:
             if self.closed:
@@ -89,8 +91,8 @@ class Link(asyncio.Protocol):
 
 
 async def ask(watch: Watch, address: Address, command: str, **payload: Any) -> tuple[str, dict[str, Any]]:
-    """One command on a connection of its own. OSError or Lost where there is no answer."""
-    link = await Link.open(watch, address, set())
+    """One command on a connection of its own. OSError, TimeoutError or Lost where there is no answer."""
+    link = await Link.open(watch, address, set(), CONNECT_S)
     try:
         link.send(command, **payload)
         return await link.next(CONNECT_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.link import Link, ask
+from faults.link import Link
 from faults.watch import Broken
 from faults.world import World
 
@@ -18,13 +18,13 @@ async def hold_many(w: World, count: int) -> list[int]:
         link = await Link.open(w.watch, address, set())
         if secret is not None:
             link.send("hello", session=secret, sessionTimeout=HOLD_MS)
-            await link.next(10)
+            await link.next()
         for start in range(0, count // 2, CHUNK):
             for number in range(start, start + CHUNK):
                 link.send("request", resources=[f"exclusive:many/{secret}/{number}"], transactionTimeout=HOLD_MS)
             for _ in range(CHUNK):
-                await link.next(10)
-                _, told = await link.next(10)
+                await link.next()
+                _, told = await link.next()
                 ids.append(told["id"])
         link.abort()
     return ids
@@ -32,8 +32,8 @@ async def hold_many(w: World, count: int) -> list[int]:
 
 async def release_many(w: World, ids: list[int]) -> None:
     """Each is still there: release it, from a connection that has nothing to do with it."""
+    table = await w.cluster.ask("inspect", limit=1)
     address = w.cluster.address(await w.cluster.leader())
-    _, table = await ask(w.watch, address, "inspect", limit=1)
     if table["holdersTotal"] < len(ids):
         raise Broken(f"of {len(ids)} locks only {table['holdersTotal']} are left")
     link = await Link.open(w.watch, address, set())
@@ -42,13 +42,13 @@ async def release_many(w: World, ids: list[int]) -> None:
         for id_ in chunk:
             link.send("release", id=id_)
         for id_ in chunk:
-            command, told = await link.next(10)
+            command, told = await link.next()
             if (command, told.get("id"), told.get("reason")) != ("released", id_, "success"):
                 raise Broken(f"release of {id_}, which is held, was answered by {command} {told}")
     link.abort()
     # The session still has to be told of them: let it end.
     link = await Link.open(w.watch, address, set())
     link.send("hello", session=f"the secret of many in {w.seed}", sessionTimeout=1)
-    while (await link.next(10))[0] != "welcome":
+    while (await link.next())[0] != "welcome":
         pass
     link.abort()

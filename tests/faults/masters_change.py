@@ -45,8 +45,7 @@ async def isolate_master(w: World, found: Figures, times: int) -> None:
     """
     for _ in range(times):
         old = await settled(w)
-        leader = await w.cluster.leader()
-        (follower,) = await w.cluster.followers(leader)
+        _, (follower,) = await w.cluster.followed()
         w.watch.note("fault", f"{old} is cut off")
         fault = time.monotonic()
         old.isolate()

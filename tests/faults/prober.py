@@ -40,9 +40,9 @@ async def _asked(address: Address, watch: Watch) -> float:
         link.abort()
 
 
-async def asking(cluster: Cluster, leader: Genie, watch: Watch) -> asyncio.Task[float]:
-    """Begin to ask the followers, until one of them leads; returns when that was."""
-    followers = await cluster.followers(leader)
+async def asking(cluster: Cluster, watch: Watch) -> tuple[Genie, asyncio.Task[float]]:
+    """Begin to ask the followers, until one of them leads: who leads now, and what returns when that was."""
+    leader, followers = await cluster.followed()
     answer = asyncio.create_task(answers([cluster.address(server) for server in followers], watch))
     await asyncio.sleep(0.05)
-    return answer
+    return leader, answer

@@ -8,12 +8,13 @@ import time
 
 from faults.cluster import to_its_end
 from faults.figures import Figures
+from faults.server_stops import closed
 from faults.watch import Broken
 from faults.world import World
 
 LONG_STOP_S = 30.0
 READ_S = 0.02
-"""So long after a fault of Redis what was told before has surely been read."""
+"""So long after a fault of Redis what was told before has been read, as a rule."""
 
 
 async def kill_redis(w: World, found: Figures, times: int) -> None:
@@ -40,9 +41,12 @@ async def stop_redis(w: World, found: Figures, times: int, stop_s: float = LONG_
     for _ in range(times):
         await w.calm()
         redis = await w.cluster.redis.home()
+        address = w.cluster.address(await w.cluster.leader())
         fault = w.cluster.send(redis, signal.SIGSTOP)
-        grant = w.watch.grant_after(fault + READ_S, fresh=False)
-        await asyncio.sleep(stop_s)
+        await closed([link for link in w.links if link.address == address])  # which is behind all that was told on them
+        await asyncio.sleep(READ_S)  # so what came with the end of a connection has got to those who asked
+        grant = w.watch.grant_after(time.monotonic(), fresh=False)
+        await asyncio.sleep(max(0.0, fault + stop_s - time.monotonic()))
         if grant.done():
             raise Broken(f"a lock was granted {grant.result() - fault:.3f} s after Redis was stopped")
         back = w.cluster.send(redis, signal.SIGCONT)

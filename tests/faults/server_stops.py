@@ -12,15 +12,13 @@ from faults.link import Link
 from faults.prober import asking
 from faults.watch import Broken
 from faults.world import World, taken_over
-from servers import Genie
 
 
 async def stop_leader(w: World, found: Figures, times: int) -> None:
     """The leader is stopped until a follower leads, and goes on: nothing new is said, every connection closed, it follows."""
     for _ in range(times):
         await w.calm()
-        leader = await w.cluster.leader()
-        answer = await asking(w.cluster, leader, w.watch)
+        leader, answer = await asking(w.cluster, w.watch)
         fault = w.cluster.send(leader, signal.SIGSTOP)
         await taken_over(w, found, fault, answer)
         await w.everybody_served()
@@ -33,7 +31,9 @@ async def stop_leader(w: World, found: Figures, times: int) -> None:
         w.watch.silenced[address] = fault
         w.cluster.send(leader, signal.SIGCONT)
         await closed(before)
-        await w.cluster.followers(await other_leader(w, leader))
+        next_, _ = await w.cluster.followed()
+        if next_ is leader:
+            raise Broken(f"{leader.port} leads again")
         await w.calm()
         del w.watch.silenced[address]
 
@@ -45,11 +45,3 @@ async def closed(links: list[Link]) -> None:
         if time.monotonic() > end:
             raise Broken(f"{sum(not link.closed for link in links)} connections to the old leader are left open")
         await asyncio.sleep(0.005)
-
-
-async def other_leader(w: World, old: Genie) -> Genie:
-    """Who leads now, which is another one."""
-    leader = await w.cluster.leader()
-    if leader is old:
-        raise Broken(f"{old.port} leads again")
-    return leader

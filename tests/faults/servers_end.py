@@ -33,8 +33,7 @@ async def kill_leader(w: World, found: Figures, times: int) -> None:
     """The leader is killed. A follower takes over when the lease is over; then the killed one comes back to follow."""
     for _ in range(times):
         await w.calm()
-        leader = await w.cluster.leader()
-        answer = await asking(w.cluster, leader, w.watch)
+        leader, answer = await asking(w.cluster, w.watch)
         fault = w.cluster.kill(leader)
         await taken_over(w, found, fault, answer)
         if w.random.random() < 0.5:  # else it comes back while the clients are still on their way
@@ -59,8 +58,7 @@ async def resign(w: World, found: Figures, times: int) -> None:
     """SIGTERM for the leader: it says goodbye, and a follower answers at once."""
     for _ in range(times):
         await w.calm()
-        leader = await w.cluster.leader()
-        answer = await asking(w.cluster, leader, w.watch)
+        leader, answer = await asking(w.cluster, w.watch)
         fault = w.cluster.send(leader, signal.SIGTERM)
         await taken_over(w, found, fault, answer)
         if (status := await asyncio.to_thread(leader.wait)) != 0:
@@ -74,8 +72,7 @@ async def kill_with_many(w: World, found: Figures, times: int, many: int = 100_0
     await asyncio.sleep(READ_ON_S)
     for _ in range(times):
         await w.calm()
-        leader = await w.cluster.leader()
-        answer = await asking(w.cluster, leader, w.watch)
+        leader, answer = await asking(w.cluster, w.watch)
         fault = w.cluster.kill(leader)
         await taken_over(w, found, fault, answer)
         await w.cluster.restart(leader, caught_up=True)

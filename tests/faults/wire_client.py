@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from faults.asked import Request, State
-from faults.link import Address, Link, Lost
+from faults.link import CONNECT_S, Address, Link, Lost
 from faults.watch import Grant, Watch
 
 QUEUE_MS = 300_000
@@ -157,7 +157,7 @@ class WireClient:
         if address == self._order[0]:
             self._order.append(self._order.pop(0))
         try:
-            link = await Link.open(self._watch, address, self._links)
+            link = await Link.open(self._watch, address, self._links, CONNECT_S)
         except (OSError, TimeoutError):
             await self._pause()
             return

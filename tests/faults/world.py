@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from faults.cluster import Cluster
 from faults.figures import Figures
 from faults.library_client import LibraryClient
-from faults.link import Link, Lost, ask
+from faults.link import Link
 from faults.watch import Broken, Watch
 from faults.wire_client import WireClient
 from faults.worker import Client, Worker
@@ -20,13 +20,15 @@ from proxy import Proxy, chunks, lines, proxy
 from servers import Genie, Ground, Redis, running_redis
 
 STUCK_S = 30.0
-"""A bound: who has waited for so long, with servers and Redis there, is stuck."""
+"""Who has waited for so long, with servers and Redis there, is stuck, where a world has no other bound."""
 
 
 class World:
     """One cluster and its clients, from a seed."""
 
-    def __init__(self, seed: str, cluster: Cluster, watch: Watch, clients: list[Client], links: set[Link]) -> None:
+    def __init__(
+        self, seed: str, cluster: Cluster, watch: Watch, clients: list[Client], links: set[Link], stuck_s: float
+    ) -> None:
         self.seed = seed
         self.random = random.Random(f"{seed} faults")
         self.cluster = cluster
@@ -37,6 +39,7 @@ class World:
         self.back: list[Proxy] = []
         """Between each server and Redis."""
         self.drops = 0.01
+        self._stuck_s = stuck_s
         self._clients = clients
         self._workers: list[Worker] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -48,7 +51,7 @@ class World:
 
     async def everybody_served(self) -> None:
         """Until each client has had a lock since now. Broken, where one is stuck, or anything was wrong."""
-        before, end = dict(self.watch.cycles), time.monotonic() + STUCK_S
+        before, end = dict(self.watch.cycles), time.monotonic() + self._stuck_s
         while True:
             self.watch.check()
             for task in self._tasks:
@@ -58,7 +61,7 @@ class World:
             if not stuck:
                 return
             if time.monotonic() > end:
-                raise Broken(f"stuck for {STUCK_S:g} s: {'; '.join(map(str, stuck))}; {await self._inspected()}")
+                raise Broken(f"stuck for {self._stuck_s:g} s: {'; '.join(map(str, stuck))}; {await self._inspected()}")
             await asyncio.sleep(0.005)
 
     async def calm(self) -> None:
@@ -70,12 +73,12 @@ class World:
         """The outcome of what must happen, in time."""
         broken = asyncio.create_task(self.watch.broken.wait())
         try:
-            await asyncio.wait({future, broken}, timeout=STUCK_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({future, broken}, timeout=self._stuck_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             broken.cancel()
         self.watch.check()
         if not future.done():
-            raise Broken(f"nobody was granted a lock for {STUCK_S:g} s; {await self._inspected()}")
+            raise Broken(f"nobody was granted a lock for {self._stuck_s:g} s; {await self._inspected()}")
         return future.result()
 
     async def finish(self) -> None:
@@ -83,7 +86,7 @@ class World:
         await self.everybody_served()
         for worker in self._workers:
             worker.stopping = True
-        _, left = await asyncio.wait(self._tasks, timeout=STUCK_S)
+        _, left = await asyncio.wait(self._tasks, timeout=self._stuck_s)
         if left:
             raise Broken(f"does not come to an end: {'; '.join(map(str, self._clients))}; {await self._inspected()}")
         for task in self._tasks:
@@ -97,32 +100,27 @@ class World:
 
     async def _end_sessions(self) -> None:
         """Those of our own client can't be told to end: say hello in their place, for a millisecond."""
-        address = self.cluster.address(await self.cluster.leader())
         for client in self._clients:
             if isinstance(client, LibraryClient):
-                await ask(self.watch, address, "hello", session=client.secret, sessionTimeout=1)
+                await self.cluster.ask("hello", session=client.secret, sessionTimeout=1)
 
     async def _nothing_left(self) -> None:
         """Sleepers' locks time out, and sessions end; then neither the server nor Redis has anything."""
-        end = time.monotonic() + STUCK_S
-        leader = await self.cluster.leader()
+        end = time.monotonic() + self._stuck_s
         while time.monotonic() < end:
-            _, table = await ask(self.watch, self.cluster.address(leader), "inspect")
+            table = await self.cluster.ask("inspect")
             redis = await self.cluster.redis.home()
             left = redis.call("HGETALL", redis.call("HGET", "{genie}:meta", "records"))
             left.pop(b"0", None)  # no record: it only keeps the key
-            if "holdersTotal" not in table:  # it has just ceased to lead
-                leader = await self.cluster.leader()
-            elif not table["holdersTotal"] and not table["queueTotal"] and not left:
+            if not table["holdersTotal"] and not table["queueTotal"] and not left:
                 return
             await asyncio.sleep(0.05)
         self.watch.violate(f"left over: {table} and in Redis {list(left.items())[:5]} of {len(left)}")
 
     async def _inspected(self) -> str:
         try:
-            leader = await self.cluster.leader()
-            return str(await ask(self.watch, self.cluster.address(leader), "inspect"))
-        except (Broken, OSError, TimeoutError, Lost) as error:
+            return str(await self.cluster.ask("inspect"))
+        except Broken as error:
             return f"and no leader to ask: {error!r}"
 
     async def stop(self) -> None:
@@ -137,9 +135,9 @@ class World:
 
 
 @asynccontextmanager
-async def alone() -> AsyncIterator[Redis]:
+async def alone(*options: str) -> AsyncIterator[Redis]:
     """One Redis."""
-    with running_redis() as redis:
+    with running_redis(*options) as redis:
         yield redis
 
 
@@ -155,6 +153,7 @@ async def world(
     back: bool = False,
     drops: float = 0.01,
     redis: Callable[[], AbstractAsyncContextManager[Ground]] = alone,
+    stuck_s: float = STUCK_S,
 ) -> AsyncIterator[World]:
     """A world whose clients are at work. `library` of the `clients` are our own, and `redis` is what keeps the locks."""
     async with AsyncExitStack() as stack:
@@ -176,7 +175,7 @@ async def world(
             WireClient(f"wire-{n}", addresses, watch, links, seed) for n in range(1, clients - library + 1)
         ]
         ours: list[Client] = [LibraryClient(f"library-{n}", addresses, watch, seed) for n in range(1, library + 1)]
-        made = World(seed, cluster, watch, [*wires, *ours], links)
+        made = World(seed, cluster, watch, [*wires, *ours], links, stuck_s)
         made.front, made.back, made.drops = fronts, backs, drops
         try:
             await cluster.start()

@@ -12,6 +12,7 @@ import pytest
 
 from fuzz.book import Book, Wrong
 from fuzz.ear import Ear
+from servers import WAIT_S
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -23,7 +24,7 @@ def run(module: str, *options: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=WAIT_S,
         check=False,
     )
 

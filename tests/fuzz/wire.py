@@ -32,6 +32,9 @@ MAX_LINE = 4096
 ROOM = 48 << 20
 """Bytes by which the server may grow once it is warm."""
 
+PATIENT = {"store_timeout_ms": 600_000, "lease": 600}
+"""Of a server that takes a slow store for one that is there."""
+
 KNOWN = {
     *("queued", "locked", "released", "extended", "pong", "inspected", "welcome", "watching", "unwatched"),
     *("event", "error"),
@@ -142,7 +145,7 @@ def run(seed: int, lines: int) -> None:
         with running_server(max_line=MAX_LINE) as genie:
             talk(genie, seed, lines // 2, seen)
             end(genie)
-        with running_redis() as redis, running_server(redis, max_line=MAX_LINE) as genie:
+        with running_redis() as redis, running_server(redis, max_line=MAX_LINE, **PATIENT) as genie:
             talk(genie, seed + 1, lines // 2, seen)
             end(genie)
     except AssertionError:

@@ -192,13 +192,22 @@ async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
     admin = Admin(server)
     await admin.start()
     assert admin.address is not None
+    now = asyncio.get_running_loop().time
+    asked_at = now()
     try:
         silent, busy = [await asyncio.open_connection(*admin.address) for _ in range(2)]
         silent[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n")  # and never the end of it
         async with asyncio.timeout(WAIT_S):
             while not silent[0].at_eof():
-                busy[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-                assert b"200 OK" in await busy[0].readuntil(b"ok\n")
+                asks_at = now()
+                try:
+                    busy[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                    assert b"200 OK" in await busy[0].readuntil(b"ok\n")
+                except (ConnectionError, asyncio.IncompleteReadError):  # this process was stopped for so long
+                    assert now() - asked_at >= door.SILENT_S
+                    busy[1].close()
+                    busy = await asyncio.open_connection(*admin.address)
+                asked_at = asks_at
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.01):
                         assert await silent[0].read() == b""
@@ -361,7 +370,7 @@ async def test_a_release_is_told_to_the_holder_and_lets_the_next_in(genie: Genie
 async def test_a_release_waits_for_the_store_no_longer_than_it_may(redis: Redis) -> None:
     import signal
 
-    with running_server(redis, admin_port=free_port(), store_timeout_ms=100, lease=30) as genie:
+    with running_server(redis, admin_port=free_port(), store_timeout_ms=1000, lease=600) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionTimeout=HOUR_MS)
         redis.send(signal.SIGSTOP)

@@ -183,8 +183,8 @@ async def test_one_may_be_led_here_and_another_followed(redis: Redis) -> None:
     for namespace in ("orders", "billing"):
         redis.found(namespace)
     with (
-        running_server(redis, namespaces="orders") as other,
-        running_server(redis, admin_port=free_port(), namespaces="orders,billing") as genie,
+        running_server(redis, namespaces="orders", lease=600) as other,
+        running_server(redis, admin_port=free_port(), namespaces="orders,billing", lease=600) as genie,
     ):
         port, address = port_of(genie), f"127.0.0.1:{other.port}"
         await until_ready(genie)
@@ -215,7 +215,8 @@ async def test_it_is_not_ready_while_of_one_it_is_not_known_who_leads(redis: Red
 async def test_what_redis_does_is_logged_with_the_namespace(redis: Redis) -> None:
     for namespace in ("orders", "billing"):
         redis.found(namespace)
-    with running_server(redis, admin_port=free_port(), namespaces="orders,billing") as genie:
+    settings = {"namespaces": "orders,billing", "lease": 600, "store_timeout_ms": 600_000}
+    with running_server(redis, admin_port=free_port(), **settings) as genie:
         await until_ready(genie)
         wire = await connected(genie, "billing")
         redis.kill()

@@ -29,7 +29,7 @@ FOREVER = ["--connections", str(SLOTS), "--warm-up", "0", "--seconds", "1000"]
 HOT = re.compile(r"exclusive:genie-bench/[0-9a-f]+/hot/hot")
 PONG = messages.command("pong")
 WELCOME = messages.command("welcome", version="0", namespace="genie", resumed=False)
-SHORT = ["--connections", "5", "--depth", "3", "--warm-up", "0.05", "--seconds", "0.2"]
+SHORT = ["--connections", "5", "--depth", "3", "--warm-up", "0.05", "--seconds", "1"]
 
 
 def command(port: int, *args: str) -> list[str]:
@@ -78,11 +78,11 @@ def wait_for_cycles(genie: Genie) -> None:
         until(one_has_asked_again)
 
 
-def stop(genie: Genie) -> None:
-    """Let the server hang, and return when it does."""
-    genie.send(signal.SIGSTOP)
-    assert genie.process is not None
-    stat = Path(f"/proc/{genie.process.pid}/stat")
+def stop(process: subprocess.Popen[Any] | None) -> None:
+    """Let it hang, and return when it does."""
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    stat = Path(f"/proc/{process.pid}/stat")
     until(lambda: " T " in stat.read_text())
 
 
@@ -98,7 +98,7 @@ def is_sound(row: dict[str, Any]) -> None:
     assert row["connections"] > 0
     assert row["errors"] == {}
     assert row["cycles"] > 0
-    assert row["cycles_per_s"] == pytest.approx(row["cycles"] / row["measured_s"], rel=0.01)
+    assert row["cycles_per_s"] == pytest.approx(row["cycles"] / row["measured_s"], rel=0.01, abs=0.05)
     assert row["client_cpu_percent"] > 0
     for times in (row["to_locked"], row["to_released"]):
         assert list(times) == ["p50_us", "p99_us", "p99_9_us", "max_us"]
@@ -107,14 +107,14 @@ def is_sound(row: dict[str, Any]) -> None:
 
 
 def test_every_workload_for_programs(genie: Genie) -> None:
-    done = bench(genie.port, "--json", *SHORT, "--keys", "2", "--shared", "50", "--resources", "4")
+    done = bench(genie.port, "--json", *SHORT, "--seconds", "0.5", "--keys", "2", "--shared", "50", "--resources", "4")
     assert (done.returncode, done.stderr) == (0, "")
     told = json.loads(done.stdout)
     assert told["address"] == f"127.0.0.1:{genie.port}"
     assert told["settings"] == {
         "connections": 5,
         "depth": 3,
-        "measure_s": 0.2,
+        "measure_s": 0.5,
         "warm_up_s": 0.05,
         "keys": 2,
         "shared_percent": 50,
@@ -125,7 +125,7 @@ def test_every_workload_for_programs(genie: Genie) -> None:
     for row in told["workloads"]:
         is_sound(row)
         assert row["connections"] == 5
-        assert row["measured_s"] >= 0.2
+        assert row["measured_s"] >= 0.5
     assert nothing_is_left(genie)
 
 
@@ -188,7 +188,7 @@ def test_ctrl_c_while_it_warms_up_leaves_the_workload_out(genie: Genie, as_json:
 def test_a_killed_one_leaves_nothing(genie: Genie) -> None:
     with running(genie.port, "hot", *FOREVER) as process, sync.connect(*genie.address) as client:
         wait_for_cycles(genie)
-        process.send_signal(signal.SIGSTOP)
+        stop(process)
         until(lambda: client.inspect()["holdersTotal"] == 1)
         extend = messages.command("extend", id=client.inspect()["holders"][0]["id"], transactionTimeout=1_000_000)
         with socket.create_connection(genie.address) as other, other.makefile("rb") as lines:
@@ -249,10 +249,10 @@ def test_the_server_is_killed() -> None:
 def test_a_server_that_hangs_is_left_in_time() -> None:
     with (
         running_server() as genie,
-        running(genie.port, "hot", "--json", "--timeout", "0.2", *FOREVER) as process,
+        running(genie.port, "hot", "--json", "--timeout", "2", *FOREVER) as process,
     ):
         wait_for_cycles(genie)
-        stop(genie)
+        stop(genie.process)
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 130
@@ -312,18 +312,13 @@ def first_line(connection: socket.socket, lines: IO[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("answer", "errors", "says"),
+    ("answer", "errors"),
     [
-        (
-            b'{"command":"error","payload":{"code":"unavailable","message":""}}\n',
-            {"unavailable", "not-released"},
-            "no cycle",
-        ),
-        (b"", {"not-released"}, "no cycle"),
-        (b"hello\n", None, "no message of a Genie server"),
+        (b'{"command":"error","payload":{"code":"unavailable","message":""}}\n', {"unavailable", "not-released"}),
+        (b"", {"not-released"}),
     ],
 )
-def test_nothing_could_be_measured(answer: bytes, errors: set[str] | None, says: str) -> None:
+def test_nothing_could_be_measured(answer: bytes, errors: set[str]) -> None:
     def talk(connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as lines, suppress(OSError):
             if first_line(connection, lines):
@@ -332,26 +327,34 @@ def test_nothing_could_be_measured(answer: bytes, errors: set[str] | None, says:
                     pass
 
     with served(talk) as port:
-        done = bench(port, "own", "--json", "--timeout", "0.2", *SHORT)
+        done = bench(port, "own", "--json", "--timeout", "2", *SHORT, "--seconds", "0.2")
     assert done.returncode == 1
-    assert says in done.stderr
+    assert "no cycle" in done.stderr
     assert done.stderr.count("\n") == 1
-    if errors is None:  # all connections were lost in the warm-up
-        assert json.loads(done.stdout)["workloads"] == []
-        return
     row = only(done.stdout)
     assert (row["cycles"], row["cycles_per_s"], row["to_locked"]["p50_us"]) == (0, 0, None)
     assert set(row["errors"]) == errors
 
 
-def test_what_is_no_message_counts_once_for_a_connection() -> None:
-    def talk(connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines, suppress(OSError):
-            if first_line(connection, lines):
-                connection.sendall(b"hello\n")
-                lines.readline()
+def nonsense(connection: socket.socket) -> None:
+    """Answers a request with what is no message."""
+    with connection, connection.makefile("rb") as lines, suppress(OSError):
+        if first_line(connection, lines):
+            connection.sendall(b"hello\n")
+            lines.readline()
 
-    with served(talk) as port:
+
+def test_all_connections_are_lost_in_the_warm_up() -> None:
+    with served(nonsense) as port:
+        done = bench(port, "own", "--json", "--warm-up", "1000")
+    assert done.returncode == 1
+    assert "no message of a Genie server" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert json.loads(done.stdout)["workloads"] == []
+
+
+def test_what_is_no_message_counts_once_for_a_connection() -> None:
+    with served(nonsense) as port:
         done = bench(port, "own", "--json", *FOREVER)
     assert done.returncode == 1
     assert "no message of a Genie server" in done.stderr
@@ -377,7 +380,7 @@ def test_an_error_that_was_counted_is_no_success(code: str) -> None:
                     connection.sendall(messages.command("queued", id=id_) + granted)
 
     with served(talk) as port:
-        done = bench(port, "own", "--connections", "1", "--warm-up", "0", "--seconds", "0.5", "--json")
+        done = bench(port, "own", "--connections", "1", "--warm-up", "0", "--seconds", "1", "--json")
     assert (done.returncode, done.stderr) == (1, f"Error: errors were counted: own: {code} 1\n")
     assert only(done.stdout)["errors"] == {code: 1}
     assert only(done.stdout)["connections"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import IO, Any
 import pytest
 
 from genie import sync
+from genie.protocol import messages
 from ports import free_port
 from servers import WAIT_S, Genie, running_server
 
@@ -106,6 +108,13 @@ def let_end(process: subprocess.Popen[str]) -> int:
 def inspected(genie: Genie, resource: str) -> dict[str, Any]:
     with sync.connect(*genie.address) as client:
         return client.inspect(resource=resource)
+
+
+def extend(genie: Genie, id_: int, ms: int) -> None:
+    """Let a hold end so soon, as anybody may."""
+    with socket.create_connection(genie.address) as other, other.makefile("rb") as lines:
+        other.sendall(messages.command("extend", id=id_, transactionTimeout=ms))
+        assert b"extended" in lines.readline()
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -276,11 +285,16 @@ def test_a_key_on_the_terminal_reaches_the_command_once(genie: Genie) -> None:
 
 
 def test_the_command_is_ended_when_its_lock_times_out(genie: Genie) -> None:
-    result = run(genie, "--timeout", "0.2", "timeout", "--", "sleep", "1000")
-    assert result.returncode == 124
-    assert "longer than its transaction timeout" in result.stderr
-    assert result.stderr.endswith("; ending sleep\n")
-    assert result.stderr.count("\n") == 1
+    with running(genie, "--timeout", "1000", "timeout", "--", "sh", "-c", "echo held; exec sleep 1000") as process:
+        assert line(process.stdout) == "held"
+        (holder,) = inspected(genie, "timeout")["holders"]
+        assert 800_000 < holder["expiresIn"] <= 1_000_000
+        extend(genie, holder["id"], 1)
+        _, stderr = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 124
+    assert "longer than its transaction timeout" in stderr
+    assert stderr.endswith("; ending sh\n")
+    assert stderr.count("\n") == 1
     assert is_free(genie, "timeout")
 
 
@@ -305,7 +319,7 @@ def test_a_command_that_is_stopped_is_ended_too(genie: Genie) -> None:
 
 
 def test_without_a_timeout_the_hold_is_extended(genie: Genie) -> None:
-    short = "from genie.cli import held_command, main; held_command.WATCHED_HOLD = 3; main()"
+    short = "from genie.cli import held_command, main; held_command.WATCHED_HOLD = 6; main()"
     args = [sys.executable, "-c", short, "run", "watch", "--", *PYTHON, HOLD]
     with started(genie, args) as process:
         assert line(process.stdout) == "held"
@@ -322,7 +336,7 @@ def test_without_a_timeout_the_hold_is_extended(genie: Genie) -> None:
 def test_the_server_dies_under_it() -> None:
     with (
         running_server() as doomed,
-        running(doomed, "--timeout", "3", "doomed", "--", *PYTHON, HOLD) as process,
+        running(doomed, "--timeout", "4", "doomed", "--", *PYTHON, HOLD) as process,
     ):
         assert line(process.stdout) == "held"
         doomed.kill()

@@ -95,7 +95,6 @@ def test_programs_get_the_state(admin: SpokenAdmin) -> None:
 
 def test_looks_anew_until_q(admin: SpokenAdmin) -> None:
     with on_terminal(admin.port, "--every", "0.1") as term:
-        before = term.modes()
         assert "grants 1,200/s" in term.until("Hot within")
         assert "accounts/1[red]x\\x1b[31m" in term.written
         assert "\x1b[31m" not in term.written
@@ -109,17 +108,16 @@ def test_looks_anew_until_q(admin: SpokenAdmin) -> None:
         assert "Hot" not in narrow
         term.press(b"xQ")
         assert term.ended() == 0
-        assert term.modes() == before
+        assert term.modes() == term.before
     assert term.written.endswith("\x1b[?25h\x1b[?1049l")  # the cursor is shown again, and so is what was there before
 
 
 def test_ctrl_c(admin: SpokenAdmin) -> None:
     with on_terminal(admin.port) as term:
-        before = term.modes()
         term.until("Longest lines")
         term.press(b"\x03")
         assert term.ended() == 130
-        assert term.modes() == before
+        assert term.modes() == term.before
     assert "\x1b[?1049l" in term.written
 
 
@@ -137,11 +135,10 @@ def test_q_does_not_wait_for_an_answer() -> None:
 
 def test_takes_the_terminal_again_after_a_stop(admin: SpokenAdmin) -> None:
     with on_terminal(admin.port, "--every", "3600") as term:
-        lines = term.modes()
         term.until("Hot within")
         keys = term.modes()
-        assert keys != lines
-        term.set_modes(lines)  # as a shell does
+        assert keys != term.before
+        term.set_modes(term.before)  # as a shell does
         term.process.send_signal(signal.SIGCONT)
         term.until("Hot within")
         assert term.modes() == keys
@@ -152,11 +149,10 @@ def test_takes_the_terminal_again_after_a_stop(admin: SpokenAdmin) -> None:
 
 def test_sigterm_gives_the_terminal_back(admin: SpokenAdmin) -> None:
     with on_terminal(admin.port) as term:
-        before = term.modes()
         term.until("Longest lines")
         term.process.terminate()
         assert term.ended() == 143
-        assert term.modes() == before
+        assert term.modes() == term.before
 
 
 def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
@@ -181,8 +177,8 @@ def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
 
 async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) -> None:
     with (
-        running_server(redis, admin_port=free_port()) as genie,
-        running_server(redis, admin_port=free_port()) as follower,
+        running_server(redis, admin_port=free_port(), lease=600) as genie,
+        running_server(redis, admin_port=free_port(), lease=600) as follower,
     ):
         admin, other = int(genie.settings["admin_port"]), int(follower.settings["admin_port"])
         idle = genie_top(admin)

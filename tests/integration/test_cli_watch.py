@@ -19,6 +19,8 @@ from fake import fake_server
 from genie import sync
 from servers import WAIT_S, Genie, running_server
 
+LONG = {"transaction_timeout": 3_600.0}
+
 
 @contextmanager
 def watching(port: int, *args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
@@ -51,11 +53,11 @@ def line(process: subprocess.Popen[str]) -> str:
 
 def test_what_is_held_then_what_happens_until_ctrl_c(genie: Genie) -> None:
     with sync.connect(*genie.address) as client:
-        held = client.acquire("shared:watch/a", transaction="t1")
+        held = client.acquire("shared:watch/a", transaction="t1", **LONG)
         with watching(genie.port, "watch/") as process:
             assert line(process) == f"locked    shared:watch/a  {held.id} of t1\n"
-            other = client.acquire("elsewhere")
-            taken = client.acquire("watch/口")
+            other = client.acquire("elsewhere", **LONG)
+            taken = client.acquire("watch/口", **LONG)
             assert line(process) == f"locked    exclusive:watch/口  {taken.id}\n"
             held.release()
             assert line(process) == f"unlocked  shared:watch/a  {held.id} of t1\n"
@@ -68,7 +70,7 @@ def test_what_is_held_then_what_happens_until_ctrl_c(genie: Genie) -> None:
 
 def test_a_line_of_json_for_each_change(genie: Genie) -> None:
     with sync.connect(*genie.address) as client, watching(genie.port, "json/", "--json") as process:
-        with client.lock("json/a", transaction="t1") as lock:
+        with client.lock("json/a", transaction="t1", **LONG) as lock:
             first = json.loads(line(process))
         second = json.loads(line(process))
     assert first == {
@@ -82,7 +84,11 @@ def test_a_line_of_json_for_each_change(genie: Genie) -> None:
 
 
 def test_nobody_reads_any_more_though_nothing_happens(genie: Genie) -> None:
-    with sync.connect(*genie.address) as client, client.lock("quiet"), watching(genie.port, "quiet") as process:
+    with (
+        sync.connect(*genie.address) as client,
+        client.lock("quiet", **LONG),
+        watching(genie.port, "quiet") as process,
+    ):
         assert line(process).startswith("locked ")
         assert process.stdout is not None
         assert process.stderr is not None
@@ -94,7 +100,7 @@ def test_nobody_reads_any_more_though_nothing_happens(genie: Genie) -> None:
 def test_nobody_reads_what_is_printed(genie: Genie) -> None:
     ours, theirs = socket.socketpair()  # which tells its end only to who writes
     with sync.connect(*genie.address) as client, ours, theirs:
-        held = client.acquire("unread")
+        held = client.acquire("unread", **LONG)
         with watching(genie.port, "unread", stdout=theirs.fileno()) as process, ours.makefile() as lines:
             theirs.close()
             assert lines.readline().startswith("locked ")
@@ -106,7 +112,7 @@ def test_nobody_reads_what_is_printed(genie: Genie) -> None:
 
 def test_it_goes_on_through_a_lost_connection_with_the_difference() -> None:
     with running_server() as genie, sync.connect(*genie.address) as client:
-        client.acquire("lost/1", transaction_timeout=3_600)
+        client.acquire("lost/1", **LONG)
         with watching(genie.port, "lost/") as process:
             first = line(process)
             genie.kill()
@@ -114,7 +120,7 @@ def test_it_goes_on_through_a_lost_connection_with_the_difference() -> None:
             said = process.stderr.readline()
             genie.start()
             assert line(process) == first.replace("locked  ", "unlocked")
-            with client.lock("lost/2"):
+            with client.lock("lost/2", **LONG):
                 assert line(process).startswith("locked    exclusive:lost/2 ")
             process.send_signal(signal.SIGINT)
             more = process.communicate(timeout=WAIT_S)[1]

@@ -238,12 +238,16 @@ async def test_a_timeout_around_a_block_works(client, other):
 
 
 async def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
-    async with client.lock("watchdog", transaction_timeout=2, watchdog=True) as lock:
-        first = lock._request.deadline
-        while lock._request.deadline == first:
+    async with client.lock("watchdog", transaction_timeout=30, watchdog=True) as lock:
+        link, request = client._link, lock._request
+        first = request.deadline
+        assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
+        link.core._requests.renew_all(asyncio.get_running_loop().time())  # that is now
+        link.flush_soon()
+        while request.deadline == first:
             await client.ping()
         assert not lock.lost.is_set()
-    assert client._link.core.tick(first + 10) == []
+    assert client._link.core.tick(first + 100) == []
     assert client._link.core.outgoing() == b""
 
 

@@ -167,16 +167,15 @@ async def test_a_lock_of_a_session_that_the_server_does_not_know_is_lost(client,
 
 
 async def test_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
-    async with fake_server() as fake, connect("127.0.0.1", fake.port, connect_timeout=0.3) as client:
+    async with fake_server() as fake, connect("127.0.0.1", fake.port) as client:
 
         async def work() -> None:
             async with client.lock("a", transaction_timeout=0.2):
                 line.cut()
-                fake_is_gone.set()
                 await asyncio.Event().wait()
 
-        fake_is_gone = asyncio.Event()
         line = await fake.accept()
+        client._link.connect_timeout = 0.3  # to leave by
         task = asyncio.create_task(work())
         await line.grant()
         with pytest.raises(TransactionTimeout):
@@ -197,14 +196,15 @@ async def test_a_lock_whose_server_is_silent_is_lost_at_its_deadline(client, fak
 async def test_leaving_a_block_without_a_server_is_bounded_and_hides_nothing(raises):
     async with asyncio.timeout(WAIT_S):
         async with fake_server() as fake:
-            client = connect("127.0.0.1", fake.port, connect_timeout=0.3)
+            client = connect("127.0.0.1", fake.port)
             await client.__aenter__()
             line = await fake.accept()
-            block = client.lock("a")
+            block = client.lock("a", transaction_timeout=3600)
             entering = asyncio.create_task(line.grant())
             lock = await block.__aenter__()
             await entering
         await gone(client)
+        client._link.connect_timeout = 0.3
         if raises:
             assert await block.__aexit__(KeyError, KeyError(), None) is None
         else:
@@ -219,14 +219,14 @@ async def test_leaving_a_block_without_a_server_is_bounded_and_hides_nothing(rai
             await client.close()
 
 
-async def test_a_release_that_the_server_does_not_answer_is_bounded(fake):
-    async with connect("127.0.0.1", fake.port, connect_timeout=0.3) as client:
-        line = await fake.accept()
-        waiting = asyncio.create_task(client.acquire("a"))
-        await line.grant()
-        lock = await waiting
-        with pytest.raises(Unavailable, match="the server does not answer"):
-            await lock.release()
+async def test_a_release_that_the_server_does_not_answer_is_bounded(client, fake):
+    line = await fake.accept()
+    waiting = asyncio.create_task(client.acquire("a", transaction_timeout=3600))
+    await line.grant()
+    lock = await waiting
+    client._link.connect_timeout = 0.3
+    with pytest.raises(Unavailable, match="the server does not answer"):
+        await lock.release()
 
 
 async def test_a_request_and_a_release_that_a_server_can_not_take_up_go_to_the_next(client, fake):
@@ -260,10 +260,12 @@ async def test_a_call_waits_for_the_server_to_come_back():
 
 async def test_a_call_does_not_wait_for_ever_for_the_server_to_come_back():
     async with fake_server() as fake:
-        client = connect("127.0.0.1", fake.port, connect_timeout=0.3)
+        client = connect("127.0.0.1", fake.port)
         await client.__aenter__()
         await fake.accept()
     await gone(client)
+    client._link.connect_timeout = 0.3
+    client._link.core._patience = client._link.core._requests._patience = 0.3
     for call in (client.try_acquire("a"), client.acquire("a", queue_timeout=0.05), client.ping(), client.release(5)):
         with pytest.raises(Unavailable, match=rf"no server at 127\.0\.0\.1:{fake.port}: .*"):
             await call
@@ -479,7 +481,7 @@ async def test_threads_a_lock_of_a_session_that_the_server_does_not_know_is_lost
 async def test_threads_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
     def work(port: int) -> None:
         with (
-            sync.connect("127.0.0.1", port, connect_timeout=0.3) as client,
+            sync.connect("127.0.0.1", port) as client,
             pytest.raises(LockLost),
             client.lock("a", transaction_timeout=0.2) as lock,
         ):
@@ -494,9 +496,11 @@ async def test_threads_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
 
 async def test_threads_calls_do_not_wait_for_ever_for_a_server():
     def work(port: int) -> None:
-        with sync.connect("127.0.0.1", port, connect_timeout=0.3) as client:
+        with sync.connect("127.0.0.1", port) as client:
             with pytest.raises(ConnectionLost):
                 client.ping()
+            link = client._link
+            link._connect_timeout = link._core._patience = link._core._requests._patience = 0.3
             with pytest.raises(Unavailable, match="no server at"):
                 client.ping()
             with pytest.raises(Unavailable, match="5 could not be released"):

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from clocks import LONG_S, pass_the_first_by_soon, skip
 from fake import PONG, Fake, error, fake_server, locked, queued
 from genie import ConnectionLost, Unavailable, connect, sync
 from ports import free_port
@@ -81,25 +82,36 @@ async def test_threads_entering_waits_for_a_failover_to_end(nodes):
 
 
 @pytest.mark.parametrize("threads", [False, True])
-async def test_entering_does_not_wait_for_ever_and_two_that_name_each_other_are_not_pestered(nodes, threads):
+async def test_entering_does_not_wait_for_ever_and_two_that_name_each_other_are_not_pestered(
+    nodes, threads, monkeypatch
+):
     first, second, third = nodes
     first.refusal, second.refusal = follower(second), follower(first)
 
     def work() -> None:
-        with sync.connect(addresses(*nodes), connect_timeout=0.5):
+        with sync.connect(addresses(*nodes), connect_timeout=LONG_S):
             pass
 
+    client = connect(addresses(*nodes), connect_timeout=LONG_S)
+    entering = asyncio.create_task(asyncio.to_thread(work) if threads else client.__aenter__())
+    for _ in range(2):
+        await third.accept()
+    skip(monkeypatch, asyncio.get_running_loop(), LONG_S)
     with pytest.raises(Unavailable, match=r"no server at .*this node does not lead"):
-        await (asyncio.to_thread(work) if threads else connect(addresses(*nodes), connect_timeout=0.5).__aenter__())
-    tried = [node.lines.qsize() for node in (first, second, third)]
+        await entering
+    tried = [len(node.open) for node in nodes]
     assert max(tried) - min(tried) <= 1, "each once a round"
     assert max(tried) > 1
 
 
-async def test_an_attempt_that_is_broken_off_is_not_the_reason(nodes):
-    entering = asyncio.create_task(connect(addresses(nodes[0]), connect_timeout=0.5).__aenter__())
+async def test_an_attempt_that_is_broken_off_is_not_the_reason(nodes, monkeypatch):
+    client = connect(addresses(nodes[0]), connect_timeout=LONG_S)
+    client._link._servers.attempt_timeout = WAIT_S
+    entering = asyncio.create_task(client.__aenter__())
     await nodes[0].accept()
     nodes[0].silent = True
+    await nodes[0].accept()
+    skip(monkeypatch, asyncio.get_running_loop(), LONG_S)
     with pytest.raises(Unavailable, match="this node does not lead"):
         await entering
 
@@ -113,14 +125,18 @@ async def test_entering_ends_at_once_where_nobody_answers():
 
 async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
     nodes[0].silent = True
-    async with connect(addresses(nodes[0], genie), connect_timeout=0.5) as client:
+    client = connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
+    pass_the_first_by_soon(client._link._servers)
+    async with client:
         await client.ping()
         await (await nodes[0].accept()).reader.read()  # to the end
 
 
 async def test_threads_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
     def work() -> None:
-        with sync.connect(addresses(nodes[0], genie), connect_timeout=0.5) as client:
+        client = sync.connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
+        pass_the_first_by_soon(client._link._servers)
+        with client:
             client.ping()
             assert left.wait(WAIT_S)
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from clocks import LONG_S, skip
 from commands import genie_cli
 from fake import PONG, Fake, Line, error, fake_server, locked, queued
 from genie import RequestRejected, Unavailable, connect, sync
 from genie.client import reach
+from genie.client.servers import Servers
 from servers import WAIT_S, Genie
 
 MUST = "must be a string of 1 to 128 letters, digits or any of _.:-"
@@ -97,9 +101,18 @@ async def test_a_server_that_does_not_know_the_field_is_not_taken(nodes: list[Fa
 
 
 @both
-async def test_a_server_that_does_not_serve_it(genie: Genie, ping: Callable[..., Any]) -> None:
+async def test_a_server_that_does_not_serve_it(
+    genie: Genie, ping: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, loop = Servers.elsewhere, asyncio.get_running_loop()
+
+    def told_for_the_last_time(servers: Servers, *node: Any) -> None:
+        told(servers, *node)
+        skip(monkeypatch, loop, LONG_S)
+
+    monkeypatch.setattr(Servers, "elsewhere", told_for_the_last_time)
     with pytest.raises(Unavailable, match="this server does not serve the namespace 'billing'"):
-        await ping(addresses(genie), namespace="billing", connect_timeout=0.5)
+        await ping(addresses(genie), namespace="billing", connect_timeout=LONG_S)
     await ping(addresses(genie), namespace="genie")
 
 
@@ -154,29 +167,33 @@ def test_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reach.namespace("billing") == "billing"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("status", "--timeout", "0.5"),
-        ("inspect", "--timeout", "0.5"),
-        ("waits", "--timeout", "0.5"),
-        ("explain", "7", "--timeout", "0.5"),
-        ("release", "7", "--timeout", "0.5"),
-        ("watch", "a", "--timeout", "0.5"),
-        ("bench", "own", "--connections", "1", "--seconds", "0.1", "--warm-up", "0", "--timeout", "0.5"),
-    ],
-    ids=lambda words: words[0],
+ASKING = (
+    ("status",),
+    ("inspect",),
+    ("waits",),
+    ("explain", "7"),
+    ("release", "7"),
+    ("watch", "a"),
+    ("bench", "own", "--connections", "1", "--seconds", "0.1", "--warm-up", "0"),
 )
-def test_commands_ask_for_it(genie: Genie, words: tuple[str, ...]) -> None:
-    done = genie_cli(*words, "--namespace", "billing", port=genie.port)
-    assert done.returncode == 1, done.stderr
-    assert "this server does not serve the namespace 'billing'" in done.stderr
+
+
+def test_commands_ask_for_it(genie: Genie) -> None:
+    """All at once, since each of them goes on to look for a server that serves it, for so long."""
+
+    def ask(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        return genie_cli(*words, "--timeout", "5", "--namespace", "billing", port=genie.port)
+
+    with ThreadPoolExecutor(len(ASKING)) as threads:
+        for words, done in zip(ASKING, threads.map(ask, ASKING), strict=True):
+            assert done.returncode == 1, (words, done.stderr)
+            assert "this server does not serve the namespace 'billing'" in done.stderr, words
 
 
 def test_commands_take_the_variable_and_name_what_is_wrong(genie: Genie) -> None:
     done = genie_cli("run", "x", "--namespace", "genie", "--", sys.executable, "-c", "print('done')", port=genie.port)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-    quick = ("--connections", "2", "--seconds", "0.1", "--warm-up", "0")
+    quick = ("--connections", "2", "--seconds", "1", "--warm-up", "0")
     done = genie_cli("bench", "own", *quick, "--json", port=genie.port, namespace="genie")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)

@@ -18,6 +18,9 @@ from wire import Wire
 
 pytestmark = pytest.mark.usefixtures("_bounded")
 
+PATIENT = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
+"""However long a server takes to be there again."""
+
 
 @pytest.fixture
 async def _bounded() -> AsyncIterator[None]:
@@ -55,7 +58,7 @@ def forgetful():
 
 
 async def test_a_server_with_a_store_is_killed_and_started_again(durable):
-    async with connect(*durable.address) as client, connect(*durable.address) as other:
+    async with connect(*durable.address, **PATIENT) as client, connect(*durable.address, **PATIENT) as other:
         async with client.lock("kill", transaction_timeout=3600) as lock:
             waiting = asyncio.create_task(other.acquire("kill", queue_timeout=3600))
             gone = asyncio.create_task(other.acquire("kill", queue_timeout=3600))
@@ -76,7 +79,7 @@ async def test_a_server_with_a_store_is_killed_and_started_again(durable):
 
 
 async def test_what_times_out_after_a_restart_is_told(durable):
-    async with connect(*durable.address) as client, client.lock("short", transaction_timeout=3600) as lock:
+    async with connect(*durable.address, **PATIENT) as client, client.lock("short", transaction_timeout=3600) as lock:
         waiting = asyncio.create_task(client.acquire("short", queue_timeout=0.5))
         await client.ping()
         await restart(durable)
@@ -86,7 +89,7 @@ async def test_what_times_out_after_a_restart_is_told(durable):
 
 
 async def test_a_server_without_a_store_is_started_again(forgetful):
-    async with connect(*forgetful.address) as client, connect(*forgetful.address) as other:
+    async with connect(*forgetful.address, **PATIENT) as client, connect(*forgetful.address, **PATIENT) as other:
 
         async def hold() -> None:
             async with client.lock("forget", transaction_timeout=3600, watchdog=True):
@@ -163,7 +166,10 @@ class TestFailover:
     @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
     async def test_locks_and_places_are_kept(self, pair, end):
         leader, follower = pair
-        async with connect(*leader.address) as only, connect(addresses(follower, leader)) as client:
+        async with (
+            connect(*leader.address, **PATIENT) as only,
+            connect(addresses(follower, leader), **PATIENT) as client,
+        ):
             named = await only.acquire("named", transaction_timeout=3600)  # it has not heard of the follower
             async with client.lock("failover", transaction_timeout=3600, watchdog=True) as lock:
                 waiting = asyncio.create_task(client.acquire("failover", queue_timeout=3600))
@@ -187,7 +193,7 @@ class TestFailover:
                 await asyncio.to_thread(leader.wait)
                 await asyncio.to_thread(leader.start)
 
-        async with connect(addresses(*pair)) as client:
+        async with connect(addresses(*pair), **PATIENT) as client:
             failing = asyncio.create_task(fail_over())
             while not failing.done():
                 await work(client, "failovers", 10)
@@ -199,10 +205,13 @@ class TestFailover:
 class TestThreads:
     async def test_a_server_with_a_store_is_killed_and_started_again(self, durable):
         def wait() -> tuple[int, bool]:
-            with sync.connect(*durable.address) as client, client.lock("threads", queue_timeout=3600) as lock:
+            with (
+                sync.connect(*durable.address, **PATIENT) as client,
+                client.lock("threads", queue_timeout=3600) as lock,
+            ):
                 return lock.id, lock.lost.is_set()
 
-        async with connect(*durable.address) as client:
+        async with connect(*durable.address, **PATIENT) as client:
             async with client.lock("threads", transaction_timeout=3600):
                 waiting = asyncio.create_task(asyncio.to_thread(wait))
                 [id_] = await until_waiting(client, "threads")
@@ -212,15 +221,21 @@ class TestThreads:
 
     async def test_a_server_without_a_store_is_started_again(self, forgetful):
         def hold() -> None:
-            with sync.connect(*forgetful.address) as client, client.lock("threads", transaction_timeout=3600) as lock:
+            with (
+                sync.connect(*forgetful.address, **PATIENT) as client,
+                client.lock("threads", transaction_timeout=3600) as lock,
+            ):
                 assert lock.lost.wait(WAIT_S)
 
         def wait() -> int:
-            with sync.connect(*forgetful.address) as client, client.lock("threads", queue_timeout=3600) as lock:
+            with (
+                sync.connect(*forgetful.address, **PATIENT) as client,
+                client.lock("threads", queue_timeout=3600) as lock,
+            ):
                 return lock.id
 
         holding = asyncio.create_task(asyncio.to_thread(hold))
-        async with connect(*forgetful.address) as client:
+        async with connect(*forgetful.address, **PATIENT) as client:
             while not (await client.inspect(resource="threads"))["holdersTotal"]:
                 pass
             waiting = asyncio.create_task(asyncio.to_thread(wait))

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from clocks import bear_little_silence
 from fake import fake_server
-from genie import ConnectionLost, connect, sync
+from genie import Client, ConnectionLost, connect, sync
 from servers import WAIT_S, Genie, Redis, running_server
 
-HOLD_S = 20.0
+HOLD_S = WAIT_S
 
 
 @pytest.fixture
 def pair(redis: Redis) -> Iterator[tuple[Genie, Genie]]:
-    """A leader, and one that follows it."""
-    with running_server(redis, lease=1) as leader, running_server(redis, lease=1) as follower:
-        yield leader, follower
+    """Two of which one leads, and is replaced before clients have borne its silence for long enough."""
+    with running_server(redis, lease=3) as first, running_server(redis, lease=3) as second:
+        yield first, second
 
 
 def addresses(*nodes: Genie) -> list[str]:
     return [f"127.0.0.1:{node.port}" for node in nodes]
 
 
-def stop(leader: Genie, follower: Genie) -> None:
+def stop_the_leader(pair: tuple[Genie, Genie], client: Client | sync.Client) -> tuple[Genie, Genie]:
+    """Stop the one that answers this client; returns it, and the one that will lead."""
+    link = client._link
+    address = link.address if isinstance(client, Client) else link._address
+    leader, follower = pair if address[:2] == pair[0].address else pair[::-1]
+    for genie in pair:
+        genie.said()  # what they have done before does not count
     leader.send(signal.SIGSTOP)
-    follower.until("leading")
+    return leader, follower
 
 
 def go_on(leader: Genie, follower: Genie) -> None:
@@ -38,16 +46,17 @@ def go_on(leader: Genie, follower: Genie) -> None:
 
 
 async def test_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[Genie, Genie]) -> None:
-    leader, follower = pair
-    servers = addresses(leader, follower)
-    async with connect(servers) as holder, connect(servers) as waiter:
+    servers = addresses(*pair)
+    async with connect(servers, session_timeout=HOLD_S) as holder, connect(servers, session_timeout=HOLD_S) as waiter:
         async with holder.lock("a", transaction_timeout=HOLD_S, watchdog=True) as lock:
-            waiting = asyncio.create_task(waiter.acquire("a", queue_timeout=WAIT_S))
+            waiting = asyncio.create_task(waiter.acquire("a", queue_timeout=WAIT_S, transaction_timeout=HOLD_S))
             while not (await holder.inspect(resource="a"))["queueTotal"]:
                 pass
-            await asyncio.to_thread(stop, leader, follower)
+            leader, follower = stop_the_leader(pair, holder)
+            asking = asyncio.create_task(holder.ping())
+            await asyncio.to_thread(follower.until, "leading")
             with pytest.raises(ConnectionLost, match="the server does not answer"):
-                await holder.ping()
+                await asking
             await lock.extend(HOLD_S)
         granted = await waiting
         assert granted.fence > lock.fence
@@ -58,14 +67,18 @@ async def test_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[Ge
 
 
 def test_threads_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[Genie, Genie]) -> None:
-    leader, follower = pair
-    servers = addresses(leader, follower)
-    with sync.connect(servers) as holder, sync.connect(servers) as waiter, ThreadPoolExecutor() as threads:
+    servers = addresses(*pair)
+    with (
+        sync.connect(servers, session_timeout=HOLD_S) as holder,
+        sync.connect(servers, session_timeout=HOLD_S) as waiter,
+        ThreadPoolExecutor() as threads,
+    ):
         with holder.lock("a", transaction_timeout=HOLD_S, watchdog=True) as lock:
-            waiting = threads.submit(waiter.acquire, "a", queue_timeout=WAIT_S)
+            waiting = threads.submit(waiter.acquire, "a", queue_timeout=WAIT_S, transaction_timeout=HOLD_S)
             while not holder.inspect(resource="a")["queueTotal"]:
                 pass
-            stop(leader, follower)
+            leader, follower = stop_the_leader(pair, holder)
+            follower.until("leading")
         granted = waiting.result()
         assert granted.fence > lock.fence
         go_on(leader, follower)
@@ -79,11 +92,13 @@ async def test_a_server_that_falls_silent_is_asked_and_then_left() -> None:
         asyncio.timeout(WAIT_S),
         fake_server() as first,
         fake_server() as second,
-        connect([f"127.0.0.1:{fake.port}" for fake in (first, second)], connect_timeout=0.5) as client,
+        connect([f"127.0.0.1:{fake.port}" for fake in (first, second)]) as client,
     ):
         line = await first.accept()
         waiting = asyncio.create_task(client.acquire("a"))
         await line.expect("request")
+        bear_little_silence(client._link.core, asyncio.get_running_loop().time())
+        client._link.flush_soon()
         await line.expect("ping")
         assert await line.reader.read() == b"", "nothing more is said, and the connection ends"
         await (await second.accept()).grant()
@@ -91,15 +106,18 @@ async def test_a_server_that_falls_silent_is_asked_and_then_left() -> None:
 
 
 async def test_threads_a_server_that_falls_silent_is_asked_and_then_left() -> None:
-    def work(to: list[str]) -> int:
-        with sync.connect(to, connect_timeout=0.5) as client:
+    def work() -> int:
+        with client:
             return client.acquire("a").id
 
     async with asyncio.timeout(WAIT_S), fake_server() as first, fake_server() as second:
-        to = [f"127.0.0.1:{fake.port}" for fake in (first, second)]
-        task = asyncio.create_task(asyncio.to_thread(work, to))
+        client = sync.connect([f"127.0.0.1:{fake.port}" for fake in (first, second)])
+        task = asyncio.create_task(asyncio.to_thread(work))
         line = await first.accept()
         await line.expect("request")
+        with client._link._changed:
+            bear_little_silence(client._link._core, time.monotonic())
+            client._link._ring()
         await line.expect("ping")
         assert await line.reader.read() == b"", "nothing more is said, and the connection ends"
         await (await second.accept()).grant()

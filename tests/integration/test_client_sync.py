@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -125,9 +126,15 @@ def test_an_error_of_the_block_comes_out_also_when_the_lock_is_lost(client, othe
 
 
 def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
-    with client.lock("sync/watchdog", transaction_timeout=2, watchdog=True) as lock:
-        first = lock._request.deadline
-        while lock._request.deadline == first:
+    with client.lock("sync/watchdog", transaction_timeout=30, watchdog=True) as lock:
+        link, request = client._link, lock._request
+        first = request.deadline
+        assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
+        with link._changed:
+            link._core._requests.renew_all(time.monotonic())  # that is now
+            link._ring()
+        while request.deadline == first:
+            assert not lock.lost.is_set()
             client.ping()
         assert not lock.lost.is_set()
     until_free(client, "sync/watchdog")

@@ -155,7 +155,7 @@ def test_who_waits_in_a_thread_is_told(tmp_path: Path) -> None:
         ("inspect",),
         ("waits",),
         ("run", "a", "--", "true"),
-        ("bench", "own", "--connections", "2", "--seconds", "0.1", "--warm-up", "0"),
+        ("bench", "own", "--connections", "2", "--seconds", "1", "--warm-up", "0"),
     ],
     ids=lambda words: words[0],
 )

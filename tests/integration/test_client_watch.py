@@ -12,10 +12,14 @@ from functools import wraps
 import orjson
 import pytest
 
+from clocks import bear_little_silence
 from fake import Line, error, fake_server
 from genie import Change, Client, RequestRejected, Unavailable, connect, sync
 from genie.client.aio_watch import Watch
 from servers import WAIT_S, Genie, Redis, running_server
+
+PATIENT = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
+"""However long a server takes to be there again."""
 
 
 def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -187,7 +191,7 @@ async def test_more_changes_than_the_server_has_room_for_end_in_the_right_pictur
 @bounded
 async def test_a_server_that_is_killed_and_started_again(redis: Redis):
     with running_server(redis) as durable:
-        async with connect(*durable.address) as client, connect(*durable.address) as other:
+        async with connect(*durable.address, **PATIENT) as client, connect(*durable.address, **PATIENT) as other:
             picture: dict[tuple[str, int], Change] = {}
             stays, goes = [await other.acquire(name, transaction_timeout=3600) for name in ("k/stays", "k/goes")]
             watch = client.watch("k/")
@@ -210,7 +214,7 @@ async def test_a_server_that_is_killed_and_started_again(redis: Redis):
 async def test_the_next_leader_goes_on(redis: Redis):
     with running_server(redis, lease=1) as leader, running_server(redis, lease=1) as follower:
         servers = [f"127.0.0.1:{node.port}" for node in (leader, follower)]
-        async with connect(servers) as client, connect(servers) as other:
+        async with connect(servers, **PATIENT) as client, connect(servers, **PATIENT) as other:
             picture: dict[tuple[str, int], Change] = {}
             watch = client.watch("n/")
             lock = await other.acquire("n/1", transaction_timeout=3600)
@@ -367,10 +371,12 @@ async def test_a_refused_watch_raises(fake, watcher):
 async def test_a_server_that_falls_silent_is_left(fake):
     async with fake_server() as second:
         servers = [f"127.0.0.1:{each.port}" for each in (fake, second)]
-        async with connect(servers, connect_timeout=0.5) as client:
+        async with connect(servers) as client:
             line = await fake.accept()
             watch = await begin(client, line)
             waiting = asyncio.create_task(anext(watch))
+            bear_little_silence(client._link.core, asyncio.get_running_loop().time())
+            client._link.flush_soon()
             await line.expect("ping")
             assert await line.reader.read() == b"", "nothing more is said, and the connection ends"
             line = await second.accept()

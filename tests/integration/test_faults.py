@@ -16,6 +16,7 @@ from faults.redis_fails import stop_redis
 from faults.scenarios import SCENARIOS, Scenario
 from faults.servers_end import kill_with_many
 from faults.world import World
+from servers import WAIT_S
 
 TIMES = {
     "kill-alone": 2,
@@ -23,7 +24,7 @@ TIMES = {
     "kill-leader-of-3": 1,
     "kill-and-restart": 2,
     "resign": 2,
-    "stop-leader": 2,
+    "stop-leader": 1,
     "kill-redis": 2,
     "stop-redis": 1,
     "cut-clients": 33,
@@ -39,13 +40,17 @@ TIMES = {
     "stop-member": 1,
     "kill-with-many": 1,
 }
-SHORTER = {"stop-redis": partial(stop_redis, stop_s=0.8), "kill-with-many": partial(kill_with_many, many=4_000)}
+SHORTER = {"stop-redis": partial(stop_redis, stop_s=1.0), "kill-with-many": partial(kill_with_many, many=4_000)}
+LEASE_S = 0.5
+LONGER_S = {"stop-leader": 3.0, "kill-with-many": 3.0}
+"""The lease where nobody else may lose it but who is to."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 async def test_promises_are_kept(scenario: Scenario) -> None:
     short = replace(scenario, run=SHORTER.get(scenario.name, scenario.run))
-    found = await short.play("short", TIMES[scenario.name], clients=8, library=2, lease_s=0.5)
+    lease_s = LONGER_S.get(scenario.name, LEASE_S)
+    found = await short.play("short", TIMES[scenario.name], clients=8, library=2, lease_s=lease_s, stuck_s=WAIT_S)
     assert found.faults == TIMES[scenario.name] == len(found.away_s)
     assert found.increments > 0
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from genie.config import Settings
 from genie.core import HELD, Request
@@ -15,12 +16,18 @@ from genie.server.app import Server
 from genie.storage import namespace
 from genie.storage.base import Batch, Replica, Superseded
 from genie.storage.journal import Gap, Journal
+from genie.storage.knowledge import Knowledge
+from genie.storage.namespace import Namespace
 from genie.storage.node import Node
+from genie.storage.precedence import Precedence
 from genie.storage.redis import RedisStore
+from genie.storage.spread import Spread
 from servers import WAIT_S, Redis
 from stores import commit
 
 LEASE_MS = 300
+LONG_MS = 60_000
+"""The lease of who must not lose it while a test goes on."""
 
 
 @pytest.fixture
@@ -54,20 +61,32 @@ def stored(redis: Redis) -> set[int]:
     return set(map(int, redis.call("HKEYS", redis.call("HGET", "{genie}:meta", "records")))) - {0}
 
 
-async def test_of_two_who_have_seen_it_one_writes_anew(redis: Redis, make: Callable[[], RedisStore]) -> None:
-    """The other follows; both have waited for the same lease."""
+async def test_of_two_who_have_seen_it_one_writes_anew(
+    redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other follows; both have waited as long."""
+    begin = Precedence.__init__
+
+    def impatient(self: Precedence, namespace: Namespace, knowledge: Knowledge, node: Node, spread: Spread) -> None:
+        """Where nothing is it waits for a short lease, and leads for a long one."""
+        begin(self, namespace, knowledge, replace(node, lease_ms=LEASE_MS), spread)
+
+    monkeypatch.setattr(Precedence, "__init__", impatient)
     leader, one, other = make(), make(), make()
-    await lead(leader, 1, holding(1))
-    followers = [asyncio.create_task(lead(store, n, holding())) for n, store in ((2, one), (3, other))]
+    await lead(leader, 1, holding(1), lease_ms=LONG_MS)
+    followers = [
+        asyncio.create_task(lead(store, n, holding(), lease_ms=LONG_MS)) for n, store in ((2, one), (3, other))
+    ]
     await commit(leader, holding(*range(1, 50)))
     redis.call("XLEN", "{genie}:journal")
-    while int(redis.call("INFO", "clients")["blocked_clients"]) < 2:  # noqa: ASYNC110 - Redis has no event for it
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(WAIT_S):
+        while int(redis.call("INFO", "clients")["blocked_clients"]) < 2:  # noqa: ASYNC110 - Redis has no event for it
+            await asyncio.sleep(0.005)
     redis.call("FLUSHALL")
     done, waiting = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
     winner = one if followers[0] in done else other
     assert len(done) == 1
-    for _ in range(8):  # longer than a lease: the other sees that it lives
+    for _ in range(8):  # for longer than both have waited: the other sees that it lives
         await commit(winner, Batch({}, 100, 100, 6))
         await asyncio.sleep(LEASE_MS / 4000)
     assert not any(task.done() for task in waiting)
@@ -106,7 +125,7 @@ async def test_who_was_superseded_unlinks_nothing(
     leading = asyncio.create_task(lead(stalled, 1, holding()))
     await reached.wait()
     state = holding(1, 2, 3)
-    await lead(next_, 2, state)
+    await lead(next_, 2, state, lease_ms=LONG_MS)
     await commit(next_, state)
     redis.call("DEL", "{genie}:meta")
     await commit(next_, Batch({}, 100, 100, 6))  # which writes it anew
@@ -173,7 +192,14 @@ async def test_reading_the_records_takes_time_and_is_no_silence(
 ) -> None:
     """A follower that must read them anew does not depose a leader that lives meanwhile."""
     leader, follower = make(), make()
-    await lead(leader, 1, holding())
+    await lead(leader, 1, holding(), lease_ms=LONG_MS)
+    begin, made = Precedence.__init__, list[Precedence]()
+
+    def seen(self: Precedence, *args: Any) -> None:
+        begin(self, *args)
+        made.append(self)
+
+    monkeypatch.setattr(Precedence, "__init__", seen)
     following = asyncio.create_task(lead(follower, 2, holding()))
     read, load, loaded, gaps = Journal.read, follower._namespace.load, asyncio.Event(), [Gap()]
 
@@ -187,7 +213,7 @@ async def test_reading_the_records_takes_time_and_is_no_silence(
         async for records in load():
             yield records
         if not gaps:
-            await asyncio.sleep(2 * LEASE_MS / 1000)
+            made[0]._heard_at -= 2 * LONG_MS / 1000  # so much time goes by
             loaded.set()
 
     monkeypatch.setattr(Journal, "read", with_a_gap)

@@ -173,6 +173,8 @@ async def test_the_bytes_that_a_client_leaves_unread() -> None:
                 heard += await asyncio.to_thread(deaf.recv, 1 << 10)
         await asyncio.to_thread(genie.until, "cut off")
         while not heard.endswith(b"}\n") or b'"error"' not in heard[-300:]:
-            heard += await asyncio.to_thread(deaf.recv, 1 << 20)
+            more = await asyncio.to_thread(deaf.recv, 1 << 20)
+            assert more, "it was not told why it was cut off"
+            heard += more
         deaf.close()
         assert b'"too-many"' in heard[-300:]

@@ -21,7 +21,7 @@ from locks import NAME, Locks, batches, locks, soon, stored
 from ports import free_port
 from redises.crowd import until
 from relay import Relay, Rule, encoded, error, relay
-from servers import Redis, running_redis, running_server
+from servers import WAIT_S, Redis, running_redis, running_server
 from wire import Wire
 
 REFUSALS = [
@@ -52,6 +52,12 @@ def plain() -> Iterator[Redis]:
 def _empty(request: pytest.FixtureRequest) -> None:
     if "plain" in request.fixturenames:
         request.getfixturevalue("plain").call("FLUSHALL")
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent again is sent for the reason that a test gives, and not because something was slow."""
+    monkeypatch.setattr("genie.storage.delivery.COMMIT_TIMEOUT_S", WAIT_S / 2)
 
 
 async def seen(between: Relay, name: str, times: int) -> None:
@@ -539,7 +545,7 @@ async def test_it_is_talked_to_in_tls(tmp_path: Path) -> None:
 
 
 async def test_a_server_tells_its_clients_nothing_that_a_replica_was_to_store(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.call("REPLICAOF", "127.0.0.1", "1")

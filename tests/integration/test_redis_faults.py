@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,13 +15,14 @@ from genie.core import LockManager, Request
 from genie.storage.base import Batch
 from genie.storage.redis import RedisStore
 from proxy import Cut, chunks, proxy
+from relay import Command, relay
 from servers import WAIT_S, Genie, Redis, resident, running_server
 from stores import commit, opened
 from wire import Wire
 
 
 async def test_kill_and_restart_brings_every_lock_back(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", "shared:s", transactionTimeout=600_000, transactionName="T1")
         bound = await client.lock("exclusive:bound", onDisconnect="release", transactionTimeout=600_000)
@@ -57,7 +60,7 @@ async def test_kill_and_restart_brings_every_lock_back(redis: Redis) -> None:
 
 async def test_kill_under_load(redis: Redis) -> None:
     """Whatever was said before the kill is true after it; what was not said may or may not be."""
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         seen: set[int] = set()
         fences: list[int] = []
         for _ in range(4):
@@ -107,7 +110,7 @@ async def test_kill_under_load(redis: Redis) -> None:
 
 
 async def test_redis_killed_and_started_again(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.kill()
@@ -122,13 +125,32 @@ async def test_redis_killed_and_started_again(redis: Redis) -> None:
             await wire.close()
 
 
+@asynccontextmanager
+async def struck(redis: Redis, resource: str, strike: Callable[[], object], **settings: object) -> AsyncIterator[Genie]:
+    """A server whose Redis is struck when the commit of a lock comes by: it is under way then, and no heartbeat before it."""
+    strikes = [strike]
+
+    def see(command: Command) -> None:
+        if strikes and any(resource.encode() in part for part in command):
+            strikes.pop()()
+
+    async with relay(redis.port, see) as between:
+        redis.found()
+        genie = Genie(None, lease=60, **settings)
+        genie.redis_url = between.url
+        try:
+            await asyncio.to_thread(genie.start)
+            yield genie
+        finally:
+            genie.kill()
+
+
 async def test_unavailable_while_redis_is_stopped_and_nothing_said_twice(redis: Redis) -> None:
-    with running_server(redis, store_timeout_ms=100) as genie:
+    async with struck(redis, "taken-up", lambda: redis.send(signal.SIGSTOP), store_timeout_ms=100) as genie:
         client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
         await client.lock("exclusive:warm")
-        redis.send(signal.SIGSTOP)
-        client.send("request", resources=["exclusive:a"], ref="taken up")
-        genie.until("Redis is away")
+        client.send("request", resources=["exclusive:taken-up"], ref="taken up")
+        await asyncio.to_thread(genie.until, "Redis is away")
         other.send("request", resources=["exclusive:b"], ref="refused", queueTimeout=0)
         payload = await other.expect("error")
         assert (payload["code"], payload["ref"]) == ("unavailable", "refused")
@@ -150,7 +172,8 @@ async def test_unavailable_while_redis_is_stopped_and_nothing_said_twice(redis: 
 async def test_a_lost_answer_is_no_question(redis: Redis) -> None:
     lost = Cut(to_server=True, kind="EVALSHA", place="behind")
     async with proxy(redis.port, chunks) as between:
-        through = Genie(None)
+        redis.found()
+        through = Genie(None, lease=60)
         through.redis_url = between.url
         await asyncio.to_thread(through.start)
         try:
@@ -174,7 +197,7 @@ async def test_a_lost_answer_is_no_question(redis: Redis) -> None:
 
 
 async def test_a_redis_that_comes_back_empty_is_written_anew(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         held = {await client.lock(f"exclusive:{number}", transactionTimeout=600_000) for number in range(50)}
         redis.call("FLUSHALL")
@@ -192,7 +215,7 @@ async def test_a_redis_that_comes_back_empty_is_written_anew(redis: Redis) -> No
 
 
 async def test_what_is_lost_twice_is_written_anew_twice(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         one = await client.lock("exclusive:one", transactionTimeout=600_000)
         redis.call("FLUSHALL")
@@ -206,7 +229,7 @@ async def test_what_is_lost_twice_is_written_anew_twice(redis: Redis) -> None:
 
 
 async def test_what_waits_is_not_written_anew(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         await client.lock("exclusive:A", transactionTimeout=600_000)
         client.send("request", resources=["exclusive:A"])
@@ -219,7 +242,7 @@ async def test_what_waits_is_not_written_anew(redis: Redis) -> None:
 
 
 async def test_an_idle_server_finds_the_loss_by_itself(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.call("FLUSHALL")
@@ -229,7 +252,7 @@ async def test_an_idle_server_finds_the_loss_by_itself(redis: Redis) -> None:
 
 
 async def test_a_redis_that_comes_back_behind_is_written_anew(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         old = await client.lock("exclusive:old", transactionTimeout=600_000)
         log = redis.folder / "appendonlydir"
@@ -261,7 +284,7 @@ async def test_a_redis_that_would_lose_data_is_named(redis: Redis) -> None:
 
 
 async def test_a_script_cache_flushed_is_filled_again(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60) as genie:
         client = await Wire.connect(genie.address)
         redis.call("SCRIPT", "FLUSH")
         await client.lock("exclusive:a")
@@ -269,13 +292,12 @@ async def test_a_script_cache_flushed_is_filled_again(redis: Redis) -> None:
 
 
 async def test_in_a_full_redis_locks_can_be_given_back_and_no_new_ones_be_had(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    async with struck(redis, "the-last", lambda: redis.call("CONFIG", "SET", "maxmemory", "1")) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a")
         waits = await client.request("exclusive:a")
-        redis.call("CONFIG", "SET", "maxmemory", "1")
-        last = await client.lock("exclusive:b")  # it was granted before anybody knew, and so it is stored, too
-        genie.until("Redis is full")
+        last = await client.lock("exclusive:the-last")  # it was granted before anybody knew, and so it is stored, too
+        await asyncio.to_thread(genie.until, "Redis is full")
         client.send("request", resources=["exclusive:c"], ref="mine")
         refused = await client.expect("error")
         assert (refused["code"], refused["ref"]) == ("too-many", "mine")
@@ -284,13 +306,13 @@ async def test_in_a_full_redis_locks_can_be_given_back_and_no_new_ones_be_had(re
         assert (await client.expect("locked"))["id"] == waits
         assert set(records(redis)) == {waits, last}
         genie.kill()
-        genie.start()
+        await asyncio.to_thread(genie.start)
         client = await Wire.connect(genie.address)
         assert await client.release(waits) == "success"
         assert await client.release(last) == "success"
         assert records(redis) == {}
         redis.call("CONFIG", "SET", "maxmemory", "0")
-        genie.until("Redis has room again")
+        await asyncio.to_thread(genie.until, "Redis has room again")
         await client.lock("exclusive:c")
         await client.close()
 
@@ -357,7 +379,7 @@ def records(redis: Redis) -> dict[int, bytes]:
 
 
 async def test_sigterm_under_load_tells_what_it_stored(redis: Redis) -> None:
-    with running_server(redis) as genie:
+    with running_server(redis, lease=60, drain_timeout_ms=60_000) as genie:
         client = await Wire.connect(genie.address)
         told: set[int] = set()
         for number in range(3_000):
@@ -372,14 +394,13 @@ async def test_sigterm_under_load_tells_what_it_stored(redis: Redis) -> None:
 
 
 async def test_sigterm_without_redis_ends_in_time(redis: Redis) -> None:
-    with running_server(redis, drain_timeout_ms=50) as genie:
+    async with struck(redis, "taken-up", lambda: redis.send(signal.SIGSTOP), drain_timeout_ms=50) as genie:
         client = await Wire.connect(genie.address)
-        redis.send(signal.SIGSTOP)
-        client.send("request", resources=["exclusive:a"])
-        genie.until("Redis is away")
+        client.send("request", resources=["exclusive:taken-up"])
+        await asyncio.to_thread(genie.until, "Redis is away")
         genie.send(signal.SIGTERM)
         assert await client.receive() == ("closed", {})
-        assert genie.wait() == 0
+        assert await asyncio.to_thread(genie.wait) == 0
         redis.send(signal.SIGCONT)
         await client.close()
 

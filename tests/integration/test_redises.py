@@ -11,10 +11,14 @@ from redises.cluster import running_cluster, slot_of
 from redises.sentinels import running_sentinels
 
 KEYS = [f"{{genie}}:{number}" for number in range(6)]
+DIES_MS = 1_500
+"""After so long a server is missed which a test lets die: long enough that no other one is."""
+LIVES_MS = 3_000
+"""The same where none is to be missed."""
 
 
 async def test_a_master_that_dies_is_replaced_and_comes_back_as_a_replica() -> None:
-    async with running_sentinels() as redis:
+    async with running_sentinels(down_after_ms=DIES_MS) as redis:
         old = await redis.master()
         old.call("SET", "k", "before")
         await redis.settled()
@@ -30,7 +34,7 @@ async def test_a_master_that_dies_is_replaced_and_comes_back_as_a_replica() -> N
 
 
 async def test_a_planned_failover_and_a_master_that_was_stopped_meanwhile() -> None:
-    async with running_sentinels() as redis:
+    async with running_sentinels(down_after_ms=DIES_MS) as redis:
         old = await redis.master()
         new = await redis.failover()
         assert new is not old
@@ -43,7 +47,7 @@ async def test_a_planned_failover_and_a_master_that_was_stopped_meanwhile() -> N
 
 
 async def test_a_master_without_replicas_can_be_told_to_take_nothing() -> None:
-    async with running_sentinels(min_replicas_to_write=1) as redis:
+    async with running_sentinels(min_replicas_to_write=1, down_after_ms=LIVES_MS) as redis:
         master = await redis.master()
         master.call("SET", "k", "taken")
         for replica in await redis.replicas():
@@ -53,7 +57,7 @@ async def test_a_master_without_replicas_can_be_told_to_take_nothing() -> None:
 
 
 async def test_a_slot_moves_with_its_keys() -> None:
-    async with running_cluster() as redis:
+    async with running_cluster(node_timeout_ms=LIVES_MS) as redis:
         old = await redis.owner()
         to = next(node for node in await redis.masters() if node is not old)
         seen: list[tuple[int, int]] = []
@@ -74,7 +78,7 @@ async def test_a_slot_moves_with_its_keys() -> None:
 
 
 async def test_a_member_that_dies_is_replaced_by_its_replica() -> None:
-    async with running_cluster(node_timeout_ms=500) as redis:
+    async with running_cluster(node_timeout_ms=DIES_MS) as redis:
         old = await redis.owner()
         (replica,) = await redis.replicas(old)
         old.call("SET", KEYS[0], "kept")
@@ -90,7 +94,7 @@ async def test_a_member_that_dies_is_replaced_by_its_replica() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback has one address")
 async def test_a_master_that_is_cut_off_goes_on_until_it_hears_of_the_other() -> None:
-    async with running_sentinels(fronts=True) as redis:
+    async with running_sentinels(fronts=True, down_after_ms=DIES_MS) as redis:
         old = await redis.master()
         old.isolate()
         new = await redis.successor(old)

@@ -144,7 +144,7 @@ def test_a_log_that_nobody_reads_any_more_is_no_harm() -> None:
     process.stdout.close()
     asyncio.run(three_pings(("127.0.0.1", int(environment["GENIE_PORT"]))))
     process.terminate()
-    assert process.wait(30) == 0
+    assert process.wait(WAIT_S) == 0
 
 
 async def three_pings(address: tuple[str, int]) -> None:

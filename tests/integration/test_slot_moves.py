@@ -18,14 +18,14 @@ LINES = 12
 async def test_nothing_is_written_where_its_key_is_not_yet(left: tuple[str, ...]) -> None:
     """Or the same key was in two places, and a resharding could not be brought to its end."""
     async with running_cluster() as redis:
-        with running_server(redis, lease=0.1) as leader:
+        with running_server(redis, lease=1) as leader:
             client = await Wire.connect(leader.address)
             held = await client.lock("exclusive:a", transactionTimeout=600_000)
         old = await redis.owner()
         to = next(node for node in await redis.masters() if node is not old)
         stay = {f"{{genie}}:{name}" for name in left}
         keys = set(await old.ask("CLUSTER", "GETKEYSINSLOT", slot_of("genie"), 100))
-        next_one = Genie(redis, lease=0.1)
+        next_one = Genie(redis, lease=1)
 
         async def look() -> None:
             next_one.start(wait=False)

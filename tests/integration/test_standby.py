@@ -19,9 +19,12 @@ SECRET = "a secret that nobody can guess"  # noqa: S105 - it guards nothing
 
 
 @contextmanager
-def pair(redis: Redis, **settings: object) -> Iterator[tuple[Genie, Genie]]:
-    """A leader, and one that follows it."""
-    with running_server(redis, **settings) as leader, running_server(redis, **settings) as follower:
+def pair(redis: Redis, lease: float = 60, **settings: object) -> Iterator[tuple[Genie, Genie]]:
+    """A leader with a lease that may be waited for, and one that follows it, and keeps the lead when it has it."""
+    with (
+        running_server(redis, lease=lease, **settings) as leader,
+        running_server(redis, lease=60, **settings) as follower,
+    ):
         assert follower.log[-1]["role"] == "follower"
         follower.until("caught up")
         yield leader, follower
@@ -60,7 +63,7 @@ async def test_a_follower_says_who_leads(redis: Redis) -> None:
 async def test_what_is_measured_is_the_leader(redis: Redis) -> None:
     with pair(redis) as (_, follower):
         done = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "genie.cli", "bench", "own", "--seconds", "0.2", "--warm-up", "0"),
+            *(sys.executable, "-m", "genie.cli", "bench", "own", "--seconds", "1", "--warm-up", "0"),
             *("--port", str(follower.port)),
             stdout=asyncio.subprocess.PIPE,
         )
@@ -70,7 +73,7 @@ async def test_what_is_measured_is_the_leader(redis: Redis) -> None:
 
 
 async def test_the_address_for_clients_can_be_told(redis: Redis) -> None:
-    with running_server(redis, advertise="genie.example:7077"), running_server(redis) as follower:
+    with running_server(redis, lease=60, advertise="genie.example:7077"), running_server(redis) as follower:
         client = await Wire.connect(follower.address)
         client.send("ping")
         assert (await client.expect("error"))["leader"] == "genie.example:7077"
@@ -94,7 +97,7 @@ async def test_who_asked_for_a_session_in_vain_is_not_served_without(redis: Redi
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_follower_takes_over(redis: Redis, end: signal.Signals) -> None:
-    with pair(redis) as (leader, follower):
+    with pair(redis, lease=3) as (leader, follower):
         client, _ = await hello(leader)
         early = await client.lock("exclusive:a", transactionTimeout=600_000)
         fence = (await locked(client, "exclusive:z"))["fence"]
@@ -135,7 +138,7 @@ async def test_the_same_server_takes_its_own_lease_at_once(redis: Redis) -> None
 
 
 async def test_a_leader_that_was_stopped_says_nothing_more(redis: Redis) -> None:
-    with pair(redis, lease=1) as (leader, follower):
+    with pair(redis, lease=2) as (leader, follower):
         client, bystander = await Wire.connect(leader.address), await Wire.connect(leader.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         leader.send(signal.SIGSTOP)
@@ -163,7 +166,7 @@ async def test_a_leader_that_was_stopped_says_nothing_more(redis: Redis) -> None
 
 
 async def test_a_leader_that_can_t_commit_steps_down_and_comes_back(redis: Redis) -> None:
-    with pair(redis, lease=1, store_timeout_ms=100) as (leader, follower):
+    with pair(redis, lease=2, store_timeout_ms=100) as (leader, follower):
         client, _ = await hello(leader)
         id_ = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.send(signal.SIGSTOP)
@@ -187,7 +190,7 @@ async def test_a_leader_that_can_t_commit_steps_down_and_comes_back(redis: Redis
 
 
 async def test_who_had_to_step_down_still_knows_what_it_told(redis: Redis) -> None:
-    with running_server(redis, lease=0.5) as genie:
+    with running_server(redis) as genie:
         client, _ = await hello(genie)
         old = await client.lock("exclusive:old", transactionTimeout=600_000)
         shutil.copytree(redis.folder / "appendonlydir", redis.folder / "kept")
@@ -206,9 +209,9 @@ async def test_who_had_to_step_down_still_knows_what_it_told(redis: Redis) -> No
 
 
 async def test_a_new_namespace_is_waited_for(redis: Redis) -> None:
-    with running_server(redis, lease=1) as leader:
+    with running_server(redis, lease=60) as leader:
         redis.call("FLUSHALL")
-        follower = Genie(redis, lease=1)
+        follower = Genie(redis, lease=60)
         try:
             follower.start()
             assert follower.log[-1]["role"] == "follower", "the leader lives, and has written it anew"
@@ -224,7 +227,8 @@ def blocked(redis: Redis) -> bool:
 
 
 async def test_what_redis_lost_with_its_leader_a_follower_has_seen(redis: Redis) -> None:
-    with pair(redis, lease=1) as (leader, follower):
+    with running_server(redis, lease=60) as leader, running_server(redis, lease=2) as follower:
+        follower.until("caught up")
         client = await Wire.connect(leader.address)
         id_ = await client.lock("exclusive:a", transactionTimeout=600_000)
         while not blocked(redis):  # noqa: ASYNC110 - Redis has no event for it

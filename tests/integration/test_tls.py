@@ -338,7 +338,7 @@ def test_the_command_line(made: Certificates, tls_server: Genie) -> None:
         ("status",),
         ("inspect", "--resource", "nothing"),
         ("run", "cli", "--", "true"),
-        ("bench", "own", "--connections", "2", "--seconds", "0.05", "--warm-up", "0"),
+        ("bench", "own", "--connections", "2", "--seconds", "1", "--warm-up", "0"),
     ):
         name, *rest = parts
         done = genie_cli(name, "--host", host, *rest, tls_ca=made.ca)

@@ -17,11 +17,15 @@ import orjson
 import pytest
 
 from genie.tokens import SqlTokenStore, Token
-from servers import Genie, Redis, running_server
+from servers import WAIT_S, Genie, Redis, running_server
 from token_replica import KIND
+from wire import Wire
 
 REPLICA = Path(__file__).parent.parent / "token_replica.py"
 MOST = 20
+
+RETRIES = 240
+"""With half a second before each: for as long as others may hold what is asked for."""
 
 
 class Replica:
@@ -131,13 +135,25 @@ async def play(
     return ledger
 
 
+async def end_the_lease(genie: Genie, transaction: str, seconds: int) -> None:
+    """Let what the transaction holds end as if its lease, which is so long, were over."""
+    wire = await Wire.connect(genie.address)
+    wire.send("inspect", transactionName=transaction)
+    held = (await wire.expect("inspected"))["holders"]
+    assert held
+    for lock in held:
+        assert (seconds - WAIT_S) * 1000 < lock["expiresIn"] <= seconds * 1000
+        wire.send("extend", id=lock["id"], transactionTimeout=1)
+        await wire.expect("extended")
+
+
 async def test_one_replica_and_a_hundred_asks_with_change(url: str, replicas: list[Replica]) -> None:
-    ledger = await play(url, replicas[:1], "hundred", [100] * 10, [10] * 100, retries=30, backoff=0.5)
+    ledger = await play(url, replicas[:1], "hundred", [100] * 10, [10] * 100, retries=RETRIES, backoff=0.5)
     assert ledger.outcomes == {"spent": 100}
 
 
 async def test_three_replicas_with_a_hundred_asks_each(url: str, replicas: list[Replica]) -> None:
-    ledger = await play(url, replicas[:3], "three", [1] * 300, [1] * 100, retries=10, backoff=0.5)
+    ledger = await play(url, replicas[:3], "three", [1] * 300, [1] * 100, retries=RETRIES, backoff=0.5)
     assert ledger.outcomes == {"spent": 300}
 
 
@@ -148,14 +164,14 @@ async def test_twenty_replicas_without_back_off(url: str, replicas: list[Replica
 
 async def test_ten_replicas_for_whom_there_is_not_enough(url: str, replicas: list[Replica]) -> None:
     """Forty asks of 3 from fifty tokens of 2: 100 in all, so thirty-three can be had, and what change allows."""
-    ledger = await play(url, replicas[:10], "ten", [2] * 50, [3] * 4, retries=20, backoff=0.5)
+    ledger = await play(url, replicas[:10], "ten", [2] * 50, [3] * 4, retries=RETRIES, backoff=0.5)
     assert ledger.outcomes["spent"] == 100 // 3
     assert ledger.outcomes["InsufficientFunds"] == 40 - 100 // 3
     assert ledger.outcomes.total() == 40
 
 
 async def test_two_replicas_that_need_what_only_one_can_have(url: str, replicas: list[Replica]) -> None:
-    ledger = await play(url, replicas[:2], "two", [3, 3], [4], retries=10, backoff=0.5)
+    ledger = await play(url, replicas[:2], "two", [3, 3], [4], retries=RETRIES, backoff=0.5)
     assert ledger.outcomes == {"spent": 1, "InsufficientFunds": 1}
 
 
@@ -164,14 +180,15 @@ async def test_a_replica_that_is_killed_with_tokens_held(genie: Genie, url: str,
     victim = Replica(genie, url)
     try:
         assert victim.hear() == {"ready": True}
-        victim.begin(name="victim", owner="killed", asks=[6], hold=True, options={"lease": 2.0})
+        victim.begin(name="victim", owner="killed", asks=[6], hold=True, options={"lease": 1000})
         assert victim.hear()["outcome"] == "selected"
     finally:
         victim.kill()
     replicas[0].begin(name="too-soon", owner="killed", asks=[10], options={"retries": 0})
     (said,) = replicas[0].done()
     assert (said["outcome"], said["free"], said["locked"]) == ("FundsLocked", 4, 6)
-    replicas[1].begin(name="heir", owner="killed", asks=[10], options={"retries": 20, "backoff": 1.0})
+    await end_the_lease(genie, "victim-0", 1000)
+    replicas[1].begin(name="heir", owner="killed", asks=[10], options={"retries": RETRIES, "backoff": 0.5})
     ledger.enter(replicas[1].done())
     assert ledger.outcomes == {"spent": 1}
     assert len(ledger.spent) == 10
@@ -186,7 +203,7 @@ async def test_the_server_is_restarted_in_mid_selection(redis: Redis, tmp_path: 
                 assert replica.hear() == {"ready": True}
             ledger = await issue(url, "restart", [1] * 300)
             for number, replica in enumerate(running):
-                options = {"retries": 20, "backoff": 0.5}
+                options = {"retries": RETRIES, "backoff": 0.5}
                 replica.begin(name=f"r{number}", owner="restart", asks=[1] * 100, options=options)
             first = running[0].hear()
             assert first["outcome"] == "selected"

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,8 @@ async def test_the_one_token_of_a_variable_opens_everything() -> None:
 async def test_a_server_that_follows_or_whose_store_is_away_asks_alike(tmp_path: Path) -> None:
     path = written(tmp_path)
     with running_redis() as redis:
-        with running_server(redis, token_file=path) as leader, running_server(redis, token_file=path) as follower:
+        options = {"token_file": path, "lease": 600}
+        with running_server(redis, **options) as leader, running_server(redis, **options) as follower:
             stranger = await Wire.connect(follower.address)
             stranger.send("hello", token=WRONG)
             assert "leader" not in await is_refused(stranger)
@@ -250,7 +251,7 @@ async def test_a_server_that_follows_or_whose_store_is_away_asks_alike(tmp_path:
             assert (await known.expect("error"))["leader"].endswith(str(leader.port))
             known.send("hello")  # it was let in: what it says again needs no token
             assert (await known.expect("error"))["code"] == "unavailable"
-        with running_server(redis, namespace="away", token_file=path, store_timeout_ms=100, lease=600) as server:
+        with running_server(redis, namespace="away", token_file=path, store_timeout_ms=1000, lease=600) as server:
             wire = await enter(server, LIMITS)
             redis.send(signal.SIGSTOP)
             try:
@@ -264,9 +265,8 @@ async def test_a_server_that_follows_or_whose_store_is_away_asks_alike(tmp_path:
 
 
 @pytest.fixture
-async def inside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
-    """A server in this process, that has little time for strangers."""
-    monkeypatch.setattr(door, "HELLO_S", 0.05)
+async def inside() -> AsyncIterator[tuple[str, int]]:
+    """A server in this process."""
     server = Server(Settings(port=0, token=PAYMENTS))
     try:
         yield await server.start()
@@ -274,10 +274,22 @@ async def inside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, in
         await server.stop()
 
 
-async def test_who_takes_too_long_is_refused_and_who_is_in_may_be_silent(inside: tuple[str, int]) -> None:
+async def test_who_takes_too_long_is_refused_and_who_is_in_may_be_silent(
+    inside: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bells: list[asyncio.TimerHandle] = []
+    ring = door.Door.ring
+
+    def remember(self: door.Door, late: Callable[[], None]) -> asyncio.TimerHandle:
+        bells.append(ring(self, late))
+        return bells[-1]
+
+    monkeypatch.setattr(door.Door, "ring", remember)
     known = await Wire.connect(inside)
     known.raw(hello(token=PAYMENTS))
     await known.expect("welcome")
+    assert [bell.cancelled() for bell in bells] == [True]
+    monkeypatch.setattr(door, "HELLO_S", 0.05)
     silent, slow = await Wire.connect(inside), await Wire.connect(inside)
     slow.raw(hello(token=PAYMENTS)[:20])
     await is_refused(silent)
@@ -429,7 +441,7 @@ async def test_a_session_belongs_to_its_name(genie: Genie) -> None:
 
 async def test_names_survive_a_restart_and_go_over_to_a_follower(redis: Redis, tmp_path: Path) -> None:
     path = written(tmp_path)
-    options = {"token_file": path, "lease": 0.5}
+    options = {"token_file": path, "lease": 600}
     with running_server(redis, **options) as server:
         wire = await enter(server, LIMITS)
         kept = await wire.lock("exclusive:accounts/kept", transactionTimeout=600_000)
@@ -439,7 +451,8 @@ async def test_names_survive_a_restart_and_go_over_to_a_follower(redis: Redis, t
         assert server.wait() == 0
     with running_server(redis, **options) as leader, running_server(redis, **options) as follower:
         await self_only(leader, kept)
-        leader.kill()
+        leader.send(signal.SIGTERM)
+        assert leader.wait() == 0
         follower.until("leading")
         await self_only(follower, kept)
         again = await Wire.connect(follower.address)

@@ -95,8 +95,11 @@ async def test_a_try_never_waits_and_leaves_the_queue_as_it_was(wire: Wire, othe
 
 async def test_queue_timeout_tells_who_was_in_the_way(wire: Wire, other: Wire) -> None:
     held = await wire.lock("exclusive:qt")
-    first = await other.request("shared:qt", queueTimeout=20)
-    second = await other.request("exclusive:qt", queueTimeout=40)
+    other.raw(
+        b'{"command":"request","payload":{"resources":["shared:qt"],"queueTimeout":20}}\n'
+        b'{"command":"request","payload":{"resources":["exclusive:qt"],"queueTimeout":40}}\n'
+    )
+    first, second = [(await other.expect("queued"))["id"] for _ in range(2)]
     one, two = await other.expect("released"), await other.expect("released")
     assert (one["id"], one["reason"], one["waited"] >= 20) == (first, "queue-timeout", True)
     assert (two["id"], two["waited"] >= 40) == (second, True)

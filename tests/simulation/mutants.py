@@ -79,7 +79,7 @@ MUTANTS = [
         "storage/follower.py",
         "if meta.node is None or (succeeds and not self._precedence.newcomer):",
         "if meta.node is None or succeeds:",
-        first=REPLICATED + 1149,
+        first=REPLICATED + 3416,
     ),
     Mutant(
         "who resigns does not look whether Redis has what was told",
@@ -100,7 +100,7 @@ MUTANTS = [
         "storage/knowledge.py",
         "history.without(self._untold), self.best",
         "history, self.best",
-        first=REPLICATED + 6156,
+        first=REPLICATED + 7943,
     ),
     Mutant(
         "takes over without a last look for the master",
@@ -202,7 +202,7 @@ MUTANTS = [
         "storage/master.py",
         "if self._link is not None and await self.elsewhere(self._link):",
         "if False:",
-        first=REPLICATED,
+        first=REPLICATED + 90143,
     ),
     Mutant(
         "calls still go to the old master",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -181,10 +182,11 @@ async def test_who_has_heard_of_nobody_leaves_time_to_whoever_led_since_redis_wa
     for _ in range(3):
         assert await follower._follow(namespace.meta) is None
     assert namespace.done == ["loaded"]
-    follower._precedence._heard_at -= OWN.lease_ms / 1000 + 1
+    loop = asyncio.get_running_loop()
+    follower._precedence._heard_at = loop.time() - OWN.lease_ms / 1000 - 1
     assert await follower._follow(namespace.meta) is None
     assert namespace.done == ["loaded"], "those come first who have seen more than it has"
-    follower._precedence._heard_at -= 1
+    follower._precedence._heard_at = loop.time() - OWN.lease_ms / 1000 - 2
     await follower._follow(namespace.meta)
     assert namespace.done == ["loaded", "taken over"]
 

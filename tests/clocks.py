@@ -1,0 +1,51 @@
+"""The clocks of clients: time that passes when a test says so, not when the machine is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from genie.client import sync_link
+from genie.client.core import Core
+from genie.client.reach import Address
+from genie.client.servers import Servers
+from genie.client.silence import QUIET_S, STEP_S
+from servers import WAIT_S
+
+LONG_S = WAIT_S / 2
+"""Longer than anything takes, and not so long that a `skip` of it ends what is bounded by WAIT_S."""
+
+
+def skip(monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    """So much time passes at once, for this loop and for threads that enter a client."""
+    loop_time, monotonic = loop.time, sync_link.time.monotonic
+    monkeypatch.setattr(loop, "time", lambda: loop_time() + seconds)
+    monkeypatch.setattr(sync_link, "time", SimpleNamespace(monotonic=lambda: monotonic() + seconds))
+
+
+def bear_little_silence(core: Core, now: float) -> None:
+    """Let a client look at once how long its server has been silent, and bear little, on this connection only."""
+    silence, rest = core._silence, core._silence.rest
+
+    def at_the_end() -> None:
+        silence._quiet_s, silence._step_s = QUIET_S, STEP_S
+        rest()
+
+    silence._quiet_s, silence._step_s = 0.25, 0.125
+    silence.rest = at_the_end  # type: ignore[method-assign]
+    silence.wake = now
+
+
+def pass_the_first_by_soon(servers: Servers) -> None:
+    """The first attempt of a round may take a moment only, and all the others however long they take."""
+    all_of_them = servers.round
+
+    def round() -> Iterator[Address]:
+        for number, address in enumerate(all_of_them()):
+            servers.attempt_timeout = LONG_S if number else 0.25
+            yield address
+
+    servers.round = round  # type: ignore[method-assign]
