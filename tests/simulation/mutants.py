@@ -6,7 +6,8 @@ A mutant that lives on in all seeds means that the judges are blind for it. (Not
 it: a batch that is carried out twice, which writes the same again; and a follower that takes over from a living leader,
 which loses nothing, and steps down; and one that takes a replica for a master, which refuses whatever it is to write. Nor
 one that answers a look without a commit when its lease is over: nearly always another look at the lease comes first, so it
-has a test of its own.)
+has a test of its own. So have, since who takes over asks last who is the master, one that believes the sentinel that knows
+least, and one that still calls the old master.)
 """
 
 from __future__ import annotations
@@ -203,20 +204,6 @@ MUTANTS = [
         "if self._link is not None and await self.elsewhere(self._link):",
         "if False:",
         first=REPLICATED + 90143,
-    ),
-    Mutant(
-        "calls still go to the old master",
-        "storage/master.py",
-        "if self._link is not None and self._link.address != link.address:",
-        "if False:",
-        first=REPLICATED,
-    ),
-    Mutant(
-        "the sentinel is believed that knows least",
-        "storage/finders.py",
-        "max(votes, key=lambda said: (said[0], votes[said]))",
-        "min(votes, key=lambda said: (said[0], votes[said]))",
-        first=REPLICATED,
     ),
     # -- sessions
     Mutant(

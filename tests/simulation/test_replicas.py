@@ -8,11 +8,12 @@ from random import Random
 from typing import Any
 
 from genie.storage.link import Link, Refused
-from genie.storage.url import Address, Login
+from genie.storage.master import Master
+from genie.storage.url import Address, Login, RedisUrl
 from genie.testing.loop import SimLoop
 from genie.testing.network import Network
 from genie.testing.redis.replicated import ReplicatedRedis
-from genie.testing.redis.sentinels import SENTINEL_PORT, Sentinels
+from genie.testing.redis.sentinels import NAME, SENTINEL_PORT, Sentinels
 from genie.testing.redis.upstream import Writes
 
 HOSTS = "r1", "r2", "r3"
@@ -184,5 +185,22 @@ def test_of_two_elections_that_did_not_hear_of_each_other_the_later_counts(loop:
         loop.network.heal()
         await crowd.until(lambda: crowd.sentinels.settled)
         assert crowd.done[0].startswith(f"failover to {crowd.sentinels.master.host},")
+
+    live(loop, life)
+
+
+def test_who_connects_to_another_master_calls_the_old_one_no_more(loop: SimLoop) -> None:
+    """That one does not know yet that it is none, and would take what is written to it."""
+
+    async def life(crowd: Crowd) -> None:
+        master = Master(RedisUrl.read(f"redis+sentinel://{','.join(HOSTS)}/{NAME}"), "{genie}:meta")
+        assert (await master.call("ROLE"))[0] == b"master"
+        assert str(master.address) == "r1:6379"
+        assert crowd.sentinels.fail_over()
+        link = await master.connect()
+        await master.call("HSET", "{genie}:h", "a", "1")
+        assert master.address == link.address
+        assert await link.call("HGET", "{genie}:h", "a") == b"1"
+        assert (await (await crowd.link("r1")).call("ROLE"))[0] == b"master"
 
     live(loop, life)
