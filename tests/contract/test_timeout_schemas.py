@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -276,6 +278,19 @@ async def test_handlers_that_open_an_empty_database_at_the_same_time(empty_books
     await empty_books.add_transfer("a", PAST)
     await empty_books.handler(desk.take).run_once()
     assert desk.ids == ["a"]
+
+
+async def test_an_empty_file_that_somebody_writes_to_is_opened_when_they_have_done(tmp_path: Path) -> None:
+    """SQLite does not wait for them by itself where it is to remember how to write to the file."""
+    books = Books("sqlite", tmp_path)
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        opening = asyncio.create_task(books.handler(Desk().take).open())
+        await asyncio.wait([opening], timeout=0.3)
+        other.execute("COMMIT")
+        await opening
+    assert len(await tables(books)) == 5
+    await books.close()
 
 
 async def test_an_id_has_one_spelling(new_books: New) -> None:

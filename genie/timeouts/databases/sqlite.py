@@ -17,6 +17,7 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from genie.timeouts.databases.database import LOCKED_S, Database, insert_into, values_by_column
 from genie.timeouts.times import Utc
+from genie.wal import keep_wal
 
 TURN = "-timeouts"
 """Added to the file's name: a file that is always empty, and locked by who has the turn."""
@@ -58,7 +59,7 @@ class Sqlite(Database):
         async with self.reading() as connection:
             empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
             if empty:
-                await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+                await keep_wal(connection, LOCKED_S)
         async with self.writing() as connection:
             yield connection
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from sqlalchemy import URL, ColumnElement, bindparam, delete, func, insert, select
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
@@ -16,6 +15,7 @@ from genie.tokens.stores.backend import Backend
 from genie.tokens.stores.changes import TEXTS, Follower, Get
 from genie.tokens.stores.feed import Feeds
 from genie.tokens.stores.schema import CHANGES, TOKENS, ensure
+from genie.wal import keep_wal
 
 BUSY_S = 30.0
 """How long a writer waits for writers of other processes."""
@@ -49,7 +49,7 @@ class Sqlite(Backend):
     async def prepare(self) -> None:
         """See `Backend`. Readers and a writer don't wait for each other in the mode WAL, which the file remembers."""
         async with self._engine.connect() as connection:
-            await _keep_wal(connection)
+            await keep_wal(connection, BUSY_S)
         async with self.writing() as connection:
             await connection.run_sync(ensure, (TOKENS, CHANGES))
 
@@ -121,15 +121,3 @@ class _LogReader(Follower):
                 last = rows[-1].sequence
                 await self._tell([row.changes for row in rows])
         return last
-
-
-async def _keep_wal(connection: AsyncConnection) -> None:
-    """Set the mode WAL. While others open the file SQLite refuses that at once, however long it was to wait."""
-    end = asyncio.get_running_loop().time() + BUSY_S
-    while (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar_one() != "wal":
-        try:
-            await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-        except OperationalError:
-            if asyncio.get_running_loop().time() > end:
-                raise
-            await asyncio.sleep(POLL_S)
