@@ -18,6 +18,9 @@ from servers import WAIT_S
 LONG_S = WAIT_S / 2
 """Longer than anything takes, and not so long that a `skip` of it ends what is bounded by WAIT_S."""
 
+PATIENT = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
+"""However long a server takes to be there again."""
+
 
 def skip(monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
     """So much time passes at once, for this loop and for threads that enter a client."""

@@ -67,11 +67,11 @@ class Knowledge:
 
     def missing(self, history: History) -> Known | None:
         """What must be written anew where Redis has come so far: None if it has all that was told."""
-        found, best = history.without(self._untold), self.best
-        if best is None or not best.history.knows_more_than(found):
+        found, furthest = history.without(self._untold), self.furthest
+        if furthest is None or not furthest.knows_more_than(found):
             return None
-        told_all = found.settled == self._told and best.history.settled[0] == found.settled[0]
-        return None if told_all else best
+        told_all = found.settled == self._told and furthest.settled[0] == found.settled[0]
+        return None if told_all else self.best
 
     def read(self, replica: Replica) -> None:
         """Everything was read anew, and this is it."""

@@ -11,15 +11,13 @@ from contextlib import suppress
 import pytest
 
 import genie as genie_module
+from clocks import PATIENT
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
 from proxy import Decide, Place, lines, proxy
 from servers import WAIT_S, Genie, Redis, running_server
 from wire import Wire
 
 pytestmark = pytest.mark.usefixtures("_bounded")
-
-PATIENT = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
-"""However long a server takes to be there again."""
 
 
 @pytest.fixture

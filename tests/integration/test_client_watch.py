@@ -12,14 +12,11 @@ from functools import wraps
 import orjson
 import pytest
 
-from clocks import bear_little_silence
+from clocks import PATIENT, bear_little_silence
 from fake import Line, error, fake_server
 from genie import Change, Client, RequestRejected, Unavailable, connect, sync
 from genie.client.aio_watch import Watch
 from servers import WAIT_S, Genie, Redis, running_server
-
-PATIENT = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
-"""However long a server takes to be there again."""
 
 
 def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -99,8 +99,8 @@ MUTANTS = [
     Mutant(
         "what was told to nobody counts as a way of its own",
         "storage/knowledge.py",
-        "history.without(self._untold), self.best",
-        "history, self.best",
+        "history.without(self._untold), self.furthest",
+        "history, self.furthest",
         first=REPLICATED + 7943,
     ),
     Mutant(
