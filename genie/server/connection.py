@@ -297,7 +297,10 @@ class Connection(Outlet):
                 if self.state is ConnectionState.AWAIT_HELLO:
                     self.state = ConnectionState.READY
                     return lines[index:]
-                self._answer(refusal(line, "hello was rejected; it must be sent again first"))
+                if self.desk.leads:
+                    self._answer(refusal(line, "hello was rejected; it must be sent again first"))
+                else:
+                    self.desk.submit(self, [line], 0)  # it knows the leader
             else:
                 self._greet(hello)
                 if self.state is ConnectionState.READY:
