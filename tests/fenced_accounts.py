@@ -16,7 +16,8 @@ from mariadb import mariadb
 from postgres import postgres
 from servers import WAIT_S
 
-KINDS = ("sqlite", "sqlite before 3.35", "postgresql", "mariadb")
+DIALECTS = ("sqlite", "postgresql", "mariadb")
+KINDS = (*DIALECTS, "sqlite before 3.35")
 """SQLite before 3.35 has no RETURNING: a newer one is used as if it had none."""
 
 OLDER, NEWER = 1_790_000_000_000_033, 1_790_000_000_000_034
