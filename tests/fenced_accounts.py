@@ -35,7 +35,8 @@ ACCOUNTS = FencedTable(TABLE)
 
 WAITING = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
-    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    "mariadb": "SELECT variable_value FROM information_schema.global_status "
+    "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
 }
 """How many transactions wait for a row. SQLite cannot tell."""
 
@@ -102,7 +103,7 @@ class Accounts:
         """Until a transaction waits for a row of another one."""
         async with asyncio.timeout(WAIT_S), self.engine.connect() as connection:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
-            while not (await connection.execute(text(WAITING[self.kind]))).scalar_one():  # noqa: ASYNC110 - of the server
+            while not int((await connection.execute(text(WAITING[self.kind]))).scalar_one()):  # noqa: ASYNC110 - of the server
                 await asyncio.sleep(0.01)
 
 

@@ -107,7 +107,8 @@ class FencedTable:
         """Return a row as `read` does; insert it with `values` where it does not exist.
 
         A row that does not exist cannot remember a fence, so an older holder could still insert it later. Of an
-        existing row `values` change nothing.
+        existing row `values` change nothing. Where they violate another unique constraint, the error is SQLAlchemy's
+        `IntegrityError`; on MariaDB and MySQL it is `ValueError`.
         """
         self._check(connection, fence)
         matches = self._matches(key)
@@ -116,9 +117,14 @@ class FencedTable:
         dialect = connection.dialect
         if dialect.name in ("mariadb", "mysql"):
             # Where the row exists this assigns a column to itself, which changes nothing.
-            same = {self._key[0].name: self._key[0]}
+            same = {self._key[0].key: self._key[0]}
             connection.execute(mysql.insert(self._table).values(new).on_duplicate_key_update(same))
-            return self.read(connection, key, fence=fence, shared=shared)
+            try:
+                return self.read(connection, key, fence=fence, shared=shared)
+            except LookupError:
+                raise ValueError(
+                    f"{self._table.fullname} {key!r} was not inserted: another row has the value of a unique column"
+                ) from None
         insert = postgresql.insert if dialect.name == "postgresql" else sqlite.insert
         upsert = (
             insert(self._table)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import BigInteger, Column, MetaData, String, Table, event, select, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from fenced_accounts import (
     ACCOUNTS,
@@ -25,6 +25,7 @@ from fenced_accounts import (
     write,
 )
 from genie import StaleFence
+from genie.sql import FencedTable
 from mariadb import mariadb
 from servers import WAIT_S
 
@@ -228,6 +229,33 @@ async def test_two_holders_that_create_a_row_at_the_same_time_get_one_row(accoun
         assert isinstance(older, StaleFence) or older == newer == 500
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_keys_of_several_columns_and_columns_of_other_names(kind: str, tmp_path: Path) -> None:
+    table = Table(
+        "rates",
+        MetaData(),
+        Column("the_bank", String(10), primary_key=True, key="bank"),
+        Column("currency", String(3), primary_key=True),
+        Column("the_rate", BigInteger, unique=True, key="rate"),
+        Column("row_fence", BigInteger, key="fence"),
+    )
+    rates = FencedTable(table)
+    other = Accounts(kind, database_url(kind, tmp_path))
+    async with other.engine.begin() as connection:
+        await connection.run_sync(table.create)
+        for fence in (OLDER, NEWER):
+            row = await connection.run_sync(rates.read_or_create, ("UBS", "EUR"), {"rate": fence}, fence=fence)
+            assert (row.bank, row.currency, row.rate, row.fence) == ("UBS", "EUR", OLDER, fence)
+        await connection.run_sync(rates.write, ("UBS", "EUR"), {"rate": 96}, fence=NEWER)
+        assert (await connection.run_sync(rates.read, ("UBS", "EUR"), fence=NEWER)).rate == 96
+        with pytest.raises(StaleFence, match=r"rates \('UBS', 'EUR'\) was used with fence"):
+            await connection.run_sync(rates.read, ("UBS", "EUR"), fence=OLDER)
+    with pytest.raises(ValueError if kind == "mariadb" else IntegrityError, match=r"unique|UNIQUE"):
+        async with other.engine.begin() as connection:
+            await connection.run_sync(rates.read_or_create, ("UBS", "USD"), {"rate": 96}, fence=NEWER)
+    await other.engine.dispose()
+
+
 # -- shared locks ----------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +315,31 @@ async def test_postgresql_ends_a_late_transaction_with_an_older_snapshot(account
         with pytest.raises(StaleFence):
             await write(older, OLDER, 90)
     assert await accounts.balance() == 100
+
+
+@pytest.mark.parametrize("accounts", ["postgresql", "mariadb"], indirect=True)
+async def test_a_late_write_under_repeatable_read_waits_and_is_refused(accounts: Accounts) -> None:
+    """PostgreSQL takes the snapshot at the first statement, MariaDB not before the first SELECT."""
+
+    async def write_late() -> None:
+        async with accounts.transaction("REPEATABLE READ") as older:
+            if accounts.kind == "mariadb":
+                await older.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
+            await write(older, OLDER, 90)
+
+    async with accounts.transaction() as newer:
+        newer_balance = await read(newer, NEWER)
+        late = asyncio.create_task(write_late())
+        await accounts.until_one_waits()
+        await write(newer, NEWER, newer_balance + 20)
+    if accounts.kind == "mariadb":
+        with pytest.raises(StaleFence):
+            await late
+    else:
+        with pytest.raises(DBAPIError) as refused:
+            await late
+        assert getattr(refused.value.orig, "sqlstate", None) == "40001"
+    assert await accounts.balance() == 120
 
 
 @pytest.mark.parametrize("accounts", ["mariadb"], indirect=True)
