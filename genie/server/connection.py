@@ -141,9 +141,8 @@ class Connection(Outlet):
             self._ask(self._door)
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
-        tell = log.info if self.desk.leads else log.debug  # who looks for the leader comes again and again
         named = {} if self.certificate is None else {"certificate": self.certificate}
-        tell("connection", peer=peer, open=len(self._registry), **named)
+        log.debug("connection", peer=peer, open=len(self._registry), **named)
 
     def data_received(self, data: bytes) -> None:
         """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""
