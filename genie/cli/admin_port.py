@@ -16,6 +16,7 @@ import msgspec
 
 from genie.admin.answers import Problem
 from genie.cli.asking import namespace_option
+from genie.cli.sources import EmptiableOption, SourcedOption, source_of
 from genie.cli.tables import printable
 from genie.client.reach import address, spell, token
 from genie.config import Settings
@@ -37,6 +38,7 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
     """`--admin-host`, `--admin-port` and `--namespace`: where to ask, and about whose locks."""
     host = click.option(
         "--admin-host",
+        cls=SourcedOption,
         default=_DEFAULTS.admin_host,
         envvar="GENIE_ADMIN_HOST",
         show_envvar=True,
@@ -45,8 +47,11 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
     )
     port = click.option(
         "--admin-port",
-        default=lambda: os.environ.get("GENIE_ADMIN_PORT", str(_DEFAULTS.admin_port)),
-        show_default=f"{_DEFAULTS.admin_port}, or GENIE_ADMIN_PORT",
+        cls=EmptiableOption,
+        default=str(_DEFAULTS.admin_port),
+        envvar="GENIE_ADMIN_PORT",
+        show_envvar=True,
+        show_default=True,
         help="The admin port.",
     )
     return host(port(namespace_option(command)))
@@ -61,18 +66,18 @@ class AdminPort:
 
     def __init__(self, host: str, port: str, namespace: str | None, patience: float) -> None:
         if not port.strip():
-            raise ValueError("there is no admin port: GENIE_ADMIN_PORT is empty")
+            raise ValueError(f"there is no admin port: {source_of('admin_port')} is empty")
         self._scheme = next((scheme for scheme in SCHEMES if host.lower().startswith(scheme)), SCHEMES[-1])
         bare = host[len(self._scheme) :] if host.lower().startswith(self._scheme) else host
         bare = bare.strip().rstrip("/")
         if not bare or any(sign in bare for sign in "/?#@ "):
-            raise ValueError(f"admin host: it is a name or an address, also as {TLS}HOST, not {host!r}")
+            raise ValueError(f"{source_of('admin_host')}: it is a name or an address, also as {TLS}HOST, not {host!r}")
         try:
             to = address(bare, int(port) if port.strip().isdecimal() else 0)
         except ValueError as error:
-            raise ValueError(f"admin port: {error}") from None
+            raise ValueError(f"{source_of('admin_host')}: {error}") from None
         if not 0 < to[1] < 1 << 16:
-            raise ValueError(f"admin port: a port is a number from 1 to 65535, not {port!r}")
+            raise ValueError(f"{source_of('admin_port')}: a port is a number from 1 to 65535, not {port!r}")
         self.where = spell(to)
         self._asked = {} if namespace is None else {"namespace": namespace}
         self._patience = patience

@@ -145,11 +145,11 @@ def test_where_nobody_answers() -> None:
     assert (none.returncode, none.stderr) == (1, "Error: there is no admin port: GENIE_ADMIN_PORT is empty\n")
     for wrong in ("0", "70000", "http"):
         said = genie_cli("deadlocks", "--admin-port", wrong).stderr
-        assert said.startswith("Error: admin port: ")
+        assert said.startswith("Error: --admin-port: ")
         assert f"a port is a number from 1 to 65535, not {wrong!r}" in said
     for wrong in ("https://", "http://host/path", "user@host"):
         said = genie_cli("deadlocks", "--admin-host", wrong).stderr
-        assert said == f"Error: admin host: it is a name or an address, also as https://HOST, not {wrong!r}\n"
+        assert said == f"Error: --admin-host: it is a name or an address, also as https://HOST, not {wrong!r}\n"
 
 
 def test_by_tls(tmp_path: Path) -> None:
