@@ -95,14 +95,25 @@ def _report(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
         yield "Nothing is held, and nobody waits."
         return
     yield _title("Held", holders, payload["holdersTotal"])
-    if holders:
-        yield from _indent(_table(holders, now_ms, "HELD FOR", "ENDS IN"))
+    yield from holder_lines(holders, now_ms)
     yield _title("Waiting", queue, payload["queueTotal"])
-    if queue:
-        header, *lines = _table(queue, now_ms, "WAITS FOR", "GIVES UP IN")
-        yield from _indent([header])
-        for row, line in zip(queue, lines, strict=True):
-            yield from _indent([line, *blocker_lines(row, now_ms)])
+    yield from waiter_lines(queue, now_ms)
+
+
+def holder_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
+    """Requests that hold their locks, as a table; no line where there are none."""
+    if rows:
+        yield from _indent(_table(rows, now_ms, "HELD FOR", "ENDS IN"))
+
+
+def waiter_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
+    """Requests that wait, as a table with the blockers of each; no line where there are none."""
+    if not rows:
+        return
+    header, *lines = _table(rows, now_ms, "WAITS FOR", "GIVES UP IN")
+    yield from _indent([header])
+    for row, line in zip(rows, lines, strict=True):
+        yield from _indent([line, *blocker_lines(row, now_ms)])
 
 
 def _title(what: str, rows: list[Row], total: int) -> str:
