@@ -140,14 +140,7 @@ class AdminPort:
             raise Unavailable(
                 f"{self.where} answers {status}, and not as the admin port of this version does"
             ) from None
-        raise RequestRejected(printable(problem.code), printable(problem.message) + self._hint(status, problem))
-
-    def _hint(self, status: int, problem: Problem) -> str:
-        if status == HTTPStatus.UNAUTHORIZED and self._token is None:
-            return " (GENIE_TOKEN or GENIE_TOKEN_FILE says the token)"
-        if isinstance(problem.leader, str) and problem.leader not in problem.message:
-            return f" ({printable(problem.leader)} leads: ask the admin port there)"
-        return ""
+        raise RequestRejected(printable(problem.code), printable(problem.message) + _hint(problem))
 
 
 def ask_admin(port: AdminPort, question: Callable[[AdminPort], Awaitable[T]]) -> T:
@@ -166,6 +159,12 @@ def known(told: Any, kind: type[T]) -> T:
         return msgspec.convert(told, kind)
     except msgspec.ValidationError as error:
         raise GenieError(f"the server's answer is not as this version knows it: {error}") from None
+
+
+def _hint(problem: Problem) -> str:
+    if isinstance(problem.leader, str) and problem.leader not in problem.message:
+        return f" ({printable(problem.leader)} leads: ask the admin port there)"
+    return ""
 
 
 def _token() -> str | None:

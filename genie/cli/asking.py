@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 import click
 
-from genie.cli.sources import PortType, SourcedOption
+from genie.cli.sources import PortType, SourcedOption, token_hint
 from genie.client.aio import Client
 from genie.client.reach import HOST, PORT, Address, addresses, spell
 from genie.errors import GenieError, Unavailable
@@ -169,8 +169,8 @@ def as_known() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text without line breaks, wherever it has come from."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error's text without line breaks, wherever it has come from; with where a token came from that was rejected."""
+    return (" ".join(str(error).split()) or type(error).__name__) + token_hint(error)
 
 
 def plain_errors(command: Command[P, T]) -> Command[P, T]:

@@ -13,6 +13,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from genie.errors import Code, RequestRejected
+
 MAX_PORT = 65535
 VARIABLE = re.compile(r"\bGENIE_[A-Z_]+\b")
 
@@ -76,6 +78,18 @@ def with_sources(message: str) -> str:
         for variable in _variables(param)
     }
     return VARIABLE.sub(lambda found: given.get(found[0], found[0]), message)
+
+
+def token_hint(error: BaseException) -> str:
+    """Return where the rejected token came from, to be appended to the message of the error; else an empty text."""
+    if not isinstance(error, RequestRejected) or error.code != Code.UNAUTHORIZED:
+        return ""
+    path = os.environ.get("GENIE_TOKEN_FILE")
+    if os.environ.get("GENIE_TOKEN"):
+        return " (the token sent is that of GENIE_TOKEN)"
+    if path:
+        return f" (the token sent is that of GENIE_TOKEN_FILE, {path})"
+    return " (no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)"
 
 
 def _source(param: click.Parameter, ctx: click.Context) -> str:

@@ -16,7 +16,7 @@ from genie.protocol import replies
 from genie.protocol.commands import Within, http_refused, is_http
 from genie.protocol.fields import hello_namespace
 from genie.protocol.framing import Lines, LineTooLong
-from genie.server.door import GONE, HELLO_LINE, STRANGER
+from genie.server.door import GONE, HELLO_LINE, NO_HELLO, Denial
 from genie.server.outlet import Outlet
 from genie.server.session import Session
 from genie.tls import name_of
@@ -193,11 +193,12 @@ class Connection(Outlet):
         """Tell the desk that nobody is there any more."""
         self.desk.gone(self)
 
-    def refuse(self) -> None:
-        """Send a stranger away. No desk has heard of it: what it says costs nobody anything."""
+    def refuse(self, denial: Denial = NO_HELLO) -> None:
+        """Reject and close a connection that was not authenticated. No desk has heard of it."""
         if self._transport is not None and not self._transport.is_closing():
-            log.warning("a stranger was refused", peer=self._transport.get_extra_info("peername"))
-            self._turn_away(STRANGER)
+            peer = self._transport.get_extra_info("peername")
+            log.warning("authentication failed", reason=denial.reason, peer=peer)
+            self._turn_away(denial.error)
 
     def revise(self, principal: Principal | None) -> None:
         """Go on with other rights. None: none, so this is the end, behind the answers to what was read."""
@@ -249,7 +250,7 @@ class Connection(Outlet):
         if end >= 0 and not too_long:
             principal = entrance.enters(bytes(line), principal)
         if principal is None:
-            self.refuse()
+            self.refuse(entrance.denial(bytes(line)) if end >= 0 and not too_long else NO_HELLO)
             return b""
         if principal is not self.principal:
             self.principal, self.certificate = principal, None

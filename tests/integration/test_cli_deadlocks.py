@@ -126,8 +126,12 @@ def test_problems_are_told_in_one_line(admin: SpokenAdmin) -> None:
     assert said() == "Error: unavailable: this server follows (other:7077 leads: ask the admin port there)\n"
     admin.status = 401
     admin.answers["/api/deadlocks"] = Problem(code="unauthorized", message="say\x1b[2J the token")
-    assert said() == "Error: unauthorized: say\\x1b[2J the token (GENIE_TOKEN or GENIE_TOKEN_FILE says the token)\n"
-    assert said(token="wrong") == "Error: unauthorized: say\\x1b[2J the token\n"
+    assert (
+        said()
+        == "Error: unauthorized: say\\x1b[2J the token (no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)\n"
+    )
+    sent = "(the token sent is that of GENIE_TOKEN)"
+    assert said(token="wrong") == f"Error: unauthorized: say\\x1b[2J the token {sent}\n"
     admin.answers["/api/deadlocks"] = b"<html>"
     expected = f"Error: 127.0.0.1:{admin.port} answers 401, and not as the admin port of this version does\n"
     assert said() == expected

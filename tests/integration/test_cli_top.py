@@ -162,7 +162,7 @@ def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
         with spoken_admin(port) as admin:
             admin.status = 401
             admin.answers["/api/state"] = Problem(code="unauthorized", message="say \x1b[41mthe token")
-            term.until("unauthorized: say \\x1b[41mthe token (GENIE_TOKEN or GENIE_TOKEN_FILE says the token)")
+            term.until("unauthorized: say \\x1b[41mthe token (no token was sent")
             tell(admin, role="follower", leader="other:7077")
             text = term.picture("This server does not lead (follower), other:7077 does: ask the admin port there.")
             assert "Longest lines" not in text
