@@ -228,6 +228,31 @@ def test_inspect_shows_holders_and_who_blocks_whom(genie: Genie) -> None:
     assert json.loads(by_id.stdout)["queue"] == []
 
 
+def test_the_limit_of_inspect_counts_holders_and_waiters_separately(genie: Genie) -> None:
+    with sync.connect(*genie.address) as client:
+        locks = [client.acquire(f"limit/{n}", transaction="limit", transaction_timeout=3600) for n in range(4)]
+        threads = [
+            threading.Thread(target=lambda n=n: client.acquire(f"limit/{n}", queue_timeout=3600).release())
+            for n in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        while client.inspect(limit=1)["queueTotal"] < 3:
+            pass
+        few = genie_cli(genie.port, "inspect", "--limit", "2")
+        told = json.loads(genie_cli(genie.port, "inspect", "--limit", "2", "--json").stdout)
+        all_ = json.loads(genie_cli(genie.port, "inspect", "--limit", "4", "--json").stdout)
+        for lock in locks:
+            lock.release()
+        for thread in threads:
+            thread.join()
+    assert "Held: 4, 2 shown (see --limit)\n" in few.stdout
+    assert "Waiting: 3, 2 shown (see --limit)\n" in few.stdout
+    assert few.stdout.count("holds exclusive:limit/") == 2
+    assert [len(told["holders"]), told["holdersTotal"], len(told["queue"]), told["queueTotal"]] == [2, 4, 2, 3]
+    assert [len(all_["holders"]), len(all_["queue"])] == [4, 3]
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
