@@ -27,8 +27,13 @@ _COUNTED = {"sqlite_autoincrement": True, **_MYSQL}
 class Tables:
     """`transfer`, `state_change`, `segment`, `timeout` and `interval`. Their columns have the document's names as keys.
 
-    The first two are the ledger's: they are only read. The others are the handler's. `fence` (of `segment`),
-    `handedOverDate` (of `transferTimeout`) and the whole of `timeoutInterval` are not the document's.
+    The first two are the ledger's: they are only read. The others are the handler's. `fence` and `readValue` (of
+    `segment`), `handedOverDate` and `stateChangeId` (of `transferTimeout`) and the whole of `timeoutInterval` are not the
+    document's.
+
+    `readValue`: the state change up to which this handler has read; `value` is another one where another implementation
+    of the document has moved it. `stateChangeId`: the last state change of the transfer when its row was inserted or
+    handed over; NULL in rows of another implementation, which are checked once.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -62,6 +67,7 @@ class Tables:
             Column("value", BigInteger, nullable=False),
             Column("changedDate", Utc, nullable=False, server_default=utc_now()),
             Column("fence", BigInteger),
+            Column("readValue", BigInteger),
             **_COUNTED,
         )
         self.timeout = self._table(
@@ -71,11 +77,13 @@ class Tables:
             Column("expirationDate", Utc, nullable=False),
             Column("createdDate", Utc, nullable=False, server_default=utc_now()),
             Column("handedOverDate", Utc),
+            Column("stateChangeId", BigInteger),
             **_COUNTED,
         )
         waiting = self.timeout.c
         self._index("transfertimeout_transferid_unique", waiting.transferId, unique=True)
         self._index("transfertimeout_due", waiting.handedOverDate, waiting.expirationDate)
+        self._index("transfertimeout_unchecked", waiting.stateChangeId, waiting.transferTimeoutId)
         self.interval = self._table(
             "timeoutInterval",
             Column("timeoutIntervalId", ID, primary_key=True, autoincrement=True),
@@ -90,11 +98,6 @@ class Tables:
     def all(self) -> tuple[Table, ...]:
         """In the order in which they are created."""
         return self.transfer, self.state_change, self.segment, self.timeout, self.interval
-
-    @property
-    def of_ours(self) -> tuple[Column[Any], ...]:
-        """Columns that other handlers' tables don't have; they may be empty, so they can be added to any."""
-        return self.segment.c.fence, self.timeout.c.handedOverDate
 
     def _table(self, name: str, *columns: Column[Any], **options: Any) -> Table:
         for column in columns:
