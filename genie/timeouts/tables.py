@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, Numeric, String, Table
 
@@ -29,14 +30,14 @@ class Tables:
 
     The first two are the ledger's: they are only read. The others are the handler's. `fence` and `readValue` (of
     `segment`), `handedOverDate` and `stateChangeId` (of `transferTimeout`) and the whole of `timeoutInterval` are not the
-    document's.
+    document's. `zone`: in which the expiration dates are written, in both tables; UTC, if none.
 
     `readValue`: the state change up to which this handler has read; `value` is another one where another implementation
     of the document has moved it. `stateChangeId`: the last state change of the transfer when its row was inserted or
     handed over; NULL in rows of another implementation, which are checked once.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, str], zone: ZoneInfo | None = None) -> None:
         self._names = names
         self._metadata = MetaData()
         self.transfer = self._table(
@@ -44,7 +45,7 @@ class Tables:
             Column("transferId", String(36), primary_key=True),
             Column("amount", Numeric(18, 2), nullable=False, info=_NOT_NEEDED),
             Column("currencyId", String(3), nullable=False, info=_NOT_NEEDED),
-            Column("expirationDate", Utc, nullable=False),
+            Column("expirationDate", Utc(zone), nullable=False),
             _created(),
             **_MYSQL,
         )
@@ -74,7 +75,7 @@ class Tables:
             "transferTimeout",
             Column("transferTimeoutId", ID, primary_key=True, autoincrement=True),
             Column("transferId", String(36), ForeignKey(self.transfer.c.transferId), nullable=False),
-            Column("expirationDate", Utc, nullable=False),
+            Column("expirationDate", Utc(zone), nullable=False),
             Column("createdDate", Utc, nullable=False, server_default=utc_now()),
             Column("handedOverDate", Utc),
             Column("stateChangeId", BigInteger),
