@@ -10,6 +10,7 @@ from sqlalchemy import (
     Connection,
     Date,
     DateTime,
+    Dialect,
     Index,
     Inspector,
     Integer,
@@ -20,7 +21,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy import inspect as inspector
-from sqlalchemy.dialects.mysql import VARCHAR
+from sqlalchemy.dialects.mysql import TIMESTAMP, VARCHAR
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
@@ -107,6 +108,7 @@ def _problems(look: Inspector, table: Table, tables: Tables) -> Iterator[str]:
     for column in table.columns:
         if column.name in found:
             yield from _column_problems(column, found[column.name])
+            yield from _zone_problems(column, found[column.name], look.dialect)
         elif not column.nullable and column.info.get("needed", True):
             yield f"column {column.name} is missing"
     (key,) = (column.name for column in table.primary_key)
@@ -131,6 +133,16 @@ def _column_problems(column: Column[object], found: ReflectedColumn) -> Iterator
     said, types = kinds
     if not isinstance(found["type"], types) or isinstance(found["type"], Date):
         yield f"column {column.name} is {found['type']}, it must be {said}"
+
+
+def _zone_problems(column: Column[object], found: ReflectedColumn, dialect: Dialect) -> Iterator[str]:
+    """What holds instants, whatever the time zone of the session, can't hold local times."""
+    if not isinstance(column.type, Utc) or column.type.zone is None:
+        return
+    in_mysql = dialect.name in ("mysql", "mariadb") and isinstance(found["type"], TIMESTAMP)
+    if in_mysql or getattr(found["type"], "timezone", False):
+        zone = column.type.zone.key
+        yield f"column {column.name} is {found['type']}, which is in UTC already: leave out the time zone {zone}"
 
 
 def _indexes(look: Inspector, table: Table) -> list[Index]:

@@ -17,7 +17,7 @@ MOST = 1e9
 
 
 def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--database`, `--name`, `--processing` and `--final`; the command gets a `url` and a `ledger`."""
+    """`--database`, `--name`, `--processing`, `--final` and `--time-zone`; the command gets a `url` and a `ledger`."""
 
     @click.option(
         "--database",
@@ -49,14 +49,27 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="A state in which it is not waited for any more; repeatable, instead of the default. "
         f"[default: {', '.join(FINAL_STATES)}]",
     )
+    @click.option(
+        "--time-zone",
+        default="UTC",
+        show_default=True,
+        metavar="NAME",
+        help="The time zone in which the ledger writes expiration dates: Africa/Nairobi.",
+    )
     @functools.wraps(command)
     def wrapped(
-        database: str, names: tuple[str, ...], processing: tuple[str, ...], final: tuple[str, ...], **options: Any
+        database: str,
+        names: tuple[str, ...],
+        processing: tuple[str, ...],
+        final: tuple[str, ...],
+        time_zone: str,
+        **options: Any,
     ) -> Any:
         ledger = Ledger(
             names=dict(_pair(name) for name in names),
             processing_states=processing or PROCESSING_STATES,
             final_states=final or FINAL_STATES,
+            time_zone=time_zone,
         )
         return command(url=database, ledger=ledger, **options)
 
