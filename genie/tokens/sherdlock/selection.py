@@ -143,6 +143,7 @@ class SherdlockSelection(Selection):
     async def _release(self, id: int) -> None:
         with suppress(GenieError):  # it may have ended long ago, and ends by its time
             await self._keeper.client.release(id)
+            self._keeper.tokens_held.released(id, [token.id for token in self.tokens])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from genie.tokens.errors import SelectionEnded
 from genie.tokens.selection import check_limit
 from genie.tokens.sherdlock.bag import Prefer
 from genie.tokens.sherdlock.cache import Where
-from genie.tokens.sherdlock.candidates import Ask, Picked
-from genie.tokens.sherdlock.granting import Short
+from genie.tokens.sherdlock.candidates import Ask
+from genie.tokens.sherdlock.granting import Short, take_all
 from genie.tokens.sherdlock.held import Held, Hold
 from genie.tokens.sherdlock.hints import Hints
 from genie.tokens.sherdlock.lingering import Lingering
@@ -163,11 +163,11 @@ class SherdlockSelector:
         self._wallets.check_open()
         of = Checkpoint.of(data)
         hold = Hold(of.transaction, [token.id for token in of.tokens])
-        total = sum(token.amount for token in of.tokens)
         async with self._search.turns.turn(of.transaction):
             if self.tokens_held.selected(hold.ids, self.now()):
                 raise SelectionEnded(f"the tokens of {of.transaction!r} are selected here already")
-            grants = await self._search.hold(hold, Picked(of.tokens, len(of.tokens), whole=True), total)
+            granting = take_all(self.client, self.tokens_held, of.tokens, of.transaction, self.lease)
+            grants = await self._search.hold(hold, granting)
         if isinstance(grants, Short):
             raise SelectionEnded(f"another transaction holds tokens of {of.transaction!r} by now")
         return SherdlockSelection(self, grants, hold, of.asked, of.locks)
