@@ -1,11 +1,10 @@
 """For all tests."""
 
-import signal
+from dispositions import restore_defaults_for_children
+from failures import pytest_configure
+from searches import load_profile
 
-from hypothesis import settings
+__all__ = ["pytest_configure"]
 
-settings.register_profile("patient", deadline=None)  # how long an example takes says nothing about what is right
-settings.load_profile("patient")
-
-# A shell lets what it starts in the background ignore Ctrl-C, and so would every process that a test starts and ends by it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+load_profile()
+restore_defaults_for_children()

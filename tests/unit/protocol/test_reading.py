@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genie.core import Release, Request, Take
 from genie.errors import RequestRejected
 from genie.protocol import commands, fields
 from genie.protocol.commands import Hello, Ping, Watch, Within
+from searches import examples
 
 SCALARS = st.one_of(
     st.none(),
@@ -82,7 +83,7 @@ def seen(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=2_000, deadline=None)
+@examples(200)
 @given(MESSAGE)
 def test_both_ways_agree(message: dict[str, Any]) -> None:
     line = orjson.dumps(message)
@@ -95,7 +96,7 @@ def test_both_ways_agree(message: dict[str, Any]) -> None:
         assert seen(commands.read(line)) == expected
 
 
-@settings(max_examples=500, deadline=None)
+@examples(100)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_command_or_an_error(line: bytes) -> None:
     code = None
