@@ -11,10 +11,10 @@ from multiprocessing import get_context
 from genie.testing.plan import CHOOSING, REPLICATED
 from genie.testing.soak import run
 
-COUNT = 48
-CHOOSERS = 12
+COUNT = 30
+CHOOSERS = 10
 """Worlds in addition, in which clients also take any of several."""
-REPLICATORS = 20
+REPLICATORS = 14
 """Worlds in addition, with three Redises and sentinels. `make soak-worlds` runs hundreds of each kind."""
 PROCESSES = 2
 
