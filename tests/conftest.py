@@ -40,7 +40,9 @@ def _starts_a_server(item: pytest.Item) -> bool:
     called = getattr(item, "callspec", None)
     values = [] if called is None else [value for value in called.params.values() if isinstance(value, str)]
     return (
-        folder in WITH_SERVERS or bool(FIXTURES & {*getattr(item, "fixturenames", ())}) or bool(DATABASES & {*values})
+        folder in WITH_SERVERS
+        or bool(FIXTURES & {*getattr(item, "fixturenames", ())})
+        or any(value.partition("-")[0] in DATABASES for value in values)
     )
 
 

@@ -31,6 +31,7 @@ def test_its_environment_is_what_is_given_and_nothing_else(monkeypatch: pytest.M
     assert "not a port" not in run_genie("status", env={"GENIE_ADMIN_PORT": port}, timeout=WAIT_S).stderr
 
 
+@pytest.mark.server
 def test_signals_timeouts_and_input() -> None:
     order = ["serve", "--port", "0", "--admin-port", ""]
     with start_genie(*order, env={}, text=True, stdin=subprocess.PIPE, **PIPES) as process:
