@@ -20,6 +20,7 @@ from genie.cli.timeouts import timeouts
 from mariadb import mariadb
 from ports import free_port
 from postgres import postgres
+from programs import Forked, start_genie
 from servers import WAIT_S, running_server
 from trial_ledger import ask, overdue
 
@@ -27,10 +28,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 WITHOUT = "import sys; sys.modules[{name!r}] = None; from genie.cli import main; main(prog_name='genie')"
 
 
-def started(url: str, *args: str, **more: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "genie.cli", "timeouts", *args]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"} | more
-    return subprocess.Popen(command, env=ENVIRONMENT | {"GENIE_DATABASE": url}, **streams)
+def started(url: str, *args: str, **more: Any) -> subprocess.Popen[str] | Forked:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    return start_genie("timeouts", *args, env=ENVIRONMENT | {"GENIE_DATABASE": url}, text=True, **streams)
 
 
 def genie(url: str, *args: str) -> tuple[int, str, str]:
@@ -68,7 +68,7 @@ def handed(lines: str) -> list[tuple[str, str]]:
     return sorted((one["transferId"], one["state"]) for one in found)
 
 
-def stopped(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+def stopped(process: subprocess.Popen[str] | Forked, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
     process.send_signal(number)
     out, err = process.communicate(timeout=WAIT_S)
     return process.returncode, out, err

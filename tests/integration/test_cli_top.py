@@ -18,6 +18,7 @@ import pytest
 from admin import SpokenAdmin, spoken_admin
 from genie.admin.answers import Problem
 from ports import free_port
+from programs import run_genie
 from seen import HOT, WAITS, state
 from servers import WAIT_S, Redis, running_server
 from terminal import Terminal, terminal
@@ -45,14 +46,7 @@ def genie_top(port: int, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def genie_cli(name: str, port: int, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(name, port, *args),
-        env=environment(),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=WAIT_S,
-        check=False,
-    )
+    return run_genie(name, *args, "--admin-port", str(port), env=environment(), timeout=WAIT_S)
 
 
 def on_terminal(port: int, *args: str, columns: int = 100, rows: int = 30) -> AbstractContextManager[Terminal]:

@@ -12,6 +12,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from commands import genie_cli
 from genie.cli import main
 from genie.cli.serve import serve
 from genie.config import Settings
@@ -51,20 +52,8 @@ def test_every_setting_is_an_option() -> None:
     ],
 )
 def test_a_wrong_setting_is_one_line(arguments: list[str], named: str) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "genie.cli",
-            "serve",
-            *(["--port", "0"] if "--port" not in arguments else []),
-            *arguments,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    port = ["--port", "0"] if "--port" not in arguments else []
+    done = genie_cli("serve", *port, *arguments, admin_port="")
     assert done.returncode != 0
     assert named in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ its store.
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genie.client import calls
@@ -25,6 +25,7 @@ from genie.server.dispatch import Dispatch
 from genie.server.session import Session
 from genie.storage.base import Batch, Ending, Replica
 from genie.storage.records import Reader, encode
+from searches import examples
 
 SESSION_S = 10.0
 
@@ -265,7 +266,7 @@ def happen(world: World, name: str, values: list) -> None:
             world.cut()
 
 
-@settings(max_examples=500, deadline=None)
+@examples(50)
 @given(st.lists(steps, min_size=30, max_size=100))
 def test_every_call_ends_and_nothing_is_left_behind(script):
     world = World()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from genie.client import watches
 from genie.client.core import Core
 from genie.client.watches import Watch
+from searches import examples
 from talk import PONG, say, welcome
 
 PREFIXES = ("", "a", "ab", "b")
@@ -181,7 +182,7 @@ def act(world: World, name: str, value) -> None:
             world.calm_down()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(examples(60))
 @given(st.lists(steps, min_size=20, max_size=100))
 def test_the_picture_is_right_in_the_end(script):
     world = World()
