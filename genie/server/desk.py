@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 class Desk(Protocol):
     """What a connection hands its lines to."""
 
+    leads: bool
+    """Whether commands are carried out here."""
+
     def submit(self, connection: Connection, items: Sequence[Item], size: int) -> None:
         """Lines of one connection, in order, that came in `size` bytes."""
 
@@ -26,6 +29,7 @@ class Desk(Protocol):
 class Refusing:
     """Answers every command with `unavailable` and, where that is known, the address of the server that leads."""
 
+    leads = False
     leader: str | None = None
 
     def __init__(self, stats: Stats, namespace: str) -> None:

@@ -48,6 +48,7 @@ class Pump:
         on_failure: Callable[[BaseException], None],
         namespace: str = NAMESPACE,
     ) -> None:
+        self.leads = True
         self.manager = manager
         self._deadlines = manager.deadlines
         self._dispatch = Dispatch(manager, settings, stats, store.durable, namespace)
