@@ -23,6 +23,8 @@ from typing import IO, Any, Self
 
 CLI = [sys.executable, "-m", "genie.cli"]
 FORKS = sys.platform == "linux"
+NOWHERE = {"GENIE_PORT": "1", "GENIE_ADMIN_PORT": "1"}
+"""Where a command looks for a server that a test has not told it about: not at the ports of a server that really runs."""
 NO_SERVERS = "GENIE_TESTS_NO_SERVERS"
 """The variable that is set while servers must not be started."""
 
@@ -42,6 +44,7 @@ def start_genie(
     start_new_session: bool = False,
 ) -> subprocess.Popen[Any] | Forked:
     """Start `genie ARGUMENTS`. The options are those of `subprocess.Popen`, and the result can do the same."""
+    env = NOWHERE | dict(env)
     if "serve" in arguments:
         check_that_servers_may_start()
     if not FORKS:

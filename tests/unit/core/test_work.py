@@ -292,6 +292,7 @@ def test_it_is_not_twice_the_work_that_it_was(situation: Callable[[int], float])
     assert 0 < situation(SMALL) < 2 * RECORDED[situation.__name__]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.__name__)
 def test_it_does_not_grow_with_the_table_or_the_line(situation: Callable[[int], float]) -> None:
     assert situation(LARGE) <= GROWTH * situation(SMALL)
