@@ -83,7 +83,6 @@ def serve(orders: socket.socket) -> list[str]:
                 return begin(json.loads(message), files)
             for file in files[:3]:
                 os.close(file)
-            tell(files[3], pid)
             pidfd = os.pidfd_open(pid)
             running[pidfd] = pid, files[3]
             selector.register(pidfd, selectors.EVENT_READ)
@@ -97,19 +96,20 @@ def tell(status: int, number: int) -> None:
 
 def begin(order: dict[str, Any], files: list[int]) -> list[str]:
     """Make this process what was ordered, but for its code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if order["session"]:
+        os.setsid()
+    tell(files[3], os.getpid())  # not before: who knows the process may look at its session, or interrupt it
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
     for file in files:
         os.close(file)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(order["environment"])
     sys.stdin, sys.stdout, sys.stderr = reading(0), writing(1), writing(2)
     os.chdir(order["folder"])
     time.tzset()
     random.seed()
-    if order["session"]:
-        os.setsid()
     arguments: list[str] = order["arguments"]
     return arguments
 

@@ -25,7 +25,7 @@ def test_output_and_exit_status() -> None:
 
 
 def test_its_environment_is_what_is_given_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GENIE_PORT", "not a port")
+    monkeypatch.setenv("GENIE_ADMIN_PORT", "not a port")
     assert "not a port" in run_genie("top", env=os.environ, timeout=WAIT_S).stderr
     port = str(free_port())
     assert "not a port" not in run_genie("top", env={"GENIE_ADMIN_PORT": port}, timeout=WAIT_S).stderr
