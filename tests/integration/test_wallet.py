@@ -55,7 +55,7 @@ import os, signal, sys
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        in_replica = "--multiprocessing-fork" in sys.argv
+        in_replica = "--multiprocessing-fork" in sys.orig_argv
         if name == "genie.tokens" and in_replica == (os.environ["SIGINT_IN"] == "replica"):
             os.kill(os.getpid(), signal.SIGINT)
 
