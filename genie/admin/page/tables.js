@@ -1,7 +1,7 @@
 // Tables of resources, and what became of requests.
 
 import { el, keyed, renew, say } from "./dom.js";
-import { called, count, cut, duration, some, visible } from "./format.js";
+import { briefly, called, count, cut, duration, some, visible } from "./format.js";
 
 const MOST = 20;
 const HOLDER = 30; // letters of a holder's name
@@ -68,7 +68,7 @@ export class Hot extends Table {
   constructor(table, counter, select) {
     const columns = [
       { title: "Resource" },
-      { title: "Waited", text: (hot) => duration(hot.waited), number: true },
+      { title: "Waited", text: (hot) => briefly(hot.waited), number: true },
       { title: "Collisions", text: (hot) => count(hot.collisions), number: true },
       { title: "Now", text: (hot) => count(hot.waiting), number: true },
     ];
