@@ -122,12 +122,31 @@ def test_from_an_empty_database_to_all_final(new: Callable[[Path], str], tmp_pat
     assert counts()["handedOver"] == counts()["lag"] == 0
 
 
+# -- progress ---------------------------------------------------------------------------------------------
+
+
+def test_progress_is_written_line_by_line_where_there_is_no_terminal(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    code, out, err = genie(url, "generate", "--transfers", "25", "--seed", "1", "--progress", "10")
+    assert (code, err) == (0, "genie: 10 of 25 transfers\ngenie: 20 of 25 transfers\n")
+    assert out.startswith("25 transfers with ")
+    code, out, err = genie(url, "shift", "--hours", "1", "--progress", "10")
+    assert (code, err) == (0, "genie: 25 of 25 transfers\n"), "it is one statement for so few"
+    status, _, err = in_process(url, "generate", "--transfers", "6000", "--seed", "2")
+    assert (status, err) == (0, "genie: 5,000 of 6,000 transfers\n")
+    last = ask(tmp_path / "ledger.db", "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+    process = started(url, "run", "--batch", "4000", "--progress", "8000")
+    said = [process.stderr.readline().strip() for _ in range(3)]
+    assert said == [f"genie: has read up to state change {number:,} of {last:,}" for number in (8_000, 16_000, last)]
+    assert stopped(process) == (0, "", "")
+
+
 # -- run --------------------------------------------------------------------------------------------------
 
 
 def test_it_runs_again_and_again_until_sigterm(file: Path, url: str) -> None:
     """Progress while it is behind, and what expires later as soon as the next run finds it."""
-    process = started(url, "run", "--every", "0.02", "--batch", "400")
+    process = started(url, "run", "--every", "0.02", "--batch", "400", "--progress", "400")
     changes = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     progress = [f"genie: has read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]
     said: list[str] = []
@@ -320,6 +339,7 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
         (["status", "--name", "transfer"], "--name transfer: it must be OURS=THEIRS"),
         (["status", "--name", "transfers=t"], "transfers: no name of a table or column"),
         (["status", "--name", "transfer=t"], "there is no table t"),
+        (["status", "--time-zone", "Mars"], "time_zone: 'Mars' is no time zone; one is named as in the IANA database"),
         (["status", "--final", "RESERVED"], "RESERVED: a state is final or in processing, not both"),
         (["finalize", "--state", "RESERVED"], "'RESERVED' is no final state"),
         (["run", "--on-expired", " "], "--on-expired: a command is needed"),
@@ -340,6 +360,7 @@ def test_what_cannot_be_is_one_line(url: str, args: list[str], said: str) -> Non
         (["shift", "--hours", "nan"], "--hours"),
         (["run", "--every", "0"], "--every"),
         (["run", "--batch", "0"], "--batch"),
+        (["run", "--progress", "0"], "--progress"),
         (["generate", "--transfers", "1", "--amount", "7"], "--amount"),
         (["generate", "--transfers", "1", "--amount", "1-1.5"], "--amount"),
     ],
