@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -120,6 +121,52 @@ def test_from_an_empty_database_to_all_final(new: Callable[[Path], str], tmp_pat
     )
     assert run() == 0
     assert counts()["handedOver"] == counts()["lag"] == 0
+
+
+# -- explain ----------------------------------------------------------------------------------------------
+
+
+def test_explain_shows_what_would_be_expired_now_and_why(file: Path, url: str) -> None:
+    (first, state), *_ = overdue(file)
+
+    def line() -> str:
+        code, out, err = in_process(url, "explain")
+        assert (code, err) == (0, "")
+        *lines, summary = out.splitlines()
+        assert sorted(line.partition(":")[0] for line in lines) == [transfer for transfer, _ in overdue(file)]
+        said = next(line for line in lines if line.startswith(first))
+        return f"{re.sub(r'[0-9]{4}-[^ ]*Z', 'DATE', said)} | {summary}"
+
+    number = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange WHERE transferId = ?", first)[0]
+    last = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+    why = rf"{first}: {state} since state change {number}, expired DATE \([0-9]+ (d|h|min|s) ago\)"
+    read = "the handler has read up to state change 0, a run that reads on hands it over"
+    assert re.fullmatch(rf"{why}; {read} \| 6 expired: 6 not read yet", line())
+    assert in_process(url, "run", "--once", "--on-expired", "cat >/dev/null")[0] == 0
+    assert re.fullmatch(rf"{why}; handed over DATE and not final yet \| 6 expired: 6 handed over", line())
+    code, out, _ = in_process(url, "explain", "--json", "--limit", "2")
+    found = [json.loads(one) for one in out.splitlines()]
+    keys = {"transferId", "expirationDate", "state", "stateChange", "handler", "handedOver"}
+    assert (code, [set(one) for one in found]) == (0, [keys] * 2)
+    assert {one["handler"] for one in found} == {"handed-over"}
+    assert in_process(url, "explain", "--limit", "2")[1].endswith("the first 2 expired transfers: 2 handed over\n")
+    assert in_process(url, "finalize", "--overdue")[0] == 0
+    assert in_process(url, "explain")[:2] == (0, "0 expired\n")
+    assert last < ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+
+
+def test_a_ledger_in_local_time(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.db"
+    url, zone = f"sqlite:///{file}", ("--time-zone", "Asia/Kolkata")
+    assert (
+        in_process(url, "generate", "--transfers", "30", "--expired", "3", "--seed", "1", "--hours", "0-1", *zone)[0]
+        == 0
+    )
+    assert overdue(file) == [], "as UTC they are hours ahead"
+    assert len(overdue(file, "+330 minutes")) == 3
+    assert in_process(url, "explain", *zone)[1].endswith("3 expired: 3 not read yet\n")
+    status, out, err = genie(url, "run", "--once", *zone)
+    assert (status, handed(out), err) == (0, overdue(file, "+330 minutes"), "genie: 3 expired\n")
 
 
 # -- progress ---------------------------------------------------------------------------------------------
@@ -292,7 +339,9 @@ def failed(url: str, *args: str) -> str:
     return line.removeprefix("Error: ")
 
 
-@pytest.mark.parametrize("command", ["run", "status", "finalize", "generate --transfers 1", "shift --hours 1"])
+@pytest.mark.parametrize(
+    "command", ["run", "status", "explain", "finalize", "generate --transfers 1", "shift --hours 1"]
+)
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -310,13 +359,13 @@ def test_a_url_that_leads_nowhere(command: str, url: str, said: str) -> None:
     assert failed(url, *command.split()).startswith(said)
 
 
-@pytest.mark.parametrize("command", ["status", "finalize", "shift --hours 1"])
+@pytest.mark.parametrize("command", ["status", "explain", "finalize", "shift --hours 1"])
 def test_what_only_looks_creates_nothing(command: str, tmp_path: Path) -> None:
     file = tmp_path / "typo.db"
     assert failed(f"sqlite:///{file}", *command.split()).endswith(f"{file}: there is no such file")
     assert not file.exists()
     ask(file, "CREATE TABLE transfer (transferId VARCHAR(36) NOT NULL PRIMARY KEY, expirationDate DATETIME NOT NULL)")
-    assert failed(f"sqlite:///{file}", *command.split()).startswith("there is no table transferStateChange; there is")
+    assert failed(f"sqlite:///{file}", *command.split()).startswith("there is no table transferStateChange")
     assert ask(file, "SELECT name FROM sqlite_master WHERE type = 'table'") == ["transfer"]
 
 
