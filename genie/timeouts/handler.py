@@ -26,7 +26,7 @@ from genie.timeouts.look import Look
 from genie.timeouts.opened import prepare
 from genie.timeouts.plan import ExpiredTransfer
 from genie.timeouts.reading import Reading
-from genie.timeouts.sweep import SCAN_INTERVAL_S
+from genie.timeouts.sweep import SCAN_INTERVAL_S, Scan
 from genie.timeouts.writing import Writing
 
 HOLD_S = 30.0
@@ -34,6 +34,9 @@ HOLD_S = 30.0
 
 MOST_S = 600.0
 """A bound: what reading or writing may take in a run."""
+
+MAX_SCAN_S = 10.0
+"""Seconds that one slice of the comparison between two runs may take: a handler that is stopped waits for it."""
 
 MOST_BATCH = 1_000_000
 
@@ -165,13 +168,17 @@ class TimeoutHandler:
                 return
             self._next_scan = loop.time() + SCAN_INTERVAL_S
             try:
-                with plainly(self._database):
-                    async with asyncio.timeout(MOST_S):
-                        if await self._reading.scan(scan):
-                            return
+                await _to_its_end(self._scan(scan))  # a connection that is being opened can't be given up cleanly
             except DatabaseFailed:
                 break
+            if scan.found:
+                return
         await asyncio.sleep(max(0.0, end - loop.time()))
+
+    async def _scan(self, scan: Scan) -> None:
+        with plainly(self._database):
+            async with asyncio.timeout(MAX_SCAN_S):
+                await self._reading.scan(scan)
 
     async def run_once(self) -> TimeoutRun | None:
         """Do what is to be done now. None, where another replica is at it.

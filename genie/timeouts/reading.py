@@ -90,18 +90,18 @@ class Reading:
         """Begin to compare all dates between two runs."""
         return Scan(self._sweep.position)
 
-    async def scan(self, scan: Scan) -> bool:
-        """Compare the dates of the next slice of rows: whether one was moved. Then the next run begins with its row."""
+    async def scan(self, scan: Scan) -> None:
+        """Compare the dates of the next slice of rows. If one was moved, the next run begins with its row."""
         async with self._database.reading() as connection:
             first = await self._position(connection)
             last = (await connection.execute(self._steps.end_of_some(first, ROWS_PER_SCAN))).scalar()
             moved = (await connection.execute(self._steps.first_moved(first, last))).scalar()
         if moved is not None:
             self._sweep.found(moved)
+            scan.found = True
         else:
             self._sweep.position = last or 0
             scan.advance(first, last)
-        return moved is not None
 
     async def _position(self, connection: AsyncConnection) -> int:
         """The row after which dates are compared: in the beginning any, so that restarts don't keep it at the first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sqlalchemy import (
     BigInteger,
@@ -55,11 +55,20 @@ def ensure(connection: Connection, tables: Tables) -> None:
             connection.execute(CreateIndex(index))
 
 
-def check(connection: Connection, tables: Tables) -> None:
-    """Say in one WrongSchema all that is absent and all that is wrong, and change nothing."""
+def has_handler_tables(connection: Connection, tables: Tables) -> bool:
+    """Return whether a handler of this package has made its tables ready."""
+    try:
+        check(connection, tables, tables.all)
+    except WrongSchema:
+        return False
+    return True
+
+
+def check(connection: Connection, tables: Tables, needed: Sequence[Table]) -> None:
+    """Say in one WrongSchema all that is absent and all that is wrong with the tables needed, and change nothing."""
     look = inspector(connection)
-    there = [table for table in tables.all if look.has_table(table.name)]
-    wrong = [f"there is no table {table.name}" for table in tables.all if table not in there]
+    there = [table for table in needed if look.has_table(table.name)]
+    wrong = [f"there is no table {table.name}" for table in needed if table not in there]
     for table in there:
         found = {column["name"] for column in look.get_columns(table.name)}
         added = (column.name for column in table.columns if column.nullable and column.name not in found)
@@ -70,10 +79,9 @@ def check(connection: Connection, tables: Tables) -> None:
 
 
 def _missing(connection: Connection, tables: Tables, there: list[Table]) -> list[Table]:
-    of_ledger = [tables.transfer, tables.state_change]
-    missing = [table for table in of_ledger if table not in there]
-    own = any(table.name != table.info["name"] for table in of_ledger)
-    return missing if own or any(_has_rows(connection, table) for table in of_ledger if table in there) else []
+    missing = [table for table in tables.of_ledger if table not in there]
+    own = any(table.name != table.info["name"] for table in tables.of_ledger)
+    return missing if own or any(_has_rows(connection, table) for table in tables.of_ledger if table in there) else []
 
 
 def _has_rows(connection: Connection, table: Table) -> bool:

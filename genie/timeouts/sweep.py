@@ -48,6 +48,8 @@ class Scan:
     """Whether all rows were compared."""
     wrapped: bool = False
     """Whether the end of the table was reached."""
+    found: bool = False
+    """Whether a moved date was found."""
 
     def advance(self, first: int, last: int | None) -> None:
         """Go on after a slice of the rows after `first`, up to `last`; None: to the end of the table."""

@@ -100,6 +100,11 @@ class Tables:
         """In the order in which they are created."""
         return self.transfer, self.state_change, self.segment, self.timeout, self.interval
 
+    @property
+    def of_ledger(self) -> tuple[Table, ...]:
+        """Those that are the ledger's own."""
+        return self.transfer, self.state_change
+
     def _table(self, name: str, *columns: Column[Any], **options: Any) -> Table:
         for column in columns:
             column.key = column.name
