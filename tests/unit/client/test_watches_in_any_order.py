@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from genie.client import watches
@@ -181,7 +181,22 @@ def act(world: World, name: str, value) -> None:
             world.calm_down()
 
 
+LAG_BEFORE_THE_ANSWER = [
+    ("watch", ""),
+    ("calm", None),
+    ("toggle", "a"),
+    ("watch", ""),
+    ("end", 1),
+    ("deliver", 93),
+    ("lag", None),
+    ("deliver", 49),
+    ("end", 0),
+]
+"""The second watch has ended, but the server has yet to read its `watch` when it ends all watches of the connection."""
+
+
 @settings(max_examples=500, deadline=None)
+@example(LAG_BEFORE_THE_ANSWER)
 @given(st.lists(steps, min_size=20, max_size=100))
 def test_the_picture_is_right_in_the_end(script):
     world = World()
