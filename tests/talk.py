@@ -70,7 +70,7 @@ def greet(core: Core, *told: bytes, resumed: bool = True, now: float = 0.0) -> l
 
 def cut(core: Core, *told: bytes, resumed: bool = True, now: float = 0.0) -> list[Outcome]:
     """The connection is lost, and made again."""
-    assert core.disconnected("gone") == []
+    assert core.disconnected("gone", now) == []
     return greet(core, *told, resumed=resumed, now=now)
 
 

@@ -57,7 +57,7 @@ def inspect(
         port,
         namespace,
         patience,
-        lambda client: client.inspect(resource=name, transaction=transaction, id=id, limit=limit),
+        lambda client: client.inspected(resource=name, transaction=transaction, id=id, limit=limit),
     )
     if as_json:
         click.echo(codec.dumps(payload))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from genie.client.calls import Request, check_str, milliseconds, request_line
+from genie.client.calls import OnDisconnect, Request, check_on_disconnect, check_str, milliseconds, request_line
 from genie.protocol.fields import MAX_WEIGHT
 from genie.protocol.resources import MAX_CHOICES, check_name, from_people, parse
 
@@ -17,6 +17,7 @@ def any_request(
     weights: Sequence[float] | None = None,
     transaction: str | None = None,
     transaction_timeout: float = 10.0,
+    on_disconnect: OnDisconnect = "keep",
 ) -> Request:
     """A request for as many of the resources, as people name them and in this order, as reach the target.
 
@@ -37,15 +38,17 @@ def any_request(
         _check_weight(weight, "a weight")
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
+    bound = check_on_disconnect(on_disconnect)
     line = request_line(
         anyOf=names,
         weights=None if weights is None else list(weights),
         target=_check_weight(target, "target"),
         transactionTimeout=milliseconds(transaction_timeout, "transaction_timeout", least_ms=1),
         transactionName=transaction,
+        onDisconnect=on_disconnect if bound else None,
         ref=ref,
     )
-    request = Request(line, ref, names, wait=0.0, hold=transaction_timeout, watchdog=False)
+    request = Request(line, ref, names, 0.0, transaction_timeout, transaction, bound=bound)
     request.choices = choices
     return request
 

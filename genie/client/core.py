@@ -21,7 +21,9 @@ Who an answer belongs to:
 
 from __future__ import annotations
 
-from genie.client import reasons
+from functools import partial
+
+from genie.client import hints, reasons
 from genie.client.calls import Extend, Inspect, Outcome, Ping, Release, Request, State
 from genie.client.due import InOrder
 from genie.client.refusals import Refusals
@@ -178,13 +180,14 @@ class Core(Refusals):
         if isinstance(call, Release):
             outcomes.append((call, told.reason, None))
         else:
-            outcomes.append((call, None, reasons.again(call.request.error or reasons.lost(told))))
+            error = None if call.request is None else call.request.error
+            outcomes.append((call, None, reasons.again(error or reasons.over(told))))
 
     def _ended(self, request: Request, told: messages.Released.Payload, outcomes: list[Outcome]) -> None:
         state = request.state
         self._end(request)
         if state is State.QUEUED:
-            outcomes.append((request, None, reasons.not_granted(told)))
+            outcomes.append((request, None, reasons.not_granted(told, partial(hints.hint, request, self._requests))))
         elif state is State.HELD or (request.fence and told.reason != reasons.SUCCESS):
             # A release of ours that came too late does not undo that the lock was lost before.
             self._lose(request, reasons.lost(told), outcomes)
@@ -195,10 +198,10 @@ class Core(Refusals):
             return
         self._due.take(told.id)
         request = call.request
-        if request.state is State.HELD:
+        if request is not None and request.state is State.HELD:
             request.hold = call.hold
             self._requests.start(request, call.sent_at)
-        elif request.error is not None:
+        elif request is not None and request.error is not None:
             self.send(Release(request.id), now)  # it had outlived its hold here while this was on its way
         outcomes.append((call, None, None))
 

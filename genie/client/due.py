@@ -29,10 +29,8 @@ class Due:
         self._number += 1
         call.number = self._number
         match call:
-            case Release():
+            case Release() | Extend():
                 self._by_id.setdefault(call.id, []).append(call)
-            case Extend():
-                self._by_id.setdefault(call.request.id, []).append(call)
             case _:
                 self._in_order.append(call)
 
@@ -67,7 +65,7 @@ class Due:
             in_order = None
         if in_order is not None and (by_id is None or in_order.number < by_id.number):
             return self._in_order.popleft()
-        return self.take(by_id.id if isinstance(by_id, Release) else by_id.request.id) if by_id is not None else None
+        return self.take(by_id.id) if by_id is not None else None
 
     @property
     def owes(self) -> bool:

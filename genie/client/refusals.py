@@ -76,9 +76,10 @@ class Refusals(Session):
 
     def _forgotten(self, call: Release | Extend, error: RequestRejected, now: float, outcomes: list[Outcome]) -> None:
         """The server doesn't know an id. A lock of ours is lost, unless it was released before; what waits is asked anew."""
-        id_ = call.id if isinstance(call, Release) else call.request.id
+        id_ = call.id
         request = self._requests.known.get(id_)
-        answer: GenieError | None = error if isinstance(call, Release) else reasons.forgotten(id_)
+        ours = isinstance(call, Extend) and call.request is not None
+        answer: GenieError | None = reasons.forgotten(id_) if ours else error
         if request is not None and request.state is State.QUEUED:
             self._requests.ask_anew(request, now)
             self._ask(request, now)

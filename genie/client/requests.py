@@ -71,9 +71,17 @@ class Requests:
         """
         span = request.hold if left is None else left
         request.deadline = since + span
+        request.session_ends = math.inf
         if request.watchdog:
             request.renew_at = since + span / 3
         self._mind(request)
+
+    def disconnected(self, session_ends: float) -> None:
+        """There is no connection. If none is made before then, the server may have released what is bound to the session."""
+        for request in self.known.values():
+            if request.bound and request.state is State.HELD:
+                request.session_ends = min(request.session_ends, session_ends)
+                self._mind(request)
 
     def forget(self, request: Request) -> None:
         """It has ended."""
@@ -107,7 +115,7 @@ class Requests:
                 if request.patience_ends <= now:
                     due.impatient.append(request)
                     continue
-            elif request.deadline <= now:
+            elif request.ends <= now:
                 due.outlived.append(request)
                 continue
             elif request.renew_at <= now:
@@ -128,6 +136,6 @@ class Requests:
 
     def _mind(self, request: Request) -> None:
         if request.state is State.HELD:
-            self.wake = min(self.wake, request.deadline, request.renew_at)
+            self.wake = min(self.wake, request.ends, request.renew_at)
         else:
             self.wake = min(self.wake, request.patience_ends)

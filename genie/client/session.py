@@ -32,7 +32,7 @@ import secrets
 from collections.abc import Callable
 from enum import Enum, auto
 
-from genie.client import calls, reasons
+from genie.client import calls, hints, reasons
 from genie.client.calls import Call, Extend, Inspect, Outcome, Ping, Release, Request, State
 from genie.client.due import Due
 from genie.client.requests import Requests
@@ -80,9 +80,11 @@ class Session:
         self._connection = 0
         self._refs = 0
         self._patience = patience
+        self._session_timeout = session_timeout
         self._out: list[bytes] = []
         self._due = Due()
         self._requests = Requests(patience)
+        hints.register(self._requests)
         self._watches = Watches()
         self._silence = Silence(patience)
         self._again: list[Release] = []
@@ -128,6 +130,11 @@ class Session:
         self.send(release, now)
         return release
 
+    def held(self, id: int) -> Request | None:
+        """The lock of this client with this id; None if it holds none."""
+        request = self._requests.known.get(id)
+        return request if request is not None and request.state is State.HELD else None
+
     def abandon(self, call: Call, now: float) -> None:
         """Nobody waits for this call any more: what it asked for is released, as soon as its id is known."""
         call.waiter = None
@@ -172,9 +179,13 @@ class Session:
         self._connection += 1
         self._out += [self._hello, Ping().line]
 
-    def disconnected(self, why: str) -> list[Outcome]:
-        """The connection is gone: who waits for a lock goes on waiting, locks stay held, releases are sent again."""
+    def disconnected(self, why: str, now: float) -> list[Outcome]:
+        """The connection is gone: who waits for a lock goes on waiting, locks stay held, releases are sent again.
+
+        A lock that the server releases when the session ends is lost here when it may have done so.
+        """
         self._phase = Phase.DOWN
+        self._requests.disconnected(now + self._session_timeout)
         self._silence.rest()
         self._out.clear()
         self._watches.disconnected()
@@ -216,10 +227,14 @@ class Session:
             outcomes.append((request, None, RequestRejected(code, message)))
         return outcomes
 
-    def closed(self) -> list[Outcome]:
-        """The client was closed, and so is its connection."""
+    def closed(self, now: float) -> list[Outcome]:
+        """The client was closed, and so is its connection: its session ends, and with it the locks that are bound to it."""
         why = "the client was closed"
-        outcomes = self.disconnected(why)
+        outcomes = self.disconnected(why, now)
+        for request in list(self._requests.known.values()):
+            if request.bound and request.state is State.HELD:
+                self._requests.forget(request)
+                self._lose(request, reasons.closed(request.id), outcomes)
         outcomes += [(release, None, ConnectionLost(f"{why}, before the answer came")) for release in self._again]
         for request in list(self._requests.asked.values()):
             self._end(request)
@@ -250,9 +265,11 @@ class Session:
             self._requests.forget(request)
             if not self.up or request.connection != self._connection:
                 self.leave(request, now)  # a server that was down may not have counted that time
-            self._lose(request, reasons.outlived(request.id, request.hold), outcomes)
+            cut_off = request.session_ends < request.deadline
+            lost = reasons.cut_off(request.id) if cut_off else reasons.outlived(request.id, request.hold)
+            self._lose(request, lost, outcomes)
         for request in due.renewing if self.up else ():
-            self.send(Extend(request, request.hold), now)
+            self.send(Extend(request.id, request.hold, request), now)
         for request in due.impatient:
             why = "the server does not answer" if self.up else self.trouble()
             error = Unavailable(f"no word of the request within {request.wait + self._patience:g} s: {why}")

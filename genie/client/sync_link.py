@@ -10,7 +10,7 @@ from typing import Any, cast
 from genie.client.calls import Call, Ping, Release, Request
 from genie.client.sync_wire import Wire, settle
 from genie.client.watches import Change, Watch
-from genie.errors import GenieError, Unavailable
+from genie.errors import ConnectionLost, GenieError, Unavailable
 
 
 class Link(Wire):
@@ -59,7 +59,7 @@ class Link(Wire):
             self._stop()
             with self._changed:
                 self._write()
-                outcomes = self._core.closed()
+                outcomes = self._core.closed(time.monotonic())
             settle(outcomes)
             self._say_last()
 
@@ -92,6 +92,11 @@ class Link(Wire):
                 self._core.abandon(call, time.monotonic())
                 self._write()
             raise
+
+    def held(self, id: int) -> Request | None:
+        """The lock of this client with this id, if it holds one."""
+        with self._changed:
+            return self._core.held(id)
 
     def release(self, release: Release) -> str:
         """Send a release, now or when there is a connection, and wait for its answer, but not for ever.
@@ -158,9 +163,11 @@ class Link(Wire):
         return self._core.up
 
     def check_open(self) -> None:
-        """Unavailable before the client was opened and after it was closed."""
-        if self._thread is None or self._closing or self._closed:
-            raise Unavailable("the client is not open")
+        """RuntimeError before the client was opened, ConnectionLost after it was closed."""
+        if self._closing or self._closed:
+            raise ConnectionLost("the client was closed")
+        if self._thread is None:
+            raise RuntimeError("the client was not entered: use with genie.sync.connect() as client")
 
     # -- inside -------------------------------------------------------------------------------------------
 

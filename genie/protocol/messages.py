@@ -27,7 +27,7 @@ class BlockerRow(Struct, gc=False):
 
     def blocker(self) -> Blocker:
         """As the errors carry it."""
-        return Blocker(self.id, self.resource, self.mode, self.state, self.since, self.transactionName)
+        return Blocker(self.id, self.resource, self.mode, self.state, self.since / 1000, self.transactionName)
 
 
 class Welcome(Struct, tag="welcome", tag_field="command"):
@@ -110,9 +110,33 @@ class Pong(Struct, tag="pong", tag_field="command"):
 
 
 class Inspected(Struct, tag="inspected", tag_field="command"):
-    """`inspected`; the payload stays as plain data."""
+    """`inspected`; the payload stays as plain data, which `InspectedRows` reads."""
 
     payload: dict[str, Any]
+
+
+class InspectedRow(Struct):
+    """A row of `inspected`: of `holders`, with a `fence`, or of `queue`, with `blockers`. Times are ms."""
+
+    id: int
+    resources: list[str]
+    resourcesTotal: int  # noqa: N815
+    priority: float
+    since: float
+    expiresIn: float  # noqa: N815
+    transactionName: str | None = None  # noqa: N815
+    fence: int = 0
+    blockers: list[BlockerRow] = []
+    blockersTotal: int = 0  # noqa: N815
+
+
+class InspectedRows(Struct):
+    """The payload of `inspected`."""
+
+    holders: list[InspectedRow]
+    holdersTotal: int  # noqa: N815
+    queue: list[InspectedRow]
+    queueTotal: int  # noqa: N815
 
 
 class HeldRow(Struct, gc=False):

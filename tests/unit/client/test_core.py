@@ -71,7 +71,7 @@ def test_a_queue_timeout_says_who_was_in_the_way():
     assert call is request
     assert isinstance(error, QueueTimeout)
     assert (error.id, error.waited, error.blockers_total) == (101, 1.5, 12)
-    assert error.blockers == (Blocker(90, "a", "exclusive", "held", 5, "t"),)
+    assert error.blockers == (Blocker(90, "a", "exclusive", "held", 0.005, "t"),)
     assert request.state is State.ENDED
 
 
@@ -179,7 +179,7 @@ class TestExtend:
     def test_counts_from_when_it_was_sent(self):
         core = connected()
         request = held(core, transaction_timeout=10)
-        extend = Extend(request, 30)
+        extend = Extend(request.id, 30, request)
         core.send(extend, 4.0)
         assert core.outgoing() == b'{"command":"extend","payload":{"id":101,"transactionTimeout":30000}}\n'
         answer = b'{"command":"extended","payload":{"id":101,"transactionTimeout":30000}}\n'
@@ -189,7 +189,7 @@ class TestExtend:
     def test_of_a_lock_that_timed_out_is_answered_by_the_second_released(self):
         core = connected()
         request = held(core)
-        extend = Extend(request, 30)
+        extend = Extend(request.id, 30, request)
         core.send(extend, 0.0)
         [(call, _, _)] = core.receive(released(101, "transaction-timeout"), 0.0)
         assert call is request
@@ -200,7 +200,7 @@ class TestExtend:
     def test_before_a_release_and_somebody_elses_release_before_both(self):
         core = connected()
         request = held(core)
-        extend = Extend(request, 30)
+        extend = Extend(request.id, 30, request)
         core.send(extend, 0.0)
         release = core.leave(request, 0.0)
         outcomes = core.receive(released(101, "success") * 3, 0.0)
@@ -211,11 +211,49 @@ class TestExtend:
     def test_of_a_lock_that_the_server_has_forgotten_is_lost(self):
         core = connected()
         request = held(core)
-        extend = Extend(request, 30)
+        extend = Extend(request.id, 30, request)
         core.send(extend, 0.0)
         outcomes = core.receive(b'{"command":"error","payload":{"code":"unknown-id","message":"no","id":101}}\n', 0.0)
         assert [outcome[0] for outcome in outcomes] == [request, extend]
         assert all(isinstance(outcome[2], LockLost) for outcome in outcomes)
+
+
+class TestExtendById:
+    def test_of_another_clients_lock_is_answered(self):
+        core = connected()
+        extend = Extend(55, 30)
+        core.send(extend, 0.0)
+        assert core.outgoing() == b'{"command":"extend","payload":{"id":55,"transactionTimeout":30000}}\n'
+        answer = b'{"command":"extended","payload":{"id":55,"transactionTimeout":30000}}\n'
+        assert core.receive(answer, 0.0) == [(extend, None, None)]
+
+    @pytest.mark.parametrize(("reason", "kind"), [("success", LockLost), ("transaction-timeout", TransactionTimeout)])
+    def test_of_what_has_ended_is_lost(self, reason, kind):
+        core = connected()
+        extend = Extend(55, 30)
+        core.send(extend, 0.0)
+        [(call, _, error)] = core.receive(released(55, reason), 0.0)
+        assert call is extend
+        assert type(error) is kind
+        assert "by its holder" not in str(error)
+
+    def test_of_an_unknown_id_is_rejected(self):
+        core = connected()
+        extend = Extend(55, 30)
+        core.send(extend, 0.0)
+        [(call, _, error)] = core.receive(
+            b'{"command":"error","payload":{"code":"unknown-id","message":"no","id":55}}\n', 0.0
+        )
+        assert call is extend
+        assert isinstance(error, RequestRejected)
+
+    def test_of_ones_own_lock_counts(self):
+        core = connected()
+        request = held(core, transaction_timeout=10)
+        assert core.held(101) is request
+        core.leave(request, 0.0)
+        assert core.held(101) is None
+        assert core.held(102) is None
 
 
 class TestAbandon:
@@ -345,7 +383,8 @@ class TestTime:
 
     def test_an_extension_that_comes_too_late_is_taken_back(self):
         core = connected()
-        extend = Extend(held(core, transaction_timeout=10), 10)
+        lock = held(core, transaction_timeout=10)
+        extend = Extend(lock.id, 10, lock)
         core.send(extend, 9.9)
         core.outgoing()
         core.tick(10.0)

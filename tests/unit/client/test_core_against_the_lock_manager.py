@@ -144,7 +144,7 @@ class World:
 
     def cut(self) -> None:
         self.server.inbox = self.server.outbox = b""
-        self.settle(self.core.disconnected("cut"))
+        self.settle(self.core.disconnected("cut", self.now))
         self.connected = False
 
     def connect(self) -> None:
@@ -221,7 +221,7 @@ def act(world: World, name: str, values: list) -> None:
             world.due.pop(request, None)
             core.abandon(request, world.now)
         case "extend", [_, hold] if request and request.state is State.HELD and core.up:
-            world.ask(Extend(request, hold))
+            world.ask(Extend(request.id, hold, request))
         case "by id", _ if request and request.id:
             world.ask(calls.Release(request.id))
         case "ping", _ if core.up:

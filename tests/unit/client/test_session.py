@@ -90,7 +90,7 @@ class TestGreeting:
             assert not core.up
             assert core.elsewhere is None
             assert core.outgoing() == b"", "nothing is asked for elsewhere"
-            core.disconnected("gone")
+            core.disconnected("gone", 0.0)
             core.connected()
             core.outgoing()
         core.receive(say("welcome", version="1.0", namespace="billing", resumed=False) + PONG, 0.0)
@@ -125,7 +125,7 @@ class TestGreeting:
         assert core.broken
         assert not core.up
         assert core.outgoing() == b""
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         greet(core)
         assert core.outgoing() == request.line
 
@@ -145,11 +145,11 @@ class TestGreeting:
     def test_that_is_cut_short_changes_nothing(self):
         core = connected()
         lock, request = held(core), waiting(core, 102)
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         core.connected()
         core.outgoing()
         assert core.receive(welcome(True) + locked(101, "1", expiresIn=5000), 0.0) == []
-        assert core.disconnected("gone again") == []
+        assert core.disconnected("gone again", 0.0) == []
         assert greet(core, locked(101, "1", expiresIn=5000), queued(102, "2")) == []
         assert core.outgoing() == b""
         assert (lock.state, request.state) == (State.HELD, State.QUEUED)
@@ -218,7 +218,7 @@ class TestWhatWaits:
 
     def test_is_asked_for_without_a_connection_too(self):
         core = connected()
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         request = ask(core)
         assert core.outgoing() == b""
         greet(core)
@@ -295,7 +295,7 @@ class TestASessionThatEnded:
         core = connected()
         ask(core, queue_timeout=10)
         core.outgoing()
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         ask(core, queue_timeout=10, now=1.0)
         greet(core, resumed=False, now=4.0)
         lines = [orjson.loads(line)["payload"] for line in core.outgoing().splitlines()]
@@ -313,7 +313,7 @@ class TestASessionThatEnded:
     def test_lost_a_lock_that_was_to_be_released_but_could_not(self):
         core = connected()
         lock = held(core)
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         left = core.leave(lock, 0.0)
         greet(core, resumed=False)
         (lost, _, why), (answered, _, refused) = core.receive(error("unknown-id", id=101), 0.0)
@@ -378,7 +378,7 @@ class TestWhatIsHeld:
     def test_and_lost_by_the_clients_clock_while_there_was_no_connection_is_given_back(self):
         core = connected()
         lock = held(core, transaction_timeout=10)
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         [(call, _, why)] = core.tick(10.0)
         assert call is lock
         assert isinstance(why, TransactionTimeout)
@@ -390,7 +390,7 @@ class TestWhatIsHeld:
     def test_and_has_a_watchdog_is_extended_at_once(self):
         core = connected()
         held(core, transaction_timeout=9, watchdog=True)
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         core.tick(3.0)
         greet(core, locked(101, "1", expiresIn=5000), now=4.0)
         assert core.wake == 4.0
@@ -400,10 +400,10 @@ class TestWhatIsHeld:
     def test_fails_an_extension_on_its_way_and_no_more(self):
         core = connected()
         lock = held(core)
-        extend, ping = Extend(lock, 5), Ping()
+        extend, ping = Extend(lock.id, 5, lock), Ping()
         core.send(extend, 0.0)
         core.send(ping, 0.0)
-        outcomes = core.disconnected("the cable was cut")
+        outcomes = core.disconnected("the cable was cut", 0.0)
         assert {outcome[0] for outcome in outcomes} == {extend, ping}
         assert all(isinstance(outcome[2], ConnectionLost) for outcome in outcomes)
         assert all("the cable was cut" in str(outcome[2]) for outcome in outcomes)
@@ -416,11 +416,11 @@ class TestARelease:
         core = connected()
         lock = held(core)
         if not sent:
-            core.disconnected("gone")
+            core.disconnected("gone", 0.0)
         left = core.leave(lock, 0.0)
         if sent:
             core.outgoing()
-            core.disconnected("gone")
+            core.disconnected("gone", 0.0)
         assert greet(core, locked(101, "1", expiresIn=5000)) == []
         assert core.outgoing() == release(101)
         assert core.receive(released(101, "success"), 0.0) == [(left, "success", None)]
@@ -472,7 +472,7 @@ class TestARelease:
 class TestWhatNobodyWaitsForAnyMore:
     def test_and_never_was_sent_is_forgotten(self):
         core = connected()
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         request = ask(core)
         core.abandon(request, 0.0)
         greet(core)
@@ -483,7 +483,7 @@ class TestWhatNobodyWaitsForAnyMore:
         core = connected()
         request = ask(core)
         core.outgoing()
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         core.abandon(request, 0.0)
         greet(core)
         assert core.outgoing() == b""
@@ -514,7 +514,7 @@ class TestWhatNobodyWaitsForAnyMore:
     def test_and_was_queued_is_released_on_the_next_connection(self):
         core = connected()
         request = waiting(core)
-        core.disconnected("gone")
+        core.disconnected("gone", 0.0)
         core.abandon(request, 0.0)
         assert greet(core, queued(101, "1")) == []
         assert core.outgoing() == release(101)
@@ -589,15 +589,63 @@ class TestClosing:
         assert core.outgoing() == release(103)
         core.receive(released(102, "success") + released(103, "success"), 0.0)
         assert not core.owes
-        assert core.closed() == []
+        assert core.closed(0.0) == []
         assert lock.state is State.HELD
 
     def test_ends_releases_too(self):
         core = connected()
         left = core.leave(held(core), 0.0)
-        [(call, _, why)] = core.closed()
+        [(call, _, why)] = core.closed(0.0)
         assert call is left
         assert isinstance(why, ConnectionLost)
+
+
+class TestALockThatIsBoundToTheSession:
+    def test_is_lost_when_there_was_no_connection_for_the_sessions_timeout(self):
+        core = connected()
+        lock = held(core, transaction_timeout=1000, on_disconnect="release")
+        core.disconnected("gone", 5.0)
+        assert core.tick(14.9) == []
+        assert lock.held(14.9)
+        assert core.wake == 15.0
+        assert not lock.held(15.0)
+        [(call, _, why)] = core.tick(15.0)
+        assert call is lock
+        assert type(why) is Disconnected
+        assert "session_timeout" in str(why)
+
+    def test_is_given_back_where_the_server_has_kept_it_for_longer(self):
+        core = connected()
+        held(core, transaction_timeout=1000, on_disconnect="release")
+        core.disconnected("gone", 5.0)
+        core.tick(15.0)
+        greet(core, locked(101, "1", expiresIn=500_000), now=16.0)
+        assert core.outgoing() == release(101)
+
+    def test_is_held_on_when_the_session_is_resumed(self):
+        core = connected()
+        lock = held(core, transaction_timeout=1000, on_disconnect="release")
+        core.disconnected("gone", 5.0)
+        greet(core, locked(101, "1", expiresIn=500_000), now=14.0)
+        assert core.tick(16.0) == []
+        assert lock.held(500.0)
+
+    def test_ends_with_the_client(self):
+        core = connected()
+        lock = held(core, on_disconnect="release")
+        core.closing(0.0)
+        [(call, _, why)] = core.closed(0.0)
+        assert call is lock
+        assert type(why) is Disconnected
+        assert not lock.held(0.0)
+
+    def test_and_one_that_is_not_outlives_the_session(self):
+        core = connected()
+        lock = held(core, transaction_timeout=1000)
+        core.disconnected("gone", 5.0)
+        assert core.tick(15.0) == []
+        assert lock.held(999.0)
+        assert not lock.held(1000.0)
 
 
 def test_half_a_line_of_the_old_connection_is_forgotten():
@@ -612,8 +660,8 @@ def test_half_a_line_of_the_old_connection_is_forgotten():
 def test_what_was_said_to_a_server_that_is_gone_is_not_said_to_the_next():
     core = connected()
     lock = held(core)
-    core.send(Extend(lock, 5), 0.0)
-    core.disconnected("gone")
+    core.send(Extend(lock.id, 5, lock), 0.0)
+    core.disconnected("gone", 0.0)
     greet(core, locked(101, "1", expiresIn=5000))
     assert core.outgoing() == b""
 

@@ -45,7 +45,8 @@ def abandoned(core: Core) -> None:
 
 
 def extending(core: Core) -> None:
-    core.send(Extend(held(core), 1000), 0.0)
+    lock = held(core)
+    core.send(Extend(lock.id, 1000, lock), 0.0)
 
 
 @pytest.mark.parametrize("stake", [asked, waiting, lock_held, releasing, abandoned, extending])
@@ -138,12 +139,12 @@ def test_the_next_connection_is_watched_anew():
     request = waiting(core, queue_timeout=1000)
     run(core, GONE_S)
     assert core.broken
-    core.disconnected("gone")
+    core.disconnected("gone", 0.0)
     core.tick(50.0)
     core.connected()
     core.tick(51.0)
     assert not core.broken
-    core.disconnected("gone again")
+    core.disconnected("gone again", 0.0)
     greet(core, queued(101, "1"), now=60.0)
     assert run(core, 60.0 + GONE_S - 0.001) == [(60.0 + QUIET_S, PING)]
     assert core.receive(locked(101, "1"), 60.0 + GONE_S - 0.001) == [(request, None, None)]

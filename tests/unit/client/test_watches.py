@@ -389,7 +389,7 @@ class TestSilence:
         for now in (4.0, 5.0, 6.0, 7.0):
             core.tick(now)
         assert core.broken
-        core.disconnected("silent")
+        core.disconnected("silent", 0.0)
         core.unwatch(watch)
         greet(core, now=8.0)
         core.tick(10.0)

@@ -123,7 +123,7 @@ class World:
 
     def cut(self) -> None:
         self.server.hang_up()
-        self.settle(self.core.disconnected("cut"))
+        self.settle(self.core.disconnected("cut", 0.0))
         self.connected = False
 
     def calm_down(self) -> None:
