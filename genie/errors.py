@@ -28,6 +28,8 @@ class Code(StrEnum):
     BAD_REQUEST = "bad-request"
     UNKNOWN_COMMAND = "unknown-command"
     UNKNOWN_ID = "unknown-id"
+    UNKNOWN_NAMESPACE = "unknown-namespace"
+    UNSUPPORTED_PROTOCOL = "unsupported-protocol"
     REF_CONFLICT = "ref-conflict"
     LINE_TOO_LONG = "line-too-long"
     TOO_MANY = "too-many"

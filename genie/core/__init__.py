@@ -5,6 +5,7 @@
 
 from genie.core.blame import obstacles
 from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release, Take
+from genie.core.deadlines import NEVER
 from genie.core.events import (
     Blocker,
     Cycle,
@@ -26,12 +27,14 @@ from genie.core.events import (
     Wait,
 )
 from genie.core.manager import LockManager
-from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Mode, Origin, Reason, Request, State, Weight
+from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Mode, Origin, Reason, Request, State, Weight
 from genie.core.view import Inspection, Row, inspect
 
 __all__ = [
     "ENDED",
     "HELD",
+    "NEVER",
+    "NO_TIMEOUT_MS",
     "SUCCESS",
     "WAITING",
     "Blocker",

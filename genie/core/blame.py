@@ -66,6 +66,7 @@ def _blocker(table: Table, name: str, other: Request, held: bool) -> Blocker:
         mode=_mode(table, name, other) if held else other.mode(name),
         held=held,
         since_unix_ms=int(other.since_unix_ms),
+        note=other.note,
     )
 
 

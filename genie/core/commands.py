@@ -20,6 +20,8 @@ class Take:
     """Names, each once, and whether each is wanted exclusively."""
     weights: Sequence[Weight]
     target: Weight
+    as_strings: bool = False
+    """Whether the client wrote its target as a string, and gets the sums back so. The core carries it."""
 
 
 @dataclass(slots=True)
@@ -27,6 +29,8 @@ class Release:
     """Give back a held lock, or cancel a waiting request."""
 
     id: int
+    ref: str | None = None
+    """Echoed by the answer. The core carries it."""
 
 
 @dataclass(slots=True)
@@ -35,6 +39,8 @@ class Extend:
 
     id: int
     transaction_timeout_ms: float
+    ref: str | None = None
+    """Echoed by the answer. The core carries it."""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from math import inf
 
+NEVER = 2**62
+"""The tick of an id that never falls due. It is not kept."""
+
 SLACK = 1024
 """Empty ticks that are kept at most, beside one for each that is not."""
 
@@ -28,7 +31,9 @@ class Deadlines:
         """Nothing falls due before this. `next` says when something does."""
 
     def add(self, tick: int, id: int) -> None:
-        """Let `id` fall due at the millisecond `tick`."""
+        """Let `id` fall due at the millisecond `tick`, unless that is `NEVER`."""
+        if tick >= NEVER:
+            return
         ids = self._ticks.get(tick)
         if ids is not None:
             ids.add(id)
@@ -41,7 +46,8 @@ class Deadlines:
 
     def discard(self, tick: int, id: int) -> None:
         """Forget the deadline that was added for `id`."""
-        self._ticks[tick].remove(id)
+        if tick < NEVER:
+            self._ticks[tick].remove(id)
 
     @property
     def next(self) -> float:

@@ -9,7 +9,7 @@ REMEMBERED = 100_000
 
 
 class Ended:
-    """Ids that were released, with their first reason and their `ref`.
+    """Ids that were released, with their first reason.
 
     Two dicts that take turns: when the newer is full the older is dropped whole. Taking the oldest out of one dict,
     again and again, would walk over the holes that the earlier ones left.
@@ -18,18 +18,17 @@ class Ended:
     __slots__ = ("_newer", "_older")
 
     def __init__(self) -> None:
-        self._newer: dict[int, Reason | tuple[Reason, str]] = {}
-        self._older: dict[int, Reason | tuple[Reason, str]] = {}
+        self._newer: dict[int, Reason] = {}
+        self._older: dict[int, Reason] = {}
 
-    def add(self, id: int, reason: Reason, ref: str | None) -> None:
+    def add(self, id: int, reason: Reason) -> None:
         """Remember why a request ended."""
         newer = self._newer
         if len(newer) >= REMEMBERED:
             self._older, self._newer = newer, {}
             newer = self._newer
-        newer[id] = reason if ref is None else (reason, ref)
+        newer[id] = reason
 
-    def get(self, id: int) -> tuple[Reason, str | None] | None:
-        """The first reason and the `ref` of a request that ended, or None."""
-        found = self._newer.get(id) or self._older.get(id)
-        return found if found is None or isinstance(found, tuple) else (found, None)
+    def get(self, id: int) -> Reason | None:
+        """The first reason of a request that ended, or None."""
+        return self._newer.get(id) or self._older.get(id)

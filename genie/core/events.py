@@ -65,6 +65,7 @@ class Refused(Released):
 
     free: Weight
     locked: Weight
+    as_strings: bool = False
 
 
 @dataclass(slots=True)
@@ -95,7 +96,6 @@ class Repeated:
 
     id: int
     reason: Reason
-    ref: str | None
 
 
 @dataclass(slots=True)
@@ -122,15 +122,20 @@ class Blocker:
     mode: Mode
     held: bool
     since_unix_ms: int
+    note: str | None = None
 
 
 @dataclass(slots=True, frozen=True)
 class Wait:
-    """One step of a cycle: `waiter` asks for `resource`, which `holder` holds (both are request ids)."""
+    """One step of a cycle: `waiter` asks for `resource`, which `holder` holds (both are request ids).
+
+    `note` is that of the waiting request.
+    """
 
     resource: str
     waiter: int
     holder: int
+    note: str | None = None
 
 
 @dataclass(slots=True, frozen=True)

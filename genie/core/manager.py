@@ -9,7 +9,7 @@ from genie.core import order, waits
 from genie.core.blame import blame
 from genie.core.candidates import candidates
 from genie.core.commands import Command, Disconnect, Expire, Extend, Release, Take
-from genie.core.deadlines import Deadlines
+from genie.core.deadlines import NEVER, Deadlines
 from genie.core.ended import Ended
 from genie.core.events import (
     Deadlocked,
@@ -28,7 +28,7 @@ from genie.core.events import (
     TimedOut,
     Unknown,
 )
-from genie.core.model import ENDED, HELD, SUCCESS, WAITING, Owner, Reason, Request, Weight
+from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Owner, Reason, Request, Weight
 from genie.core.rule import at_once, clear, free
 from genie.core.table import Table, Touched
 
@@ -96,8 +96,7 @@ class LockManager:
 
     def reason(self, id: int) -> Reason | None:
         """Why a request ended, for as long as that is remembered."""
-        ended = self._ended.get(id)
-        return None if ended is None else ended[0]
+        return self._ended.get(id)
 
     # -- commands -----------------------------------------------------------------------------------------
 
@@ -131,7 +130,7 @@ class LockManager:
                 return
         request.since, request.since_unix_ms = now, now + self.unix_offset_ms
         events.append(Queued(request))
-        self._end(Refused(request, Reason.INSUFFICIENT, reached, locked), events)
+        self._end(Refused(request, Reason.INSUFFICIENT, reached, locked, take.as_strings), events)
 
     def _queue(self, request: Request, now: float, events: list[Event]) -> None:
         table = self.table
@@ -154,7 +153,8 @@ class LockManager:
                 moved |= dict.fromkeys(table.line(name).rearrange(name, requests))
             self._time_out(request, events)
         else:
-            request.deadline = ceil(now + request.queue_timeout_ms)
+            timeout_ms = request.queue_timeout_ms
+            request.deadline = NEVER if timeout_ms >= NO_TIMEOUT_MS else ceil(now + timeout_ms)
             self.deadlines.add(request.deadline, request.id)
             if before:
                 self._settle([(name, True, None) for name in before], now, events, newcomer=request)
@@ -250,7 +250,7 @@ class LockManager:
     def _end(self, event: Released, events: list[Event]) -> None:
         request = event.request
         request.state = ENDED
-        self._ended.add(request.id, event.reason, request.ref)
+        self._ended.add(request.id, event.reason)
         events.append(event)
 
     def _time_out(self, request: Request, events: list[Event]) -> None:
@@ -273,8 +273,8 @@ class LockManager:
         events += (Moved(request) for request in moved if request.state is WAITING)
 
     def _gone(self, id: int) -> Event:
-        ended = self._ended.get(id)
-        return Unknown(id) if ended is None else Repeated(id, *ended)
+        reason = self._ended.get(id)
+        return Unknown(id) if reason is None else Repeated(id, reason)
 
     def _reorder(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
         """Give the lines in which the owners of a cycle stand an order without one.

@@ -51,10 +51,13 @@ class Origin(Protocol):
     """How long it lasts without a connection."""
 
 
+NO_TIMEOUT_MS: Final = 2_147_483_647
+"""A `queue_timeout_ms` of this many milliseconds or more (the largest on the wire) is no limit."""
+
 FEW: Final = 16
 """Names that are searched for one among them as they are."""
 
-Weight = int | float
+Weight = int
 
 Owner = str | int
 """The transaction's name; without one the request is its own owner and this is its id."""
@@ -89,6 +92,8 @@ class Request:
     """Set where the names are those that a `Take` took: what it chose from, in short, to know it again."""
     principal: str | None = None
     """The name under which it was made, where clients must have one. The core carries it."""
+    note: str | None = None
+    """What the client says about the request, for people. The core carries it."""
 
     id: int = field(init=False)
     owner: Owner = field(init=False)
@@ -99,7 +104,7 @@ class Request:
     since_unix_ms: float = field(init=False)
     """The same as milliseconds since 1970, for people."""
     deadline: int = field(init=False)
-    """When it falls due: rounded up to a whole millisecond, so never early."""
+    """When it falls due: rounded up to a whole millisecond, so never early. `NEVER` for a wait without a limit."""
     place: Entry | None = field(default=None, init=False)
     """Where it stands in every line, by priority and arrival. None unless it waits."""
     moved: dict[str, Entry] | None = field(default=None, init=False)

@@ -177,9 +177,9 @@ def deadlock(table: Table, victim: Owner) -> Cycle | None:
             for name, exclusive in request.wants():
                 for holder in _holders(table, request, name, exclusive, victim, searched):
                     if holder.owner == victim:
-                        return _cycle(victim, steps, owner, Wait(name, request.id, holder.id))
+                        return _cycle(victim, steps, owner, Wait(name, request.id, holder.id, request.note))
                     if holder.owner not in steps:
-                        steps[holder.owner] = (owner, Wait(name, request.id, holder.id))
+                        steps[holder.owner] = (owner, Wait(name, request.id, holder.id, request.note))
                         queue.append(holder.owner)
     return None
 

@@ -1,4 +1,4 @@
-"""From a line to a command, for the server."""
+"""Decodes a line of a client into a typed command, for the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from genie.core import Extend, Release, Request, Take, Weight
+from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
 from genie.protocol import fields
 from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES, check_name, choices, split
@@ -18,44 +18,72 @@ HTTP = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH "
 """How a line begins that a web client sends."""
 
 
+# -- commands that are not the lock manager's ----------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ReleaseByRef:
+    """Release the request that the session made with this `ref`, which the answer echoes."""
+
+    ref: str
+
+
 @dataclass(slots=True)
 class Ping:
-    """Is anybody there?"""
+    """Ask whether the server can serve commands."""
+
+    ref: str | None = None
 
 
 @dataclass(slots=True)
 class Hello:
-    """Whose requests these are; the first command of a connection, if it comes at all."""
+    """Open a connection: protocol version, namespace, session. Must be the first command, if it is sent at all."""
 
     session: str | None = None
     session_timeout_ms: float = 10_000
     namespace: str | None = None
     """What the connection is for. None: the server's first."""
+    protocol: int = fields.PROTOCOL
+    client: str | None = None
+    """Name and version of the client library, for the log."""
+    quiet: bool = False
+    """Leave out `queued` for requests with a `ref`."""
+    ref: str | None = None
+
+
+@dataclass(slots=True)
+class Bye:
+    """End the session now, and the connection."""
+
+    ref: str | None = None
 
 
 @dataclass(slots=True)
 class Inspect:
-    """Who holds and who waits; see `core.inspect`."""
+    """List holders and waiters; see `core.inspect`."""
 
     resource: str | None = None
     id: int | None = None
     transaction: str | None = None
     limit: int = 100
     only: str | None = None
+    ref: str | None = None
 
 
 @dataclass(slots=True)
 class Watch:
-    """Tell of every lock that is taken or given back on names that begin so."""
+    """Send an `event` for every lock on names with this prefix that is taken or released."""
 
     prefix: str
+    ref: str | None = None
 
 
 @dataclass(slots=True)
 class Unwatch:
-    """No longer."""
+    """End a watch."""
 
     prefix: str
+    ref: str | None = None
 
 
 @dataclass(slots=True)
@@ -63,71 +91,195 @@ class Within:
     """A command that says its namespace, which must be that of its connection."""
 
     namespace: str
-    command: Request | Take | Release | Extend | Inspect | Watch | Unwatch
+    command: Request | Take | Release | ReleaseByRef | Extend | Inspect | Watch | Unwatch
 
 
-WireCommand = Request | Take | Release | Extend | Ping | Inspect | Hello | Watch | Unwatch | Within
-
-_Timeout = Annotated[float, Meta(ge=1, le=fields.MAX_TIMEOUT_MS)]
-_Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+WireCommand = Request | Take | Release | ReleaseByRef | Extend | Ping | Inspect | Hello | Bye | Watch | Unwatch | Within
 
 
-_MOST = float(2**63 - 1024)  # the greatest double below 2^63
-_Weight = Annotated[int, Meta(gt=0, le=fields.MAX_WEIGHT)] | Annotated[float, Meta(gt=0, le=_MOST)]
+# -- what a line may contain -----------------------------------------------------------------------------
+# `fields.py` explains in words what is wrong with a line that these types do not accept.
+
+Ref = Annotated[str, Meta(min_length=1, max_length=fields.MAX_REF, description="Echoed by the answer.")]
+Timeout = Annotated[float, Meta(ge=1, le=fields.MAX_TIMEOUT_MS, description="Milliseconds.")]
+_QueueTimeout = Annotated[
+    float, Meta(ge=0, le=fields.MAX_TIMEOUT_MS, description=f"Milliseconds; {fields.MAX_TIMEOUT_MS} is no limit.")
+]
+Id = Annotated[int, Meta(ge=-fields.MAX_ID, le=fields.MAX_ID)]
+_CONTROL = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, extra_json_schema=_CONTROL)]
+Note = Annotated[str, Meta(min_length=1, max_length=fields.MAX_NOTE, extra_json_schema=_CONTROL)]
+_Prefix = Annotated[str, Meta(max_length=MAX_NAME, extra_json_schema=_CONTROL)]
+Namespace = Annotated[str, Meta(pattern=rf"^{fields.NAMESPACE_PATTERN}$(?!\n)", max_length=fields.MAX_NAMESPACE)]
+_Resource = Annotated[str, Meta(extra_json_schema={"pattern": "^(shared|exclusive):"})]
+Weight = (
+    Annotated[int, Meta(gt=0, le=fields.MAX_WEIGHT)]
+    | Annotated[str, Meta(pattern=rf"^{fields.DECIMAL_PATTERN}$(?!\n)", max_length=fields.MAX_DIGITS)]
+)
 
 
-class _Request(Struct, forbid_unknown_fields=True, gc=False):
-    resources: Annotated[list[str], Meta(min_length=1, max_length=MAX_RESOURCES)] | None = None
-    queueTimeout: Annotated[float, Meta(ge=0, le=fields.MAX_TIMEOUT_MS)] = 10_000  # noqa: N815 - the wire's words
-    transactionTimeout: _Timeout = 10_000  # noqa: N815
-    transactionName: _Name | None = None  # noqa: N815
-    priority: Annotated[float, Meta(ge=-fields.MAX_PRIORITY, le=fields.MAX_PRIORITY)] = 0
-    ref: Annotated[str, Meta(min_length=1, max_length=fields.MAX_REF)] | None = None
-    onDisconnect: Literal["keep", "release"] = "keep"  # noqa: N815
-    anyOf: Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None  # noqa: N815
-    weights: Annotated[list[_Weight], Meta(min_length=1)] | None = None
-    target: _Weight | None = None
+class RequestPayload(Struct, forbid_unknown_fields=True, gc=False):
+    """Payload of `request`: either `resources`, or `anyOf` with `target` and perhaps `weights`."""
+
+    resources: Annotated[list[_Resource], Meta(min_length=1, max_length=MAX_RESOURCES)] | None = None
+    queueTimeout: _QueueTimeout | None = None  # noqa: N815 - the wire's words
+    transactionTimeout: Timeout | None = None  # noqa: N815
+    transactionName: Name | None = None  # noqa: N815
+    priority: Annotated[float, Meta(ge=-fields.MAX_PRIORITY, le=fields.MAX_PRIORITY)] | None = None
+    ref: Ref | None = None
+    onDisconnect: Literal["keep", "release"] | None = None  # noqa: N815
+    note: Note | None = None
+    anyOf: Annotated[list[_Resource], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None  # noqa: N815
+    weights: Annotated[list[Weight], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None
+    target: Weight | None = None
+    namespace: Namespace | None = None
 
 
-class _Release(Struct, forbid_unknown_fields=True, gc=False):
-    id: Annotated[int, Meta(ge=-fields.MAX_ID, le=fields.MAX_ID)]
+class ReleasePayload(Struct, forbid_unknown_fields=True, gc=False):
+    """Payload of `release`: `id`, or else the `ref` of a request of the session."""
+
+    id: Id | None = None
+    ref: Ref | None = None
+    namespace: Namespace | None = None
 
 
-class _RequestLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="request"):
-    payload: _Request
+class ExtendPayload(Struct, forbid_unknown_fields=True, gc=False):
+    """Payload of `extend`."""
+
+    id: Id
+    transactionTimeout: Timeout  # noqa: N815
+    ref: Ref | None = None
+    namespace: Namespace | None = None
 
 
-class _ReleaseLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="release"):
-    payload: _Release
+class HelloPayload(Struct, forbid_unknown_fields=True, gc=False):
+    """Payload of `hello`."""
+
+    protocol: int | None = None
+    client: Annotated[str, Meta(min_length=1, max_length=fields.MAX_CLIENT, extra_json_schema=_CONTROL)] | None = None
+    quiet: bool | None = None
+    session: Annotated[str, Meta(min_length=fields.MIN_SECRET, max_length=fields.MAX_SECRET)] | None = None
+    sessionTimeout: Timeout | None = None  # noqa: N815
+    token: Annotated[str, Meta(min_length=1, max_length=fields.MAX_TOKEN)] | None = None
+    namespace: Namespace | None = None
+    ref: Ref | None = None
 
 
-_decode = msgspec.json.Decoder(_RequestLine | _ReleaseLine).decode
+class BarePayload(Struct, forbid_unknown_fields=True, gc=False):
+    """Payload of `ping` and `bye`."""
+
+    ref: Ref | None = None
+
+
+class InspectPayload(Struct, forbid_unknown_fields=True, gc=False):
+    """Payload of `inspect`."""
+
+    resource: Name | None = None
+    id: Id | None = None
+    transactionName: Name | None = None  # noqa: N815
+    limit: Annotated[int, Meta(ge=1, le=fields.MAX_ROWS)] | None = None
+    only: Literal["holders", "queue"] | None = None
+    ref: Ref | None = None
+    namespace: Namespace | None = None
+
+
+class WatchPayload(Struct, forbid_unknown_fields=True, gc=False):
+    """Payload of `watch` and `unwatch`."""
+
+    prefix: _Prefix
+    ref: Ref | None = None
+    namespace: Namespace | None = None
+
+
+class RequestLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="request"):
+    """Asks for locks."""
+
+    payload: RequestPayload
+
+
+class ReleaseLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="release"):
+    """Releases a held lock, or cancels a waiting request."""
+
+    payload: ReleasePayload
+
+
+class ExtendLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="extend"):
+    """Sets a new end for a held lock."""
+
+    payload: ExtendPayload
+
+
+class HelloLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="hello"):
+    """Opens a connection."""
+
+    payload: HelloPayload | None = None
+
+
+class ByeLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="bye"):
+    """Ends the session and the connection."""
+
+    payload: BarePayload | None = None
+
+
+class PingLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="ping"):
+    """Asks whether the server can serve commands."""
+
+    payload: BarePayload | None = None
+
+
+class InspectLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="inspect"):
+    """Lists holders and waiters."""
+
+    payload: InspectPayload | None = None
+
+
+class WatchLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="watch"):
+    """Subscribes to the locks on names with a prefix."""
+
+    payload: WatchPayload
+
+
+class UnwatchLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="unwatch"):
+    """Ends a subscription."""
+
+    payload: WatchPayload
+
+
+Line = RequestLine | ReleaseLine | ExtendLine | HelloLine | ByeLine | PingLine | InspectLine | WatchLine | UnwatchLine
+
+_decode = msgspec.json.Decoder(Line).decode
+
+# -- from a line to a command ----------------------------------------------------------------------------
 
 
 def read(line: bytes) -> WireCommand:
-    """One line (without its end) as a command; RequestRejected says what is wrong with it.
+    """Decode one line (without its end). RequestRejected says what is wrong with it.
 
-    Nearly every line is a good `request` or `release`, and those are read in one go by a typed decoder. Whatever it
-    does not accept is read again, slowly and field by field (`fields.py`), to be taken or to be explained.
+    The typed decoder alone decides what is accepted. A line that it refuses is read again, slowly, to explain the
+    refusal (`fields.py`).
     """
     try:
-        payload = _decode(line).payload
-        if type(payload) is _Release:
-            return Release(payload.id)
-        return _request(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        return _slowly(line)
+        decoded = _decode(line)
+        payload = decoded.payload
+        if type(payload) is ReleasePayload:
+            if payload.namespace is None and payload.id is not None:
+                return Release(payload.id, payload.ref)
+        elif type(payload) is RequestPayload and payload.namespace is None:
+            return _request(payload)
+        return _command(decoded)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise fields.explain(line, error) from None
 
 
-def _slowly(line: bytes) -> WireCommand:
-    command, known = fields.read(line)
-    namespace = None if command == "hello" else known.pop("namespace", None)
-    read: Any = _COMMANDS[command](known)
-    within: WireCommand = read if namespace is None else Within(namespace, read)
-    return within
+def _command(line: Line) -> WireCommand:
+    """Build the command of a decoded line of any kind."""
+    payload = line.payload
+    command: Any = _BUILD[type(line)](payload)
+    namespace = None if payload is None or type(line) is HelloLine else getattr(payload, "namespace", None)
+    return command if namespace is None else Within(namespace, command)
 
 
-def _request(payload: _Request) -> Request | Take:
+def _request(payload: RequestPayload) -> Request | Take:
     resources = payload.resources
     if resources is None:
         return _take(payload)
@@ -135,42 +287,104 @@ def _request(payload: _Request) -> Request | Take:
         raise ValueError("resources and anyOf exclude each other")
     one = _ones.get(resources[0]) if len(resources) == 1 else None
     shared, exclusive = one or _split(resources)
-    if payload.transactionName is not None:
-        check_name(payload.transactionName)
+    name, note = payload.transactionName, payload.note
+    if name is not None:
+        check_name(name)
+    if note is not None:
+        fields.check_note(note)
+    queue_timeout, transaction_timeout = payload.queueTimeout, payload.transactionTimeout
     return Request(
         shared,
         exclusive,
-        payload.queueTimeout,
-        payload.transactionTimeout,
-        payload.transactionName,
-        payload.priority,
+        fields.DEFAULT_TIMEOUT_MS if queue_timeout is None else queue_timeout,
+        fields.DEFAULT_TIMEOUT_MS if transaction_timeout is None else transaction_timeout,
+        name,
+        0 if payload.priority is None else payload.priority,
         payload.ref,
         payload.onDisconnect == "release",
+        note=note,
     )
 
 
-def _take(payload: _Request) -> Take:
-    any_of, target = payload.anyOf, payload.target
+def _take(payload: RequestPayload) -> Take:
+    any_of, target, timeout = payload.anyOf, payload.target, payload.transactionTimeout
     if any_of is None or target is None:
         raise ValueError("anyOf and target go together")
-    weights: list[Weight] = payload.weights or [1] * len(any_of)
+    weights = [1] * len(any_of) if payload.weights is None else [int(weight) for weight in payload.weights]
     if len(weights) != len(any_of):
         raise ValueError("weights must be as many as anyOf")
     if payload.transactionName is not None:
         check_name(payload.transactionName)
+    if payload.note is not None:
+        fields.check_note(payload.note)
     request = Request(
-        transaction_timeout_ms=payload.transactionTimeout,
+        transaction_timeout_ms=fields.DEFAULT_TIMEOUT_MS if timeout is None else timeout,
         transaction=payload.transactionName,
         ref=payload.ref,
         release_on_disconnect=payload.onDisconnect == "release",
-        chosen="" if payload.ref is None else _digest(any_of, payload.weights, target),
+        note=payload.note,
+        chosen="" if payload.ref is None else _digest(any_of, weights, int(target)),
     )
-    return Take(request, choices(any_of), weights, target)
+    return Take(request, choices(any_of), weights, int(target), as_strings=type(target) is str)
 
 
-def _digest(any_of: list[str], weights: list[Weight] | None, target: Weight) -> str:
-    """What a request chooses from, so that the same one is known when it comes again."""
+def _digest(any_of: list[str], weights: list[int], target: int) -> str:
+    """Identify what a request chooses from, to recognize its repetition."""
     return blake2b(repr((any_of, weights, target)).encode(), digest_size=16).hexdigest()
+
+
+def _release(payload: ReleasePayload) -> Release | ReleaseByRef:
+    if payload.id is not None:
+        return Release(payload.id, payload.ref)
+    if payload.ref is None:
+        raise ValueError("id is missing")
+    return ReleaseByRef(payload.ref)
+
+
+def _hello(payload: HelloPayload | None) -> Hello:
+    if payload is None:
+        return Hello()
+    if payload.client is not None:
+        fields.check_client(payload.client)
+    return Hello(
+        payload.session,
+        fields.DEFAULT_TIMEOUT_MS if payload.sessionTimeout is None else payload.sessionTimeout,
+        payload.namespace,
+        fields.PROTOCOL if payload.protocol is None else payload.protocol,
+        payload.client,
+        bool(payload.quiet),
+        payload.ref,
+    )
+
+
+def _inspect(payload: InspectPayload | None) -> Inspect:
+    if payload is None:
+        return Inspect()
+    for name in (payload.resource, payload.transactionName):
+        if name is not None:
+            check_name(name)
+    limit = 100 if payload.limit is None else payload.limit
+    return Inspect(payload.resource, payload.id, payload.transactionName, limit, payload.only, payload.ref)
+
+
+def _prefix(payload: WatchPayload) -> str:
+    return payload.prefix and check_name(payload.prefix)
+
+
+def read_hello(line: bytes) -> Hello | RequestRejected | None:
+    """Decode a line if it is a `hello`; None if it is something else. A wrong `hello` gives what is wrong with it."""
+    if b"hello" not in line and b"\\u" not in line:
+        return None
+    try:
+        command = read(line)
+    except RequestRejected as rejected:
+        return rejected if fields.is_hello(line) else None
+    if type(command) is not Hello:
+        return None
+    if command.protocol != fields.PROTOCOL:
+        why = f"protocol {command.protocol} is not supported; this server speaks {fields.PROTOCOL}"
+        return RequestRejected(Code.UNSUPPORTED_PROTOCOL, why, ref=command.ref)
+    return command
 
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]
@@ -191,27 +405,24 @@ def _split(resources: list[str]) -> Names:
     return names
 
 
-_COMMANDS: dict[str, Any] = {
-    "request": lambda known: _request(_Request(**known)),
-    "release": lambda known: Release(known["id"]),
-    "extend": lambda known: Extend(known["id"], known["transactionTimeout"]),
-    "hello": lambda known: Hello(
-        known.get("session"), float(known.get("sessionTimeout", 10_000)), known.get("namespace")
-    ),
-    "ping": lambda known: Ping(),  # noqa: ARG005
-    "watch": lambda known: Watch(known["prefix"]),
-    "unwatch": lambda known: Unwatch(known["prefix"]),
-    "inspect": lambda known: Inspect(
-        known.get("resource"), known.get("id"), known.get("transactionName"), known.get("limit", 100), known.get("only")
-    ),
+_BUILD: dict[type, Any] = {
+    RequestLine: _request,
+    ReleaseLine: _release,
+    ExtendLine: lambda payload: Extend(payload.id, payload.transactionTimeout, payload.ref),
+    HelloLine: _hello,
+    ByeLine: lambda payload: Bye(None if payload is None else payload.ref),
+    PingLine: lambda payload: Ping(None if payload is None else payload.ref),
+    InspectLine: _inspect,
+    WatchLine: lambda payload: Watch(_prefix(payload), payload.ref),
+    UnwatchLine: lambda payload: Unwatch(_prefix(payload), payload.ref),
 }
 
 
 def is_http(line: bytes) -> bool:
-    """Whether a web client talks to us."""
+    """Whether a web client sent this first line."""
     return line.startswith(HTTP)
 
 
 def http_refused() -> RequestRejected:
-    """What it is told."""
+    """The answer to a web client."""
     return RequestRejected(Code.BAD_MESSAGE, "this is no web server: send one JSON object a line")

@@ -1,28 +1,40 @@
-"""The fields of every command, said in words: what they must be, and what is wrong with one that is not.
+"""Explains in words what is wrong with a line that the typed decoder of `commands.py` refuses.
 
-This is the rule. `commands.py` reads a good line by a faster way that accepts nothing that this would refuse; a line
-that it doesn't accept comes here, to be explained or, if it only carries fields that nobody knows, to be taken.
+One function for each kind of field says what its value must be. Nothing is accepted here: every line that reaches this
+module becomes a `RequestRejected` that names the field, and carries the `ref` of the command (and for `release` and
+`extend` the `id`) where those are well-formed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
+from genie.protocol.resources import CONTROL as _CONTROL
 from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES, check_name, choices, split
 
+PROTOCOL: Final = 1
+"""The protocol version that this server speaks."""
+DEFAULT_TIMEOUT_MS: Final = 10_000.0
 MAX_TIMEOUT_MS: Final = 2_147_483_647
 MAX_PRIORITY: Final = 2**31
 MAX_REF: Final = 128
+MAX_NOTE: Final = 256
+MAX_CLIENT: Final = 128
 MIN_SECRET: Final = 16
 MAX_SECRET: Final = 128
 MAX_TOKEN: Final = 1024
 MAX_NAMESPACE: Final = 128
+NAMESPACE_PATTERN: Final = "[A-Za-z0-9_.:-]+"
 MAX_ID: Final = 2**53 - 1
 MAX_WEIGHT: Final = 2**63 - 1
+MAX_DIGITS: Final = 78
+"""Digits in a weight or target that is written as a string: enough for 256 bits."""
+DECIMAL_PATTERN: Final = "[1-9][0-9]*"
 MAX_ROWS: Final = 1_000
 MAX_DEPTH: Final = 16
 """Objects and lists within each other. No message needs more than three."""
@@ -79,12 +91,12 @@ def _token(value: Any) -> str | None:
     return f"must be a string of 1 to {MAX_TOKEN} characters"
 
 
-_NAMESPACE: Final = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_NAMESPACE}}}")
+_NAMESPACE: Final = re.compile(NAMESPACE_PATTERN)
 
 
 def namespace(value: Any) -> str | None:
     """What a namespace must be where this is none, else None."""
-    if type(value) is str and _NAMESPACE.fullmatch(value):
+    if type(value) is str and len(value) <= MAX_NAMESPACE and _NAMESPACE.fullmatch(value):
         return None
     return f"must be a string of 1 to {MAX_NAMESPACE} letters, digits or any of _.:-"
 
@@ -119,21 +131,65 @@ def _any_of(value: Any) -> str | None:
     return None
 
 
+_DECIMAL: Final = re.compile(DECIMAL_PATTERN)
+_WEIGHT_IS: Final = f"an integer from 1 to {MAX_WEIGHT}, or one of at most {MAX_DIGITS} digits as a string"
+
+
+def _is_weight(value: Any) -> bool:
+    if type(value) is str:
+        return len(value) <= MAX_DIGITS and _DECIMAL.fullmatch(value) is not None
+    return type(value) is int and 0 < value <= MAX_WEIGHT
+
+
 def _weight(value: Any) -> str | None:
-    if type(value) in (int, float) and 0 < value <= MAX_WEIGHT:
-        return None
-    return f"must be a number above 0, at most {MAX_WEIGHT}"
+    return None if _is_weight(value) else f"must be {_WEIGHT_IS}"
 
 
 def _weights(value: Any) -> str | None:
-    if type(value) is list and value and all(_weight(weight) is None for weight in value):
+    if type(value) is list and value and all(map(_is_weight, value)):
         return None
-    return f"must be a list of numbers above 0, each at most {MAX_WEIGHT}, one for each of anyOf"
+    return f"must be a list, with {_WEIGHT_IS} for each of anyOf"
 
 
 def _prefix(value: Any) -> str | None:
     wrong = None if value == "" else _name(value)
     return wrong and wrong.replace(f"1 to {MAX_NAME}", f"at most {MAX_NAME}")
+
+
+def _text(most: int) -> Check:
+    def check(value: Any) -> str | None:
+        try:
+            _check_text(value, most)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return check
+
+
+def _check_text(value: Any, most: int) -> None:
+    if type(value) is not str or not 0 < len(value) <= most:
+        raise ValueError(f"must be a string of 1 to {most} characters")
+    if not value.isprintable() and _CONTROL.search(value):
+        raise ValueError("must not contain control characters")
+
+
+def check_note(note: str) -> None:
+    """ValueError where a `note` is none."""
+    _check_text(note, MAX_NOTE)
+
+
+def check_client(client: str) -> None:
+    """ValueError where a `client` is none."""
+    _check_text(client, MAX_CLIENT)
+
+
+def _protocol(value: Any) -> str | None:
+    return None if type(value) is int else f"must be an integer, the protocol version: {PROTOCOL}"
+
+
+def _boolean(value: Any) -> str | None:
+    return None if type(value) is bool else "must be true or false"
 
 
 _timeout = _number(1, MAX_TIMEOUT_MS)
@@ -150,88 +206,85 @@ COMMANDS: Final[Mapping[str, Mapping[str, Check]]] = {
         "priority": _number(-MAX_PRIORITY, MAX_PRIORITY),
         "ref": _ref,
         "onDisconnect": _on_disconnect,
+        "note": _text(MAX_NOTE),
         "namespace": namespace,
     },
-    "release": {"id": _id, "namespace": namespace},
-    "extend": {"id": _id, "transactionTimeout": _timeout, "namespace": namespace},
-    "hello": {"session": _secret, "sessionTimeout": _timeout, "token": _token, "namespace": namespace},
-    "ping": {},
+    "release": {"id": _id, "ref": _ref, "namespace": namespace},
+    "extend": {"id": _id, "transactionTimeout": _timeout, "ref": _ref, "namespace": namespace},
+    "hello": {
+        "protocol": _protocol,
+        "client": _text(MAX_CLIENT),
+        "quiet": _boolean,
+        "session": _secret,
+        "sessionTimeout": _timeout,
+        "token": _token,
+        "namespace": namespace,
+        "ref": _ref,
+    },
+    "bye": {"ref": _ref},
+    "ping": {"ref": _ref},
     "inspect": {
         "resource": _name,
         "id": _id,
         "transactionName": _name,
         "limit": _integer(1, MAX_ROWS),
         "only": _only,
+        "ref": _ref,
         "namespace": namespace,
     },
-    "watch": {"prefix": _prefix, "namespace": namespace},
-    "unwatch": {"prefix": _prefix, "namespace": namespace},
+    "watch": {"prefix": _prefix, "ref": _ref, "namespace": namespace},
+    "unwatch": {"prefix": _prefix, "ref": _ref, "namespace": namespace},
 }
 """Every command with its fields. A null counts as left out."""
 
 REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
-    "request": (),
-    "release": ("id",),
     "extend": ("id", "transactionTimeout"),
-    "hello": (),
-    "ping": (),
-    "inspect": (),
     "watch": ("prefix",),
     "unwatch": ("prefix",),
 }
 
-BARE: Final = ("hello", "ping", "inspect")
+BARE: Final = ("hello", "bye", "ping", "inspect")
 """Commands that may come without a payload."""
 
+WITH_ID: Final = ("release", "extend")
+"""Commands whose errors carry the `id` that they named."""
 
-def read(line: bytes) -> tuple[str, dict[str, Any]]:
-    """The command and the fields that it knows of a line, checked; RequestRejected says what is wrong."""
+
+def explain(line: bytes, refusal: Exception) -> RequestRejected:
+    """Say what is wrong with a line that the typed decoder refused with `refusal`."""
     try:
         message = codec.loads(line)
     except ValueError as error:
-        raise RequestRejected(Code.BAD_JSON, f"the line is not strict JSON in UTF-8: {error}") from None
+        return RequestRejected(Code.BAD_JSON, f"the line is not strict JSON in UTF-8: {error}")
     if _deeper(message, MAX_DEPTH):
-        raise RequestRejected(Code.BAD_JSON, f"nested deeper than {MAX_DEPTH}")
+        return RequestRejected(Code.BAD_JSON, f"nested deeper than {MAX_DEPTH}")
     if type(message) is not dict or type(message.get("command")) is not str:
-        raise RequestRejected(Code.BAD_MESSAGE, 'a line must be an object: {"command": string, "payload": object}')
-    command, payload = message["command"], message.get("payload")
+        return RequestRejected(Code.BAD_MESSAGE, 'a line must be an object: {"command": string, "payload": object}')
+    return _explain_message(message, message["command"], message.get("payload"), refusal)
+
+
+def _explain_message(message: dict[str, Any], command: str, payload: Any, refusal: Exception) -> RequestRejected:
+    ref = payload.get("ref") if type(payload) is dict else None
+    ref = ref if _ref(ref) is None else None
     if command not in COMMANDS:
         known = ", ".join(COMMANDS)
-        raise RequestRejected(Code.UNKNOWN_COMMAND, f"{command[:64]!r} is no command; there are {known}")
+        return RequestRejected(Code.UNKNOWN_COMMAND, f"{command[:64]!r} is no command; there are {known}", ref=ref)
     if payload is None and command in BARE:
         payload = {}
     if type(payload) is not dict:
-        raise RequestRejected(Code.BAD_MESSAGE, f"{command}: payload must be an object")
-    known_fields = {name: payload[name] for name in COMMANDS[command] if payload.get(name) is not None}
-    wrong = _first_wrong(command, known_fields)
-    if wrong is not None:
-        ref, id_ = payload.get("ref"), payload.get("id")
-        raise RequestRejected(
-            Code.BAD_REQUEST,
-            f"{command}: {wrong}",
-            ref=ref if _ref(ref) is None else None,
-            id=id_ if _id(id_) is None else None,
-        )
-    return command, known_fields
-
-
-def hello_token(line: bytes) -> str | None:
-    """The token that a `hello` says, whatever else may be wrong with it; None where it says none, or is none."""
-    return _hello_says(line, "token", _token)
-
-
-def hello_namespace(line: bytes) -> str | None:
-    """The same for the namespace that a `hello` is for; empty where it leaves that out."""
-    message = _hello(line)
-    if message is None:
-        return None
-    payload = message.get("payload")
-    said: str | None = payload.get("namespace") if type(payload) is dict else None
-    return "" if said is None else _hello_says(line, "namespace", namespace)
+        return RequestRejected(Code.BAD_MESSAGE, f"{command}: payload must be an object")
+    id_ = payload.get("id") if command in WITH_ID else None
+    id_ = id_ if _id(id_) is None else None
+    for name in message:
+        if name not in ("command", "payload"):
+            why = f"{command}: unknown field {name[:64]!r} beside command and payload"
+            return RequestRejected(Code.BAD_MESSAGE, why, ref=ref, id=id_)
+    wrong = _first_wrong(command, payload) or str(refusal)
+    return RequestRejected(Code.BAD_REQUEST, f"{command}: {wrong}", ref=ref, id=id_)
 
 
 def is_hello(line: bytes) -> bool:
-    """Whether this is a `hello`, whatever may be wrong with it."""
+    """Whether a line is a `hello`, whatever may be wrong with it."""
     return _hello(line) is not None
 
 
@@ -243,23 +296,38 @@ def _hello(line: bytes) -> dict[str, Any] | None:
     return message if type(message) is dict and message.get("command") == "hello" else None
 
 
-def _hello_says(line: bytes, field: str, check: Check) -> str | None:
+def hello_token(line: bytes) -> str | None:
+    """Return the token in a `hello`, whatever else may be wrong with it; None if there is none."""
     message = _hello(line)
     if message is None or type(message.get("payload")) is not dict:
         return None
-    value: str | None = message["payload"].get(field)
-    return value if check(value) is None else None
+    token: str | None = message["payload"].get("token")
+    return token if _token(token) is None else None
 
 
 def _first_wrong(command: str, payload: dict[str, Any]) -> str | None:
-    for name in REQUIRED[command]:
-        if name not in payload:
-            return f"{name} is missing: it {COMMANDS[command][name](None)}"
-    for name, value in payload.items():
-        must = COMMANDS[command][name](value)
+    """Explain the first thing that is wrong with a payload; None where that is not known here."""
+    checks = COMMANDS[command]
+    for name in payload:
+        if name not in checks:
+            return _unknown_field(name, checks)
+    known = {name: payload[name] for name in checks if payload.get(name) is not None}
+    for name in REQUIRED.get(command, ()):
+        if name not in known:
+            return f"{name} is missing: it {checks[name](None)}"
+    for name, value in known.items():
+        must = checks[name](value)
         if must is not None:
             return f"{name} {must}"
-    return _together_wrong(payload) if command == "request" else None
+    if command == "release" and not known.keys() & {"id", "ref"}:
+        return "id is missing: it must be the id of a request; or give the ref of one of this session"
+    return _together_wrong(known) if command == "request" else None
+
+
+def _unknown_field(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name[:64], list(known), 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    return f"unknown field {name[:64]!r}; {hint}"
 
 
 def _together_wrong(payload: Mapping[str, Any]) -> str | None:

@@ -6,10 +6,14 @@ from typing import Any, Protocol
 
 from genie import core
 from genie.core import SUCCESS, Blocker, Inspection, Mode, Reason, Released, Request, Row
-from genie.errors import RequestRejected
+from genie.errors import Code, RequestRejected
 from genie.protocol import codec
+from genie.protocol.fields import PROTOCOL
 
-PONG = b'{"command":"pong","payload":{}}\n'
+FEATURES = ("anyOf", "bye", "extend", "inspect", "note", "quiet", "sessions", "watch")
+"""What a server of this version can do beyond the commands of its first users, for `welcome`."""
+PING_INTERVAL_MS = 2_000
+"""Recommended to clients: the time without a message after which a client that waits for one sends `ping`."""
 MAX_ANSWER = 256 << 10
 """Bytes of rows in one `inspected`."""
 ROW_RESOURCES = 10
@@ -27,6 +31,11 @@ class Named(Protocol):
     ref: str | None
 
 
+def bare(command: str, ref: str | None) -> bytes:
+    """An answer with nothing but the `ref` of its command: `pong`, `bye`."""
+    return b'{"command":"%b","payload":{}}\n' % command.encode() if ref is None else message(command, {}, ref)
+
+
 def queued(request: Named) -> bytes:
     """A request has arrived and has an id."""
     if request.ref is None:
@@ -34,15 +43,15 @@ def queued(request: Named) -> bytes:
     return b'{"command":"queued","payload":{"id":%d%b}}\n' % (request.id, _ref(request.ref))
 
 
-def granted(request: Request) -> bytes:
-    """Both `queued` and `locked`."""
+def granted(request: Request, quiet: bool) -> bytes:
+    """Both `queued` and `locked`; a quiet client is sent no `queued` for a request with a `ref`."""
     if request.ref is None:
         return b'{"command":"queued","payload":{"id":%d}}\n{"command":"locked","payload":{"id":%d,"fence":%d}}\n' % (
             request.id,
             request.id,
             request.fence,
         )
-    return queued(request) + locked(request)
+    return locked(request) if quiet else queued(request) + locked(request)
 
 
 def locked(request: Request) -> bytes:
@@ -53,9 +62,9 @@ def locked(request: Request) -> bytes:
 
 
 def taken(request: Request) -> bytes:
-    """`queued` and `locked` of a request that chose: with what it took."""
+    """`locked` of a request that chose: with what it took."""
     payload = {"id": request.id, "fence": request.fence, "resources": request.names()}
-    return queued(request) + message("locked", payload, request.ref)
+    return message("locked", payload, request.ref)
 
 
 def still_locked(request: Request, now: float) -> bytes:
@@ -72,18 +81,30 @@ def still_locked(request: Request, now: float) -> bytes:
     )
 
 
-def welcome(version: str, namespace: str, resumed: bool) -> bytes:
-    """The answer to `hello`."""
-    return message("welcome", {"version": version, "namespace": namespace, "resumed": resumed}, None)
+def welcome(version: str, namespace: str, *, resumed: bool, quiet: bool, ref: str | None = None) -> bytes:
+    """The answer to `hello`: what this server speaks and can do, and how the connection is set."""
+    payload = {
+        "protocol": PROTOCOL,
+        "server": f"genie/{version}",
+        "features": FEATURES,
+        "pingInterval": PING_INTERVAL_MS,
+        "namespace": namespace,
+        "resumed": resumed,
+        "quiet": quiet,
+    }
+    return message("welcome", payload, ref)
 
 
-def released(event: Released, now: float) -> bytes:
-    """A request ended at `now` (the manager's clock), with all that its reason has to say."""
+def released(event: Released, now: float, ref: str | None) -> bytes:
+    """A request ended at `now` (the manager's clock), with the details of its reason.
+
+    `ref` is that of the request, or in the answer to a `release` that of the release.
+    """
     request = event.request
-    if event.reason is SUCCESS and request.ref is None:
+    if event.reason is SUCCESS and ref is None:
         return b'{"command":"released","payload":{"id":%d,"reason":"success"}}\n' % request.id
     if event.reason is SUCCESS or event.reason is Reason.DISCONNECTED:
-        return ended(request.id, event.reason, request.ref)
+        return ended(request.id, event.reason, ref)
     payload: dict[str, Any] = {"id": request.id, "reason": event.reason}
     if event.reason is Reason.QUEUE_TIMEOUT:
         payload["waited"] = _ms(now - request.since)
@@ -96,17 +117,16 @@ def released(event: Released, now: float) -> bytes:
         payload["blockersTotal"] = event.blockers_total
     elif isinstance(event, core.Deadlocked):
         payload["cycle"] = event.cycle.owners
-        payload["waits"] = [
-            {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder} for wait in event.cycle.waits
-        ]
-    return message("released", payload, request.ref)
+        payload["waits"] = [_wait(wait) for wait in event.cycle.waits]
+    return message("released", payload, ref)
 
 
 def _insufficient(event: core.Refused) -> bytes:
-    """The sums are integers wherever the weights were, and may be longer than a JSON library takes them."""
+    """The sums are exact, and may be longer than a JSON library takes them."""
     request = event.request
-    told = b'{"command":"released","payload":{"id":%d,"reason":"insufficient","free":%b,"locked":%b%b}}\n'
-    return told % (request.id, repr(event.free).encode(), repr(event.locked).encode(), _ref(request.ref))
+    pattern = b'"%d"' if event.as_strings else b"%d"
+    line = b'{"command":"released","payload":{"id":%d,"reason":"insufficient","free":%b,"locked":%b%b}}\n'
+    return line % (request.id, pattern % event.free, pattern % event.locked, _ref(request.ref))
 
 
 def ended(id: int, reason: Reason, ref: str | None) -> bytes:
@@ -114,13 +134,15 @@ def ended(id: int, reason: Reason, ref: str | None) -> bytes:
     return b'{"command":"released","payload":{"id":%d,"reason":"%b"%b}}\n' % (id, reason.encode(), _ref(ref))
 
 
-def extended(event: core.Extended) -> bytes:
+def extended(event: core.Extended, ref: str | None) -> bytes:
     """A held lock ends later, or sooner."""
     payload = {"id": event.request.id, "transactionTimeout": _ms(event.transaction_timeout_ms)}
-    return message("extended", payload, event.request.ref)
+    return message("extended", payload, ref)
 
 
-def inspected(inspection: Inspection, now: float, prefixes: tuple[str, ...] | None = None) -> bytes:
+def inspected(
+    inspection: Inspection, now: float, prefixes: tuple[str, ...] | None = None, ref: str | None = None
+) -> bytes:
     """The answer to `inspect`; `now` is the manager's clock. Rows beyond `MAX_ANSWER` bytes are left out.
 
     Of resources whose names begin with none of the `prefixes` it is told how many there are (None: all are told).
@@ -142,18 +164,19 @@ def inspected(inspection: Inspection, now: float, prefixes: tuple[str, ...] | No
             "queue": told["queue"],
             "queueTotal": inspection.queue_total,
         },
+        ref,
     )
 
 
-def watching(prefix: str, rows: list[bytes], truncated: bool) -> bytes:
+def watching(prefix: str, rows: list[bytes], truncated: bool, ref: str | None) -> bytes:
     """The answer to `watch`: what is held now, as `row`s."""
     held = [codec.Fragment(row) for row in rows]
-    return message("watching", {"prefix": prefix, "held": held, "truncated": truncated})
+    return message("watching", {"prefix": prefix, "held": held, "truncated": truncated}, ref)
 
 
-def unwatched(prefix: str) -> bytes:
+def unwatched(prefix: str, ref: str | None) -> bytes:
     """The answer to `unwatch`."""
-    return message("unwatched", {"prefix": prefix})
+    return message("unwatched", {"prefix": prefix}, ref)
 
 
 def held(request: Request, resource: str, exclusive: bool) -> bytes:
@@ -184,6 +207,8 @@ def error(rejected: RequestRejected, leader: str | None = None) -> bytes:
         payload["id"] = rejected.id
     if leader is not None:
         payload["leader"] = leader
+    if rejected.code == Code.UNSUPPORTED_PROTOCOL:
+        payload["supported"] = [PROTOCOL]
     return message("error", payload, rejected.ref)
 
 
@@ -208,7 +233,14 @@ def _blocker(blocker: Blocker) -> dict[str, Any]:
     }
     if blocker.transaction is not None:
         row["transactionName"] = blocker.transaction
+    if blocker.note is not None:
+        row["note"] = blocker.note
     return row
+
+
+def _wait(wait: core.Wait) -> dict[str, Any]:
+    row = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
+    return row if wait.note is None else {**row, "note": wait.note}
 
 
 def _row(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, Any]:
@@ -223,10 +255,13 @@ def _row(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, An
         "resourcesTotal": len(names),
         "priority": _ms(request.priority),
         "since": int(request.since_unix_ms),
-        "expiresIn": _ms(max(0.0, request.deadline - now)),
     }
+    if request.deadline < core.NEVER:
+        told["expiresIn"] = _ms(max(0.0, request.deadline - now))
     if request.transaction is not None:
         told["transactionName"] = request.transaction
+    if request.note is not None:
+        told["note"] = request.note
     if request.state is core.HELD:
         told["fence"] = request.fence
     else:

@@ -17,14 +17,14 @@ SHARED = "shared:"
 EXCLUSIVE = "exclusive:"
 _EXCLUSIVE = len(EXCLUSIVE)
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, what: str = "a name") -> str:
     """The name, or a ValueError that says what is wrong with it."""
     if not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"{what} must have 1 to {MAX_NAME} characters, not {len(name)}")
-    if not name.isprintable() and _CONTROL.search(name):
+    if not name.isprintable() and CONTROL.search(name):
         raise ValueError(f"{what} must not contain control characters")
     return name
 

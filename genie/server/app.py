@@ -15,10 +15,11 @@ import structlog
 
 from genie.access import Access
 from genie.config import Settings
+from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
 from genie.server.address import bind, guard
 from genie.server.connection import Connection
-from genie.server.desk import Desk, Unserved
+from genie.server.desk import Desk
 from genie.server.door import Door
 from genie.server.handshake import TlsListener
 from genie.server.pulse import Pulse
@@ -120,9 +121,12 @@ class Server:
     def _connect(self) -> Connection:
         return Connection(self.seat.desk, self.settings, self.connections, self.door, self._desk_of)
 
-    def _desk_of(self, namespace: str) -> Desk:
-        seat = self.seats.get(namespace) if namespace else self.seat
-        return Unserved(self.stats, namespace, self.seats) if seat is None else seat.desk
+    def _desk_of(self, namespace: str | None) -> Desk | RequestRejected:
+        seat = self.seat if namespace is None else self.seats.get(namespace)
+        if seat is not None:
+            return seat.desk
+        why = f"this server does not serve the namespace {namespace!r}; it serves {', '.join(self.seats)}"
+        return RequestRejected(Code.UNKNOWN_NAMESPACE, why)
 
     @property
     def admin_tls(self) -> ssl.SSLContext | None:

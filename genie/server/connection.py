@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import TYPE_CHECKING, cast
 
 import structlog
@@ -13,11 +14,11 @@ import structlog
 from genie.access import Principal
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.protocol.commands import Within, http_refused, is_http
-from genie.protocol.fields import hello_namespace
+from genie.protocol.commands import Hello, Within, http_refused, is_http, read_hello
 from genie.protocol.framing import Lines, LineTooLong
 from genie.server.door import GONE, HELLO_LINE, STRANGER
 from genie.server.outlet import Outlet
+from genie.server.refusal import AWAY, refusal
 from genie.server.session import Session
 from genie.tls import name_of
 
@@ -54,21 +55,35 @@ SHORTEST = 16
 """Bytes, more or less, in the shortest line that says anything."""
 
 
+class ConnectionState(Enum):
+    """How far a connection has come with `hello`."""
+
+    AWAIT_HELLO = "await-hello"
+    """Its first command decides: `hello`, or any other where no session, namespace or token is needed."""
+    HELLO_REJECTED = "hello-rejected"
+    """Nothing but another `hello` is accepted: what follows would be without the session that was asked for."""
+    READY = "ready"
+    """Its commands go to the desk of its namespace."""
+    DETACHED = "detached"
+    """Its session has ended, or is another connection's: nothing more of what it sent is executed."""
+
+
 class Hangup:
     """In place of a command: the client will send nothing more, or must not. It gets its answers, then the end."""
 
 
 HANGUP = Hangup()
 
-Item = bytes | RequestRejected | Hangup | Within
-"""What a connection hands in: a line, an error that is to be told in its place, or the end; or a command that was read."""
+Item = bytes | RequestRejected | Hangup | Hello | Within
+"""What a connection submits: a line, an error to be sent in its place, the end, or a command that was decoded."""
 
 
 class Connection(Outlet):
     """Reads lines, hands commands to a desk in the order they came, and writes what it is told.
 
     `registry` holds every open connection, and says whether it has a place for this. `door` says who comes in; None:
-    everybody. `desks` gives the one for the namespace that `hello` says (empty: none); `desk` is for who says no `hello`.
+    everybody. `desks` gives the desk of the namespace in a `hello` (None: it names none), or why there is none; `desk` is
+    for connections without a `hello`.
     """
 
     __slots__ = (
@@ -76,18 +91,15 @@ class Connection(Outlet):
         "_desks",
         "_door",
         "_first",
-        "_greeted",
         "_lines",
         "_registry",
         "ahead",
         "certificate",
         "desk",
-        "fresh",
         "inbox",
-        "parted",
         "principal",
         "session",
-        "snubbed",
+        "state",
     )
 
     def __init__(
@@ -96,7 +108,7 @@ class Connection(Outlet):
         settings: Settings,
         registry: Registry,
         door: Door | None = None,
-        desks: Callable[[str], Desk] | None = None,
+        desks: Callable[[str | None], Desk | RequestRejected] | None = None,
     ) -> None:
         super().__init__(settings)
         self._desks = desks
@@ -114,14 +126,7 @@ class Connection(Outlet):
         self.principal: Principal | None = None
         """Who this is, and what it may do. None: nobody was asked, and everybody may do everything."""
         self.session = Session(self)
-        self.fresh = True
-        """Its first command has not been taken up: it may be `hello`."""
-        self.snubbed = False
-        """Its `hello` was refused: what it says next must be that again, or would be without the session it asked for."""
-        self.parted = False
-        """A newer connection has its session; nothing of what it said before is taken up."""
-        self._greeted = False
-        """Its first line has come, and it is no web client's."""
+        self.state = ConnectionState.AWAIT_HELLO
         self.inbox: deque[tuple[Iterator[Item], int, int]] = deque()
         """What it has said that waits for its turn, read by read: what is left of it, how much that is, and its bytes."""
         self.ahead = 0
@@ -153,22 +158,21 @@ class Connection(Outlet):
             data = self._let_in(data)
             if not data:
                 return
-        if not self._greeted and data.startswith(TLS_RECORD):
+        if self.state is ConnectionState.AWAIT_HELLO and data.startswith(TLS_RECORD):
             self._hang_up(RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS"))  # it would wait for a line
             return
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
-            if self._greeted or self._greets(too_long.lines):
+            self._submit(too_long.lines, 0)
+            if not self.ending:
                 limit = self._settings.max_line
-                self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), too_long.lines)
+                self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"))
             return
         if len(data) < SHORTEST * len(lines):
             lines = [line for line in lines if line]  # blank ones are many, and would fill the memory
-        if self.snubbed:
-            self._choose(lines)
-        if lines and (self._greeted or self._greets(lines)):
-            self.desk.submit(self, lines, len(data))
+        if lines:
+            self._submit(lines, len(data))
 
     def eof_received(self) -> bool:
         """The client has said all (as `printf … | nc` does) and still listens, which with TLS it can't."""
@@ -199,6 +203,17 @@ class Connection(Outlet):
         if self._transport is not None and not self._transport.is_closing():
             log.warning("a stranger was refused", peer=self._transport.get_extra_info("peername"))
             self._turn_away(STRANGER)
+
+    def unavailable(self, item: Item, why: str = AWAY) -> RequestRejected | None:
+        """Return the answer to what this connection submitted where it can't be executed; None where there is none.
+
+        After a `hello` the connection waits for another one.
+        """
+        if self.state is ConnectionState.DETACHED:
+            return None
+        if isinstance(item, Hello):
+            self.state = ConnectionState.HELLO_REJECTED
+        return refusal(item, why)
 
     def revise(self, principal: Principal | None) -> None:
         """Go on with other rights. None: none, so this is the end, behind the answers to what was read."""
@@ -259,36 +274,70 @@ class Connection(Outlet):
             self._bell.cancel()
         return bytes(first)
 
-    def _greets(self, lines: list[bytes]) -> bool:
-        """Whether these first lines are no web client's. Nothing that one brings is carried out: a page may have sent it."""
-        first = next((line for line in lines if line.strip()), b"")
-        self._greeted = bool(first)
-        self._choose([first])
-        if is_http(first):
-            self._hang_up(http_refused())
-            return False
-        return True
+    def _submit(self, lines: list[bytes], size: int) -> None:
+        """Submit lines, of a read of `size` bytes, to the desk, once the first of them have opened the connection."""
+        if self.state is not ConnectionState.READY:
+            lines = self._open(lines)
+        if lines:
+            self.desk.submit(self, lines, size)
 
-    def _choose(self, lines: Iterable[bytes]) -> None:
-        """Go to the desk of the namespace that a `hello` is for.
+    def _open(self, lines: list[bytes]) -> list[bytes]:
+        """Handle lines until one opens the connection: an accepted `hello`, or any other command first. Return the rest.
 
-        Not while another has something to do for this connection, or to tell it: what is told waits for that one's store.
+        Each `hello` is judged by itself, and goes to the desk of its namespace.
         """
-        for line in lines if self._desks is not None and not self.inbox and not self.out else ():
-            namespace = hello_namespace(line) if b"hello" in line or b"\\u" in line else None
-            if namespace is not None and self._desks is not None:
-                self.desk = self._desks(namespace)
-                return
+        for index, line in enumerate(lines):
+            if not line or line.isspace():
+                continue
+            if self.state is ConnectionState.AWAIT_HELLO and is_http(line):
+                self._hang_up(http_refused())  # a page may have sent it: nothing of it is executed
+                return []
+            hello = read_hello(line)
+            if hello is None:
+                if self.state is ConnectionState.AWAIT_HELLO:
+                    self.state = ConnectionState.READY
+                    return lines[index:]
+                self._answer(refusal(line, "hello was rejected; it must be sent again first"))
+            else:
+                self._greet(hello)
+                if self.state is ConnectionState.READY:
+                    return lines[index + 1 :]
+            if self.ending:
+                break
+        return []
+
+    def _greet(self, hello: Hello | RequestRejected) -> None:
+        """Submit a `hello` to the desk of its namespace, or answer why it is rejected."""
+        desk = self.desk
+        if isinstance(hello, Hello) and self._desks is not None:
+            found = self._desks(hello.namespace)
+            if isinstance(found, RequestRejected):
+                hello = RequestRejected(found.code, found.message, ref=hello.ref)
+            else:
+                desk = found
+        if isinstance(hello, RequestRejected):
+            self.state = ConnectionState.HELLO_REJECTED
+            self._answer(hello)
+            return
+        log.debug("hello received", client=hello.client, namespace=hello.namespace, session=hello.session is not None)
+        self.desk, self.state = desk, ConnectionState.READY
+        desk.submit(self, [hello], 0)
+
+    def _answer(self, rejected: RequestRejected | None) -> None:
+        """Send an error at once. The desk has nothing to send to a connection that it has not accepted."""
+        if rejected is not None:
+            if self._door is not None:
+                self._door.refused(rejected)
+            self._write(replies.error(rejected))
 
     def _hang_up(
         self,
         last: RequestRejected | None = None,
-        lines: Sequence[bytes] = (),
     ) -> None:
-        """Read no more: `lines` are carried out yet, `last` is said, and that is the end."""
+        """Read no more: `last` is sent when what was read is answered, and that is the end."""
         if last is None:
             self.ending = True
         else:
             self.stop_reading()
         tail = [] if last is None else [last]
-        self.desk.submit(self, [*lines, *tail, HANGUP], 0)
+        self.desk.submit(self, [*tail, HANGUP], 0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from genie.errors import Code
 from genie.protocol import replies
-from genie.server.refusal import refuse
 
 if TYPE_CHECKING:
     from genie.observability.stats import Stats
@@ -49,7 +48,7 @@ class Refusing:
         """Refuse what was said. Nothing changes by it, so that there is nothing to wait for."""
         why = self._why()
         for item in items:
-            rejected = refuse(connection, item, why)
+            rejected = connection.unavailable(item, why)
             if rejected is not None:
                 self._stats.errors[rejected.code] += 1
                 leader = self.leader if rejected.code == Code.UNAVAILABLE else None
@@ -60,14 +59,3 @@ class Refusing:
 
     def gone(self, connection: Connection) -> None:
         """It had nothing here."""
-
-
-class Unserved(Refusing):
-    """The same for a namespace that this server does not serve."""
-
-    def __init__(self, stats: Stats, namespace: str, served: Iterable[str]) -> None:
-        super().__init__(stats, namespace)
-        self._served = ", ".join(served)
-
-    def _why(self) -> str:
-        return f"this server does not serve the namespace {self._namespace!r}; it serves {self._served}"

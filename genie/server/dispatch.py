@@ -10,14 +10,25 @@ import structlog
 from genie import core
 from genie.access import INSPECT, Principal
 from genie.config import NAMESPACE
-from genie.core import Expire, Granted, LockManager, Release, Released, Request, State
+from genie.core import SUCCESS, Expire, Granted, LockManager, Release, Released, Request, State
 from genie.errors import Code, RequestRejected
 from genie.observability.histogram import BOUNDS_MS
 from genie.protocol import replies
-from genie.protocol.commands import Hello, Inspect, Ping, Unwatch, Watch, WireCommand, Within, read
+from genie.protocol.commands import (
+    Bye,
+    Hello,
+    Inspect,
+    Ping,
+    ReleaseByRef,
+    Unwatch,
+    Watch,
+    WireCommand,
+    Within,
+    read,
+)
 from genie.protocol.replies import granted, released
 from genie.protocol.resources import MAX_RESOURCES
-from genie.server.connection import HANGUP, Connection, Item
+from genie.server.connection import HANGUP, Connection, ConnectionState, Item
 from genie.server.greeting import Greeting
 from genie.server.refusal import spanning
 from genie.server.rights import refused, sees
@@ -78,15 +89,18 @@ class Dispatch(Greeting):
 
     def whole(self, next_id: int) -> Batch:
         """The whole state, as a store should have it."""
-        endings = {id_: ending for session in self.sessions for id_, ending in session.endings.items()}
+        endings = {ending.id: ending for session in self.sessions for ending in session.endings or ()}
         return whole(self.manager, endings, next_id, self.now)
 
-    def take(self, connection: Connection, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0912, PLR0915 - the hot path
+    def take(self, connection: Connection, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
         """Carry out what a connection asks for, in order, up to a long look (`inspect`). Returns whether that ended it."""
         # Every command comes through this loop. The two that nearly all are, with the one event that nearly every one
         # of them brings, are dealt with on the spot; whatever else there is has a method of its own.
-        if connection.fresh:
-            items = self._greeted(connection, items)
+        if connection.state is ConnectionState.DETACHED:
+            for item in items:
+                if item is HANGUP:
+                    self._note(connection, item)
+            return False
         session, out, step, now = connection.session, connection.out, self._step, self.now
         watched, stats, table = self.watches.prefixes, self.stats, self._table
         holds = stats.holds
@@ -98,7 +112,7 @@ class Dispatch(Greeting):
             room = 0
         if not out:
             self.touched.append(connection)
-        connection.urgent = True
+        connection.urgent, quiet = True, session.quiet
         for item in items:
             if type(item) is bytes:
                 try:
@@ -109,6 +123,9 @@ class Dispatch(Greeting):
                     continue
             elif type(item) is Within:
                 command = item.command
+            elif type(item) is Hello:
+                self._hello(connection, item)
+                return False  # it is submitted alone, since the session is another one now
             else:
                 self._note(connection, item)
                 continue
@@ -127,11 +144,11 @@ class Dispatch(Greeting):
                         session.granted(command)
                     if self._durable:
                         self.changes[command.id] = command
-                    out.append(granted(command))
+                    out.append(granted(command, quiet))
                     if watched:
                         self.watches.tell(command, "locked")
                 else:
-                    self._tell(events, connection)
+                    self._tell(events, connection, command.ref)
             elif type(command) is Release:
                 events = step(command, now)
                 event = events[0]
@@ -147,36 +164,42 @@ class Dispatch(Greeting):
                     else:
                         stats.over(event, now)
                     session.alive -= 1
-                    if session.bound or request.ref is not None:
-                        session.released(request)
+                    if session.bound:
+                        session.bound.pop(request.id, None)
+                    change = request if request.ref is None else self._remember(session, request, SUCCESS, b"")
                     if self._durable and (request.fence or session.key is not None):
-                        self.changes[command.id] = request
-                    out.append(released(event, now))
+                        self.changes[command.id] = change
+                    out.append(released(event, now, command.ref))
                     if watched and request.fence:
                         self.watches.tell(request, "unlocked")
                 else:
-                    self._tell(events, connection)
+                    self._tell(events, connection, command.ref)
             elif type(command) is core.Take:
                 room -= 1
                 asked, most = command.request, len(command.choices)
                 if (room >= 0 and asked.ref is None and most <= MAX_RESOURCES) or self._takes(connection, asked, most):
                     asked.origin = session
-                    self._tell(step(command, now), connection)
+                    self._tell(step(command, now), connection, asked.ref)
+            elif type(command) is ReleaseByRef:
+                self._release_by_ref(connection, command)
             elif type(command) is core.Extend:
-                self._tell(step(command, now), connection)
+                self._tell(step(command, now), connection, command.ref)
             elif type(command) is Ping:
-                out.append(replies.PONG)
+                out.append(replies.bare("pong", command.ref))
             elif type(command) is Inspect:
                 self._look(connection, command)
                 return True
             elif type(command) is Watch:
-                self.watches.watch(connection, command.prefix)
+                self.watches.watch(connection, command.prefix, command.ref)
                 return True
             elif type(command) is Unwatch:
-                self.watches.unwatch(connection, command.prefix)
+                self.watches.unwatch(connection, command.prefix, command.ref)
             elif type(command) is Hello:
                 why = "hello: it must be the first command of a connection, and comes once"
-                self.reject(connection, RequestRejected(Code.BAD_REQUEST, why))
+                self.reject(connection, RequestRejected(Code.BAD_REQUEST, why, ref=command.ref))
+            elif type(command) is Bye:
+                self._bye(connection, command)
+                return self.take(connection, items)
             elif type(command) is Within:
                 room -= 1  # it may be a request, and what follows must know
                 if command.namespace != self._namespace:
@@ -224,13 +247,25 @@ class Dispatch(Greeting):
             only=command.only,
         )
         bounds = None if connection.principal is None else connection.principal.bounds
-        self.say(connection, replies.inspected(found, self.now, bounds))
+        self.say(connection, replies.inspected(found, self.now, bounds, command.ref))
+
+    def _release_by_ref(self, connection: Connection, command: ReleaseByRef) -> None:
+        """Release the request that the session made with a `ref`."""
+        known = connection.session.known(command.ref)
+        if known is None:
+            why = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
+            self.reject(connection, RequestRejected(Code.UNKNOWN_ID, why, ref=command.ref))
+        elif isinstance(known, Ending):
+            self.say(connection, replies.ended(known.id, known.reason, command.ref))
+        else:
+            self._tell(self._step(Release(known.id, command.ref), self.now), connection, command.ref)
 
     def _takes(self, connection: Connection, request: Request, locks: int) -> bool:
         """Whether a request for so many locks is new and has a place. Otherwise it is answered here."""
         if request.ref is not None:
             known = connection.session.known(request.ref)
-            if known is not None and self._repeat(connection, request, known):
+            if known is not None:
+                self._repeat(connection, request, known)
                 return False
         why, session = "", connection.session
         if self.full:
@@ -245,26 +280,16 @@ class Dispatch(Greeting):
             self.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=request.ref))
         return not why
 
-    def _repeat(self, connection: Connection, request: Request, known: Request | Ending) -> bool:
-        """A request that came again with its `ref` gets the id that it has, and how it stands.
-
-        False where that is forgotten: then it is a new one.
-        """
-        ending = known if isinstance(known, Ending) else connection.session.endings.get(known.id)
-        reason = self.manager.reason(known.id)
-        if ending is None and not isinstance(known, Ending) and known.state is State.ENDED and reason is None:
-            return False
-        if not isinstance(known, Ending) and not same(request, known):
-            told = RequestRejected(
-                Code.REF_CONFLICT, f"this ref belongs to another request, {known.id}", ref=request.ref, id=known.id
-            )
-            self.reject(connection, told)
-            return True
-        self.say(connection, replies.queued(known))
-        if ending is not None:
-            self.say(connection, ending.line)
-        elif reason is not None:
-            self.say(connection, replies.ended(known.id, reason, known.ref))
-        elif not isinstance(known, Ending) and known.state is State.HELD:
+    def _repeat(self, connection: Connection, request: Request, known: Request | Ending) -> None:
+        """Answer a request that was sent again with its `ref`: by its id and its present state."""
+        first = known.request if isinstance(known, Ending) else known
+        if first is not None and not same(request, first):
+            why = f"this ref belongs to another request, {known.id}"
+            self.reject(connection, RequestRejected(Code.REF_CONFLICT, why, ref=request.ref))
+            return
+        if not connection.session.quiet:
+            self.say(connection, replies.queued(known))
+        if isinstance(known, Ending):
+            self.say(connection, known.line or replies.ended(known.id, known.reason, known.ref))
+        elif known.state is State.HELD:
             self.say(connection, replies.still_locked(known, self.now))
-        return True

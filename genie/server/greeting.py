@@ -1,21 +1,16 @@
-"""Who a connection is: the namespace and the session that its `hello` names, and what becomes of them when it ends."""
+"""Begins and ends sessions: `hello`, `bye`, and the end of a connection."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.metadata import version
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from genie.access import LOCK
 from genie.config import NAMESPACE
 from genie.core import Disconnect, LockManager, State
-from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.protocol.commands import Hello, read
-from genie.protocol.fields import is_hello
-from genie.server.connection import HANGUP, Connection, Item
-from genie.server.refusal import refusal
+from genie.protocol.commands import Bye, Hello
+from genie.server.connection import Connection, ConnectionState
 from genie.server.session import Session
 from genie.server.telling import Telling
 
@@ -27,7 +22,7 @@ _VERSION = version("genie-lock")
 
 
 class Greeting(Telling):
-    """Greets connections for one namespace, and sees them off."""
+    """Begins and ends the sessions of one namespace."""
 
     def __init__(
         self,
@@ -40,68 +35,59 @@ class Greeting(Telling):
         super().__init__(manager, settings, stats, durable)
         self._namespace = namespace
 
-    def _greeted(self, connection: Connection, items: Iterator[Item]) -> Iterator[Item]:
-        """See whether the first line is `hello`, and do as it says. Returns what is left."""
-        for item in items:
-            if item is HANGUP:
-                return chain([item], items)
-            if connection.parted or (isinstance(item, bytes) and (not item or item.isspace())):
-                continue
-            if isinstance(item, bytes) and self._hello(connection, item):
-                if connection.parted or connection.snubbed:
-                    continue
-                connection.fresh = False
-                break
-            if not connection.snubbed:
-                connection.fresh = False
-                return chain([item], items)
-            rejected = refusal(item, "hello was refused; it must be said again first")
-            if rejected is not None:
-                self.reject(connection, rejected)
-        return items
-
-    def _hello(self, connection: Connection, line: bytes) -> bool:
-        try:
-            command = read(line)
-        except RequestRejected:
-            connection.snubbed = connection.snubbed or is_hello(
-                line
-            )  # what is behind it would be without what it asked for
-            return False
-        if type(command) is not Hello:
-            return False
-        connection.snubbed = command.namespace not in (None, self._namespace)
-        if connection.snubbed:
-            why = f"this connection is for the namespace {self._namespace!r}, another needs another connection"
-            self.reject(connection, RequestRejected(Code.UNAVAILABLE, why))
-            return True
+    def _hello(self, connection: Connection, hello: Hello) -> None:
+        """Begin or resume the session of a connection, or begin none, and answer `welcome`."""
         principal = connection.principal
         name = None if principal is None else principal.name
-        if command.session is None or (principal is not None and not principal.may(LOCK)):
-            self.say(connection, replies.welcome(_VERSION, self._namespace, resumed=False))
-            return True
-        if connection.closed:  # it will be said again by the next one, and that may have come already
-            connection.parted = True
-            return True
-        session, resumed = self.sessions.enter(command.session, command.session_timeout_ms, name)
+        if hello.session is None or (principal is not None and not principal.may(LOCK)):
+            connection.session.quiet = hello.quiet
+            self._welcome(connection, hello, resumed=False)
+            return
+        if connection.closed:  # the client's next connection says it again, and may have come already
+            connection.state = ConnectionState.DETACHED
+            return
+        session, resumed = self.sessions.enter(hello.session, hello.session_timeout_ms, name)
         if session.connection is not None:
             self._part(session.connection)
         session.connection, session.since, connection.session = connection, self.now, session
-        self.say(connection, replies.welcome(_VERSION, self._namespace, resumed))
-        for ending in session.endings.values():
+        session.quiet = hello.quiet
+        self._welcome(connection, hello, resumed=resumed)
+        for ending in session.unreceived():
             self.say(connection, ending.line)
         for request in session.bound.values():
-            held = request.state is State.HELD
-            self.say(connection, replies.still_locked(request, self.now) if held else replies.queued(request))
-        return True
+            if request.state is State.HELD:
+                self.say(connection, replies.still_locked(request, self.now))
+            elif request.ref is None or not session.quiet:
+                self.say(connection, replies.queued(request))
+
+    def _welcome(self, connection: Connection, hello: Hello, *, resumed: bool) -> None:
+        line = replies.welcome(_VERSION, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
+        self.say(connection, line)
+
+    def _bye(self, connection: Connection, bye: Bye) -> None:
+        """End the session of a connection now, then the connection."""
+        session = connection.session
+        self.watches.leave(connection)
+        self._tell(self.manager.step(Disconnect(list(session.bound.values())), self.now), None)
+        if session.key is not None:
+            self._end(session)
+        else:
+            session.close()
+        connection.session = Session(connection)
+        self.say(connection, replies.bare("bye", bye.ref))
+        self._detach(connection)
+
+    def _detach(self, connection: Connection) -> None:
+        """Execute nothing more of a connection, and close it when what it was sent is written."""
+        connection.state = ConnectionState.DETACHED
+        connection.stop_reading()
+        self.ending.append(connection)
 
     def _part(self, connection: Connection) -> None:
         """A newer connection has this one's session."""
         self.watches.leave(connection)
         connection.session = Session(connection)
-        connection.fresh = connection.parted = True
-        connection.stop_reading()
-        self.ending.append(connection)
+        self._detach(connection)
 
     def _leave(self, connection: Connection) -> None:
         """A connection ends, or has ended: what is bound to it goes, or waits for the session's next connection."""
@@ -109,7 +95,6 @@ class Greeting(Telling):
         self.watches.leave(connection)
         if session.key is not None:
             if session.connection is connection:
-                self._forget_told(session)
                 self.sessions.leave(session, self.now)
             return
         if session.bound:
@@ -118,13 +103,11 @@ class Greeting(Telling):
             session.close()
 
     def _end(self, session: Session) -> None:
-        """A session is over. What it holds and keeps belongs to nobody from now on."""
+        """End a session. Locks that it keeps belong to no session from now on."""
         requests = list(session.bound.values())
         for request in requests:
             request.origin = None
             self._change(request)
         self._tell(self.manager.step(Disconnect(requests), self.now), None)
-        self.sessions.endings -= len(session.endings)
-        for id_ in session.endings:
+        for id_ in self.sessions.remove(session):
             self._unset(id_)
-        session.close()

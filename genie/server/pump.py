@@ -16,7 +16,6 @@ from genie.core import LockManager
 from genie.server.commits import Commits
 from genie.server.connection import HANGUP, Connection, Item
 from genie.server.dispatch import MAX_TURN, Dispatch
-from genie.server.refusal import refuse
 from genie.server.turns import Turns
 from genie.server.watches import MOST_EVENTS
 from genie.storage.base import Batch, Ending, Store
@@ -248,7 +247,7 @@ class Pump:
             if item is HANGUP:
                 self._put(connection, [item], 0)
                 continue
-            rejected = refuse(connection, item)
+            rejected = connection.unavailable(item)
             if rejected is not None:
                 self._dispatch.reject(connection, rejected)
         if not waiting and connection.out:

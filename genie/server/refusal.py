@@ -1,63 +1,53 @@
-"""What a line is answered that is not carried out because this server can't: `unavailable`, unless it is wrong in itself."""
+"""The `unavailable` answer to commands that this server cannot execute now: it does not lead, or its store is away."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import WireCommand, Within, read
-from genie.protocol.fields import is_hello
-from genie.server.connection import Connection, Item
+from genie.protocol.commands import Hello, ReleaseByRef, WireCommand, Within, read
+
+if TYPE_CHECKING:
+    from genie.server.connection import Item
 
 AWAY = "the store can't be reached, try again later"
 
+MALFORMED = (Code.BAD_JSON, Code.BAD_MESSAGE)
+"""What is said of a line that is no command at all, also by a server that executes none."""
+
 
 def refusal(item: Item, why: str = AWAY) -> RequestRejected | None:
-    """The answer to a line, or to an error that is to be told in its place; None where there is none."""
-    rejected = item
+    """Return the answer to a line, or the error that it was replaced by; None where there is none."""
     if isinstance(item, bytes):
+        if not item or item.isspace():
+            return None
         try:
-            command = read(item)
+            return about(read(item), Code.UNAVAILABLE, why)
         except RequestRejected as wrong:
-            if not item or item.isspace():
-                return None
-            rejected = wrong
-        else:
-            return about(command, Code.UNAVAILABLE, why)
-    return rejected if isinstance(rejected, RequestRejected) else None
+            malformed = wrong.code in MALFORMED
+            return wrong if malformed else RequestRejected(Code.UNAVAILABLE, why, ref=wrong.ref, id=wrong.id)
+    if isinstance(item, RequestRejected):
+        return item
+    return about(item, Code.UNAVAILABLE, why) if isinstance(item, (Hello, Within)) else None
 
 
 def about(command: WireCommand, code: Code, why: str) -> RequestRejected:
-    """An error with the `ref` or the `id` of the command that it is about."""
+    """Return an error with the `ref` of the command, and of `release` and `extend` with the `id`."""
     if isinstance(command, Within):
         command = command.command
-    request = command.request if isinstance(command, Take) else command
-    ref = request.ref if isinstance(request, Request) else None
+    ref = command.request.ref if isinstance(command, Take) else command.ref
     id_ = command.id if isinstance(command, (Release, Extend)) else None
     return RequestRejected(code, why, ref=ref, id=id_)
 
 
 def spanning(command: Within, namespace: str) -> RequestRejected:
-    """The answer to a command for another namespace than that of its connection."""
+    """Return the answer to a command for another namespace than that of its connection."""
     why = (
         f"namespace must be {namespace!r}, which this connection is for, not {command.namespace!r}: a request can't span "
-        "namespaces, since nobody would see deadlocks between them; use one connection for each"
+        "namespaces, since deadlocks between them would not be found; use one connection for each"
     )
     inner = command.command
-    name = "request" if isinstance(inner, (Request, Take)) else type(inner).__name__.lower()
+    names = {Request: "request", Take: "request", ReleaseByRef: "release"}
+    name = names.get(type(inner), type(inner).__name__.lower())
     return about(command, Code.BAD_REQUEST, f"{name}: {why}")
-
-
-def refuse(connection: Connection, item: Item, why: str = AWAY) -> RequestRejected | None:
-    """The same for what a connection brings. One whose `hello` is refused must say it again before anything else.
-
-    One whose session somebody else has by now is answered nothing more.
-    """
-    if connection.parted:
-        return None
-    connection.snubbed = connection.snubbed or (connection.fresh and _is_hello(item))
-    return refusal(item, why)
-
-
-def _is_hello(item: Item) -> bool:
-    """Whether a line says whose requests these are, and for which namespace."""
-    return isinstance(item, bytes) and is_hello(item)

@@ -6,7 +6,7 @@ from genie.access import ADMIN, INSPECT, LOCK, Principal
 from genie.core import Extend, Release, Request, Take
 from genie.core.table import Table
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Inspect, Watch, WireCommand, Within
+from genie.protocol.commands import Inspect, ReleaseByRef, Watch, WireCommand, Within
 
 
 def refused(principal: Principal, command: WireCommand, table: Table) -> RequestRejected | None:
@@ -17,12 +17,12 @@ def refused(principal: Principal, command: WireCommand, table: Table) -> Request
         return _request(principal, command, command.names())
     if isinstance(command, Take):
         return _request(principal, command.request, [name for name, _ in command.choices])
-    if isinstance(command, Release | Extend):
-        return _others(principal, command.id, table)
+    if isinstance(command, Release | ReleaseByRef | Extend):
+        return _others(principal, command, table)
     if isinstance(command, Inspect):
-        return _look(principal, "inspect: resource", command.resource)
+        return _look(principal, "inspect: resource", command.resource, command.ref)
     if isinstance(command, Watch):
-        return _look(principal, "watch: prefix", command.prefix)
+        return _look(principal, "watch: prefix", command.prefix, command.ref)
     return None
 
 
@@ -38,22 +38,24 @@ def _request(principal: Principal, request: Request, names: tuple[str, ...] | li
     return None
 
 
-def _others(principal: Principal, id: int, table: Table) -> RequestRejected | None:
-    """A request that lives belongs to the name that made it; one that has ended, to nobody."""
+def _others(principal: Principal, command: Release | ReleaseByRef | Extend, table: Table) -> RequestRejected | None:
+    """A living request belongs to the name that made it. A `ref` is known only to the session that used it."""
+    id_ = None if isinstance(command, ReleaseByRef) else command.id
     if not principal.may(LOCK):
-        return _unauthorized(_lacking(principal, LOCK), id=id)
-    request = table.find(id)
+        return _unauthorized(_lacking(principal, LOCK), ref=command.ref, id=id_)
+    request = None if id_ is None else table.find(id_)
     if request is None or request.principal == principal.name or principal.may(ADMIN):
         return None
-    return _unauthorized(f"request {id} was not made by {principal.name}, which may not {ADMIN}", id=id)
+    why = f"request {id_} was not made by {principal.name}, which may not {ADMIN}"
+    return _unauthorized(why, ref=command.ref, id=id_)
 
 
-def _look(principal: Principal, field: str, begins: str | None) -> RequestRejected | None:
+def _look(principal: Principal, field: str, begins: str | None, ref: str | None) -> RequestRejected | None:
     if not principal.may(INSPECT):
-        return _unauthorized(_lacking(principal, INSPECT))
+        return _unauthorized(_lacking(principal, INSPECT), ref=ref)
     if sees(principal, begins):
         return None
-    return _unauthorized(f"{field} must be given, and {principal.name} may look at {principal.reach}")
+    return _unauthorized(f"{field} must be given, and {principal.name} may look at {principal.reach}", ref=ref)
 
 
 def sees(principal: Principal, begins: str | None) -> bool:

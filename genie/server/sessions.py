@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from math import ceil
 
 from genie.core import Request
 from genie.core.deadlines import Deadlines
-from genie.server.session import Session
+from genie.server.session import MAX_ENDINGS, Session
 from genie.storage.base import Ending
+
+MAX_ENDINGS_IN_ALL = 100_000
+"""Ended requests that all sessions together remember. Beyond it the oldest of all is forgotten."""
 
 
 def key_of(secret: str, principal: str | None = None) -> str:
@@ -28,8 +32,8 @@ class Sessions:
         self._by_key: dict[str, Session] = {}
         self._leaving: dict[int, Session] = {}
         self._numbers = 0
-        self.endings = 0
-        """How many are kept in all."""
+        self._endings: OrderedDict[int, Session] = OrderedDict()
+        """The session of each ending that is remembered, by the id of the request, oldest first."""
         self.deadlines = Deadlines()
         """When those without a connection end, by their number."""
 
@@ -52,7 +56,7 @@ class Sessions:
 
     def leave(self, session: Session, now: float) -> None:
         """Its connection is gone: it waits for another."""
-        session.connection = None
+        session.disconnected(now)
         if not session.bound and not session.endings:
             del self._by_key[session.key or ""]
             return
@@ -78,18 +82,43 @@ class Sessions:
             key, timeout_ms = ending.origin.key or "", ending.origin.timeout_ms
             session = found.get(key) or found.setdefault(key, self._add(Session(None, key, timeout_ms)))
             ending.origin = session
-            session.keep(ending)
-            self.endings += 1
+            session.remember(ending)
+            self._endings[ending.id] = session
         for session in found.values():
             self.leave(session, now)
 
+    def remember(self, session: Session, ending: Ending) -> list[int]:
+        """Remember how a request of a session ended; returns the ids of the endings that are forgotten for it."""
+        session.remember(ending)
+        self._endings[ending.id] = session
+        forgotten: list[int] = []
+        if session.endings is not None and len(session.endings) > MAX_ENDINGS:
+            forgotten += self._forget_oldest(session)
+        if len(self._endings) > MAX_ENDINGS_IN_ALL:
+            forgotten += self._forget_oldest(next(iter(self._endings.values())))
+        return forgotten
+
+    def remove(self, session: Session) -> list[int]:
+        """Forget a session and all its endings; returns their ids."""
+        self._stay(session)
+        self._by_key.pop(session.key or "", None)
+        forgotten = [ending.id for ending in session.endings or ()]
+        for id_ in forgotten:
+            del self._endings[id_]
+        session.close()
+        return forgotten
+
+    def _forget_oldest(self, session: Session) -> list[int]:
+        ending = session.forget_oldest()
+        if ending is None:
+            return []
+        del self._endings[ending.id]
+        return [ending.id]
+
     def ended(self, now: float) -> Session | None:
-        """One whose time without a connection is over, taken out."""
+        """One whose time without a connection is over."""
         for number in self.deadlines.due(now, 1):
-            session = self._leaving[number]
-            self._stay(session)
-            del self._by_key[session.key or ""]
-            return session
+            return self._leaving[number]
         return None
 
     def _add(self, session: Session) -> Session:

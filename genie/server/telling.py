@@ -13,7 +13,7 @@ from genie.core import SUCCESS, Event, LockManager, Released, Request, State
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.server.connection import Connection
-from genie.server.session import ENDINGS_IN_ALL, LONGEST_ENDING, Session
+from genie.server.session import LONGEST_ENDING, MAX_ENDINGS, Session
 from genie.server.sessions import Sessions
 from genie.server.watches import Watches
 from genie.storage.base import Change, Ending, is_stored
@@ -72,12 +72,15 @@ class Telling:
         for session in self.sessions:
             session.forget()
 
-    def _tell(self, events: list[Event], asker: Connection | None) -> None:
-        """Turn events into messages, and note what must be stored."""
-        for event in events:
-            _TELL[type(event)](self, event, asker)
+    def _tell(self, events: list[Event], asker: Connection | None, ref: str | None = None) -> None:
+        """Turn the events of a command into messages, and note what must be stored.
 
-    def _queued(self, event: core.Queued, asker: Connection | None) -> None:  # noqa: ARG002
+        `asker` sent the command, with this `ref`, which the answer echoes.
+        """
+        for event in events:
+            _TELL[type(event)](self, event, asker, ref)
+
+    def _queued(self, event: core.Queued, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.queued(request)
@@ -85,9 +88,10 @@ class Telling:
         self.stats.arrived(request, self.manager.table)
         if session.key is not None and request.state is not State.ENDED:
             self._change(request)
-        self.say(session.connection, replies.queued(request))
+        if request.ref is None or not session.quiet:
+            self.say(session.connection, replies.queued(request))
 
-    def _locked(self, event: core.Locked, asker: Connection | None) -> None:  # noqa: ARG002
+    def _locked(self, event: core.Locked, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         self._change(request)
@@ -98,89 +102,93 @@ class Telling:
         if self.watches.prefixes:
             self.watches.tell(request, "locked")
 
-    def _taken(self, event: core.Taken, asker: Connection | None) -> None:
+    def _taken(self, event: core.Taken, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.granted(request)
         session.alive += 1
         self.stats.granted += 1
         self._change(request)
+        if request.ref is None or not session.quiet:
+            self.say(asker, replies.queued(request))
         self.say(asker, replies.taken(request))
         if self.watches.prefixes:
             self.watches.tell(request, "locked")
 
-    def _released(self, event: Released, asker: Connection | None) -> None:
+    def _released(self, event: Released, asker: Connection | None, ref: str | None) -> None:
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
-        self._close(request)
         if request.fence and event.reason is SUCCESS:
             self.stats.holds.add(self.now - request.since)
         else:
             self.stats.over(event, self.now)
-        line = replies.released(event, self.now)
-        if session is not None:
-            if session.key is not None and not (asker is session.connection and event.reason is SUCCESS):
-                self._keep(session, Ending(request.id, request.ref, session, self.now, line), event.reason)
+        own = asker is not None and session is not None and asker is session.connection
+        line = b"" if own and event.reason is SUCCESS else replies.released(event, self.now, request.ref)
+        self._close(request, event.reason, line)
+        if session is not None and not own:
             self.say(session.connection, line)
-        if asker is not None and (session is None or asker is not session.connection):
-            self.say(asker, line)
+        if asker is not None:
+            self.say(asker, replies.released(event, self.now, ref))
         if self.watches.prefixes and request.fence:
             self.watches.tell(request, "unlocked")
 
-    def _keep(self, session: Session, ending: Ending, reason: core.Reason) -> None:
-        """A session may have to be told once more how a request ended, also by the next server."""
-        if len(ending.line) > LONGEST_ENDING:
-            ending.line = replies.ended(ending.id, reason, ending.ref)
-        session.keep(ending)
-        self.sessions.endings += 1
-        self._forget_told(session)
-        if self._durable and ending.id in self.changes:
-            self.changes[ending.id] = ending
-
-    def _forget_told(self, session: Session) -> None:
-        for id_ in session.told(self.now, self.sessions.endings - ENDINGS_IN_ALL):
-            self.sessions.endings -= 1
-            self._unset(id_)
-
-    def _extended(self, event: core.Extended, asker: Connection | None) -> None:
-        self._change(event.request)
-        self.say(asker, replies.extended(event))
-
-    def _moved(self, event: core.Moved, asker: Connection | None) -> None:  # noqa: ARG002
-        """Nobody is told."""
-        if is_stored(event.request):
-            self._change(event.request)
-
-    def _full(self, event: core.Full, asker: Connection | None) -> None:
-        most = self.manager.max_places
-        why = f"this would have to wait, and the lines have {most:.0f} places, or nearly: none is left for it"
-        self.reject(asker, RequestRejected(Code.TOO_MANY, why, ref=event.request.ref))
-
-    def _repeated(self, event: core.Repeated, asker: Connection | None) -> None:
-        self.say(asker, replies.ended(event.id, event.reason, event.ref))
-
-    def _unknown(self, event: core.Unknown, asker: Connection | None) -> None:
-        why = f"there is no request {event.id}, or it ended long ago"
-        self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, id=event.id))
-
-    def _not_held(self, event: core.NotHeld, asker: Connection | None) -> None:
-        request = event.request
-        why = f"extend: {request.id} still waits; only a held lock can be extended"
-        self.reject(asker, RequestRejected(Code.BAD_REQUEST, why, id=request.id))
-
-    def _close(self, request: Request) -> None:
-        """A request ended: its session and the store forget it."""
+    def _close(self, request: Request, reason: core.Reason, line: bytes) -> None:
+        """A request ended: tell its session and the store. `line` is the ending for its session; see `Ending`."""
         session: Session | None = request.origin  # type: ignore[assignment]
+        change: Change = request
         if session is not None:
             session.alive -= 1
-            if session.bound or request.ref is not None:
-                session.released(request)
+            session.bound.pop(request.id, None)
+            if request.ref is not None or (session.key is not None and line):
+                change = self._remember(session, request, reason, line)
+        if not self._durable:
+            return
         if (
             request.fence
             or session is None
             or (session.key is not None and (request.id < self.stored_below or request.id in self.changes))
         ):
-            self._change(request)
+            self.changes[request.id] = change
+
+    def _remember(self, session: Session, request: Request, reason: core.Reason, line: bytes) -> Change:
+        """Remember how a request of a session ended; returns what the store is to know of it."""
+        if session.key is None:
+            session.remember(Ending(request.id, request.ref, session, self.now, b"", reason, request))
+            if session.endings is not None and len(session.endings) > MAX_ENDINGS:
+                session.forget_oldest()
+            return request
+        if len(line) > LONGEST_ENDING:
+            line = replies.ended(request.id, reason, request.ref)
+        ending = Ending(request.id, request.ref, session, self.now, line, reason, request)
+        for id_ in self.sessions.remember(session, ending):
+            self._unset(id_)
+        return ending
+
+    def _extended(self, event: core.Extended, asker: Connection | None, ref: str | None) -> None:
+        self._change(event.request)
+        self.say(asker, replies.extended(event, ref))
+
+    def _moved(self, event: core.Moved, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
+        """No message: only the store is concerned."""
+        if is_stored(event.request):
+            self._change(event.request)
+
+    def _full(self, event: core.Full, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
+        most = self.manager.max_places
+        why = f"this would have to wait, and the lines have {most:.0f} places, or nearly: none is left for it"
+        self.reject(asker, RequestRejected(Code.TOO_MANY, why, ref=ref))
+
+    def _repeated(self, event: core.Repeated, asker: Connection | None, ref: str | None) -> None:
+        self.say(asker, replies.ended(event.id, event.reason, ref))
+
+    def _unknown(self, event: core.Unknown, asker: Connection | None, ref: str | None) -> None:
+        why = f"there is no request {event.id}, or it ended long ago"
+        self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))
+
+    def _not_held(self, event: core.NotHeld, asker: Connection | None, ref: str | None) -> None:
+        request = event.request
+        why = f"extend: {request.id} still waits; only a held lock can be extended"
+        self.reject(asker, RequestRejected(Code.BAD_REQUEST, why, ref=ref, id=request.id))
 
     def _change(self, request: Request) -> None:
         """Let the store know. What waits for a connection alone goes with it, and so with this server: it is not stored."""
@@ -193,7 +201,7 @@ class Telling:
             self.changes[id] = None
 
 
-_TELL: dict[type, Callable[[Telling, Any, Connection | None], None]] = {
+_TELL: dict[type, Callable[[Telling, Any, Connection | None, str | None], None]] = {
     core.Queued: Telling._queued,  # noqa: SLF001
     core.Taken: Telling._taken,  # noqa: SLF001
     core.Locked: Telling._locked,  # noqa: SLF001

@@ -46,12 +46,12 @@ class Watches:
         self._lengths: tuple[int, ...] = ()
         self._of: dict[Connection, set[str]] = {}
 
-    def watch(self, connection: Connection, prefix: str) -> None:
+    def watch(self, connection: Connection, prefix: str, ref: str | None) -> None:
         """Tell what is held now, and from now on what changes."""
         own = self._of.setdefault(connection, set())
         if prefix not in own and len(own) >= MOST_WATCHES:
             why = f"watch: a connection can watch {MOST_WATCHES} prefixes, and this one does"
-            self._reject(connection, RequestRejected(Code.TOO_MANY, why))
+            self._reject(connection, RequestRejected(Code.TOO_MANY, why, ref=ref))
             return
         own.add(prefix)
         self.prefixes.setdefault(prefix, {})[connection] = None
@@ -64,9 +64,9 @@ class Watches:
                 truncated = True
                 break
             rows.append(row)
-        self._say(connection, replies.watching(prefix, rows, truncated))
+        self._say(connection, replies.watching(prefix, rows, truncated, ref))
 
-    def unwatch(self, connection: Connection, prefix: str) -> None:
+    def unwatch(self, connection: Connection, prefix: str, ref: str | None) -> None:
         """No longer; nothing happens where it was not watched."""
         own = self._of.get(connection)
         if own is not None and prefix in own:
@@ -74,7 +74,7 @@ class Watches:
             self._forget(connection, prefix)
             if not own:
                 del self._of[connection]
-        self._say(connection, replies.unwatched(prefix))
+        self._say(connection, replies.unwatched(prefix, ref))
 
     def of(self, connection: Connection) -> set[str]:
         """What a connection watches."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from genie.core import ENDED, HELD, LockManager, Origin, Request
+from genie.core import ENDED, HELD, SUCCESS, LockManager, Origin, Reason, Request
 from genie.storage.node import Node
 
 
@@ -20,9 +20,10 @@ class StoredOrigin:
 
 @dataclass(slots=True)
 class Ending:
-    """The last word on a request of a session, kept for as long as it may have to be said (again).
+    """How a request of a session ended: to be sent again after a lost connection, and to recognize its `ref`.
 
-    `at` is the manager's time (ms) of the end; `line` the message, with its end.
+    `at` is the manager's time (ms) of the end. `line` is the message, with its newline; empty where the session released
+    the request itself, which needs no repetition. The last two are not stored.
     """
 
     id: int
@@ -30,6 +31,9 @@ class Ending:
     origin: Origin
     at: float
     line: bytes
+    reason: Reason = SUCCESS
+    request: Request | None = None
+    """The request, while this process knows it: another one with the same `ref` must be the same by meaning."""
 
 
 Change = Request | Ending | None

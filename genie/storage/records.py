@@ -37,8 +37,9 @@ class Record(Struct, omit_defaults=True, gc=False):
     session_timeout_ms: float = SESSION_TIMEOUT_MS
     chosen: str | None = None
     principal: str | None = None
+    note: str | None = None
     line: str = ""
-    """Of an ending: the message, without its end."""
+    """Of an ending: the message, without its end. Empty: the session released the request itself."""
 
 
 _encode = json.Encoder().encode
@@ -71,6 +72,7 @@ def encode(change: Request | Ending) -> bytes:
             SESSION_TIMEOUT_MS if origin is None or key is None else origin.timeout_ms,
             change.chosen,
             change.principal,
+            change.note,
         )
     )
 
@@ -100,7 +102,8 @@ class Reader:
         """What was stored under an id. Whoever made it is not connected to this process."""
         stored = _decode(record)
         if stored.state == "ended":
-            return Ending(id, stored.ref, self._origin(stored), stored.since, stored.line.encode() + b"\n")
+            line = stored.line.encode() + b"\n" if stored.line else b""
+            return Ending(id, stored.ref, self._origin(stored), stored.since, line)
         request = Request(
             stored.shared,
             stored.exclusive,
@@ -113,6 +116,7 @@ class Reader:
             origin=None if stored.session is None else self._origin(stored),
             chosen=stored.chosen,
             principal=stored.principal,
+            note=stored.note,
         )
         request.id = id
         request.owner = id if stored.transaction is None else stored.transaction

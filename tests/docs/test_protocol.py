@@ -15,11 +15,12 @@ from genie.config import Settings
 from genie.core import Reason, Request, blame, ended
 from genie.errors import Code
 from genie.protocol import commands, fields, framing, replies, resources
-from genie.server import door, session, turns, watches
+from genie.server import door, session, sessions, turns, watches
 from servers import Genie, running_server
 
 PAGE = "protocol.md"
-EXAMPLES = blocks(PAGE)
+BLOCKS = blocks(PAGE)
+EXAMPLES = [block for block in BLOCKS if block.language == "transcript"]
 SETTINGS = Settings()
 
 
@@ -31,9 +32,15 @@ def genie() -> Iterator[Genie]:
 
 @pytest.mark.parametrize("block", EXAMPLES, ids=str)
 async def test_an_example_happens_so(block: Block, genie: Genie) -> None:
-    assert block.language == "transcript", "every block of this page is executed; write it as a transcript"
     assert steps(block)
     await play(block, genie.address)
+
+
+def test_blocks_are_examples_or_drawings() -> None:
+    """What shows messages must be executed."""
+    for block in BLOCKS:
+        assert block.language in ("transcript", "text"), block
+        assert block.language == "transcript" or '"command"' not in block.text, f"{block}: write it as a transcript"
 
 
 def test_everything_has_an_example() -> None:
@@ -51,10 +58,22 @@ def test_everything_has_an_example() -> None:
             reasons.add(payload.get("reason"))
             codes.add(payload.get("code"))
     assert set(fields.COMMANDS) <= sent
-    answers = {"queued", "locked", "released", "extended", "welcome", "pong", "inspected", "watching", "unwatched"}
+    answers = {
+        "queued",
+        "locked",
+        "released",
+        "extended",
+        "welcome",
+        "pong",
+        "inspected",
+        "watching",
+        "unwatched",
+        "bye",
+    }
     assert told == answers | {"event", "error"}
     assert set(Reason) <= reasons
     assert codes >= {"bad-json", "bad-message", "bad-request", "unknown-command", "unknown-id", "ref-conflict"}
+    assert codes >= {"unknown-namespace", "unsupported-protocol", "unavailable"}
 
 
 def test_commands_reasons_and_codes_are_all_there() -> None:
@@ -69,7 +88,7 @@ def test_the_fields_of_other_commands_are_all_there() -> None:
     for command in fields.COMMANDS.keys() - {"request"}:
         (shown,) = re.findall(rf"^## `{command}`\n\n`\{{(.*?)\}}`", text, re.MULTILINE)
         named = {name.strip().strip('"?').rstrip('"'): name.endswith("?") for name in shown.split(",") if name}
-        optional = {field: field not in fields.REQUIRED[command] for field in fields.COMMANDS[command]}
+        optional = {field: field not in fields.REQUIRED.get(command, ()) for field in fields.COMMANDS[command]}
         assert named == optional, command
 
 
@@ -88,6 +107,7 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
         "transactionName": "none",
         "priority": f"{default.priority}",
         "ref": "none",
+        "note": "none",
         "namespace": "that of the connection",
         "onDisconnect": '`"release"`' if default.release_on_disconnect else '`"keep"`',
     }
@@ -99,7 +119,7 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
             bad: list[object] = ["", "other"]
         elif name in ("weights", "target"):
             (high,) = map(number, re.findall(r"[\d,]+\d", row["Type"]))
-            good, bad = [high, 0.001], [high + 1, 0, 1e19]
+            good, bad = [1, high, "1", str(high + 1)], [high + 1, 0, 0.5, "0.5", "-1", "01", ""]
             if name == "weights":
                 good, bad = [[value] for value in good], [[value] for value in bad]
         else:
@@ -109,6 +129,7 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
                 "anyOf": lambda size: [f"shared:{i}" for i in range(size)],
                 "transactionName": lambda size: "n" * size,
                 "ref": lambda size: "n" * size,
+                "note": lambda size: "n" * size,
                 "namespace": lambda size: "n" * size,
             }.get(name, lambda value: value)
             good, bad = [make(low), make(high)], [make(low - 1), make(high + 1)]
@@ -123,7 +144,8 @@ def test_the_limits_are_the_code_s() -> None:
         "Nesting of JSON": fields.MAX_DEPTH,
         "Resources in a request": resources.MAX_RESOURCES,
         "Resources that one request can choose from": resources.MAX_CHOICES,
-        "Greatest weight, and greatest target": fields.MAX_WEIGHT,
+        "Greatest weight, and greatest target, as numbers": fields.MAX_WEIGHT,
+        "Digits of a weight or target as a string": fields.MAX_DIGITS,
         "Prefixes watched by a connection": watches.MOST_WATCHES,
         "Characters in a prefix": resources.MAX_NAME,
         "Rows of a `watching`": watches.MOST_HELD,
@@ -131,6 +153,8 @@ def test_the_limits_are_the_code_s() -> None:
         "Messages for a watcher at once": watches.MOST_EVENTS,
         "Characters in a resource's or transaction's name": resources.MAX_NAME,
         "Characters in a `ref`": fields.MAX_REF,
+        "Characters in a `note`": fields.MAX_NOTE,
+        "Characters in a `client`": fields.MAX_CLIENT,
         "Greatest timeout, ms": fields.MAX_TIMEOUT_MS,
         "Greatest priority, and least with a minus": fields.MAX_PRIORITY,
         "Default of both timeouts, ms": Request().queue_timeout_ms,
@@ -141,27 +165,26 @@ def test_the_limits_are_the_code_s() -> None:
         "Blockers named": blame.NAMED,
         "Blockers counted exactly": blame.COUNTED,
         "Ended ids remembered, at least": ended.REMEMBERED,
-        "Ended `ref`s remembered by a connection or session": session.ENDED_REFS,
+        "Ended requests remembered by a connection or session": session.MAX_ENDINGS,
+        "Ended requests remembered by all sessions": sessions.MAX_ENDINGS_IN_ALL,
         "Characters in the secret of a session, at least": fields.MIN_SECRET,
         "Characters in the secret of a session, at most": fields.MAX_SECRET,
         "Default of `sessionTimeout`, ms": commands.Hello().session_timeout_ms,
-        "Characters in a token that is said": fields.MAX_TOKEN,
+        "Characters in a token": fields.MAX_TOKEN,
         "Characters in a namespace": fields.MAX_NAMESPACE,
         "Bytes in the first line, where the server has tokens": door.HELLO_LINE,
-        "Seconds until it, where the server has tokens": door.HELLO_S,
+        "Seconds until the first line, where the server has tokens": door.HELLO_S,
         "Requests of a session, held and waiting": SETTINGS.max_requests_per_session,
         "Requests of a connection without a session, held and waiting": SETTINGS.max_requests_per_connection,
-        "Endings kept for a session": session.ENDINGS,
-        "Endings kept for all sessions": session.ENDINGS_IN_ALL,
-        "Bytes of an ending that is kept with its details": session.LONGEST_ENDING,
-        "Locks held, when a request comes (one that names three resources has three; what waits already is granted beyond it)": SETTINGS.max_locks,
-        "Places in all lines (one that waits for three resources has three)": SETTINGS.max_queue,
+        "Bytes of a `released` that is remembered with its details": session.LONGEST_ENDING,
+        "Locks held when a request arrives, for each resource that it names (waiting requests are granted beyond it)": SETTINGS.max_locks,
+        "Waiting requests, for each resource that they name": SETTINGS.max_queue,
         "Connections": SETTINGS.max_connections,
         "Connections from one address": SETTINGS.max_connections_per_address,
         "Greatest id in a command, and least with a minus": fields.MAX_ID,
-        "Bytes of one connection's commands that wait for their turn": turns.MAX_AHEAD,
+        "Bytes of one connection's commands that wait to be executed": turns.MAX_AHEAD,
         "Bytes of commands that wait for the store": SETTINGS.max_pending,
-        "Bytes that a client leaves unread before it is cut off": SETTINGS.max_unread,
+        "Bytes that a client leaves unread before it is disconnected": SETTINGS.max_unread,
     }
     rows = table(PAGE, "What", "Limit")
     assert {row["What"]: number(row["Limit"]) for row in rows} == limits
@@ -178,8 +201,8 @@ def test_the_limits_are_the_code_s() -> None:
         f"the first {blame.NAMED} of them",
         f"exact up to {blame.COUNTED:,} and",
         f"the last {ended.REMEMBERED:,} ids",
-        f"the last {session.ENDED_REFS:,} requests that ended",
-        f"while nobody was connected, the last {session.ENDINGS:,} of them",
+        f"remembers the last {session.MAX_ENDINGS:,} requests that ended, and all sessions together the last {sessions.MAX_ENDINGS_IN_ALL:,};",
+        f"decimal strings of up to {fields.MAX_DIGITS} digits",
         f"within {door.HELLO_S:.0f} seconds and {door.HELLO_LINE:,} bytes",
         f"a string of 1 to {fields.MAX_TOKEN:,} characters. A server without tokens",
         f"a string of 1 to {fields.MAX_NAMESPACE} letters (A to Z), digits or any of",

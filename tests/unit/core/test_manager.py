@@ -97,7 +97,7 @@ def test_ended_ids_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ended, "REMEMBERED", 10)
     memory = ended.Ended()
     for id_ in range(100):
-        memory.add(id_, core.Reason.SUCCESS, None)
+        memory.add(id_, core.Reason.SUCCESS)
         assert all(memory.get(recent) for recent in range(max(0, id_ - 9), id_ + 1))
         assert sum(memory.get(old) is not None for old in range(id_ + 1)) <= 20
 

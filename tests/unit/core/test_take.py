@@ -42,7 +42,7 @@ def test_nothing_is_taken_where_the_target_is_not_reached() -> None:
     assert isinstance(refused, core.Refused)
     assert (refused.reason, refused.free, refused.locked) == ("insufficient", 3, 9)
     assert driver.manager.table.look("A") is None
-    assert driver.step(core.Release(refused.request.id)) == [core.Repeated(refused.request.id, refused.reason, None)]
+    assert driver.step(core.Release(refused.request.id)) == [core.Repeated(refused.request.id, refused.reason)]
 
 
 def test_what_others_wait_for_is_not_free() -> None:

@@ -12,8 +12,9 @@ from genie.config import Settings
 from genie.core import LockManager, Request
 from genie.core.invariants import check
 from genie.observability.stats import Stats
+from genie.protocol.commands import Hello
 from genie.server import dispatch
-from genie.server.connection import HANGUP, Item
+from genie.server.connection import HANGUP, ConnectionState, Item
 from genie.server.dispatch import Dispatch
 from genie.server.session import Session
 from genie.storage.base import Batch, Ending, Replica, is_stored
@@ -27,7 +28,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.session = Session(self)  # type: ignore[arg-type]
-        self.fresh, self.parted, self.snubbed, self.closed = True, False, False, False
+        self.state, self.closed = ConnectionState.READY, False
         self.principal = None
         self.out: list[bytes] = []
 
@@ -94,12 +95,16 @@ class Pair:
             self.peers.append(peer)
             if chance.random() < 0.8:
                 number = chance.randrange(4)
-                timeout = 50 if number else 2000
-                self.say(peer, line("hello", session=f"a secret of number {number}", sessionTimeout=timeout))
+                timeout = 50.0 if number else 2000.0
+                self.say(peer, Hello(f"a secret of number {number}", timeout, quiet=chance.random() < 0.5))
             return
         peer = chance.choice(self.peers)
-        match chance.randrange(8):
+        match chance.randrange(9):
+            case 8:
+                self.say(peer, line("release", ref=str(chance.randrange(10))))
             case 0:
+                if chance.random() < 0.2:
+                    self.say(peer, line("bye"))
                 peer.closed = True
                 self.peers.remove(peer)
                 self.say(peer, HANGUP)
@@ -162,7 +167,8 @@ def _again(batch: Batch) -> Batch:
 def test_a_session_has_so_many_requests_and_no_more() -> None:
     desk, peer = Dispatch(LockManager(), Settings(max_requests_per_session=2), Stats()), Peer()
     wanted = [line("request", resources=[f"exclusive:{number}"], ref=f"{number}") for number in range(3)]
-    desk.take(peer, iter([line("hello", session="a secret of sixteen"), *wanted]))  # type: ignore[arg-type]
+    desk.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
+    desk.take(peer, iter(wanted))  # type: ignore[arg-type]
     assert b'"too-many"' in peer.out[-1]
     assert b'"ref":"2"' in peer.out[-1]
     peer.out.clear()
@@ -175,9 +181,9 @@ def test_sessions_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> No
     desk = Dispatch(LockManager(), Settings(), Stats())
     for number in range(3):
         peer = Peer()
-        hello = line("hello", session=f"a secret of number {number}")
+        desk.take(peer, iter([Hello(f"a secret of number {number}")]))  # type: ignore[arg-type]
         asked = [line("request", resources=[f"shared:{name}"], transactionTimeout=1e9) for name in "abc"]
-        desk.take(peer, iter([hello, *asked, HANGUP]))  # type: ignore[arg-type]
+        desk.take(peer, iter([*asked, HANGUP]))  # type: ignore[arg-type]
     desk.now = 1e6
     left = []
     for _ in range(3):
@@ -191,9 +197,9 @@ def test_sessions_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_hello_that_comes_too_late_takes_nothing() -> None:
     """The connection that said it is gone, and another one has the session by now."""
     desk, late, living = Dispatch(LockManager(), Settings(), Stats()), Peer(), Peer()
-    hello = line("hello", session="a secret of sixteen")
-    desk.take(living, iter([hello]))  # type: ignore[arg-type]
+    desk.take(living, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
     late.closed = True
-    desk.take(late, iter([hello, line("request", resources=["exclusive:a"]), HANGUP]))  # type: ignore[arg-type]
+    desk.take(late, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
+    desk.take(late, iter([line("request", resources=["exclusive:a"]), HANGUP]))  # type: ignore[arg-type]
     assert living.session.connection is living
     assert not desk.manager.table.held

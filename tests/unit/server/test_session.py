@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from genie.core import Request
-from genie.server import session as module
-from genie.server.session import ENDINGS, TOLD_MS, Session, same
+from genie.server import sessions as module
+from genie.server.session import RECEIVED_MS, Session, same
 from genie.server.sessions import Sessions, key_of
 from genie.storage.base import Ending, StoredOrigin
 
@@ -15,27 +15,26 @@ def ask(ref: str | None = "r", **options: object) -> Request:
     return request
 
 
-def test_a_ref_is_forgotten_some_time_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ENDED_REFS", 3)
-    session = Session(None)  # type: ignore[arg-type]
-    requests = [ask(f"{number}") for number in range(10)]
+def test_an_ending_takes_the_place_of_its_request_and_goes_first_in_first_out() -> None:
+    session = Session(None)
+    requests = [ask(f"{number}") for number in range(4)]
     for request in requests:
         session.granted(request)
-        session.released(request)
-    assert [session.known(f"{number}") for number in range(10)] == [None] * 7 + requests[7:]
+    assert session.known("0") is requests[0]
+    endings = [ending(request.id, 0, request.ref) for request in requests]
+    for one in endings:
+        session.remember(one)
+    assert session.known("0") is endings[0]
+    assert session.forget_oldest() is endings[0]
+    assert [session.known(f"{number}") for number in range(4)] == [None, *endings[1:]]
 
 
-def test_a_ref_in_use_again_is_not_forgotten_with_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ENDED_REFS", 1)
-    session = Session(None)  # type: ignore[arg-type]
-    first, second = ask("again"), ask("again")
-    session.granted(first)
-    session.released(first)
+def test_a_ref_in_use_again_is_not_forgotten_with_its_first_request() -> None:
+    session = Session(None)
+    session.remember(ending(1, 0, "again"))
+    second = ask("again")
     session.granted(second)
-    for number in range(3):
-        other = ask(f"{number}")
-        session.granted(other)
-        session.released(other)
+    session.forget_oldest()
     assert session.known("again") is second
 
 
@@ -48,8 +47,6 @@ def test_only_what_ends_with_the_session_is_bound() -> None:
     for request in (kept, bound):
         session.locked(request)
     assert set(session.bound.values()) == {bound}
-    session.released(bound)
-    assert not session.bound
 
 
 @pytest.mark.parametrize(
@@ -61,11 +58,18 @@ def test_only_what_ends_with_the_session_is_bound() -> None:
         {"transaction": "T"},
         {"release_on_disconnect": True},
         {"shared": ("B",)},
+        {"note": "another"},
     ],
 )
 def test_a_repetition_must_ask_for_the_same(other: dict[str, object]) -> None:
     assert same(ask(), ask())
     assert not same(ask(), ask(**other))
+
+
+def test_the_order_of_resources_has_no_meaning() -> None:
+    one, other = Request(exclusive=("A", "B"), shared=("C", "D")), Request(exclusive=("B", "A"), shared=("D", "C"))
+    assert same(one, other)
+    assert not same(one, Request(exclusive=("A", "C"), shared=("B", "D")))
 
 
 SECRET = "a secret of sixteen"  # noqa: S105 - it guards nothing
@@ -75,27 +79,44 @@ def ending(id_: int, at: float, ref: str | None = None) -> Ending:
     return Ending(id_, ref, StoredOrigin(key_of(SECRET), 1000.0), at, b"{}\n")
 
 
-def test_an_ending_is_kept_until_it_must_have_been_received() -> None:
+def test_endings_are_sent_again_unless_they_were_received_or_asked_for_by_the_session() -> None:
     session = Session(object(), "key")  # type: ignore[arg-type]
     session.since = 500.0
-    session.keep(ending(1, 0.0, "r"))
-    session.keep(ending(2, 2000.0))
-    assert session.told(400 + TOLD_MS) == [], "its connection has not stood for long"
-    session.connection = None
-    assert session.told(600 + TOLD_MS) == [], "it has no connection"
-    session.connection = object()  # type: ignore[assignment]
-    assert session.told(600 + TOLD_MS) == [1]
-    assert session.known("r") is None
-    assert list(session.endings) == [2]
-    assert session.told(2000 + TOLD_MS) == [2]
+    session.remember(ending(1, 0.0, "r"))
+    session.remember(ending(2, 2000.0))
+    session.remember(Ending(3, "own", session, 2000.0, b""))
+    session.disconnected(400 + RECEIVED_MS)
+    assert [one.id for one in session.unreceived()] == [1, 2], "its connection had not stood for long"
+    session.disconnected(600 + RECEIVED_MS)
+    assert [one.id for one in session.unreceived()] == [2]
+    session.disconnected(2000 + RECEIVED_MS)
+    assert list(session.unreceived()) == []
+    assert session.known("r") is not None, "a ref is remembered all the same"
+    assert session.known("own") is not None
 
 
-def test_only_the_last_endings_are_kept() -> None:
-    session = Session(None, "key")
-    for id_ in range(ENDINGS + 3):
-        session.keep(ending(id_, id_))
-    assert session.told(0) == [0, 1, 2]
-    assert len(session.endings) == ENDINGS
+def test_a_session_remembers_its_last_endings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ENDINGS", 3)
+    sessions = Sessions()
+    session, _ = sessions.enter(SECRET, 1000)
+    assert [sessions.remember(session, ending(id_, id_, f"{id_}")) for id_ in range(5)] == [[], [], [], [0], [1]]
+    assert [session.known(f"{id_}") is not None for id_ in range(5)] == [False, False, True, True, True]
+
+
+def test_beyond_the_bound_of_all_sessions_the_oldest_ending_of_all_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_ENDINGS_IN_ALL", 3)
+    sessions = Sessions()
+    first, _ = sessions.enter(SECRET, 1000)
+    second, _ = sessions.enter(SECRET + "2", 1000)
+    for id_ in range(3):
+        assert sessions.remember(first, ending(id_, id_, f"{id_}")) == []
+    assert sessions.remember(second, ending(3, 3, "3")) == [0]
+    assert second.known("3") is not None
+    assert first.known("0") is None
+    assert sessions.remove(first) == [1, 2]
+    assert sessions.remember(second, ending(4, 4, "4")) == []
 
 
 def test_a_session_waits_for_its_next_connection_only_if_there_is_something_to_say() -> None:
@@ -105,7 +126,7 @@ def test_a_session_waits_for_its_next_connection_only_if_there_is_something_to_s
     sessions.leave(session, 0)
     session, resumed = sessions.enter(SECRET, 1000)
     assert not resumed, "it had nothing"
-    session.keep(ending(1, 0))
+    sessions.remember(session, ending(1, 0))
     sessions.leave(session, 10.5)
     again, resumed = sessions.enter(SECRET, 500)
     assert resumed
@@ -114,6 +135,7 @@ def test_a_session_waits_for_its_next_connection_only_if_there_is_something_to_s
     sessions.leave(session, 10.5)
     assert sessions.ended(510) is None
     assert sessions.ended(511) is session
+    assert sessions.remove(session) == [1]
     assert list(sessions) == []
 
 
@@ -128,12 +150,5 @@ def test_what_was_loaded_belongs_to_its_sessions_again() -> None:
     assert nobody_s.origin is None
     assert list(session.bound.values()) == [mine]
     assert session.known("r") is mine
-    assert session.known("e") is session.endings[7]
-
-
-def test_who_has_a_new_ending_gives_up_its_oldest_where_all_have_too_many() -> None:
-    session = Session(None, "key")
-    for id_ in range(10):
-        session.keep(ending(id_, id_))
-    assert session.told(0, too_many=3) == [0, 1, 2]
-    assert session.told(0, too_many=-5) == []
+    assert session.endings is not None
+    assert session.known("e") is session.endings[0]

@@ -1,0 +1,62 @@
+"""The JSON Schema of all commands and messages, generated from the types that decode them.
+
+`python -m genie.protocol.schema` writes `schema.json` beside this file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from genie.protocol import commands, fields, messages
+
+PATH: Final = Path(__file__).with_name("schema.json")
+
+_ERROR = """`ref` is that of the command, where it had one. `id` is there only in errors of `release` and `extend` that \
+named one. `leader` comes with `unavailable`, `supported` with `unsupported-protocol`."""
+
+
+def schema() -> dict[str, Any]:
+    """Return the schema: `$defs/command` is a line of a client, `$defs/message` a line of a server."""
+    (command, message), components = msgspec.json.schema_components(
+        [commands.Line, messages.Message], ref_template="#/$defs/{name}"
+    )
+    definitions: dict[str, Any] = _renamed({"command": command, "message": message, **components})
+    definitions["RequestPayload"]["oneOf"] = [
+        _needs("resources", without=("anyOf", "weights", "target")),
+        _needs("anyOf", "target", without=("resources",)),
+    ]
+    definitions["ReleasePayload"]["anyOf"] = [_needs("id"), _needs("ref")]
+    definitions["ErrorPayload"]["description"] = _ERROR
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"Genie wire protocol {fields.PROTOCOL}",
+        "description": "One JSON object per line. A null field counts as left out. protocol.md is the reference.",
+        "anyOf": [{"$ref": "#/$defs/command"}, {"$ref": "#/$defs/message"}],
+        "$defs": definitions,
+    }
+
+
+def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
+    """Give payloads short names: `WelcomePayload`, not where they are defined in Python."""
+    encoded = msgspec.json.encode(definitions).replace(f"{messages.__name__}.".encode(), b"")
+    renamed: dict[str, Any] = msgspec.json.decode(encoded.replace(b".Payload", b"Payload"))
+    return renamed
+
+
+def _needs(*names: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A payload that has the first fields and none of the others; null counts as left out."""
+    has = {name: {"not": {"type": "null"}} for name in names}
+    lacks = {name: {"type": "null"} for name in without}
+    return {"required": list(names), "properties": {**has, **lacks}}
+
+
+def text() -> bytes:
+    """Return the schema as it is checked in."""
+    return msgspec.json.format(msgspec.json.encode(schema(), order="sorted"), indent=2) + b"\n"
+
+
+if __name__ == "__main__":
+    PATH.write_bytes(text())
