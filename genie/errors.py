@@ -71,7 +71,8 @@ class ConnectionLost(GenieError):
 class Blocker:
     """A request that stood in the way: it held `resource`, or waited for it further ahead.
 
-    `since` is the unix time in seconds at which it was granted (`state` is `held`) or arrived (`queued`).
+    `since` is the unix time in seconds at which it was granted (`state` is `held`) or arrived (`queued`). `note` is what
+    its client wrote for people.
     """
 
     id: int
@@ -80,20 +81,26 @@ class Blocker:
     state: str
     since: float
     transaction: str | None = None
+    note: str | None = None
 
     def __str__(self) -> str:
         owner = "" if self.transaction is None else f" of {self.transaction!r}"
+        owner += "" if self.note is None else f" ({self.note})"
         verb = "holds" if self.state == "held" else "waits for"
         return f"{self.id}{owner} {verb} {self.mode}:{self.resource}"
 
 
 @dataclass(frozen=True, slots=True)
 class CycleStep:
-    """One step of a deadlock: the request `waiter` asks for `resource`, which the request `holder` holds."""
+    """One step of a deadlock: the request `waiter` asks for `resource`, which the request `holder` holds.
+
+    `note` is that of the waiter.
+    """
 
     resource: str
     waiter: int
     holder: int
+    note: str | None = None
 
 
 class LockError(GenieError):
@@ -150,7 +157,7 @@ class Insufficient(LockError):
     `free` and `locked` are the two sums of weights; what others wait for counts as locked.
     """
 
-    def __init__(self, *, id: int | None, free: float, locked: float) -> None:
+    def __init__(self, *, id: int | None, free: int, locked: int) -> None:
         self.free, self.locked = free, locked
         super().__init__(f"request {id} took nothing: {free} is free, {locked} is locked by others", id=id)
 

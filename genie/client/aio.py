@@ -51,7 +51,7 @@ def connect(
     `namespace` is whose locks these are, where a server has several namespaces (1 to 128 letters, digits or any of
     `_.:-`; else a ValueError at once). What is left out comes from GENIE_NAMESPACE, else it is the server's first. All
     that this client asks for is in it; nothing spans namespaces, so take a client for each. Entering the block raises
-    Unavailable where the servers do not serve it, or are too old to know of any but their own.
+    RequestRejected (`unknown-namespace`) where the servers do not serve it.
 
     `genies://HOST:PORT` is a server that speaks TLS; with `ssl=True`, or a context, all of them do. Its certificate and
     its name are verified. GENIE_TLS_CA is a file with those who may sign it, else it is whom this system trusts;
@@ -97,9 +97,11 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End the connection. Calls that wait raise ConnectionLost; locks that are held end by their timeouts.
+        """End the session and the connection. Calls that wait raise ConnectionLost, and what they asked for is cancelled.
 
-        Locks with `on_disconnect="release"` end with the session. What waits for locks leaves the queue, at once if there is a connection, else when the session ends.
+        Locks with `on_disconnect="release"` are released; the others stay held until they are released by id or their
+        `transaction_timeout` has passed. Without a connection, or if the server does not answer for a moment, the server
+        does the same when the session's timeout has passed.
         """
         await self._link.close()
 
@@ -112,6 +114,7 @@ class Client:
         priority: float = 0,
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
+        note: str | None = None,
     ) -> Hold:
         """`async with client.lock("exclusive:a", "shared:b") as lock:` holds all of them while the block runs.
 
@@ -129,6 +132,7 @@ class Client:
                 priority=priority,
                 watchdog=watchdog,
                 on_disconnect=on_disconnect,
+                note=note,
             ),
         )
 
@@ -141,6 +145,7 @@ class Client:
         priority: float = 0,
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
+        note: str | None = None,
     ) -> Lock:
         """Wait until all the resources can be locked at once, and hold them until `lock.release()`.
 
@@ -151,7 +156,8 @@ class Client:
         the request waits without a limit, also while no server answers.
 
         The lock is lost `transaction_timeout` seconds after it was granted. With `watchdog` the client extends it until
-        `lock.release()`, for as long as this client is open and can reach a server. With `on_disconnect="release"` the
+        `lock.release()`, for as long as this client is open and can reach a server. `note` (256 characters at most) is shown
+        to people who look for who holds the lock, and to clients that waited for it in vain. With `on_disconnect="release"` the
         server releases the lock when the session of this client ends: when the client is closed, or when there was no
         connection for `session_timeout`. By default (`"keep"`) the lock stays until `transaction_timeout`.
 
@@ -170,6 +176,7 @@ class Client:
                 priority=priority,
                 watchdog=watchdog,
                 on_disconnect=on_disconnect,
+                note=note,
             ),
         )
 
@@ -181,6 +188,7 @@ class Client:
         priority: float = 0,
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
+        note: str | None = None,
     ) -> Lock | None:
         """Do what `acquire` does, without waiting: None if the resources can't be locked at once.
 
@@ -194,6 +202,7 @@ class Client:
             priority=priority,
             watchdog=watchdog,
             on_disconnect=on_disconnect,
+            note=note,
         )
         try:
             return await acquire(self._link, request)
@@ -203,12 +212,13 @@ class Client:
     async def acquire_any(
         self,
         resources: Sequence[str],
-        target: float,
+        target: int,
         *,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[int] | None = None,
         transaction: str | None = None,
         transaction_timeout: float = 10.0,
         on_disconnect: OnDisconnect = "keep",
+        note: str | None = None,
     ) -> Lock:
         """Lock as many of the resources as it takes, of those that are free, and hold them until `lock.release()`.
 
@@ -230,6 +240,7 @@ class Client:
             transaction=transaction,
             transaction_timeout=transaction_timeout,
             on_disconnect=on_disconnect,
+            note=note,
         )
         return await acquire(self._link, request)
 

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any, cast
 
 from genie.client.aio_connection import Connection
-from genie.client.calls import Call, Ping, Release, Request
+from genie.client.calls import BYE_TIMEOUT_S, Bye, Call, Release, Request
 from genie.client.watches import Watch
 from genie.errors import ConnectionLost, GenieError, Unavailable
 
@@ -52,11 +52,9 @@ class Link(Connection):
         try:
             self._settle(self.core.closing(self._loop.time()))
             self.flush_soon()
-            # Every `queued` that is due comes before the answer to a ping, and with each the release of what was
-            # abandoned; the next answer shows that it has been released.
-            async with asyncio.timeout(self.connect_timeout):
-                while self.core.up and self.core.owes:
-                    await self._answer(Ping())
+            if self.core.up:
+                async with asyncio.timeout(min(BYE_TIMEOUT_S, self.connect_timeout)):
+                    await self._answer(Bye())
         except (TimeoutError, GenieError):
             pass  # it ends by its own timeouts
         finally:

@@ -8,14 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 
 from genie.errors import Code, GenieError, LockLost, RequestRejected
 from genie.protocol import codec, messages
-from genie.protocol.fields import MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS, MAX_TOKEN
+from genie.protocol.fields import MAX_NOTE, MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS, MAX_TOKEN
 from genie.protocol.framing import MAX_LINE
-from genie.protocol.resources import EXCLUSIVE, MAX_RESOURCES, SHARED, check_name, from_people, parse
+from genie.protocol.resources import CONTROL, EXCLUSIVE, MAX_RESOURCES, SHARED, check_name, from_people, parse
 
+PROTOCOL: Final = 1
+"""The version of the wire protocol that this client speaks."""
+RELEASE: Final = messages.command("release")
+"""A release without its `ref`."""
+RESUME: Final = messages.command("ping", ref="resume")
+"""Sent after `hello`: its answer comes after everything that the server sends about the session's requests."""
+BYE_TIMEOUT_S: Final = 3.0
+"""A client that closes waits so long at most for the answer to `bye`: the server may be gone."""
 MAX_ID: Final = 1 << 53
 """Ids are below this, so that every JSON library reads them right."""
 SECRET_LENGTHS: Final = range(16, 129)
@@ -23,29 +33,34 @@ SECRET_LENGTHS: Final = range(16, 129)
 
 
 class State(Enum):
-    """Where a request for locks is, as far as this client has heard."""
+    """The state of a request for locks, as far as this client knows."""
 
     ASKED = auto()
-    QUEUED = auto()
+    """It waits, or it has not arrived yet."""
     HELD = auto()
     LEAVING = auto()
-    """Its release is on its way."""
+    """Its release is due."""
     ENDED = auto()
 
 
 class Call:
     """A command and the answer that is due.
 
-    `waiter` belongs to the shell: a future, or None where nobody waits for the answer (any more). `number` is the
-    place in the order in which calls were sent.
+    `ref` is the command's own, by which the answer is matched; empty until it is sent. `waiter` belongs to the shell: a
+    future, or None where nothing waits for the answer (any more).
     """
 
-    __slots__ = ("line", "number", "waiter")
+    __slots__ = ("line", "ref", "waiter")
 
-    def __init__(self, line: bytes) -> None:
+    def __init__(self, line: bytes, ref: str = "") -> None:
         self.line = line
-        self.number = 0
+        self.ref = ref
         self.waiter: Any = None
+
+    def number(self, ref: str) -> None:
+        """Give it its `ref`."""
+        self.ref = ref
+        self.line = messages.with_ref(self.line, ref)
 
 
 OnDisconnect = Literal["keep", "release"]
@@ -58,17 +73,17 @@ Outcome = tuple[Call, Any, GenieError | None]
 class Request(Call):
     """`request`, and the lock that comes of it.
 
-    `wait` (seconds) is what it may wait in the queue (inf: no limit), `transaction` its name, `asked_at` when its line first went out (None: not yet),
-    `patience_ends` when its caller stops waiting for a server that says nothing. `hold` (seconds) is what its hold
-    lasts from the grant or the last extension, `deadline` when that ends on this client's clock. `choices` are the
-    resources by their names, where the server takes what it needs of them: then it never waits. `connection` is the
-    number of the last one on which the server told that the request lives. `error` says why it is not held any more
-    where that is not our doing. `bound`: the server releases it when the session ends; `session_ends` is when that is,
-    at the earliest, while there is no connection.
+    `wait` (seconds) is what it may wait in the queue (inf: no limit), `transaction` its name, `asked_at` when its line
+    first went out (None: not yet), `patience_ends` when its caller stops waiting for a server that sends nothing. `hold`
+    (seconds) is what its hold lasts from the grant or the last extension, `deadline` when that ends on this client's clock.
+    `choices` are the resources by their names, where the server takes what it needs of them: then it never waits. `id` is 0
+    until the server sends it. `connection` is the number of the last one on which the server sent that it is held.
+    `release` is the call that releases it, once there is one. `error` says why it is not held any more where that is not
+    our doing. `bound`: the server releases it when the session ends; `session_ends` is when that is, at the earliest,
+    while there is no connection.
     """
 
     __slots__ = (
-        "abandoned",
         "asked_at",
         "bound",
         "choices",
@@ -81,7 +96,7 @@ class Request(Call):
         "lost",
         "on_lost",
         "patience_ends",
-        "ref",
+        "release",
         "renew_at",
         "resources",
         "session_ends",
@@ -102,8 +117,7 @@ class Request(Call):
         watchdog: bool = False,
         bound: bool = False,
     ) -> None:
-        super().__init__(line)
-        self.ref = ref
+        super().__init__(line, ref)
         self.resources = resources
         self.wait = wait
         self.hold = hold
@@ -111,7 +125,6 @@ class Request(Call):
         self.watchdog = watchdog
         self.bound = bound
         self.state = State.ASKED
-        self.abandoned = False
         self.asked_at: float | None = None
         self.choices: dict[str, str] = {}
         self.patience_ends = math.inf
@@ -121,11 +134,12 @@ class Request(Call):
         self.deadline = math.inf
         self.session_ends = math.inf
         self.renew_at = math.inf
+        self.release: Release | None = None
         self.error: LockLost | None = None
         self.on_lost: Callable[[], None] | None = None
         """What the shell does when the lock is lost."""
         self.lost: Any = None
-        """The shell's event, set when the lock is lost; None until somebody asks for it."""
+        """The shell's event, set when the lock is lost; None until it is asked for."""
 
     @property
     def ends(self) -> float:
@@ -137,9 +151,7 @@ class Request(Call):
         return self.state is State.HELD and now < self.ends
 
     def ask_anew(self, now: float) -> None:
-        """It waits for its turn as if it had just been made, but only for what is left of its wait."""
-        self.state = State.ASKED
-        self.id = 0
+        """Prepare its line for a server that does not know it: it may wait for what is left of its wait."""
         if self.asked_at is None or self.choices:
             return
         self.wait = max(0.0, self.asked_at + self.wait - now)
@@ -155,14 +167,28 @@ class Request(Call):
 
 
 class Release(Call):
-    """`release` of any id. `repeated`: it may have been carried out already, on a connection that is lost."""
+    """`release` of any id. `request` is the one that it releases, where that is one of this client.
 
-    __slots__ = ("id", "repeated")
+    While the `id` of that is not known (0), it is released by its `ref`. `repeated`: a release of a request of this client
+    may have been carried out already, on a connection that is lost.
+    """
 
-    def __init__(self, id: int) -> None:
-        super().__init__(messages.command("release", id=_check_id(id)))
+    __slots__ = ("id", "repeated", "request")
+
+    def __init__(self, id: int, request: Request | None = None) -> None:
         self.id = id
+        self.request = request
         self.repeated = False
+        if request is not None and not id:
+            super().__init__(messages.with_ref(RELEASE, request.ref), request.ref)
+        else:
+            super().__init__(messages.command("release", id=_check_id(id)))
+
+    def by_id(self, id: int) -> None:
+        """Prepare its line for a server that does not know the `ref` of the request."""
+        self.id = id
+        self.ref = ""
+        self.line = messages.command("release", id=id)
 
 
 class Extend(Call):
@@ -191,10 +217,19 @@ class Ping(Call):
         super().__init__(messages.command("ping"))
 
 
+class Bye(Call):
+    """`bye`, which ends the session."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(messages.command("bye"))
+
+
 class Inspect(Call):
     """`inspect`."""
 
-    __slots__ = ("id",)
+    __slots__ = ()
 
     def __init__(
         self,
@@ -217,7 +252,6 @@ class Inspect(Call):
         super().__init__(
             make_line("inspect", resource=resource, transactionName=transaction, id=id, limit=limit, only=only)
         )
-        self.id = id
 
 
 def request(
@@ -230,6 +264,7 @@ def request(
     priority: float = 0,
     watchdog: bool = False,
     on_disconnect: OnDisconnect = "keep",
+    note: str | None = None,
 ) -> Request:
     """A request for resources as people name them; timeouts in seconds.
 
@@ -244,6 +279,7 @@ def request(
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
     bound = check_on_disconnect(on_disconnect)
+    check_note(note)
     line = request_line(
         resources=names,
         queueTimeout=_queue_timeout(queue_timeout),
@@ -251,6 +287,7 @@ def request(
         transactionName=transaction,
         priority=priority or None,
         onDisconnect=on_disconnect if bound else None,
+        note=note,
         ref=ref,
     )
     wait = math.inf if queue_timeout is None else queue_timeout
@@ -280,6 +317,16 @@ def check_on_disconnect(on_disconnect: OnDisconnect) -> bool:
     return on_disconnect == "release"
 
 
+def check_note(note: str | None) -> None:
+    """TypeError or ValueError, if it is no note."""
+    if note is None:
+        return
+    if not isinstance(note, str):
+        raise TypeError(f"note must be a string, not {note!r}")
+    if not 0 < len(note) <= MAX_NOTE or CONTROL.search(note):
+        raise ValueError(f"note must have 1 to {MAX_NOTE} characters and no control characters, not {note[:300]!r}")
+
+
 def request_line(**payload: Any) -> bytes:
     """The line of a request; RequestRejected, if it is too long.
 
@@ -292,13 +339,30 @@ def request_line(**payload: Any) -> bytes:
 
 
 def hello(secret: str, session_timeout: float, token: str | None = None, namespace: str | None = None) -> bytes:
-    """The line that every connection begins with; `session_timeout` in seconds."""
+    """The first line of every connection; `session_timeout` in seconds."""
     if token is not None and not (isinstance(token, str) and 0 < len(token) <= MAX_TOKEN):
-        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # what it is is not repeated
+        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # its value is a secret
     if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
         raise ValueError(f"session must be a secret of {SECRET_LENGTHS[0]} to {SECRET_LENGTHS[-1]} characters")
-    timeout = milliseconds(session_timeout, "session_timeout", least_ms=1)
-    return make_line("hello", session=secret, sessionTimeout=timeout, token=token, namespace=namespace)
+    return make_line(
+        "hello",
+        protocol=PROTOCOL,
+        client=f"genie-python/{_version()}",
+        quiet=True,
+        session=secret,
+        sessionTimeout=milliseconds(session_timeout, "session_timeout", least_ms=1),
+        token=token,
+        namespace=namespace,
+        ref="hello",
+    )
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("genie-lock")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"
 
 
 def milliseconds(seconds: float, what: str, *, least_ms: int = 0, also: str = "") -> float:

@@ -46,7 +46,7 @@ def hint(request: Request, own: Requests, blockers: Sequence[Blocker]) -> str:
 
 
 def _holds(requests: Requests, blocker: Blocker) -> bool:
-    lock = requests.known.get(blocker.id)
+    lock = requests.by_id.get(blocker.id)
     if lock is None or lock.state is not State.HELD:
         return False
     return any(resource.partition(":")[2] == blocker.resource for resource in lock.resources)

@@ -28,13 +28,15 @@ class Holder:
     expires_in: float
     fence: int
     transaction: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
     """A request that waits.
 
-    `since` is the unix time of its arrival in seconds, `expires_in` (seconds) what was left until its `queue_timeout`.
+    `since` is the unix time of its arrival in seconds, `expires_in` (seconds) what was left until its `queue_timeout`
+    (None: it waits without a limit).
     `blockers` are the first ten requests in its way, `blockers_total` is how many there are (beyond 1,000: at least).
     The other fields are those of `Holder`.
     """
@@ -44,10 +46,11 @@ class Waiter:
     resources_total: int
     priority: float
     since: float
-    expires_in: float
+    expires_in: float | None
     blockers: tuple[Blocker, ...]
     blockers_total: int
     transaction: str | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,10 @@ def _holder(row: InspectedRow) -> Holder:
         resources_total=row.resourcesTotal,
         priority=row.priority,
         since=row.since / 1000,
-        expires_in=row.expiresIn / 1000,
+        expires_in=(row.expiresIn or 0) / 1000,
         fence=row.fence,
         transaction=row.transactionName,
+        note=row.note,
     )
 
 
@@ -97,8 +101,9 @@ def _waiter(row: InspectedRow) -> Waiter:
         resources_total=row.resourcesTotal,
         priority=row.priority,
         since=row.since / 1000,
-        expires_in=row.expiresIn / 1000,
+        expires_in=None if row.expiresIn is None else row.expiresIn / 1000,
         blockers=tuple([blocker.blocker() for blocker in row.blockers]),
         blockers_total=row.blockersTotal,
         transaction=row.transactionName,
+        note=row.note,
     )

@@ -38,7 +38,7 @@ def not_granted(told: Released.Payload, hint: Callable[[list[Blocker]], str]) ->
         case "deadlock":
             return Deadlock(id=told.id, cycle=told.cycle, waits=told.waits)
         case "insufficient" if told.free is not None and told.locked is not None:
-            return Insufficient(id=told.id, free=told.free, locked=told.locked)
+            return Insufficient(id=told.id, free=int(told.free), locked=int(told.locked))
         case "success":
             return LockError(f"request {told.id} was cancelled by a release of its id", id=told.id)
         case "transaction-timeout":  # it was granted, and it ended, while there was no connection
@@ -101,6 +101,11 @@ def refused(told: Error.Payload) -> GenieError:
         leader = f" (the leader is {told.leader})" if told.leader else ""
         return Unavailable(f"{told.message}{leader}")
     return RequestRejected(told.code, told.message, ref=told.ref, id=told.id)
+
+
+def repeat(error: RequestRejected) -> RequestRejected:
+    """The same error, to be raised by another call."""
+    return RequestRejected(error.code, error.message, ref=error.ref, id=error.id)
 
 
 def again(error: LockLost) -> LockLost:

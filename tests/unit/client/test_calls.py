@@ -28,6 +28,9 @@ from genie.protocol import commands
         ({"transaction": "a\nb"}, "transaction"),
         ({"on_disconnect": "forget"}, 'on_disconnect must be "keep" or "release", not \'forget\''),
         ({"on_disconnect": True}, "on_disconnect"),
+        ({"note": ""}, "note must have 1 to 256 characters"),
+        ({"note": "x" * 257}, "note must have 1 to 256 characters"),
+        ({"note": "a\nb"}, "no control characters"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(options, what):

@@ -15,9 +15,9 @@ def blocker(id: int, transaction: str | None = None, resource: str = "a", state:
 
 def timeout(core, *blockers: dict[str, object], id: int = 902, **options: object) -> QueueTimeout:
     """What a request of this client ends with that these were in the way of."""
-    waiting(core, id, **options)
-    told = released(id, "queue-timeout", waited=10, blockers=blockers, blockersTotal=len(blockers))
-    [(_, _, error)] = core.receive(told, 0.0)
+    request = waiting(core, **options)
+    answer = released(id, "queue-timeout", request.ref, waited=10, blockers=blockers, blockersTotal=len(blockers))
+    [(_, _, error)] = core.receive(answer, 0.0)
     assert isinstance(error, QueueTimeout)
     return error
 
@@ -72,5 +72,5 @@ def test_a_lock_that_was_released_is_no_reason():
 def test_neither_is_one_that_was_lost():
     core = connected()
     held(core, 907)
-    core.receive(released(907, "transaction-timeout"), 0.0)
+    core.receive(released(907, "transaction-timeout", "1"), 0.0)
     assert timeout(core, blocker(907), id=908).hint == ""

@@ -15,6 +15,7 @@ HOLDER = {
     "since": 1_790_000_000_500,
     "expiresIn": 9_250.5,
     "transactionName": "transfer-42",
+    "note": "billing@host-7",
     "fence": 201,
 }
 WAITER = {
@@ -32,6 +33,7 @@ WAITER = {
             "state": "held",
             "since": 1_790_000_000_500,
             "transactionName": "transfer-42",
+            "note": "billing@host-7",
         }
     ],
     "blockersTotal": 1,
@@ -40,17 +42,31 @@ WAITER = {
 
 def test_rows_have_python_names_and_seconds():
     found = read({"holders": [HOLDER], "holdersTotal": 7, "queue": [WAITER], "queueTotal": 8})
-    blocker = Blocker(101, "a", "exclusive", "held", 1_790_000_000.5, "transfer-42")
+    blocker = Blocker(101, "a", "exclusive", "held", 1_790_000_000.5, "transfer-42", "billing@host-7")
     assert found == Inspection(
         holders=(
             Holder(
-                101, ("exclusive:a", "shared:b"), 2, 0, 1_790_000_000.5, 9.2505, fence=201, transaction="transfer-42"
+                101,
+                ("exclusive:a", "shared:b"),
+                2,
+                0,
+                1_790_000_000.5,
+                9.2505,
+                fence=201,
+                transaction="transfer-42",
+                note="billing@host-7",
             ),
         ),
         holders_total=7,
         queue=(Waiter(102, ("exclusive:a",), 1, 3, 1_790_000_001.0, 5.0, blockers=(blocker,), blockers_total=1),),
         queue_total=8,
     )
+
+
+def test_a_request_that_waits_without_a_limit_has_no_end():
+    row = {key: value for key, value in WAITER.items() if key != "expiresIn"}
+    found = read({"holders": [], "holdersTotal": 0, "queue": [row], "queueTotal": 1})
+    assert found.queue[0].expires_in is None
 
 
 def test_fields_of_a_newer_server_are_skipped():

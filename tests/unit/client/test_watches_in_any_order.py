@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from genie.client import watches
 from genie.client.core import Core
 from genie.client.watches import Watch
-from talk import PONG, say, welcome
+from talk import say, welcome
 
 PREFIXES = ("", "a", "ab", "b")
 NAMES = ("a", "ab", "ab/1", "b", "c")
@@ -45,18 +45,19 @@ class Server:
         lines, self.inbox = self.inbox.splitlines(), b""
         for line in lines:
             message = orjson.loads(line)
+            ref = message["payload"]["ref"]
             match message["command"], message["payload"].get("prefix"):
                 case "hello", _:
                     self.outbox += welcome(resumed=True)
                 case "ping", _:
-                    self.outbox += PONG
+                    self.outbox += say("pong", ref=ref)
                 case "watch", prefix:
                     self.prefixes.add(prefix)
                     rows = [self.row(name) for name in self.held if name.startswith(prefix)]
-                    self.outbox += say("watching", prefix=prefix, held=rows, truncated=False)
+                    self.outbox += say("watching", prefix=prefix, held=rows, truncated=False, ref=ref)
                 case "unwatch", prefix:
                     self.prefixes.discard(prefix)
-                    self.outbox += say("unwatched", prefix=prefix)
+                    self.outbox += say("unwatched", prefix=prefix, ref=ref)
 
     def row(self, name: str) -> dict[str, object]:
         return {"resource": name, "mode": "exclusive", "id": self.held[name]}
