@@ -34,6 +34,7 @@ from genie.protocol.resources import exclusive, shared
 if TYPE_CHECKING:
     from genie import sync, tokens
     from genie.client.aio import Client, connect
+    from genie.client.inspection import Holder, Inspection, Waiter
     from genie.client.lock import Lock
     from genie.client.watches import Change
 
@@ -48,6 +49,8 @@ __all__ = [
     "Deadlock",
     "Disconnected",
     "GenieError",
+    "Holder",
+    "Inspection",
     "Insufficient",
     "Lock",
     "LockError",
@@ -57,6 +60,7 @@ __all__ = [
     "StaleFence",
     "TransactionTimeout",
     "Unavailable",
+    "Waiter",
     "__version__",
     "connect",
     "exclusive",
@@ -69,6 +73,9 @@ _LATER = {
     "Change": "genie.client.watches",
     "Client": "genie.client.aio",
     "connect": "genie.client.aio",
+    "Holder": "genie.client.inspection",
+    "Inspection": "genie.client.inspection",
+    "Waiter": "genie.client.inspection",
     "Lock": "genie.client.lock",
 }
 

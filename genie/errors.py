@@ -2,7 +2,7 @@
 
 GenieError
 ├── LockError                 about one request for locks
-│   ├── QueueTimeout          it waited too long; says who was in the way
+│   ├── QueueTimeout          it waited too long; says who was in the way; also a TimeoutError
 │   ├── Deadlock              it would have closed a cycle of held locks; says which
 │   ├── Insufficient          too little of what it could take is free; says how much
 │   └── LockLost              a lock that was held is not held any more
@@ -72,29 +72,36 @@ class ConnectionLost(GenieError):
 class Blocker:
     """A request that stood in the way: it held `resource`, or waited for it further ahead.
 
-    `since_unix_ms` is when it was granted (`state` is `held`) or arrived (`queued`).
+    `since` is the unix time in seconds at which it was granted (`state` is `held`) or arrived (`queued`). `note` is what
+    its client wrote for people.
     """
 
     id: int
     resource: str
     mode: str
     state: str
-    since_unix_ms: int
+    since: float
     transaction: str | None = None
+    note: str | None = None
 
     def __str__(self) -> str:
         owner = "" if self.transaction is None else f" of {self.transaction!r}"
+        owner += "" if self.note is None else f" ({self.note})"
         verb = "holds" if self.state == "held" else "waits for"
         return f"{self.id}{owner} {verb} {self.mode}:{self.resource}"
 
 
 @dataclass(frozen=True, slots=True)
 class CycleStep:
-    """One step of a deadlock: the request `waiter` asks for `resource`, which the request `holder` holds."""
+    """One step of a deadlock: the request `waiter` asks for `resource`, which the request `holder` holds.
+
+    `note` is that of the waiter.
+    """
 
     resource: str
     waiter: int
     holder: int
+    note: str | None = None
 
 
 class LockError(GenieError):
@@ -105,11 +112,12 @@ class LockError(GenieError):
         self.id = id
 
 
-class QueueTimeout(LockError):
+class QueueTimeout(LockError, TimeoutError):
     """The request waited `waited` seconds and was not granted.
 
     `blockers` are the first ten that stood in its way at the end, `blockers_total` how many there were (beyond
-    1,000: at least).
+    1,000: at least). `hint` is what may be wrong in the program itself, where one of them is a lock of the same process
+    and the two requests have no common `transaction`; else it is empty.
     """
 
     def __init__(
@@ -119,13 +127,16 @@ class QueueTimeout(LockError):
         waited: float,
         blockers: Sequence[Blocker] = (),
         blockers_total: int | None = None,
+        hint: str = "",
     ) -> None:
+        self.hint = hint
         self.waited = waited
         self.blockers = tuple(blockers)
         self.blockers_total = len(self.blockers) if blockers_total is None else blockers_total
         more = self.blockers_total - len(self.blockers)
         names = ", ".join(map(str, self.blockers)) + (f" and {more} more" if more > 0 else "")
-        super().__init__(f"request {id} was not granted within {waited:.3f} s" + (f": {names}" if names else ""), id=id)
+        message = f"request {id} was not granted within {waited:.3f} s" + (f": {names}" if names else "")
+        super().__init__(message + (f" ({hint})" if hint else ""), id=id)
 
 
 class Deadlock(LockError):
@@ -147,7 +158,7 @@ class Insufficient(LockError):
     `free` and `locked` are the two sums of weights; what others wait for counts as locked.
     """
 
-    def __init__(self, *, id: int | None, free: float, locked: float) -> None:
+    def __init__(self, *, id: int | None, free: int, locked: int) -> None:
         self.free, self.locked = free, locked
         super().__init__(f"request {id} took nothing: {free} is free, {locked} is locked by others", id=id)
 

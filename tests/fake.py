@@ -12,11 +12,9 @@ import orjson
 from ports import free_port
 from servers import WAIT_S
 
-PONG = '{"command":"pong","payload":{}}'
 
-
-def queued(ref: str, id: int = 101) -> str:
-    return f'{{"command":"queued","payload":{{"id":{id},"ref":"{ref}"}}}}'
+def pong(ref: str) -> str:
+    return f'{{"command":"pong","payload":{{"ref":"{ref}"}}}}'
 
 
 def locked(ref: str, id: int = 101, expires_in: int | None = None) -> str:
@@ -24,8 +22,8 @@ def locked(ref: str, id: int = 101, expires_in: int | None = None) -> str:
     return f'{{"command":"locked","payload":{{"id":{id},"fence":{id},"ref":"{ref}"{left}}}}}'
 
 
-def released(reason: str, id: int = 101) -> str:
-    return f'{{"command":"released","payload":{{"id":{id},"reason":"{reason}"}}}}'
+def released(ref: str, reason: str, id: int = 101) -> str:
+    return f'{{"command":"released","payload":{{"id":{id},"reason":"{reason}","ref":"{ref}"}}}}'
 
 
 def error(code: str, message: str = "no", **more: object) -> str:
@@ -48,18 +46,28 @@ class Line:
             if message["command"] == command:
                 return message["payload"]
             assert message["command"] == "ping", f"the client sent {message}, not {command}"
-            self.say(PONG)
+            self.say(pong(message["payload"]["ref"]))
 
     def say(self, *lines: str) -> None:
         self.writer.write("".join(line + "\n" for line in lines).encode())
 
     async def grant(self, id: int = 101) -> None:
         ref = (await self.expect("request"))["ref"]
-        self.say(queued(ref, id), locked(ref, id))
+        self.say(locked(ref, id))
 
     async def release(self, id: int = 101, reason: str = "success") -> None:
-        assert await self.expect("release") == {"id": id}
-        self.say(released(reason, id))
+        payload = await self.expect("release")
+        assert payload["id"] == id
+        self.say(released(payload["ref"], reason, id))
+
+    async def cancel(self, ref: str, id: int = 101, reason: str = "success") -> None:
+        assert await self.expect("release") == {"ref": ref}
+        self.say(released(ref, reason, id))
+
+    async def bye(self) -> None:
+        payload = await self.expect("bye")
+        self.say(orjson.dumps({"command": "bye", "payload": payload}).decode())
+        self.cut()
 
     def cut(self) -> None:
         self.writer.transport.abort()
@@ -105,8 +113,11 @@ class Fake:
             line.say(self.refusal, self.refusal)
             return
         resumed = "true" if session in self.sessions else "false"
-        welcome = f'{{"command":"welcome","payload":{{"version":"1","namespace":"{namespace}","resumed":{resumed}}}}}'
-        line.say(welcome, *(self.last_words if session in self.sessions else ()), PONG)
+        fields = (
+            f'"protocol":1,"server":"fake/1","namespace":"{namespace}","resumed":{resumed},"quiet":true,"ref":"hello"'
+        )
+        welcome = f'{{"command":"welcome","payload":{{{fields}}}}}'
+        line.say(welcome, *(self.last_words if session in self.sessions else ()), pong("resume"))
         self.sessions.add(session)
 
 

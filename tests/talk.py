@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import orjson
 
 from genie.client import calls
-from genie.client.calls import Request
+from genie.client.calls import Call, Outcome, Request
 from genie.client.core import Core
-from genie.client.session import Outcome
 
 SECRET = "a-secret-of-the-tests"  # noqa: S105 - it opens nothing
-HELLO = b'{"command":"hello","payload":{"session":"a-secret-of-the-tests","sessionTimeout":10000}}\n'
-PING = b'{"command":"ping","payload":{}}\n'
-PONG = b'{"command":"pong","payload":{}}\n'
+HELLO = calls.hello(SECRET, 10.0)
+PING = b'{"command":"ping","payload":{"ref":"resume"}}\n'
+PONG = b'{"command":"pong","payload":{"ref":"resume"}}\n'
 
 
-def welcome(resumed: bool) -> bytes:
-    return say("welcome", version="1.0", namespace="genie", resumed=resumed)
+def welcome(resumed: bool, **more: object) -> bytes:
+    fields = {"protocol": 1, "server": "genie/1.0", "namespace": "genie", "resumed": resumed, "quiet": True}
+    return say("welcome", **fields | more)
 
 
 def say(command: str, **payload: object) -> bytes:
@@ -31,21 +33,79 @@ def locked(id: int, ref: str | None = None, **more: object) -> bytes:
     return say("locked", id=id, fence=7, **({} if ref is None else {"ref": ref}), **more)
 
 
-def released(id: int, reason: str, **more: object) -> bytes:
-    return say("released", id=id, reason=reason, **more)
+def released(id: int, reason: str, ref: str | None, **more: object) -> bytes:
+    return say("released", id=id, reason=reason, **({} if ref is None else {"ref": ref}), **more)
 
 
 def error(code: str, message: str = "no", **more: object) -> bytes:
     return say("error", code=code, message=message, **more)
 
 
-def release(id: int) -> bytes:
-    return say("release", id=id)
+def release(id: int, ref: str) -> bytes:
+    return say("release", id=id, ref=ref)
 
 
-def connected(*, watching: bool = False) -> Core:
+def pong(call: Call) -> bytes:
+    return say("pong", ref=call.ref)
+
+
+class InOrder(Core):
+    """A core for tests of which the refs are not the point: they are neither seen in its lines nor needed in answers.
+
+    An answer without a `ref` gets that of the oldest command of its kind that has no answer yet; an error that of the
+    oldest `watch`, or else of the oldest other command.
+    """
+
+    ANSWERED_BY: ClassVar[dict[str, str]] = {"pong": "ping", "watching": "watch", "unwatched": "unwatch"}
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self.said = b""
+        self.unanswered: list[tuple[str, str]] = []
+
+    def outgoing(self) -> bytes:
+        self.read()
+        said, self.said = self.said, b""
+        return said
+
+    def read(self) -> None:
+        for line in super().outgoing().splitlines(keepends=True):
+            message = orjson.loads(line)
+            command, ref = message["command"], message["payload"].get("ref", "")
+            if command not in ("request", "hello") and ref not in ("", "resume"):
+                self.unanswered.append((command, message["payload"].pop("ref")))
+                self.said += say(command, **message["payload"])
+            else:
+                self.said += line
+
+    def receive(self, data: bytes, now: float) -> list[Outcome]:
+        self.read()
+        return super().receive(b"".join(map(self.with_ref, data.splitlines(keepends=True))), now)
+
+    def with_ref(self, line: bytes) -> bytes:
+        if not line.endswith(b"\n"):
+            return line
+        message = orjson.loads(line)
+        kind, payload = message["command"], message["payload"]
+        if "ref" in payload or (kind != "error" and kind not in self.ANSWERED_BY):
+            return line
+        meant = self.ANSWERED_BY.get(kind, "watch")
+        found = [one for one in self.unanswered if one[0] == meant] or (self.unanswered if kind == "error" else [])
+        if not found:
+            return line
+        oldest = found[0]
+        self.unanswered.remove(oldest)
+        return say(kind, **payload, ref=oldest[1])
+
+    def disconnected(self, why: str, now: float) -> list[Outcome]:
+        self.unanswered.clear()
+        self.said = b""
+        return super().disconnected(why, now)
+
+
+def connected(kind: type[Core] = Core, *, watching: bool = False) -> Core:
     """A core on its first connection, which bears any silence of the server unless it is `watching`."""
-    core = Core(SECRET)
+    core = kind(SECRET)
     core._life = ""
     if not watching:
         core._silence.watch = lambda _: None  # type: ignore[method-assign]
@@ -70,7 +130,7 @@ def greet(core: Core, *told: bytes, resumed: bool = True, now: float = 0.0) -> l
 
 def cut(core: Core, *told: bytes, resumed: bool = True, now: float = 0.0) -> list[Outcome]:
     """The connection is lost, and made again."""
-    assert core.disconnected("gone") == []
+    assert core.disconnected("gone", now) == []
     return greet(core, *told, resumed=resumed, now=now)
 
 
@@ -80,15 +140,14 @@ def ask(core: Core, *resources: str, now: float = 0.0, **options: object) -> Req
     return request
 
 
-def waiting(core: Core, id: int = 101, now: float = 0.0, **options: object) -> Request:
-    """A request that the server has queued."""
+def waiting(core: Core, *, now: float = 0.0, **options: object) -> Request:
+    """A request that was sent; the server sends nothing about it before it is granted or ends."""
     request = ask(core, now=now, **options)
     assert core.outgoing() == request.line
-    assert core.receive(queued(id, request.ref), now) == []
     return request
 
 
-def held(core: Core, id: int = 101, now: float = 0.0, **options: object) -> Request:
-    request = waiting(core, id, now, **options)
+def held(core: Core, id: int = 101, *, now: float = 0.0, **options: object) -> Request:
+    request = waiting(core, now=now, **options)
     assert core.receive(locked(id, request.ref), now) == [(request, None, None)]
     return request

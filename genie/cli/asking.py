@@ -9,12 +9,13 @@ import math
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import click
 
 from genie.cli.sources import PortType, SourcedOption, token_hint
 from genie.client.aio import Client
+from genie.client.calls import Inspect
 from genie.client.reach import HOST, PORT, Address, addresses, spell
 from genie.errors import GenieError, Unavailable
 from genie.protocol import fields
@@ -127,6 +128,18 @@ class Asker(Client):
     def address(self) -> Address | None:
         """The server that answers: the one that leads."""
         return self._link.address
+
+    async def inspected(
+        self,
+        *,
+        resource: str | None = None,
+        transaction: str | None = None,
+        id: int | None = None,
+        limit: int | None = None,
+        only: Literal["holders", "queue"] | None = None,
+    ) -> dict[str, Any]:
+        """Return the payload of the server's answer to `inspect` as it is on the wire: times in milliseconds."""
+        return cast("dict[str, Any]", await self._link.call(Inspect(resource, transaction, id, limit, only)))
 
     @property
     def trouble(self) -> str:

@@ -59,14 +59,14 @@ def explain(id: int, as_json: bool, host: str, port: int, namespace: str | None,
 
 async def _question(client: Asker, id: int) -> Answers:
     """All that a report needs. One answer follows another, so a request may have ended in between."""
-    asked = await client.inspect(id=id)
+    asked = await client.inspected(id=id)
     with as_known():
         blockers = {blocker["id"]: None for row in asked["queue"] for blocker in row["blockers"]}
         names = {bare_name(resource): None for row in asked["holders"] for resource in row["resources"]}
     return {
         "asked": asked,
-        "blockers": {str(blocker): await client.inspect(id=blocker) for blocker in blockers},
-        "lines": {name: await client.inspect(resource=name, limit=MAX_ROWS, only="queue") for name in names},
+        "blockers": {str(blocker): await client.inspected(id=blocker) for blocker in blockers},
+        "lines": {name: await client.inspected(resource=name, limit=MAX_ROWS, only="queue") for name in names},
     }
 
 

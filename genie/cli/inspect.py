@@ -79,11 +79,11 @@ async def _query(client: Asker, limit: int | None, **filters: Any) -> dict[str, 
     The server counts holders first against one limit. Where holders leave too little of it to the waiters, a second
     command asks for waiters only, so these are as of a moment later.
     """
-    payload = await client.inspect(limit=limit, **filters)
+    payload = await client.inspected(limit=limit, **filters)
     with as_known():
         incomplete = len(payload["queue"]) < payload["queueTotal"] and len(payload["holders"]) > 0
     if incomplete:
-        waiters = await client.inspect(limit=limit, only="queue", **filters)
+        waiters = await client.inspected(limit=limit, only="queue", **filters)
         with as_known():
             payload |= {field: waiters[field] for field in ("queue", "queueTotal")}
     return payload

@@ -106,7 +106,7 @@ async def _by_transaction(client: Asker, transaction: str) -> Found:
     complete = True
     for part in ("holders", "queue"):
         only: Any = part
-        payload = await client.inspect(transaction=transaction, limit=MAX_ROWS, only=only)
+        payload = await client.inspected(transaction=transaction, limit=MAX_ROWS, only=only)
         with as_known():
             rows[part] = payload[part]
             complete = complete and len(rows[part]) == payload[f"{part}Total"]
@@ -125,7 +125,7 @@ async def _by_prefix(client: Asker, prefix: str) -> Found:
                     if change.state == "locked":
                         ids[change.id] = None
         complete = not watch.truncated
-    payloads = await _each([*ids], lambda id_: client.inspect(id=id_))
+    payloads = await _each([*ids], lambda id_: client.inspected(id=id_))
     with as_known():
         holders = [row for payload in payloads for row in payload["holders"]]
     return Found(holders, [], complete)

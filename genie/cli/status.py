@@ -30,7 +30,7 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, patience:
         await client.ping()
         round_trip = time.perf_counter() - began
         try:
-            totals = await client.inspect(limit=1)
+            totals = await client.inspected(limit=1)
         except RequestRejected as error:
             if error.code != Code.UNAUTHORIZED:
                 raise

@@ -52,7 +52,7 @@ def waits(
         port,
         namespace,
         patience,
-        lambda client: client.inspect(resource=name, transaction=transaction, limit=MAX_ROWS, only="queue"),
+        lambda client: client.inspected(resource=name, transaction=transaction, limit=MAX_ROWS, only="queue"),
     )
     with as_known():
         if as_json:

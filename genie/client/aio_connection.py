@@ -39,10 +39,16 @@ class Connection:
         self._up = asyncio.Event()
         """Set when there is a connection, and when there never will be one again."""
         self._closed = True
+        self._entered = False
+        """Whether the client was opened before."""
         self._connecting: asyncio.Task[None] | None = None
         self._flushing = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
+
+    def now(self) -> float:
+        """Seconds on the clock that the core is given."""
+        return self._loop.time()
 
     @property
     def address(self) -> Address | None:
@@ -92,7 +98,7 @@ class Connection:
                 self._connecting = self._loop.create_task(self._reconnect())
         else:
             self._servers.failed(why)
-        self._settle(self.core.disconnected(why))
+        self._settle(self.core.disconnected(why, self._loop.time()))
         wire.settled.set()
 
     def flush_soon(self) -> None:

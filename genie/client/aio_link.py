@@ -7,9 +7,9 @@ import contextlib
 from typing import Any, cast
 
 from genie.client.aio_connection import Connection
-from genie.client.calls import Call, Ping, Release, Request
+from genie.client.calls import BYE_TIMEOUT_S, Bye, Call, Release, Request
 from genie.client.watches import Watch
-from genie.errors import GenieError, Unavailable
+from genie.errors import ConnectionLost, GenieError, Unavailable
 
 
 class Link(Connection):
@@ -41,6 +41,7 @@ class Link(Connection):
                 self._servers.failed(error)
             raise self._servers.unavailable() from None
         self._closed = False
+        self._entered = True
         self._set_timer()
 
     async def close(self) -> None:
@@ -51,11 +52,9 @@ class Link(Connection):
         try:
             self._settle(self.core.closing(self._loop.time()))
             self.flush_soon()
-            # Every `queued` that is due comes before the answer to a ping, and with each the release of what was
-            # abandoned; the next answer shows that it has been released.
-            async with asyncio.timeout(self.connect_timeout):
-                while self.core.up and self.core.owes:
-                    await self._answer(Ping())
+            if self.core.up:
+                async with asyncio.timeout(min(BYE_TIMEOUT_S, self.connect_timeout)):
+                    await self._answer(Bye())
         except (TimeoutError, GenieError):
             pass  # it ends by its own timeouts
         finally:
@@ -108,15 +107,22 @@ class Link(Connection):
         self.flush_soon()
         return release
 
+    def held(self, id: int) -> Request | None:
+        """The lock of this client with this id, if it holds one."""
+        return self.core.held(id)
+
     def release(self, release: Release) -> None:
         """Send a release, now or when there is a connection."""
         self.check_open()
         self.core.send(release, self._loop.time())
 
     def check_open(self) -> None:
-        """Unavailable before the client was opened and after it was closed."""
-        if self._closed:
-            raise Unavailable("the client is not open")
+        """RuntimeError before the client was opened, ConnectionLost after it was closed."""
+        if not self._closed:
+            return
+        if not self._entered:
+            raise RuntimeError("the client was not entered: use async with genie.connect() as client")
+        raise ConnectionLost("the client was closed")
 
     def begin(self, watch: Watch) -> None:
         """Let the server tell what is watched, before anybody waits for it."""
@@ -178,14 +184,17 @@ class Link(Connection):
         wire, self._wire = self._wire, None
         if wire is not None and wire.transport is not None:
             wire.transport.close()  # which sends first what it was given
-        self._settle(self.core.closed())
+        self._settle(self.core.closed(self._loop.time()))
         self._up.set()
         try:
             if self._connecting is not None:
                 await asyncio.wait({self._connecting})
             if wire is not None:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(wire.gone.wait(), self.connect_timeout)
+                    async with asyncio.timeout(
+                        self.connect_timeout
+                    ):  # `wait_for` of Python 3.11 may swallow a cancellation
+                        await wire.gone.wait()
         finally:
             if wire is not None and wire.transport is not None:
                 wire.transport.abort()

@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-from genie.client.calls import Request, check_str, milliseconds, request_line
-from genie.protocol.fields import MAX_WEIGHT
+from genie.client.calls import (
+    OnDisconnect,
+    Request,
+    check_note,
+    check_on_disconnect,
+    check_str,
+    milliseconds,
+    request_line,
+)
+from genie.protocol.fields import MAX_DIGITS, MAX_WEIGHT
 from genie.protocol.resources import MAX_CHOICES, check_name, from_people, parse
+
+MAX_AMOUNT: Final = 10**MAX_DIGITS
+"""Weights and targets are below this. Those above `MAX_WEIGHT` are sent as decimal strings, and so are the others then."""
 
 
 def any_request(
     ref: str,
     resources: Sequence[str],
-    target: float,
+    target: int,
     *,
-    weights: Sequence[float] | None = None,
+    weights: Sequence[int] | None = None,
     transaction: str | None = None,
     transaction_timeout: float = 10.0,
+    on_disconnect: OnDisconnect = "keep",
+    note: str | None = None,
 ) -> Request:
     """A request for as many of the resources, as people name them and in this order, as reach the target.
 
-    It never waits, so it has nothing in common with a `queue_timeout`. ValueError or TypeError says what is wrong with
+    Amounts are integers and are added exactly, however large. It never waits. ValueError or TypeError says what is wrong with
     an argument, RequestRejected that the line would be too long.
     """
     if isinstance(resources, str) or not isinstance(resources, Sequence):
@@ -35,23 +49,27 @@ def any_request(
         raise ValueError(f"weights must be as many as the resources, {len(names)}, not {len(weights)}")
     for weight in weights or ():
         _check_weight(weight, "a weight")
+    _check_weight(target, "target")
+    as_text = max(target, *(weights or ())) > MAX_WEIGHT if weights else target > MAX_WEIGHT
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
+    bound = check_on_disconnect(on_disconnect)
+    check_note(note)
     line = request_line(
         anyOf=names,
-        weights=None if weights is None else list(weights),
-        target=_check_weight(target, "target"),
+        weights=None if weights is None else [str(weight) if as_text else weight for weight in weights],
+        target=str(target) if as_text else target,
         transactionTimeout=milliseconds(transaction_timeout, "transaction_timeout", least_ms=1),
         transactionName=transaction,
+        onDisconnect=on_disconnect if bound else None,
+        note=note,
         ref=ref,
     )
-    request = Request(line, ref, names, wait=0.0, hold=transaction_timeout, watchdog=False)
+    request = Request(line, ref, names, 0.0, transaction_timeout, transaction, bound=bound)
     request.choices = choices
     return request
 
 
-def _check_weight(weight: float, what: str) -> float:
-    """Integers are told, and come back, as they are: no sum of them is rounded."""
-    if type(weight) not in (int, float) or not 0 < weight <= MAX_WEIGHT:
-        raise ValueError(f"{what} must be a number above 0, at most 2^63-1, not {weight!r}")
-    return weight
+def _check_weight(weight: int, what: str) -> None:
+    if type(weight) is not int or not 0 < weight < MAX_AMOUNT:
+        raise ValueError(f"{what} must be an integer from 1, of at most {MAX_DIGITS} digits, not {weight!r}")

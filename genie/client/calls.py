@@ -8,14 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, Literal
 
 from genie.errors import Code, GenieError, LockLost, RequestRejected
 from genie.protocol import codec, messages
-from genie.protocol.fields import MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS, MAX_TOKEN
+from genie.protocol.fields import MAX_NOTE, MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS, MAX_TOKEN
 from genie.protocol.framing import MAX_LINE
-from genie.protocol.resources import MAX_RESOURCES, check_name, from_people
+from genie.protocol.resources import CONTROL, EXCLUSIVE, MAX_RESOURCES, SHARED, check_name, from_people, parse
 
+PROTOCOL: Final = 1
+"""The version of the wire protocol that this client speaks."""
+RELEASE: Final = messages.command("release")
+"""A release without its `ref`."""
+RESUME: Final = messages.command("ping", ref="resume")
+"""Sent after `hello`: its answer comes after everything that the server sends about the session's requests."""
+BYE_TIMEOUT_S: Final = 3.0
+"""A client that closes waits so long at most for the answer to `bye`: the server may be gone."""
 MAX_ID: Final = 1 << 53
 """Ids are below this, so that every JSON library reads them right."""
 SECRET_LENGTHS: Final = range(16, 129)
@@ -23,30 +33,38 @@ SECRET_LENGTHS: Final = range(16, 129)
 
 
 class State(Enum):
-    """Where a request for locks is, as far as this client has heard."""
+    """The state of a request for locks, as far as this client knows."""
 
     ASKED = auto()
-    QUEUED = auto()
+    """It waits, or it has not arrived yet."""
     HELD = auto()
     LEAVING = auto()
-    """Its release is on its way."""
+    """Its release is due."""
     ENDED = auto()
 
 
 class Call:
     """A command and the answer that is due.
 
-    `waiter` belongs to the shell: a future, or None where nobody waits for the answer (any more). `number` is the
-    place in the order in which calls were sent.
+    `ref` is the command's own, by which the answer is matched; empty until it is sent. `waiter` belongs to the shell: a
+    future, or None where nothing waits for the answer (any more).
     """
 
-    __slots__ = ("line", "number", "waiter")
+    __slots__ = ("line", "ref", "waiter")
 
-    def __init__(self, line: bytes) -> None:
+    def __init__(self, line: bytes, ref: str = "") -> None:
         self.line = line
-        self.number = 0
+        self.ref = ref
         self.waiter: Any = None
 
+    def number(self, ref: str) -> None:
+        """Give it its `ref`."""
+        self.ref = ref
+        self.line = messages.with_ref(self.line, ref)
+
+
+OnDisconnect = Literal["keep", "release"]
+"""What becomes of held locks when the session of their client ends."""
 
 Outcome = tuple[Call, Any, GenieError | None]
 """A call with its value, or its error. A second one for a `Request` means that its lock is lost."""
@@ -55,17 +73,19 @@ Outcome = tuple[Call, Any, GenieError | None]
 class Request(Call):
     """`request`, and the lock that comes of it.
 
-    `wait` (seconds) is what it may wait in the queue, `asked_at` when its line first went out (None: not yet),
-    `patience_ends` when its caller stops waiting for a server that says nothing. `hold` (seconds) is what its hold
-    lasts from the grant or the last extension, `deadline` when that ends on this client's clock. `choices` are the
-    resources by their names, where the server takes what it needs of them: then it never waits. `connection` is the
-    number of the last one on which the server told that the request lives. `error` says why it is not held any more
-    where that is not our doing.
+    `wait` (seconds) is what it may wait in the queue (inf: no limit), `transaction` its name, `asked_at` when its line
+    first went out (None: not yet), `patience_ends` when its caller stops waiting for a server that sends nothing. `hold`
+    (seconds) is what its hold lasts from the grant or the last extension, `deadline` when that ends on this client's clock.
+    `choices` are the resources by their names, where the server takes what it needs of them: then it never waits. `id` is 0
+    until the server sends it. `connection` is the number of the last one on which the server sent that it is held.
+    `release` is the call that releases it, once there is one. `error` says why it is not held any more where that is not
+    our doing. `bound`: the server releases it when the session ends; `session_ends` is when that is, at the earliest,
+    while there is no connection.
     """
 
     __slots__ = (
-        "abandoned",
         "asked_at",
+        "bound",
         "choices",
         "connection",
         "deadline",
@@ -76,25 +96,35 @@ class Request(Call):
         "lost",
         "on_lost",
         "patience_ends",
-        "ref",
+        "release",
         "renew_at",
         "resources",
+        "session_ends",
         "state",
+        "transaction",
         "wait",
         "watchdog",
     )
 
     def __init__(
-        self, line: bytes, ref: str, resources: tuple[str, ...], wait: float, hold: float, watchdog: bool
+        self,
+        line: bytes,
+        ref: str,
+        resources: tuple[str, ...],
+        wait: float,
+        hold: float,
+        transaction: str | None = None,
+        watchdog: bool = False,
+        bound: bool = False,
     ) -> None:
-        super().__init__(line)
-        self.ref = ref
+        super().__init__(line, ref)
         self.resources = resources
         self.wait = wait
         self.hold = hold
+        self.transaction = transaction
         self.watchdog = watchdog
+        self.bound = bound
         self.state = State.ASKED
-        self.abandoned = False
         self.asked_at: float | None = None
         self.choices: dict[str, str] = {}
         self.patience_ends = math.inf
@@ -102,23 +132,33 @@ class Request(Call):
         self.fence = 0
         self.connection = 0
         self.deadline = math.inf
+        self.session_ends = math.inf
         self.renew_at = math.inf
+        self.release: Release | None = None
         self.error: LockLost | None = None
         self.on_lost: Callable[[], None] | None = None
         """What the shell does when the lock is lost."""
         self.lost: Any = None
-        """The shell's event, set when the lock is lost; None until somebody asks for it."""
+        """The shell's event, set when the lock is lost; None until it is asked for."""
+
+    @property
+    def ends(self) -> float:
+        """When the hold ends on this client's clock, unless it is extended or the connection is made again before."""
+        return min(self.deadline, self.session_ends)
+
+    def held(self, now: float) -> bool:
+        """Whether it is held, as far as this client knows; never beyond its end by this client's clock."""
+        return self.state is State.HELD and now < self.ends
 
     def ask_anew(self, now: float) -> None:
-        """It waits for its turn as if it had just been made, but only for what is left of its wait."""
-        self.state = State.ASKED
-        self.id = 0
+        """Prepare its line for a server that does not know it: it may wait for what is left of its wait."""
         if self.asked_at is None or self.choices:
             return
         self.wait = max(0.0, self.asked_at + self.wait - now)
         self.asked_at = now
+        wait = None if self.wait == math.inf else self.wait
         payload = codec.loads(self.line)["payload"]
-        self.line = make_line("request", **payload | {"queueTimeout": milliseconds(self.wait, "the rest of a wait")})
+        self.line = make_line("request", **payload | {"queueTimeout": _queue_timeout(wait)})
 
     def took(self, names: Sequence[str]) -> None:
         """The server has chosen these, each in the mode and the place in which it was asked for."""
@@ -127,25 +167,42 @@ class Request(Call):
 
 
 class Release(Call):
-    """`release` of any id. `repeated`: it may have been carried out already, on a connection that is lost."""
+    """`release` of any id. `request` is the one that it releases, where that is one of this client.
 
-    __slots__ = ("id", "repeated")
+    While the `id` of that is not known (0), it is released by its `ref`. `repeated`: a release of a request of this client
+    may have been carried out already, on a connection that is lost.
+    """
 
-    def __init__(self, id: int) -> None:
-        super().__init__(messages.command("release", id=_check_id(id)))
+    __slots__ = ("id", "repeated", "request")
+
+    def __init__(self, id: int, request: Request | None = None) -> None:
         self.id = id
+        self.request = request
         self.repeated = False
+        if request is not None and not id:
+            super().__init__(messages.with_ref(RELEASE, request.ref), request.ref)
+        else:
+            super().__init__(messages.command("release", id=_check_id(id)))
+
+    def by_id(self, id: int) -> None:
+        """Prepare its line for a server that does not know the `ref` of the request."""
+        self.id = id
+        self.ref = ""
+        self.line = messages.command("release", id=id)
 
 
 class Extend(Call):
-    """`extend` of a lock that this client holds."""
+    """`extend` of any id. `request` is the lock, where this client holds it."""
 
-    __slots__ = ("hold", "request", "sent_at")
+    __slots__ = ("hold", "id", "request", "sent_at")
 
-    def __init__(self, request: Request, hold: float) -> None:
+    def __init__(self, id: int, hold: float, request: Request | None = None) -> None:
         super().__init__(
-            messages.command("extend", id=request.id, transactionTimeout=milliseconds(hold, "an extension", least_ms=1))
+            messages.command(
+                "extend", id=_check_id(id), transactionTimeout=milliseconds(hold, "an extension", least_ms=1)
+            )
         )
+        self.id = id
         self.request = request
         self.hold = hold
         self.sent_at = math.inf
@@ -160,10 +217,19 @@ class Ping(Call):
         super().__init__(messages.command("ping"))
 
 
+class Bye(Call):
+    """`bye`, which ends the session."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(messages.command("bye"))
+
+
 class Inspect(Call):
     """`inspect`."""
 
-    __slots__ = ("id",)
+    __slots__ = ()
 
     def __init__(
         self,
@@ -186,7 +252,6 @@ class Inspect(Call):
         super().__init__(
             make_line("inspect", resource=resource, transactionName=transaction, id=id, limit=limit, only=only)
         )
-        self.id = id
 
 
 def request(
@@ -194,31 +259,72 @@ def request(
     resources: Sequence[str],
     *,
     transaction: str | None = None,
-    queue_timeout: float = 10.0,
+    queue_timeout: float | None = 10.0,
     transaction_timeout: float = 10.0,
     priority: float = 0,
     watchdog: bool = False,
+    on_disconnect: OnDisconnect = "keep",
+    note: str | None = None,
 ) -> Request:
     """A request for resources as people name them; timeouts in seconds.
 
-    ValueError or TypeError says what is wrong with an argument.
+    A resource that is named twice is locked once, in the stronger mode. ValueError or TypeError says what is wrong with
+    an argument.
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"a request names 1 to {MAX_RESOURCES} resources, not {len(resources)}")
-    names = tuple([from_people(check_str(resource)) for resource in resources])
+    names = _stronger([from_people(check_str(resource)) for resource in resources])
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
+    bound = check_on_disconnect(on_disconnect)
+    check_note(note)
     line = request_line(
         resources=names,
-        queueTimeout=milliseconds(queue_timeout, "queue_timeout"),
+        queueTimeout=_queue_timeout(queue_timeout),
         transactionTimeout=milliseconds(transaction_timeout, "transaction_timeout", least_ms=1),
         transactionName=transaction,
         priority=priority or None,
+        onDisconnect=on_disconnect if bound else None,
+        note=note,
         ref=ref,
     )
-    return Request(line, ref, names, queue_timeout, transaction_timeout, watchdog)
+    wait = math.inf if queue_timeout is None else queue_timeout
+    return Request(line, ref, names, wait, transaction_timeout, transaction, watchdog, bound)
+
+
+def _stronger(resources: list[str]) -> tuple[str, ...]:
+    """Each resource once, in the order of first mention: exclusive where any mention is."""
+    if len(resources) == 1:
+        return (resources[0],)
+    modes: dict[str, bool] = {}
+    for resource in resources:
+        exclusive, name = parse(resource)
+        modes[name] = exclusive or modes.get(name, False)
+    return tuple([(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in modes.items()])
+
+
+def _queue_timeout(seconds: float | None) -> float:
+    """Seconds as the wire has them; None, no limit, is the greatest timeout there is."""
+    return MAX_TIMEOUT_MS if seconds is None else milliseconds(seconds, "queue_timeout", also=", or None for no limit")
+
+
+def check_on_disconnect(on_disconnect: OnDisconnect) -> bool:
+    """Whether a lock is released when its client's session ends; ValueError if it is neither of the two."""
+    if on_disconnect not in ("keep", "release"):
+        raise ValueError(f'on_disconnect must be "keep" or "release", not {on_disconnect!r}')
+    return on_disconnect == "release"
+
+
+def check_note(note: str | None) -> None:
+    """TypeError or ValueError, if it is no note."""
+    if note is None:
+        return
+    if not isinstance(note, str):
+        raise TypeError(f"note must be a string, not {note!r}")
+    if not 0 < len(note) <= MAX_NOTE or CONTROL.search(note):
+        raise ValueError(f"note must have 1 to {MAX_NOTE} characters and no control characters, not {note[:300]!r}")
 
 
 def request_line(**payload: Any) -> bytes:
@@ -233,20 +339,39 @@ def request_line(**payload: Any) -> bytes:
 
 
 def hello(secret: str, session_timeout: float, token: str | None = None, namespace: str | None = None) -> bytes:
-    """The line that every connection begins with; `session_timeout` in seconds."""
+    """The first line of every connection; `session_timeout` in seconds."""
     if token is not None and not (isinstance(token, str) and 0 < len(token) <= MAX_TOKEN):
-        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # what it is is not repeated
+        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # its value is a secret
     if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
         raise ValueError(f"session must be a secret of {SECRET_LENGTHS[0]} to {SECRET_LENGTHS[-1]} characters")
-    timeout = milliseconds(session_timeout, "session_timeout", least_ms=1)
-    return make_line("hello", session=secret, sessionTimeout=timeout, token=token, namespace=namespace)
+    return make_line(
+        "hello",
+        protocol=PROTOCOL,
+        client=f"genie-python/{_version()}",
+        quiet=True,
+        session=secret,
+        sessionTimeout=milliseconds(session_timeout, "session_timeout", least_ms=1),
+        token=token,
+        namespace=namespace,
+        ref="hello",
+    )
 
 
-def milliseconds(seconds: float, what: str, *, least_ms: int = 0) -> float:
-    """Seconds as the wire has them, or a ValueError; not finer than a microsecond."""
+@cache
+def _version() -> str:
+    try:
+        return version("genie-lock")
+    except PackageNotFoundError:  # run from its sources
+        return "unknown"
+
+
+def milliseconds(seconds: float, what: str, *, least_ms: int = 0, also: str = "") -> float:
+    """Seconds as the wire has them, or a ValueError; not finer than a microsecond. `also` is what else would be right."""
     ms = round(seconds * 1000, 3) if math.isfinite(seconds) else seconds
     if not least_ms <= ms <= MAX_TIMEOUT_MS:
-        raise ValueError(f"{what} must be {least_ms / 1000:g} to {MAX_TIMEOUT_MS / 1000} seconds, not {seconds!r}")
+        raise ValueError(
+            f"{what} must be {least_ms / 1000:g} to {MAX_TIMEOUT_MS / 1000} seconds{also}, not {seconds!r}"
+        )
     return int(ms) if ms == int(ms) else ms
 
 

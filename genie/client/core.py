@@ -1,41 +1,81 @@
 """One client's conversation with a server, without a socket and without a clock.
 
-Calls go in and bytes come out; bytes go in and outcomes of calls come out. The shells (`aio`, `sync`) move the bytes,
-keep the time, and hand each outcome to whoever waits for it. What goes out, and how it goes on over a new connection,
-is in `session`; what comes in is here, and what it refuses in `refusals`.
+Calls go in and bytes come out; bytes go in and outcomes of calls come out. The shells (`aio`, `sync`) move the bytes, keep
+the time, and hand each outcome to the caller that waits for it.
 
-Who an answer belongs to:
-- `queued`, and an `error` with a `ref`: to the request with that `ref`, which no other request of this client has. From
-  then on the request goes by its id. The `ref` of a `locked` or `released` is looked at in a resume only (there nothing
-  else was asked): the answer to the `release` of another client's request carries that client's.
-- `locked`: to the request that waits. One that is held already is told how much of its hold is left.
-- `extended`: to the oldest extension of its id. `pong`, `inspected`, `watching`, `unwatched`: to the oldest call of
-  those kinds. `event`: to every watch that it is for, whichever of them the server tells it for.
-- `released`: of a request that the server has told of on this very connection it comes once unasked, and once more for
-  every `release` or `extend` that finds it ended; a `release` that ends it is told once. So the first one for such a
-  request is the answer only if its reason is `success` and the answer to a release is due next. What that can't be told
-  from, somebody else's release a moment earlier, has the same outcome. A request that this connection has not told of
-  has no unasked ones, and neither has one that has ended.
-- any other `error`: to the oldest call that it can mean.
+Matching: every command carries a `ref`, and an answer belongs to the call with its `ref`; an answer with an unknown one is
+ignored. A request is known by its `ref` as long as it lives: `locked`, `released` and `error` with that `ref` are about it,
+also those that nothing asked for. A request whose id is not known yet is cancelled by its `ref`: then the first `released`
+with that `ref` ends the request and answers the release; where a timeout and the release cross, a second one follows and is
+ignored. `release` and `extend` by id have a `ref` of their own. A lock of this client that is released by id is ended by
+the answer; if it had ended before, `released` with the `ref` of the request comes first.
+
+Connections: the server keeps the session's requests, waiting or held, while its connection is away. Every connection begins
+with `hello` and a `ping`. The server answers with `welcome`, then with how the requests of the session stand, then with
+`pong`. Nothing else is sent before that. What then is not known on both sides is repeated, with the same `ref`:
+
+- requests whose end is not known, which is safe: the server executes a `ref` once;
+- releases without an answer;
+- a lock that the server did not mention has ended, and the message was lost: it is released by id, to be told the reason.
+
+Locks with a watchdog are extended, and watches begin again. Other calls have failed with the connection. Where the server
+does not know the session (it ended, or the server lost its memory), locks are lost, and released by id because they may still
+be in the way of others; requests that wait are sent again, for the rest of their wait.
+
+A server that answers `unavailable` is left: it does not lead, or can't reach its store. What it refused is repeated at the
+next one. `silence` decides when a server that sends nothing is asked for an answer, and when it is given up. A client that
+waits for nothing, holds nothing and watches nothing sends nothing.
 """
 
 from __future__ import annotations
 
-from genie.client import reasons
-from genie.client.calls import Extend, Inspect, Outcome, Ping, Release, Request, State
-from genie.client.due import InOrder
-from genie.client.refusals import Refusals
-from genie.client.session import Phase
-from genie.client.watches import Unwatch, Watch
+import math
+import secrets
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import Final, TypeVar
+
+from genie.client import calls, hints, reasons
+from genie.client.calls import Bye, Call, Extend, Inspect, Outcome, Ping, Release, Request, State
+from genie.client.requests import Requests
+from genie.client.silence import Silence
+from genie.client.watches import Unwatch, Watch, Watches
+from genie.errors import Code, ConnectionLost, GenieError, LockLost, RequestRejected, Unavailable
 from genie.protocol import messages
 from genie.protocol.framing import Lines, LineTooLong
 
-MAX_ANSWER = 1 << 28
+MAX_ANSWER: Final = 1 << 28
 """Bytes in one line from the server; only an `inspected` with all its rows comes near."""
 
+FINAL: Final = frozenset({Code.UNAUTHORIZED, Code.UNKNOWN_NAMESPACE, Code.UNSUPPORTED_PROTOCOL})
+"""Codes of a refused `hello` that are reported to the callers instead of being retried."""
 
-class Core(Refusals):
-    """The same, with all that the server says to it."""
+C = TypeVar("C", bound=Call)
+
+
+class Phase(Enum):
+    """The state of the connection."""
+
+    DOWN = auto()
+    GREETING = auto()
+    """`hello` was sent."""
+    RESUMING = auto()
+    """The server tells how the session's requests stand."""
+    UP = auto()
+
+
+class Core:
+    """The state of a client's calls, over all the connections that it makes one after another.
+
+    `session` is the secret that the server knows this client by (None: a random one) and `session_timeout` (seconds)
+    what the server keeps it for without a connection. `patience` (seconds) is what a request that waits bears a silent
+    server for, beyond its own wait. `token` and `namespace` are sent with every `hello`; the server must confirm the
+    namespace. `now` is in seconds, on any clock that does not go back.
+
+    `broken` says why this connection must end: an error of the server, a message that can't be read, or silence.
+    `elsewhere` is the leader's address, where this server answered that it does not lead; empty where it does not know.
+    """
 
     def __init__(
         self,
@@ -45,16 +85,227 @@ class Core(Refusals):
         token: str | None = None,
         namespace: str | None = None,
     ) -> None:
-        super().__init__(session, session_timeout, patience, token, namespace)
+        self.trouble: Callable[[], str] = lambda: "there is no connection"
+        """Says why there is no connection."""
+        self.broken = ""
+        self.elsewhere: str | None = None
+        secret = secrets.token_urlsafe() if session is None else session
+        self._hello = calls.hello(secret, session_timeout, token, namespace)
+        self._namespace = namespace
+        self._denied: RequestRejected | None = None
+        self._life = "" if session is None else secrets.token_urlsafe(6) + "-"
+        self._phase = Phase.DOWN
+        self._connection = 0
+        self._refs = 0
+        self._patience = patience
+        self._session_timeout = session_timeout
         self._lines = Lines(MAX_ANSWER)
+        self._out: list[bytes] = []
+        self._due: dict[str, Call] = {}
+        """Calls that were sent on this connection, other than requests and their releases, by their `ref`."""
+        self._requests = Requests(patience)
+        hints.register(self._requests)
+        self._watches = Watches()
+        self._silence = Silence(patience)
+        self._again: list[Release] = []
+        """Releases by id to be sent on the next connection."""
+
+    # -- calls to bytes -----------------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        """Whether calls are sent at once."""
+        return self._phase is Phase.UP
+
+    def ref(self) -> str:
+        """Return a new `ref`. An earlier client with the same secret has used others."""
+        self._refs += 1
+        return f"{self._life}{self._refs}"
+
+    def send(self, call: Call, now: float) -> None:
+        """Send a call. Requests, and releases by id, wait for a connection; other calls need one."""
+        if isinstance(call, Request):
+            self._requests.ask(call, now)
+            if self.up:
+                self._silence.watch(now)
+                self._ask(call, now)
+        elif isinstance(call, Release) and not self.up:
+            self._again.append(call)
+        else:
+            assert self.up, "there is no connection"  # noqa: S101 - the shells see to it
+            if isinstance(call, Extend):
+                call.sent_at = now
+            elif isinstance(call, Watch):
+                self._watches.sent(call)
+            self._silence.watch(now)
+            self._put(call)
+
+    def leave(self, request: Request, now: float) -> Release | None:
+        """Release a request that waits or is held; None if that is done already, or it has ended."""
+        if request.state is not State.ASKED and request.state is not State.HELD:
+            return None
+        request.state = State.LEAVING
+        release = request.release = Release(request.id, request)
+        if release.id:
+            self.send(release, now)
+        elif self.up:
+            self._silence.watch(now)
+            self._out.append(release.line)
+        return release
+
+    def held(self, id: int) -> Request | None:
+        """Return the lock of this client with this id; None if it holds none."""
+        request = self._requests.by_id.get(id)
+        return request if request is not None and request.state is State.HELD else None
+
+    def abandon(self, call: Call, now: float) -> None:
+        """Note that nothing waits for this call any more; what a request asked for is released."""
+        call.waiter = None
+        if isinstance(call, Request):
+            self._give_up(call, now)
+
+    def want(self, watch: Watch, now: float) -> None:
+        """Note that the next change of a watch is waited for: its outcome says when to look again."""
+        self._watches.want(watch)
+        self._watch(now)
+
+    def unwatch(self, watch: Watch) -> list[Outcome]:
+        """End a watch."""
+        outcomes: list[Outcome] = []
+        if self._watches.close(watch, outcomes):
+            self._put(Unwatch(watch.prefix))
+        return outcomes
+
+    def outgoing(self) -> bytes:
+        """Take out what is to be sent."""
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    @property
+    def wake(self) -> float:
+        """When `tick` is to be called."""
+        return min(self._requests.wake, self._silence.wake)
+
+    # -- connections and time -----------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """There is a new connection, with new lines."""
-        super().connected()
+        """Greet the server on a new connection. Nothing else is sent before it has told how the requests stand."""
+        self._phase = Phase.GREETING
+        self._connection += 1
+        self.broken = ""
+        self.elsewhere = None
         self._lines = Lines(MAX_ANSWER)
+        self._out += [self._hello, calls.RESUME]
+
+    def disconnected(self, why: str, now: float) -> list[Outcome]:
+        """Note that the connection is gone: requests go on waiting, locks stay held, releases are sent again.
+
+        A lock that the server releases when the session ends is lost here when it may have done so.
+        """
+        self._requests.disconnected(now + self._session_timeout, releases_were_sent=self.up)
+        self._phase = Phase.DOWN
+        self._silence.rest()
+        self._out.clear()
+        self._watches.disconnected()
+        outcomes: list[Outcome] = []
+        due, self._due = self._due, {}
+        for call in due.values():
+            if isinstance(call, Release):
+                call.repeated = call.request is not None
+                self._again.append(call)
+            elif not isinstance(call, Watch | Unwatch):
+                outcomes.append((call, None, ConnectionLost(f"{why}, before the answer came")))
+        return outcomes
+
+    def closing(self, now: float) -> list[Outcome]:
+        """Cancel everything that waits, and end all watches: the client is to be closed. `Bye` is to be sent next."""
+        outcomes: list[Outcome] = []
+        self._watches.close_all(outcomes)
+        for request in self._requests.waiting():
+            self._give_up(request, now)
+            outcomes.append((request, None, ConnectionLost("the client was closed, before the answer came")))
+        return outcomes
+
+    def closed(self, now: float) -> list[Outcome]:
+        """End what is left: the client was closed, and so is its connection. Locks that are bound to the session end."""
+        why = "the client was closed"
+        outcomes = self.disconnected(why, now)
+        left = self._again + self._requests.releases_by_ref()
+        outcomes += [(release, None, ConnectionLost(f"{why}, before the answer came")) for release in left]
+        for request in list(self._requests.living.values()):
+            if request.state is not State.HELD:
+                self._end(request)
+            elif request.bound:
+                self._requests.forget(request)
+                self._lose(request, reasons.closed(request.id), outcomes)
+        return outcomes
+
+    @property
+    def denied(self) -> RequestRejected | None:
+        """The final error by which a server refused this client; None where one has accepted it since, or none was asked."""
+        return None if self._denied is None else reasons.repeat(self._denied)
+
+    def deny(self, now: float) -> list[Outcome]:
+        """Fail everything that waits for a server, since one has refused this client for good.
+
+        What was asked for is released when a server accepts the client again.
+        """
+        if self._denied is None:
+            return []
+        left = self._again + self._requests.releases_by_ref()
+        outcomes: list[Outcome] = [
+            (release, None, reasons.repeat(self._denied)) for release in left if release.waiter is not None
+        ]
+        for watch in self._watches.all():
+            self._watches.refused(watch, reasons.repeat(self._denied), outcomes)
+        for request in self._requests.waiting():
+            self._give_up(request, now)
+            outcomes.append((request, None, reasons.repeat(self._denied)))
+        return outcomes
+
+    def tick(self, now: float) -> list[Outcome]:
+        """End the holds and the waits whose time has passed, extend those with a watchdog, and set `wake` anew.
+
+        A server that has sent nothing for long is pinged; one that does not answer breaks the connection.
+        """
+        outcomes = self._look(now) if self._requests.wake <= now else []
+        if self._silence.wake <= now:
+            if not self._waits_for_messages:
+                self._silence.rest()
+            elif self._silence.asks(now):
+                self.send(Ping(), now)
+        if self._silence.too_long:
+            self.broken = self.broken or "the server does not answer"
+        return outcomes
+
+    @property
+    def _waits_for_messages(self) -> bool:
+        return bool(self._due or self._requests.living or self._watches)
+
+    def _look(self, now: float) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        due = self._requests.due(now)
+        for request in due.outlived:
+            if not self.up or request.connection != self._connection:
+                self.send(Release(request.id), now)  # a server that was down may not have counted that time
+            self._requests.forget(request)
+            cut_off = request.session_ends < request.deadline
+            lost = reasons.cut_off(request.id) if cut_off else reasons.outlived(request.id, request.hold)
+            self._lose(request, lost, outcomes)
+        for request in due.renewing if self.up else ():
+            self.send(Extend(request.id, request.hold, request), now)
+        for request in due.impatient:
+            why = "the server does not answer" if self.up else self.trouble()
+            waited = request.wait + self._patience
+            self._give_up(request, now)
+            outcomes.append((request, None, Unavailable(f"no answer to the request within {waited:g} s: {why}")))
+        return outcomes
+
+    # -- bytes to outcomes --------------------------------------------------------------------------------
 
     def receive(self, data: bytes, now: float) -> list[Outcome]:
-        """What the bytes decide. `broken` is set where the connection must end."""
+        """Return what the bytes decide. `broken` is set where the connection must end."""
         self._silence.heard(now)
         try:
             lines = self._lines.feed(data)
@@ -66,7 +317,7 @@ class Core(Refusals):
             try:
                 message = messages.read(line)
             except ValueError as error:
-                self.broken = f"the server sent what is no message: {line[:80]!r} ({error})"
+                self.broken = f"the server sent a line that is no message: {line[:80]!r} ({error})"
                 break
             if (
                 type(message) is messages.Event
@@ -78,157 +329,298 @@ class Core(Refusals):
                 self._take(message, now, outcomes)
         return outcomes
 
-    def tick(self, now: float) -> list[Outcome]:
-        """The same, and `broken` is set where the connection must end."""
-        outcomes = super().tick(now)
-        if self._silence.too_long:
-            self.broken = self.broken or "the server does not answer"
-        return outcomes
-
     def _take(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
-        if self._phase is Phase.GREETING:
-            self._greeted(message, now, outcomes)
-            return
         match message:
-            case messages.Queued():
-                self._queued(message.payload, now)
+            case _ if self._phase is Phase.GREETING:
+                self._greeted(message, now, outcomes)
             case messages.Locked():
                 self._locked(message.payload, now, outcomes)
             case messages.Released():
-                self._released(message.payload, now, outcomes)
+                self._released(message.payload, outcomes)
+            case messages.Queued():
+                self._queued(message.payload, now)
             case messages.Extended():
                 self._extended(message.payload, now, outcomes)
-            case messages.Pong():
-                self._pong(now, outcomes)
-            case messages.Inspected():
-                self._answered(Inspect, message.payload, outcomes)
+            case messages.Pong() if self._phase is Phase.RESUMING:
+                self._resumed(now)
+            case messages.Pong() | messages.Inspected() | messages.Bye():
+                self._answered(message, outcomes)
             case messages.Watching() | messages.Unwatched() | messages.Event():
                 self._watched(message, now, outcomes)
             case messages.Error():
-                self._refused(message.payload, now, outcomes)
+                self._refused(message.payload, outcomes)
 
     def _greeted(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
         match message:
+            case messages.Welcome() if message.payload.protocol != calls.PROTOCOL:
+                self.broken = self.broken or f"it speaks protocol {message.payload.protocol}, not {calls.PROTOCOL}"
             case messages.Welcome() if self._namespace not in (None, message.payload.namespace):
-                told = message.payload.namespace
-                self.broken = self.broken or f"it serves the namespace {told!r}, and not {self._namespace!r}"
+                served = message.payload.namespace
+                self.broken = self.broken or f"it serves the namespace {served!r}, and not {self._namespace!r}"
             case messages.Welcome():
-                self._welcomed(message.payload.resumed, now, outcomes)
+                self._welcomed(message.payload, now, outcomes)
             case messages.Error():
-                self._refused(message.payload, now, outcomes)
+                self._refused(message.payload, outcomes)
             case None:
                 pass
             case _:
                 self.broken = self.broken or "the server did not answer hello"
 
-    def _queued(self, told: messages.Queued.Payload, now: float) -> None:
-        request = self._requests.asked.get(told.ref) if told.ref is not None else None
-        if request is not None:
-            self._requests.queued(request, told.id, now)
-            request.connection = self._connection
-            if request.abandoned:
-                self.leave(request, now)
+    def _welcomed(self, welcome: messages.Welcome.Payload, now: float, outcomes: list[Outcome]) -> None:
+        self._phase = Phase.RESUMING
+        self._denied = None
+        self._silence.set_interval(welcome.pingInterval / 1000)
+        if welcome.resumed:
             return
-        request = self._requests.known.get(told.id)
-        if request is None:
-            self.send(Release(told.id), now)
-        elif request.state is not State.HELD:
-            request.connection = self._connection
-            self._requests.still_queued(request, now)
+        for request in list(self._requests.living.values()):
+            if request.state is State.ASKED:
+                self._requests.unknown(request)
+                request.ask_anew(now)
+            elif request.state is State.HELD:
+                self._again.append(Release(request.id))
+                self._requests.forget(request)
+                self._lose(request, reasons.not_resumed(request.id), outcomes)
+            else:
+                self._release_without_session(request, outcomes)
 
-    def _locked(self, told: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
-        request = self._told_of(told, now)
+    def _release_without_session(self, request: Request, outcomes: list[Outcome]) -> None:
+        """Go on releasing a lock by its id; a request whose id was never sent can't be, and ended with the session."""
+        release = request.release
+        self._requests.forget(request)
+        if release is None or release.id:
+            return
+        if request.id:
+            release.by_id(request.id)
+            self._again.append(release)
+        else:
+            request.state = State.ENDED
+            outcomes.append((release, reasons.SUCCESS, None))
+
+    def _resumed(self, now: float) -> None:
+        """Send what waits for a connection: the server has told how the requests of this session stand."""
+        self._phase = Phase.UP
+        waiting: list[Request] = []
+        for request in list(self._requests.living.values()):
+            if request.state is State.ASKED:
+                waiting.append(request)
+            elif request.release is not None:
+                if not request.release.id:
+                    self._out.append(request.release.line)
+            elif request.connection != self._connection:
+                self.send(Release(request.id), now)
+        again, self._again = self._again, []
+        for release in again:
+            self.send(release, now)
+        for request in waiting:
+            self._requests.be_patient(request, now)
+            self._ask(request, now)
+        self._requests.renew_all(now)
+        self._silence.watch(now)
+        self._watch(now)
+
+    def _queued(self, queued: messages.Queued.Payload, now: float) -> None:
+        """Note the id of a request; a server that supports `quiet` does not send this."""
+        request = self._living(queued.ref)
+        if request is not None:
+            self._requests.identify(request, queued.id)
+            if request.state is State.ASKED:
+                self._requests.be_patient(request, now)
+
+    def _locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
+        request = self._living(locked.ref)
         if request is None:
+            if locked.expiresIn is None:  # granted just now, to an earlier client with this session's secret
+                self.send(Release(locked.id), now)
             return
+        self._requests.identify(request, locked.id)
         request.connection = self._connection
-        if told.resources is not None:
-            request.took(told.resources)
-        if request.abandoned:
-            self.leave(request, now)
-            return
-        left = None if told.expiresIn is None else told.expiresIn / 1000
-        if request.state is State.QUEUED:
+        request.fence = locked.fence
+        if locked.resources is not None:
+            request.took(locked.resources)
+        left = None if locked.expiresIn is None else locked.expiresIn / 1000
+        if request.state is State.ASKED:
             request.state = State.HELD
-            request.fence = told.fence
             self._requests.start(request, now, left)
             outcomes.append((request, None, None))
         elif request.state is State.HELD and left is not None:
             self._requests.start(request, now, left)
 
-    def _told_of(self, told: messages.Locked.Payload | messages.Released.Payload, now: float) -> Request | None:
-        """The living request that is meant; in a resume this may be the first that is heard of its id."""
-        request = self._requests.known.get(told.id)
-        if request is None and self._phase is Phase.RESUMING and told.ref is not None:
-            request = self._requests.asked.get(told.ref)
-            if request is not None:
-                self._requests.queued(request, told.id, now)
-        return request
-
-    def _released(self, told: messages.Released.Payload, now: float, outcomes: list[Outcome]) -> None:
-        request = self._told_of(told, now)
-        call = self._due.first(told.id)
-        unasked = request is not None and request.connection == self._connection
-        if told.reason == reasons.SUCCESS and isinstance(call, Release):
-            unasked = False
+    def _released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
+        call = self._due.pop(released.ref, None) if released.ref is not None else None
+        request = self._living(released.ref) if call is None else self._requests.by_id.get(released.id)
         if request is not None:
-            self._ended(request, told, outcomes)
-        if call is None or unasked:
-            return
-        self._due.take(told.id)
+            self._ended(request, released, outcomes)
+            if request.release is not None and not request.release.id:
+                outcomes.append((request.release, released.reason, None))
+        elif isinstance(call, Release) and call.request is not None:
+            self._ended(call.request, released, outcomes)
         if isinstance(call, Release):
-            outcomes.append((call, told.reason, None))
-        else:
-            outcomes.append((call, None, reasons.again(call.request.error or reasons.lost(told))))
+            outcomes.append((call, released.reason, None))
+        elif isinstance(call, Extend):
+            error = None if call.request is None else call.request.error
+            outcomes.append((call, None, reasons.again(error or reasons.over(released))))
 
-    def _ended(self, request: Request, told: messages.Released.Payload, outcomes: list[Outcome]) -> None:
+    def _ended(self, request: Request, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
         state = request.state
         self._end(request)
-        if state is State.QUEUED:
-            outcomes.append((request, None, reasons.not_granted(told)))
-        elif state is State.HELD or (request.fence and told.reason != reasons.SUCCESS):
+        if state is State.ASKED:
+            hint = partial(hints.hint, request, self._requests)
+            outcomes.append((request, None, reasons.not_granted(released, hint)))
+        elif state is State.HELD or (request.fence and released.reason != reasons.SUCCESS and request.error is None):
             # A release of ours that came too late does not undo that the lock was lost before.
-            self._lose(request, reasons.lost(told), outcomes)
+            self._lose(request, reasons.lost(released), outcomes)
 
-    def _extended(self, told: messages.Extended.Payload, now: float, outcomes: list[Outcome]) -> None:
-        call = self._due.first(told.id)
-        if not isinstance(call, Extend):
+    def _extended(self, extended: messages.Extended.Payload, now: float, outcomes: list[Outcome]) -> None:
+        call = self._take_due(Extend, extended.ref)
+        if call is None:
             return
-        self._due.take(told.id)
         request = call.request
-        if request.state is State.HELD:
+        if request is not None and request.state is State.HELD:
             request.hold = call.hold
             self._requests.start(request, call.sent_at)
-        elif request.error is not None:
+        elif request is not None and request.error is not None:
             self.send(Release(request.id), now)  # it had outlived its hold here while this was on its way
         outcomes.append((call, None, None))
 
-    def _answered(self, kind: type[Ping | Inspect], value: object, outcomes: list[Outcome]) -> None:
-        call = self._take_next(kind)
+    def _answered(self, message: messages.Pong | messages.Inspected | messages.Bye, outcomes: list[Outcome]) -> None:
+        call: Call | None
+        value: object = None
+        match message:
+            case messages.Inspected():
+                call, value = self._take_due(Inspect, message.payload.pop("ref", None)), message.payload
+            case messages.Pong():
+                call = self._take_due(Ping, message.payload.ref)
+            case messages.Bye():
+                call = self._take_due(Bye, message.payload.ref)
         if call is not None:
             outcomes.append((call, value, None))
-
-    def _take_next(self, kind: type[InOrder]) -> InOrder | None:
-        call = self._due.take_next(kind)
-        if call is None:
-            self.broken = f"the server answered a {kind.__name__.lower()} that nobody sent"
-        return call
-
-    def _pong(self, now: float, outcomes: list[Outcome]) -> None:
-        if self._phase is Phase.RESUMING:
-            self._resumed(now)
-        else:
-            self._answered(Ping, None, outcomes)
 
     def _watched(
         self, message: messages.Watching | messages.Unwatched | messages.Event, now: float, outcomes: list[Outcome]
     ) -> None:
         match message:
             case messages.Watching():
-                watch = self._take_next(Watch)
-                if isinstance(watch, Watch):
+                watch = self._take_due(Watch, message.payload.ref)
+                if watch is not None:
                     self._watches.told(watch, message.payload, outcomes)
             case messages.Unwatched():
-                self._take_next(Unwatch)
+                self._take_due(Unwatch, message.payload.ref)
             case messages.Event():
                 self._watches.lagged()
                 self._watch(now)
+
+    # -- errors of the server -----------------------------------------------------------------------------
+
+    def _refused(self, refusal: messages.Error.Payload, outcomes: list[Outcome]) -> None:
+        error = reasons.refused(refusal)
+        unavailable = isinstance(error, Unavailable)
+        if isinstance(error, RequestRejected) and error.code in FINAL and self._phase is Phase.GREETING:
+            self._denied = error
+        if unavailable or not self.up:
+            self.broken = self.broken or f"the server answered {error}"
+            self.elsewhere = (refusal.leader or "") if unavailable else self.elsewhere
+        if not self.up:
+            return
+        request = self._living(refusal.ref)
+        if request is not None:
+            if not unavailable:
+                self._request_refused(request, error, outcomes)
+            return
+        call = self._due.pop(refusal.ref, None) if refusal.ref is not None else None
+        if call is not None:
+            self._call_refused(call, error, outcomes)
+        elif refusal.ref is None:
+            # It answers no command that could be read: end all calls rather than let one wait for ever.
+            self.broken = f"the server answered {error}"
+
+    def _request_refused(self, request: Request, error: GenieError, outcomes: list[Outcome]) -> None:
+        """A request was refused, or the release by its `ref`."""
+        release = request.release
+        if request.state is State.HELD or (release is not None and release.id):
+            return  # no command with this `ref` is due
+        self._end(request)
+        if release is None:
+            outcomes.append((request, None, error))
+            return
+        if release.repeated and _is_unknown(error):  # it was carried out on an earlier connection
+            outcomes.append((release, reasons.SUCCESS, None))
+            return
+        if request.fence and _is_unknown(error):
+            self._lose(request, reasons.forgotten(request.id), outcomes)
+        outcomes.append((release, None, error))
+
+    def _call_refused(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
+        again = isinstance(error, Unavailable)
+        if isinstance(call, Release) and again:
+            self._again.append(call)
+        elif isinstance(call, Watch):
+            if not again:
+                self._watches.refused(call, error, outcomes)
+        elif isinstance(call, Release | Extend) and _is_unknown(error):
+            self._forgotten(call, error, outcomes)
+        else:
+            request = call.request if isinstance(call, Release) else None
+            if request is not None and self._living(request.ref) is request:
+                request.state, request.release = State.HELD, None
+            outcomes.append((call, None, error))
+
+    def _forgotten(self, call: Release | Extend, error: GenieError, outcomes: list[Outcome]) -> None:
+        """The server does not know an id. A lock of this client with that id is lost."""
+        ours = call.request
+        if isinstance(call, Release) and call.repeated and ours is not None:
+            self._end(ours)  # it was carried out on an earlier connection
+            outcomes.append((call, reasons.SUCCESS, None))
+            return
+        request = ours if isinstance(call, Release) and ours is not None else self.held(call.id)
+        if request is not None and request.state is not State.ENDED:
+            self._requests.forget(request)
+            self._lose(request, reasons.forgotten(call.id), outcomes)
+        is_own_lock = isinstance(call, Extend) and ours is not None
+        outcomes.append((call, None, reasons.forgotten(call.id) if is_own_lock else error))
+
+    # -- inside -------------------------------------------------------------------------------------------
+
+    def _put(self, call: Call) -> None:
+        """Send a call whose answer is matched by its `ref`."""
+        if not call.ref:
+            call.number(self.ref())
+        self._due[call.ref] = call
+        self._out.append(call.line)
+
+    def _take_due(self, kind: type[C], ref: str | None) -> C | None:
+        call = self._due.get(ref) if ref is not None else None
+        if not isinstance(call, kind):
+            return None
+        del self._due[call.ref]
+        return call
+
+    def _living(self, ref: str | None) -> Request | None:
+        return None if ref is None else self._requests.living.get(ref)
+
+    def _watch(self, now: float) -> None:
+        for watch in self._watches.to_ask() if self.up else ():
+            self.send(watch, now)
+
+    def _ask(self, request: Request, now: float) -> None:
+        if request.asked_at is None:
+            request.asked_at = now
+        self._out.append(request.line)
+
+    def _give_up(self, request: Request, now: float) -> None:
+        request.patience_ends = math.inf
+        if request.state is State.ASKED and request.asked_at is None:
+            self._end(request)  # no server has seen it
+        self.leave(request, now)
+
+    def _end(self, request: Request) -> None:
+        self._requests.forget(request)
+        request.state = State.ENDED
+
+    def _lose(self, request: Request, error: LockLost, outcomes: list[Outcome]) -> None:
+        request.state = State.ENDED
+        request.error = error
+        outcomes.append((request, None, error))
+
+
+def _is_unknown(error: GenieError) -> bool:
+    return isinstance(error, RequestRejected) and error.code == Code.UNKNOWN_ID

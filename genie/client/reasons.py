@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from genie.errors import (
+    Blocker,
     Code,
     Deadlock,
     Disconnected,
@@ -20,20 +23,22 @@ from genie.protocol.messages import Error, Released
 SUCCESS = "success"
 
 
-def not_granted(told: Released.Payload) -> LockError:
-    """Why a request that waited will not be granted."""
+def not_granted(told: Released.Payload, hint: Callable[[list[Blocker]], str]) -> LockError:
+    """Why a request that waited will not be granted. `hint` finds what a program may do wrong where it waited too long."""
     match told.reason:
         case "queue-timeout":
+            blockers = [row.blocker() for row in told.blockers]
             return QueueTimeout(
                 id=told.id,
                 waited=told.waited / 1000,
-                blockers=[row.blocker() for row in told.blockers],
+                blockers=blockers,
                 blockers_total=max(told.blockersTotal, len(told.blockers)),
+                hint=hint(blockers),
             )
         case "deadlock":
             return Deadlock(id=told.id, cycle=told.cycle, waits=told.waits)
         case "insufficient" if told.free is not None and told.locked is not None:
-            return Insufficient(id=told.id, free=told.free, locked=told.locked)
+            return Insufficient(id=told.id, free=int(told.free), locked=int(told.locked))
         case "success":
             return LockError(f"request {told.id} was cancelled by a release of its id", id=told.id)
         case "transaction-timeout":  # it was granted, and it ended, while there was no connection
@@ -54,6 +59,23 @@ def lost(told: Released.Payload) -> LockLost:
             return LockLost(f"lock {told.id} was released by its id, not by its holder", id=told.id)
         case reason:
             return LockLost(f"lock {told.id} ended: {reason}", id=told.id)
+
+
+def over(told: Released.Payload) -> LockLost:
+    """Why a lock that may be another client's can't be extended."""
+    if told.reason == SUCCESS:
+        return LockLost(f"lock {told.id} was released", id=told.id)
+    return lost(told)
+
+
+def cut_off(id: int) -> Disconnected:
+    """A lock that ends with its session, when there was no connection for the session's timeout."""
+    return Disconnected(f"lock {id} ended with its session: there was no connection for its session_timeout", id=id)
+
+
+def closed(id: int) -> Disconnected:
+    """The same, when the client was closed."""
+    return Disconnected(f"lock {id} ended with its session: the client was closed", id=id)
 
 
 def outlived(id: int, hold: float) -> TransactionTimeout:
@@ -79,6 +101,11 @@ def refused(told: Error.Payload) -> GenieError:
         leader = f" (the leader is {told.leader})" if told.leader else ""
         return Unavailable(f"{told.message}{leader}")
     return RequestRejected(told.code, told.message, ref=told.ref, id=told.id)
+
+
+def repeat(error: RequestRejected) -> RequestRejected:
+    """The same error, to be raised by another call."""
+    return RequestRejected(error.code, error.message, ref=error.ref, id=error.id)
 
 
 def again(error: LockLost) -> LockLost:

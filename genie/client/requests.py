@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 
-from genie.client.calls import Request, State
+from genie.client.calls import Release, Request, State
 
 SCAN_PAUSE = 1e-6
 """Seconds between two looks at all requests, for each: so that looking takes a small part of the time at most."""
@@ -23,46 +21,44 @@ class DueNow:
 
 
 class Requests:
-    """`asked`: by their `ref`, those whose id was not told yet. `known`: by their id, those that wait or are held.
+    """All living requests: `living` by their `ref`, and `by_id` those whose id the server has sent.
 
-    A request that has ended, or that is told to be lost, is in neither. `patience` (seconds) is what a caller waits
-    for a word of the server beyond its request's own wait. At `wake` something is due.
+    A request that has ended, or whose lock is lost, is in neither. `patience` (seconds) is what a caller waits for a server
+    that sends nothing, beyond its request's own wait. At `wake` something is due.
 
-    A client that hears nothing, because its connection is lost or silent, can tell by its own clock that a hold has
+    A client that is sent nothing, because its connection is lost or silent, can tell by its own clock that a hold has
     ended: it ends at the server a moment earlier than here, for here it is counted from the receipt of the grant.
     """
 
     def __init__(self, patience: float) -> None:
-        self.asked: dict[str, Request] = {}
-        self.known: dict[int, Request] = {}
+        self.living: dict[str, Request] = {}
+        self.by_id: dict[int, Request] = {}
         self.wake = math.inf
         self._patience = patience
 
     # -- where they are -----------------------------------------------------------------------------------
 
     def ask(self, request: Request, now: float) -> None:
-        """A new one: its id is to be told."""
-        self.asked[request.ref] = request
-        self._be_patient(request, now)
+        """Add a new one."""
+        self.living[request.ref] = request
+        self.be_patient(request, now)
 
-    def queued(self, request: Request, id: int, now: float) -> None:
-        """Its id is told, by which it goes from now on."""
-        del self.asked[request.ref]
-        request.id = id
-        request.state = State.QUEUED
-        self.known[id] = request
-        self.still_queued(request, now)
+    def identify(self, request: Request, id: int) -> None:
+        """Note the id that the server has sent."""
+        if request.id != id:
+            self.by_id.pop(request.id, None)
+            request.id = id
+            self.by_id[id] = request
 
-    def still_queued(self, request: Request, now: float) -> None:
-        """The server has said that it waits, and will say when it has waited for long enough."""
-        if not request.abandoned:
-            self._be_patient(request, now)
+    def unknown(self, request: Request) -> None:
+        """The server does not know it any more, nor its id."""
+        self.by_id.pop(request.id, None)
+        request.id = 0
 
-    def ask_anew(self, request: Request, now: float) -> None:
-        """The server knows nothing of one that waited: it is asked for again, for the rest of its wait."""
-        self.forget(request)
-        request.ask_anew(now)
-        self.asked[request.ref] = request
+    def be_patient(self, request: Request, now: float) -> None:
+        """From now on the server may send nothing about it for its wait and `patience`."""
+        request.patience_ends = now + request.wait + self._patience
+        self.wake = min(self.wake, request.patience_ends)
 
     def start(self, request: Request, since: float, left: float | None = None) -> None:
         """A hold begins, or begins anew; `left` (seconds) of it where it began before.
@@ -71,30 +67,39 @@ class Requests:
         """
         span = request.hold if left is None else left
         request.deadline = since + span
+        request.session_ends = math.inf
         if request.watchdog:
             request.renew_at = since + span / 3
         self._mind(request)
 
+    def disconnected(self, session_ends: float, *, releases_were_sent: bool) -> None:
+        """There is no connection. If none is made before `session_ends`, what is bound to the session may be released."""
+        for request in self.living.values():
+            if request.release is not None and not request.release.id:
+                request.release.repeated = request.release.repeated or releases_were_sent
+            elif request.bound and request.state is State.HELD:
+                request.session_ends = min(request.session_ends, session_ends)
+                self._mind(request)
+
     def forget(self, request: Request) -> None:
         """It has ended."""
-        if request.id:
-            self.known.pop(request.id, None)
-        else:
-            self.asked.pop(request.ref, None)
+        self.living.pop(request.ref, None)
+        self.by_id.pop(request.id, None)
 
     def waiting(self) -> list[Request]:
-        """Those that somebody waits for."""
-        return [
-            request
-            for request in chain(self.asked.values(), self.known.values())
-            if request.state in {State.ASKED, State.QUEUED} and not request.abandoned
-        ]
+        """Those whose callers wait for the lock."""
+        return [request for request in self.living.values() if request.state is State.ASKED]
+
+    def releases_by_ref(self) -> list[Release]:
+        """The releases of those whose id is not known."""
+        releases = [request.release for request in self.living.values() if request.release is not None]
+        return [release for release in releases if not release.id]
 
     # -- time ---------------------------------------------------------------------------------------------
 
     def renew_all(self, now: float) -> None:
-        """Whatever has a watchdog wants to be extended now: nobody knows what became of the last extension."""
-        for request in self.known.values():
+        """Extend everything that has a watchdog now: what became of the last extension is not known."""
+        for request in self.by_id.values():
             if request.watchdog and request.state is State.HELD:
                 request.renew_at = self.wake = now
 
@@ -102,32 +107,25 @@ class Requests:
         """What there is to do; `wake` is set anew."""
         due = DueNow()
         self.wake = math.inf
-        for request in self._timed():
-            if request.state is not State.HELD:
+        for request in self.living.values():
+            if request.state is State.LEAVING:
+                continue
+            if request.state is State.ASKED:
                 if request.patience_ends <= now:
                     due.impatient.append(request)
                     continue
-            elif request.deadline <= now:
+            elif request.ends <= now:
                 due.outlived.append(request)
                 continue
             elif request.renew_at <= now:
                 request.renew_at = now + request.hold / 3
                 due.renewing.append(request)
             self._mind(request)
-        self.wake = max(self.wake, now + SCAN_PAUSE * (len(self.known) + len(self.asked)))
+        self.wake = max(self.wake, now + SCAN_PAUSE * len(self.living))
         return due
-
-    def _timed(self) -> Iterator[Request]:
-        return (
-            request for request in chain(self.asked.values(), self.known.values()) if request.state is not State.LEAVING
-        )
-
-    def _be_patient(self, request: Request, now: float) -> None:
-        request.patience_ends = now + request.wait + self._patience
-        self.wake = min(self.wake, request.patience_ends)
 
     def _mind(self, request: Request) -> None:
         if request.state is State.HELD:
-            self.wake = min(self.wake, request.deadline, request.renew_at)
+            self.wake = min(self.wake, request.ends, request.renew_at)
         else:
             self.wake = min(self.wake, request.patience_ends)

@@ -11,6 +11,8 @@ A stopped leader is replaced when its lease is over, 3 s by default: what waits 
 about then, and before the hold of a watchdog (10 s by default, of which a third may have passed) or the session ends.
 Sooner would not help, and every connection on which somebody waits costs the server a `ping` so often.
 """
+LEAST_QUIET_S = 0.1
+"""A server that recommends less is pinged so often."""
 STEP_S = 1.0
 STEPS = 3
 """So many steps of so many seconds a server may take for a word after that.
@@ -32,10 +34,16 @@ class Silence:
 
     def __init__(self, connect_timeout: float) -> None:
         self.wake = math.inf
-        self._quiet_s = min(QUIET_S, connect_timeout / 2)
+        self._most_quiet_s = connect_timeout / 2
+        self._quiet_s = min(QUIET_S, self._most_quiet_s)
         self._step_s = min(STEP_S, connect_timeout / 4)
         self._heard_at = 0.0
         self._steps = 0
+
+    def set_interval(self, seconds: float) -> None:
+        """Ping the server after so many seconds without a message, as it recommends; 0: as by default."""
+        if seconds > 0:
+            self._quiet_s = min(max(seconds, LEAST_QUIET_S), self._most_quiet_s)
 
     def watch(self, now: float) -> None:
         """From now on a word of the server is due, sooner or later."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
-from genie.client import calls, watches
+from genie.client import calls, inspection, watches
 from genie.client.anyof import any_request
-from genie.client.calls import Inspect, Ping, Release, Request
+from genie.client.calls import Extend, Inspect, OnDisconnect, Ping, Release, Request
+from genie.client.inspection import Inspection
 from genie.client.reach import Address, addresses
 from genie.client.reach import namespace as find_namespace
 from genie.client.reach import token as find_token
@@ -50,7 +51,7 @@ def connect(
     `namespace` is whose locks these are, where a server has several namespaces (1 to 128 letters, digits or any of
     `_.:-`; else a ValueError at once). What is left out comes from GENIE_NAMESPACE, else it is the server's first. All
     that this client asks for is in it; nothing spans namespaces, so take a client for each. Entering the block raises
-    Unavailable where the servers do not serve it, or are too old to know of any but their own.
+    RequestRejected (`unknown-namespace`) where the servers do not serve it.
 
     `genies://HOST:PORT` is a server that speaks TLS; with `ssl=True`, or a context, all of them do. Its certificate and
     its name are verified. GENIE_TLS_CA is a file with those who may sign it, else it is whom this system trusts;
@@ -96,9 +97,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connection. Calls that wait raise ConnectionLost; locks that are held end by their timeouts.
+        """End the session and the connection. Calls that wait raise ConnectionLost, and what they asked for is cancelled.
 
-        What waits for locks leaves the queue, at once if there is a connection, else when the session ends.
+        Locks with `on_disconnect="release"` are released; the others stay held until they are released by id or their
+        `transaction_timeout` has passed. Without a connection, or if the server does not answer for a moment, the server
+        does the same when the session's timeout has passed.
         """
         self._link.close()
 
@@ -106,10 +109,12 @@ class Client:
         self,
         *resources: str,
         transaction: str | None = None,
-        queue_timeout: float = 10.0,
+        queue_timeout: float | None = 10.0,
         transaction_timeout: float = 10.0,
         priority: float = 0,
         watchdog: bool = False,
+        on_disconnect: OnDisconnect = "keep",
+        note: str | None = None,
     ) -> Hold:
         """`with client.lock("exclusive:a", "shared:b") as lock:` holds all of them while the block runs.
 
@@ -126,6 +131,8 @@ class Client:
                 transaction_timeout=transaction_timeout,
                 priority=priority,
                 watchdog=watchdog,
+                on_disconnect=on_disconnect,
+                note=note,
             ),
         )
 
@@ -133,9 +140,12 @@ class Client:
         self,
         *resources: str,
         transaction: str | None = None,
-        queue_timeout: float = 10.0,
+        queue_timeout: float | None = 10.0,
         transaction_timeout: float = 10.0,
         priority: float = 0,
+        watchdog: bool = False,
+        on_disconnect: OnDisconnect = "keep",
+        note: str | None = None,
     ) -> Lock:
         """Wait until all the resources can be locked at once, and hold them until `lock.release()`.
 
@@ -149,6 +159,9 @@ class Client:
                 queue_timeout=queue_timeout,
                 transaction_timeout=transaction_timeout,
                 priority=priority,
+                watchdog=watchdog,
+                on_disconnect=on_disconnect,
+                note=note,
             ),
         )
 
@@ -158,14 +171,23 @@ class Client:
         transaction: str | None = None,
         transaction_timeout: float = 10.0,
         priority: float = 0,
+        watchdog: bool = False,
+        on_disconnect: OnDisconnect = "keep",
+        note: str | None = None,
     ) -> Lock | None:
-        """The same without waiting: None if what is asked for can't be locked at once. Deadlock is still raised."""
+        """Do what `acquire` does, without waiting: None if the resources can't be locked at once.
+
+        Raises what `acquire` raises, also Deadlock, but never QueueTimeout.
+        """
         request = self._request(
             resources,
             transaction=transaction,
             queue_timeout=0,
             transaction_timeout=transaction_timeout,
             priority=priority,
+            watchdog=watchdog,
+            on_disconnect=on_disconnect,
+            note=note,
         )
         try:
             return acquire(self._link, request)
@@ -175,11 +197,13 @@ class Client:
     def acquire_any(
         self,
         resources: Sequence[str],
-        target: float,
+        target: int,
         *,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[int] | None = None,
         transaction: str | None = None,
         transaction_timeout: float = 10.0,
+        on_disconnect: OnDisconnect = "keep",
+        note: str | None = None,
     ) -> Lock:
         """Lock as many of the resources as it takes, of those that are free, and hold them until `lock.release()`.
 
@@ -192,6 +216,8 @@ class Client:
             weights=weights,
             transaction=transaction,
             transaction_timeout=transaction_timeout,
+            on_disconnect=on_disconnect,
+            note=note,
         )
         return acquire(self._link, request)
 
@@ -210,24 +236,36 @@ class Client:
         id: int | None = None,
         limit: int | None = None,
         only: Literal["holders", "queue"] | None = None,
-    ) -> dict[str, Any]:
-        """Who holds and who waits for whom: `holders` and `queue` in order, at most `limit` rows, and their totals.
+    ) -> Inspection:
+        """Return who holds and who waits for whom: `holders` and `queue`, at most `limit` rows (100), and their totals.
 
-        `resource` is a name without a mode. With `only` the rows are all of one kind. The rows are those of the wire: times in ms, `since` in unix ms.
+        `resource` is a name without a mode. With `only` all rows are of one kind. Times are seconds, `since` is the unix
+        time as `time.time()` gives it. Raises RequestRejected where the server refuses it.
         """
-        return cast("dict[str, Any]", self._link.call(Inspect(resource, transaction, id, limit, only)))
+        return inspection.read(self._link.call(Inspect(resource, transaction, id, limit, only)))
 
     def ping(self) -> None:
         """Return when the server has answered."""
         self._link.call(Ping())
 
     def release(self, id: int) -> str:
-        """End a lock, or cancel a waiting request, by its id, whoever made it.
+        """End a lock, or cancel a waiting request, by its id, whichever client made it.
 
-        Returns the reason for which it ended: `success`, or an earlier one if it had ended before. RequestRejected
-        (`unknown-id`), if it never was or is forgotten. For locks of one's own `lock.release()` is better.
+        So a transaction can begin in one service and end in another. Returns the reason for which it ended: `success`, or
+        an earlier one if it had ended before. Raises RequestRejected (`unknown-id`) where the server does not know the id.
+        Prefer `lock.release()` for a lock of this client.
         """
         return self._link.release(Release(id))
+
+    def extend(self, id: int, seconds: float) -> None:
+        """Let the hold of a lock end `seconds` from now, by its id, whichever client made it.
+
+        Only the client that asks knows of it: the client that made the lock counts it as lost when its own
+        `transaction_timeout` has passed, unless it extends the lock itself. Raises LockLost if the lock has ended,
+        RequestRejected if the request still waits (`bad-request`) or the server does not know the id (`unknown-id`),
+        ConnectionLost if the answer did not come, and Unavailable if there is no connection within `connect_timeout`.
+        """
+        self._link.call(Extend(id, seconds, self._link.held(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
         return calls.request(self._link.ref(), resources, **options)

@@ -7,10 +7,10 @@ import time
 from concurrent.futures import Future
 from typing import Any, cast
 
-from genie.client.calls import Call, Ping, Release, Request
+from genie.client.calls import BYE_TIMEOUT_S, Bye, Call, Release, Request
 from genie.client.sync_wire import Wire, settle
 from genie.client.watches import Change, Watch
-from genie.errors import GenieError, Unavailable
+from genie.errors import ConnectionLost, GenieError, Unavailable
 
 
 class Link(Wire):
@@ -54,12 +54,12 @@ class Link(Wire):
         settle(outcomes)
         try:
             with contextlib.suppress(GenieError, TimeoutError):
-                self._give_back()
+                self._say_bye()
         finally:
             self._stop()
             with self._changed:
                 self._write()
-                outcomes = self._core.closed()
+                outcomes = self._core.closed(time.monotonic())
             settle(outcomes)
             self._say_last()
 
@@ -92,6 +92,11 @@ class Link(Wire):
                 self._core.abandon(call, time.monotonic())
                 self._write()
             raise
+
+    def held(self, id: int) -> Request | None:
+        """The lock of this client with this id, if it holds one."""
+        with self._changed:
+            return self._core.held(id)
 
     def release(self, release: Release) -> str:
         """Send a release, now or when there is a connection, and wait for its answer, but not for ever.
@@ -158,9 +163,11 @@ class Link(Wire):
         return self._core.up
 
     def check_open(self) -> None:
-        """Unavailable before the client was opened and after it was closed."""
-        if self._thread is None or self._closing or self._closed:
-            raise Unavailable("the client is not open")
+        """RuntimeError before the client was opened, ConnectionLost after it was closed."""
+        if self._closing or self._closed:
+            raise ConnectionLost("the client was closed")
+        if self._thread is None:
+            raise RuntimeError("the client was not entered: use with genie.sync.connect() as client")
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -208,23 +215,17 @@ class Link(Wire):
         finally:
             release.waiter = None
 
-    def _give_back(self) -> None:
-        """Wait until what was abandoned is released.
-
-        Every `queued` that is due comes before the answer to a ping, and with each the release of what was abandoned;
-        the next answer shows that it has been released.
-        """
-        end = time.monotonic() + self._connect_timeout
-        while True:
-            ping = Ping()
-            waiter: Future[None] = Future()
-            ping.waiter = waiter
-            with self._changed:
-                if not (self._core.up and self._core.owes):
-                    return
-                self._core.send(ping, time.monotonic())
-                self._write()
-            waiter.result(max(0.0, end - time.monotonic()))
+    def _say_bye(self) -> None:
+        """End the session, and wait for the answer, which comes after those to everything that was sent before."""
+        bye = Bye()
+        waiter: Future[None] = Future()
+        bye.waiter = waiter
+        with self._changed:
+            if not self._core.up:
+                return
+            self._core.send(bye, time.monotonic())
+            self._write()
+        waiter.result(min(BYE_TIMEOUT_S, self._connect_timeout))
 
     def _say_last(self) -> None:
         """End the connection, when the thread has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from types import TracebackType
 from typing import cast
 
@@ -11,11 +12,13 @@ from genie.client.calls import Extend, Request, State
 from genie.client.held import Held
 from genie.client.reasons import again
 from genie.client.sync_link import Link
-from genie.errors import Code, GenieError, LockLost, RequestRejected, Unavailable
+from genie.errors import Code, ConnectionLost, GenieError, LockLost, RequestRejected
 
 
 class Lock(Held):
-    """A lock that was granted. It is held until `release`, or until it is lost: then `lost` is set.
+    """A lock that was granted. It is held until `release`, or until it is lost: then the event `lost` is set.
+
+    `lock.held` is a bool, to be asked at any time. `lock.lost` is an event, which is true in itself: ask `lock.lost.is_set()`.
 
     It stays valid when the client's connection is made again. A lock that nobody releases ends by its
     `transaction_timeout`, also if its client was closed (then nobody tells `lost`).
@@ -28,8 +31,20 @@ class Lock(Held):
         self._link = link
 
     @property
+    def held(self) -> bool:
+        """Whether the lock is held now, as far as this client knows.
+
+        False after `release`, after the lock was lost, and as soon as its time has passed on this client's clock, also
+        where the server could not be reached or this program could not run meanwhile.
+        """
+        return self._request.held(time.monotonic())
+
+    @property
     def lost(self) -> threading.Event:
-        """Set when the lock ended without `release`: it timed out, or somebody else released its id."""
+        """An event that is set when the lock ended without `release`: it timed out, or its id was released elsewhere.
+
+        The event is true in itself, set or not: ask `lock.lost.is_set()`, or `lock.held`.
+        """
         return cast("threading.Event", self._request.lost)
 
     def release(self) -> None:
@@ -52,7 +67,7 @@ class Lock(Held):
         LockLost, if it is not held any more; ConnectionLost, if the answer did not come; Unavailable, if there is no
         connection within `connect_timeout`.
         """
-        extend = Extend(self._request, seconds)
+        extend = Extend(self.id, seconds, self._request)
         if self._request.state is State.HELD:
             self._link.call(extend)
         if self._request.error is not None:
@@ -105,7 +120,7 @@ class Hold:
 
     def _leave_alone(self) -> None:
         """Go on trying in the background."""
-        with contextlib.suppress(Unavailable):  # the client was closed
+        with contextlib.suppress(ConnectionLost):  # the client was closed
             self._link.leave(self._request, wait=False)
 
 

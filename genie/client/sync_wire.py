@@ -200,7 +200,7 @@ class Wire:
                 why = self._servers.lost(self._address, why, time.monotonic() - self._up_since)
             else:
                 self._servers.failed(why)
-            outcomes = self._core.disconnected(why)
+            outcomes = self._core.disconnected(why, time.monotonic())
             dial = not self._dialing and not self._closed
             self._dialing = self._dialing or dial
             self._changed.notify_all()

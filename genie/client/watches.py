@@ -66,10 +66,10 @@ class Watch(Call):
     """`watch`, whose answer goes on. Nothing is sent before somebody wants a change.
 
     `changes` are to be taken, `held` is the picture that they lead to: by resource, then by id. `wanted`: somebody
-    waits for a change. `asked`: an answer is due.
+    waits for a change.
     """
 
-    __slots__ = ("asked", "changes", "error", "held", "prefix", "state", "truncated", "wanted")
+    __slots__ = ("changes", "error", "held", "prefix", "state", "truncated", "wanted")
 
     def __init__(self, prefix: str) -> None:
         if prefix:
@@ -79,7 +79,7 @@ class Watch(Call):
         self.state = State.BEHIND
         self.changes: deque[Change] = deque()
         self.held: dict[str, dict[int, Change]] = {}
-        self.wanted = self.asked = self.truncated = False
+        self.wanted = self.truncated = False
         self.error: GenieError | None = None
         """Why it was refused, while nobody was there to be told."""
 
@@ -150,6 +150,8 @@ class Watches:
         self._open: dict[Watch, None] = {}
         self._prefixes: set[str] = set()
         """Those that the server was asked for on this connection, and may tell of."""
+        self._unanswered: set[Watch] = set()
+        """Watches whose `watch` was sent on this connection and is not answered yet, also those that have ended."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -183,16 +185,16 @@ class Watches:
 
     def to_ask(self) -> Iterator[Watch]:
         """Those that are to be asked for."""
-        return (watch for watch in list(self._open) if watch.wanted and not watch.asked and watch.state is State.BEHIND)
+        return (watch for watch in list(self._open) if self._must_ask(watch))
 
     def sent(self, watch: Watch) -> None:
         """It is asked for."""
-        watch.asked = True
+        self._unanswered.add(watch)
         self._prefixes.add(watch.prefix)
 
     def told(self, watch: Watch, told: Watching.Payload, outcomes: list[Outcome]) -> None:
         """The answer."""
-        watch.asked = False
+        self._unanswered.discard(watch)
         if watch.state is State.BEHIND:
             watch.state = State.TOLD
             watch.tell(told.held, told.truncated)
@@ -200,6 +202,7 @@ class Watches:
 
     def refused(self, watch: Watch, error: GenieError, outcomes: list[Outcome]) -> None:
         """It will not be answered."""
+        self._unanswered.discard(watch)
         self._open.pop(watch, None)
         watch.error = error if watch.waiter is None else None
         self._end(watch, error, outcomes)
@@ -219,18 +222,24 @@ class Watches:
                 self._wake(watch, outcomes)
 
     def lagged(self) -> None:
-        """The server has ended all that it told; what is asked for and not answered yet comes behind that."""
-        self._prefixes = {watch.prefix for watch in self._open if watch.asked}
+        """The server has ended all watches of this connection.
+
+        It has yet to read each `watch` that is not answered, and begins to watch that prefix then. That also holds where
+        the watch has ended here meanwhile: its prefix stays, so that whoever is the last to end sends `unwatch`.
+        """
+        self._prefixes &= {watch.prefix for watch in self._unanswered}
         for watch in self._open:
             watch.state = State.BEHIND
 
     def disconnected(self) -> None:
         """The connection is gone, and what was asked on it."""
-        for watch in self._open:
-            watch.asked = False
+        self._unanswered.clear()
         self.lagged()
 
     # -- inside -------------------------------------------------------------------------------------------
+
+    def _must_ask(self, watch: Watch) -> bool:
+        return watch.wanted and watch not in self._unanswered and watch.state is State.BEHIND
 
     def _wake(self, watch: Watch, outcomes: list[Outcome]) -> None:
         if watch.wanted and watch.changes:

@@ -24,10 +24,13 @@ class BlockerRow(Struct, gc=False):
     state: str
     since: int
     transactionName: str | None = None  # noqa: N815 - the wire's word
+    note: str | None = None
 
     def blocker(self) -> Blocker:
         """As the errors carry it."""
-        return Blocker(self.id, self.resource, self.mode, self.state, self.since, self.transactionName)
+        return Blocker(
+            self.id, self.resource, self.mode, self.state, self.since / 1000, self.transactionName, self.note
+        )
 
 
 class Welcome(Struct, tag="welcome", tag_field="command"):
@@ -36,8 +39,12 @@ class Welcome(Struct, tag="welcome", tag_field="command"):
     class Payload(Struct):
         """Its payload."""
 
+        protocol: int = 0
+        server: str = ""
         resumed: bool = False
         namespace: str | None = None
+        pingInterval: float = 0  # noqa: N815
+        ref: str | None = None
 
     payload: Payload
 
@@ -73,7 +80,7 @@ class Locked(Struct, tag="locked", tag_field="command", gc=False):
 
 
 class Released(Struct, tag="released", tag_field="command"):
-    """`released`; times are ms. `free` and `locked` are sums of weights: integers, however large, where those were."""
+    """`released`; times are ms. `free` and `locked` are sums of weights, as decimal strings where the target was one."""
 
     class Payload(Struct):
         """Its payload."""
@@ -87,8 +94,8 @@ class Released(Struct, tag="released", tag_field="command"):
         blockersTotal: int = 0  # noqa: N815
         cycle: list[str] = []
         waits: list[CycleStep] = []
-        free: int | float | None = None
-        locked: int | float | None = None
+        free: int | str | None = None
+        locked: int | str | None = None
 
     payload: Payload
 
@@ -101,18 +108,58 @@ class Extended(Struct, tag="extended", tag_field="command"):
 
         id: int
         transactionTimeout: float  # noqa: N815
+        ref: str | None = None
 
     payload: Payload
+
+
+class Answer(Struct):
+    """The payload of an answer that says nothing but which command it answers."""
+
+    ref: str | None = None
 
 
 class Pong(Struct, tag="pong", tag_field="command"):
     """`pong`"""
 
+    payload: Answer
+
+
+class Bye(Struct, tag="bye", tag_field="command"):
+    """`bye`"""
+
+    payload: Answer
+
 
 class Inspected(Struct, tag="inspected", tag_field="command"):
-    """`inspected`; the payload stays as plain data."""
+    """`inspected`; the payload stays as plain data, which `InspectedRows` reads."""
 
     payload: dict[str, Any]
+
+
+class InspectedRow(Struct):
+    """A row of `inspected`: of `holders`, with a `fence`, or of `queue`, with `blockers`. Times are ms."""
+
+    id: int
+    resources: list[str]
+    resourcesTotal: int  # noqa: N815
+    priority: float
+    since: float
+    expiresIn: float | None = None  # noqa: N815
+    transactionName: str | None = None  # noqa: N815
+    note: str | None = None
+    fence: int = 0
+    blockers: list[BlockerRow] = []
+    blockersTotal: int = 0  # noqa: N815
+
+
+class InspectedRows(Struct):
+    """The payload of `inspected`."""
+
+    holders: list[InspectedRow]
+    holdersTotal: int  # noqa: N815
+    queue: list[InspectedRow]
+    queueTotal: int  # noqa: N815
 
 
 class HeldRow(Struct, gc=False):
@@ -133,12 +180,15 @@ class Watching(Struct, tag="watching", tag_field="command"):
         prefix: str
         held: list[HeldRow]
         truncated: bool = False
+        ref: str | None = None
 
     payload: Payload
 
 
 class Unwatched(Struct, tag="unwatched", tag_field="command"):
     """`unwatched`"""
+
+    payload: Answer
 
 
 class Event(Struct, tag="event", tag_field="command", gc=False):
@@ -171,7 +221,9 @@ class Error(Struct, tag="error", tag_field="command"):
     payload: Payload
 
 
-Message = Welcome | Queued | Locked | Released | Extended | Pong | Inspected | Watching | Unwatched | Event | Error
+Message = (
+    Welcome | Queued | Locked | Released | Extended | Pong | Bye | Inspected | Watching | Unwatched | Event | Error
+)
 
 _decode = msgspec.json.Decoder(Message).decode
 
@@ -195,3 +247,9 @@ def command(name: str, **payload: Any) -> bytes:
     """A line for the server; a field that is None is left out."""
     fields = {key: value for key, value in payload.items() if value is not None}
     return codec.message(name, fields)
+
+
+def with_ref(line: bytes, ref: str) -> bytes:
+    """A line of `command` without a `ref`, with this one: of letters, digits, `-` and `_`."""
+    head = line[:-3]
+    return b'%b%b"ref":"%b"}}\n' % (head, b"" if head.endswith(b"{") else b",", ref.encode())

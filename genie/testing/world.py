@@ -228,7 +228,7 @@ class World:
                 await asyncio.sleep(1)  # the last server may be on its way
             except GenieError as error:
                 return f"not everything can be had at the end: {error!r}"
-        return f"something is left at the end: {found}" if found["holders"] or found["queue"] else ""
+        return f"something is left at the end: {found}" if found.holders or found.queue else ""
 
     # -- for the faults -----------------------------------------------------------------------------------
 

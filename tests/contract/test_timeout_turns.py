@@ -143,15 +143,15 @@ async def test_a_run_holds_the_lock_and_keeps_its_fence(books: Books, clients: t
     held: list[int] = []
 
     async def look(_ids: list[str]) -> None:
-        (holder,) = (await clients[1].inspect(resource=RESOURCE))["holders"]
-        assert holder["resources"] == [f"exclusive:{RESOURCE}"]
-        held.append(holder["fence"])
+        (holder,) = (await clients[1].inspect(resource=RESOURCE)).holders
+        assert holder.resources == (f"exclusive:{RESOURCE}",)
+        held.append(holder.fence)
         assert await other.run_once() is None
 
     await books.add_transfer("a", PAST)
     desk.meanwhile = look
     assert await handler.run_once() is not None
-    assert (await clients[1].inspect(resource=RESOURCE))["holdersTotal"] == 0
+    assert (await clients[1].inspect(resource=RESOURCE)).holders_total == 0
     assert await fences(books) == held
     await books.add_transfer("b", FUTURE)
     run = await other.run_once()
@@ -177,8 +177,8 @@ async def test_a_run_that_lost_its_lock_changes_nothing(books: Books, clients: t
     before = await books.ours()
 
     async def take_away(_ids: list[str]) -> None:
-        (holder,) = (await clients[1].inspect(resource=RESOURCE))["holders"]
-        await clients[1].release(holder["id"])
+        (holder,) = (await clients[1].inspect(resource=RESOURCE)).holders
+        await clients[1].release(holder.id)
         await asyncio.Event().wait()
 
     desk.meanwhile = take_away
@@ -202,8 +202,8 @@ async def test_one_that_does_not_stop_when_its_lock_is_lost_changes_nothing(
 
     async def stubborn(_expired: list[ExpiredTransfer]) -> None:
         async def go_on() -> None:
-            (holder,) = (await clients[1].inspect(resource=RESOURCE))["holders"]
-            await clients[1].release(holder["id"])
+            (holder,) = (await clients[1].inspect(resource=RESOURCE)).holders
+            await clients[1].release(holder.id)
             if another:
                 assert await other.run_once() is not None
             found.append(await books.ours())
@@ -270,8 +270,8 @@ async def test_a_lock_that_is_lost_while_the_run_is_committed_changes_nothing_ab
     async def late() -> AsyncIterator[AsyncConnection]:
         async with writing() as connection:
             yield connection
-            (holder,) = (await clients[1].inspect(resource=RESOURCE))["holders"]
-            await clients[1].release(holder["id"])
+            (holder,) = (await clients[1].inspect(resource=RESOURCE)).holders
+            await clients[1].release(holder.id)
             while not running[0].cancelling():  # noqa: ASYNC110 - a task tells it to nobody
                 await asyncio.sleep(0.01)
 

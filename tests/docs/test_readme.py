@@ -226,7 +226,25 @@ def test_every_name_of_the_package_exists() -> None:
     assert errors < raised
 
 
-def test_the_defaults_of_calls_are_the_code_s() -> None:
+def _as_written(signature: inspect.Signature) -> str:
+    """The parameters as the page shows them: with `*` before those that are given by keyword only, and without types."""
+    shown = []
+    for parameter in signature.parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not any(one.startswith("*") for one in shown):
+            shown.append("*")
+        star = "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+        default = "" if parameter.default is parameter.empty else "=" + _value(parameter.default)
+        shown.append(f"{star}{parameter.name}{default}")
+    return ", ".join(shown)
+
+
+def _value(default: object) -> str:
+    return f'"{default}"' if isinstance(default, str) else str(default).removesuffix(".0")
+
+
+def test_the_calls_and_their_defaults_are_the_code_s() -> None:
     checked = set()
     for row in table(PAGE, "Call"):
         for call, arguments in re.findall(r"`([a-z.]+)\((.*?)\)`", row["Call"]):
@@ -237,12 +255,5 @@ def test_the_defaults_of_calls_are_the_code_s() -> None:
             if arguments == "…":
                 continue
             checked.add(call)
-            real = inspect.signature(getattr(where, name)).parameters
-            shown = [argument.strip() for argument in arguments.split(",") if argument]
-            names = [argument.partition("=")[0].removeprefix("*") for argument in shown]
-            assert names == [parameter for parameter in real if parameter != "self"], call
-            for argument in shown:
-                if "=" in argument:
-                    parameter, _, value = argument.partition("=")
-                    assert str(real[parameter].default).removesuffix(".0") == value, argument
+            assert arguments == _as_written(inspect.signature(getattr(where, name))), call
     assert checked >= {"genie.connect", "client.lock", "client.inspect", "lock.extend"}

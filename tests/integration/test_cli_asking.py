@@ -203,7 +203,7 @@ def test_inspect_shows_holders_and_who_blocks_whom(genie: Genie) -> None:
         lock = client.acquire("inspect/口", "shared:inspect/b", transaction="t1", transaction_timeout=3600)
         waiting = threading.Thread(target=lambda: client.acquire("inspect/口", queue_timeout=3600).release())
         waiting.start()
-        while not client.inspect(resource="inspect/口")["queueTotal"]:
+        while not client.inspect(resource="inspect/口").queue_total:
             pass
         shown = genie_cli(genie.port, "inspect", "--resource", "inspect/口", PYTHONIOENCODING="utf-8")
         latin = genie_cli(genie.port, "inspect", "--resource", "exclusive:inspect/口", PYTHONIOENCODING="latin-1")

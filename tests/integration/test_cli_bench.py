@@ -54,7 +54,7 @@ def running(port: int, *args: str) -> Iterator[subprocess.Popen[str] | Forked]:
 def nothing_is_left(genie: Genie) -> bool:
     with sync.connect(*genie.address) as client:
         found = client.inspect()
-    return not found["holdersTotal"] and not found["queueTotal"]
+    return not found.holders_total and not found.queue_total
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -70,7 +70,7 @@ def wait_for_cycles(genie: Genie) -> None:
 
         def one_has_asked_again() -> bool:
             found = client.inspect()
-            seen.update(row["id"] for part in ("holders", "queue") for row in found[part])
+            seen.update(row.id for row in (*found.holders, *found.queue))
             return len(seen) > SLOTS
 
         until(one_has_asked_again)
@@ -145,7 +145,7 @@ def test_its_keys_are_nobody_else_s(genie: Genie) -> None:
             names: set[str] = set()
 
             def both_hold() -> bool:
-                names.update(name for row in client.inspect()["holders"] for name in row["resources"])
+                names.update(name for row in client.inspect().holders for name in row.resources)
                 return len(names) > 1
 
             until(both_hold)
@@ -187,8 +187,8 @@ def test_a_killed_one_leaves_nothing(genie: Genie) -> None:
     with running(genie.port, "hot", *FOREVER) as process, sync.connect(*genie.address) as client:
         wait_for_cycles(genie)
         stop(process)
-        until(lambda: client.inspect()["holdersTotal"] == 1)
-        extend = messages.command("extend", id=client.inspect()["holders"][0]["id"], transactionTimeout=1_000_000)
+        until(lambda: client.inspect().holders_total == 1)
+        extend = messages.command("extend", id=client.inspect().holders[0].id, transactionTimeout=1_000_000)
         with socket.create_connection(genie.address) as other, other.makefile("rb") as lines:
             other.sendall(extend)  # so that it does not just time out
             assert b"extended" in lines.readline()
@@ -213,15 +213,15 @@ def test_somebody_else_releases_what_it_waits_for(genie: Genie) -> None:
     with running(genie.port, "hot", "--json", *FOREVER) as process:
         wait_for_cycles(genie)
         with sync.connect(*genie.address) as client:
-            until(lambda: client.inspect()["holdersTotal"] == 1)
+            until(lambda: client.inspect().holders_total == 1)
             name = HOT.search(str(client.inspect()))
             assert name is not None
             with client.lock(name[0], priority=1, queue_timeout=WAIT_S, transaction_timeout=WAIT_S):
-                until(lambda: client.inspect()["queueTotal"] == SLOTS)
-                cancelled = client.inspect()["queue"][0]["id"]
+                until(lambda: client.inspect().queue_total == SLOTS)
+                cancelled = client.inspect().queue[0].id
                 assert client.release(cancelled) == "success"
-                until(lambda: client.inspect()["queueTotal"] == SLOTS)
-                assert client.inspect(id=cancelled)["queueTotal"] == 0
+                until(lambda: client.inspect().queue_total == SLOTS)
+                assert client.inspect(id=cancelled).queue_total == 0
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130

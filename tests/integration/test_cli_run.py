@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import pytest
 
-from genie import sync
+from genie import Inspection, sync
 from genie.protocol import messages
 from ports import free_port
 from programs import CLI, Forked, run_genie, start_genie
@@ -112,7 +112,7 @@ def let_end(process: Process) -> int:
     return process.wait(WAIT_S)
 
 
-def inspected(genie: Genie, resource: str) -> dict[str, Any]:
+def inspected(genie: Genie, resource: str) -> Inspection:
     with sync.connect(*genie.address) as client:
         return client.inspect(resource=resource)
 
@@ -132,21 +132,21 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def waits(genie: Genie, resource: str) -> Callable[[], bool]:
-    return lambda: inspected(genie, resource)["queueTotal"] == 1
+    return lambda: inspected(genie, resource).queue_total == 1
 
 
 def is_free(genie: Genie, resource: str) -> bool:
     found = inspected(genie, resource)
-    return not found["holdersTotal"] and not found["queueTotal"]
+    return not found.holders_total and not found.queue_total
 
 
 def test_the_command_runs_under_the_lock_and_knows_it(genie: Genie) -> None:
     tell = "import os; print(os.environ['GENIE_LOCK_ID'], os.environ['GENIE_LOCK_FENCE']); input(); raise SystemExit(7)"
     with running(genie, "env", "shared:env/b", "--", *PYTHON, tell) as process:
         id_, fence = map(int, line(process.stdout).split())
-        (holder,) = inspected(genie, "env")["holders"]
-        assert (holder["id"], holder["fence"]) == (id_, fence)
-        assert sorted(holder["resources"]) == ["exclusive:env", "shared:env/b"]
+        (holder,) = inspected(genie, "env").holders
+        assert (holder.id, holder.fence) == (id_, fence)
+        assert sorted(holder.resources) == ["exclusive:env", "shared:env/b"]
         process.communicate("\n", timeout=WAIT_S)
         assert process.returncode == 7
     assert is_free(genie, "env")
@@ -225,7 +225,7 @@ def test_priority_goes_ahead(genie: Genie) -> None:
         with running(genie, "prio", "--", *PYTHON, HOLD) as low:
             until(waits(genie, "prio"))
             with running(genie, "prio", "--priority", "5", "--", *PYTHON, HOLD) as high:
-                until(lambda: inspected(genie, "prio")["queueTotal"] == 2)
+                until(lambda: inspected(genie, "prio").queue_total == 2)
                 assert let_end(first) == 0
                 assert line(high.stdout) == "held"
                 assert let_end(high) == 0
@@ -242,7 +242,7 @@ def test_a_signal_while_it_waits_ends_it_and_cancels_the_request(genie: Genie, n
             process.send_signal(number)
             assert process.communicate(timeout=WAIT_S) == ("", "")
             assert process.returncode == 128 + number
-        assert inspected(genie, "signalled")["queueTotal"] == 0
+        assert inspected(genie, "signalled").queue_total == 0
         lock.release()
 
 
@@ -265,9 +265,9 @@ def test_signals_are_passed_on(genie: Genie) -> None:
         for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2"):
             process.send_signal(getattr(signal, f"SIG{name}"))
             assert line(process.stdout) == name
-        (holder,) = inspected(genie, "pass")["holders"]
+        (holder,) = inspected(genie, "pass").holders
         with sync.connect(*genie.address) as client:
-            client.release(holder["id"])
+            client.release(holder.id)
         assert line(process.stdout) == "TERM"
         process.send_signal(signal.SIGUSR1)
         assert line(process.stdout) == "USR1"
@@ -294,9 +294,9 @@ def test_a_key_on_the_terminal_reaches_the_command_once(genie: Genie) -> None:
 def test_the_command_is_ended_when_its_lock_times_out(genie: Genie) -> None:
     with running(genie, "--timeout", "1000", "timeout", "--", "sh", "-c", "echo held; exec sleep 1000") as process:
         assert line(process.stdout) == "held"
-        (holder,) = inspected(genie, "timeout")["holders"]
-        assert 800_000 < holder["expiresIn"] <= 1_000_000
-        extend(genie, holder["id"], 1)
+        (holder,) = inspected(genie, "timeout").holders
+        assert 800 < holder.expires_in <= 1000
+        extend(genie, holder.id, 1)
         _, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 124
     assert "longer than its transaction timeout" in stderr
@@ -330,10 +330,10 @@ def test_without_a_timeout_the_hold_is_extended(genie: Genie) -> None:
     args = [sys.executable, "-c", short, "run", "watch", "--", *PYTHON, HOLD]
     with started(genie, args) as process:
         assert line(process.stdout) == "held"
-        left = [inspected(genie, "watch")["holders"][0]["expiresIn"]]
+        left = [inspected(genie, "watch").holders[0].expires_in]
 
         def has_more_time_than_before() -> bool:
-            left.append(inspected(genie, "watch")["holders"][0]["expiresIn"])
+            left.append(inspected(genie, "watch").holders[0].expires_in)
             return left[-1] > left[-2]
 
         until(has_more_time_than_before)

@@ -11,6 +11,7 @@ import pytest
 
 from genie import (
     Client,
+    ConnectionLost,
     Deadlock,
     Lock,
     LockError,
@@ -42,14 +43,14 @@ async def other(genie: Genie):
 async def until_waiting(client: Client, name: str, count: int = 1) -> list[int]:
     while True:
         found = await client.inspect(resource=name)
-        if found["queueTotal"] == count:
-            return [row["id"] for row in found["queue"]]
+        if found.queue_total == count:
+            return [row.id for row in found.queue]
 
 
 async def until_free(client: Client, name: str) -> None:
     while True:
         found = await client.inspect(resource=name)
-        if found["queueTotal"] == found["holdersTotal"] == 0:
+        if found.queue_total == found.holders_total == 0:
             return
 
 
@@ -61,9 +62,9 @@ async def shorten(lock: Lock) -> None:
 
 async def test_a_lock_is_held_in_the_block_and_free_behind_it(client, other):
     async with client.lock("held/a", "shared:held/b", transaction="t-held", priority=3) as lock:
-        [held] = (await other.inspect(id=lock.id))["holders"]
-        assert sorted(held["resources"]) == ["exclusive:held/a", "shared:held/b"]
-        assert (held["transactionName"], held["priority"], held["fence"]) == ("t-held", 3, lock.fence)
+        [held] = (await other.inspect(id=lock.id)).holders
+        assert sorted(held.resources) == ["exclusive:held/a", "shared:held/b"]
+        assert (held.transaction, held.priority, held.fence) == ("t-held", 3, lock.fence)
         assert lock.resources == ("exclusive:held/a", "shared:held/b")
         assert str(lock.id) in repr(lock)
     await until_free(other, "held/a")
@@ -254,7 +255,7 @@ async def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
 async def test_an_extended_lock_lives_longer(client):
     lock = await client.acquire("extend")
     await lock.extend(60)
-    assert (await client.inspect(id=lock.id))["holders"][0]["expiresIn"] > 20_000
+    assert (await client.inspect(id=lock.id)).holders[0].expires_in > 20
     await shorten(lock)
     await lock.lost.wait()
 
@@ -339,7 +340,7 @@ async def test_calls_on_a_closed_client_are_refused(genie):
     async with connect(*genie.address) as client:
         lock = await client.acquire("closed")
     for call in (client.ping(), client.acquire("x"), client.release(5), lock.release(), lock.extend(1)):
-        with pytest.raises(Unavailable, match="not open"):
+        with pytest.raises(ConnectionLost, match="the client was closed"):
             await call
     async with connect(*genie.address) as client:
         assert await client.release(lock.id) == "success"

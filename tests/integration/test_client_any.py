@@ -46,8 +46,8 @@ async def test_what_is_free_is_taken_until_it_is_enough(client, other):
         names = ["any/1", "shared:any/2", "any/3", "any/4"]
         lock = await client.acquire_any(names, 30, weights=[50, 10, 20, 20], transaction="t-any")
         assert lock.resources == ("shared:any/2", "exclusive:any/3")
-        [row] = (await other.inspect(id=lock.id))["holders"]
-        assert (row["transactionName"], row["fence"], row["resourcesTotal"]) == ("t-any", lock.fence, 2)
+        [row] = (await other.inspect(id=lock.id)).holders
+        assert (row.transaction, row.fence, row.resources_total) == ("t-any", lock.fence, 2)
         assert await other.try_acquire("any/3") is None
         async with other.lock("any/4", queue_timeout=0) as free:
             assert free.fence > lock.fence

@@ -308,7 +308,7 @@ async def test_closing_ends_what_waits_and_gives_it_back(client, fake):
     await closing
     with pytest.raises(ConnectionLost):
         await second
-    with pytest.raises(Unavailable, match="not open"):
+    with pytest.raises(ConnectionLost, match="the client was closed"):
         await client.ping()
 
 

@@ -30,8 +30,8 @@ async def until_waiting(client: Client, name: str, count: int = 1) -> list[int]:
     while True:
         with suppress(ConnectionLost):
             found = await client.inspect(resource=name)
-            if found["queueTotal"] == count:
-                return [row["id"] for row in found["queue"]]
+            if found.queue_total == count:
+                return [row.id for row in found.queue]
 
 
 def addresses(*servers: Genie) -> list[str]:
@@ -94,7 +94,7 @@ async def test_a_server_without_a_store_is_started_again(forgetful):
                 await asyncio.Event().wait()
 
         holding = asyncio.create_task(hold())
-        while not (await other.inspect(resource="forget"))["holdersTotal"]:
+        while not (await other.inspect(resource="forget")).holders_total:
             pass
         waiting = asyncio.create_task(other.acquire("forget", queue_timeout=3600))
         await until_waiting(client, "forget")
@@ -197,7 +197,7 @@ class TestFailover:
                 await work(client, "failovers", 10)
             await failing
             found = await client.inspect()
-            assert found["holdersTotal"] == found["queueTotal"] == 0
+            assert found.holders_total == found.queue_total == 0
 
 
 class TestThreads:
@@ -234,7 +234,7 @@ class TestThreads:
 
         holding = asyncio.create_task(asyncio.to_thread(hold))
         async with connect(*forgetful.address, **PATIENT) as client:
-            while not (await client.inspect(resource="threads"))["holdersTotal"]:
+            while not (await client.inspect(resource="threads")).holders_total:
                 pass
             waiting = asyncio.create_task(asyncio.to_thread(wait))
             [id_] = await until_waiting(client, "threads")
@@ -290,7 +290,7 @@ async def work(client: Client, name: str, rounds: int) -> None:
 async def is_free(genie: Genie, name: str) -> bool:
     async with connect(*genie.address) as client:
         found = await client.inspect(resource=name)
-        return found["holdersTotal"] == found["queueTotal"] == 0
+        return found.holders_total == found.queue_total == 0
 
 
 @pytest.mark.parametrize("number", [0, 1, 5])

@@ -50,7 +50,7 @@ async def test_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[Ge
     async with connect(servers, session_timeout=HOLD_S) as holder, connect(servers, session_timeout=HOLD_S) as waiter:
         async with holder.lock("a", transaction_timeout=HOLD_S, watchdog=True) as lock:
             waiting = asyncio.create_task(waiter.acquire("a", queue_timeout=WAIT_S, transaction_timeout=HOLD_S))
-            while not (await holder.inspect(resource="a"))["queueTotal"]:
+            while not (await holder.inspect(resource="a")).queue_total:
                 pass
             leader, follower = stop_the_leader(pair, holder)
             asking = asyncio.create_task(holder.ping())
@@ -75,7 +75,7 @@ def test_threads_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[
     ):
         with holder.lock("a", transaction_timeout=HOLD_S, watchdog=True) as lock:
             waiting = threads.submit(waiter.acquire, "a", queue_timeout=WAIT_S, transaction_timeout=HOLD_S)
-            while not holder.inspect(resource="a")["queueTotal"]:
+            while not holder.inspect(resource="a").queue_total:
                 pass
             leader, follower = stop_the_leader(pair, holder)
             follower.until("leading")

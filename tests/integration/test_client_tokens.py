@@ -110,7 +110,7 @@ async def test_who_waits_is_told_when_the_token_is_not_good_any_more(tmp_path: P
             await holder.acquire("a")
             async with genie.connect(*server.address, token=TOKEN) as client:
                 waiting = asyncio.create_task(client.acquire("a", queue_timeout=600))
-                while (await holder.inspect())["queueTotal"] == 0:  # noqa: ASYNC110 - the server says when
+                while (await holder.inspect()).queue_total == 0:  # noqa: ASYNC110 - the server says when
                     await asyncio.sleep(0)
                 forget(server, path, sections(b=OTHER))
                 with pytest.raises(genie.RequestRejected, match="unauthorized"):
@@ -140,7 +140,7 @@ def test_who_waits_in_a_thread_is_told(tmp_path: Path) -> None:
     ):
         holder.acquire("a")
         waiting = pool.submit(client.acquire, "a", queue_timeout=600)
-        while holder.inspect()["queueTotal"] == 0:
+        while holder.inspect().queue_total == 0:
             pass
         forget(server, path, sections(b=OTHER))
         with pytest.raises(genie.RequestRejected, match="unauthorized"):

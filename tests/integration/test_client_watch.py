@@ -14,7 +14,7 @@ import pytest
 
 from clocks import PATIENT, bear_little_silence
 from fake import Line, error, fake_server
-from genie import Change, Client, RequestRejected, Unavailable, connect, sync
+from genie import Change, Client, ConnectionLost, RequestRejected, connect, sync
 from genie.client.aio_watch import Watch
 from servers import WAIT_S, Genie, Redis, running_server
 
@@ -335,17 +335,17 @@ async def test_a_closed_client_ends_the_loop(fake):
     with pytest.raises(StopAsyncIteration):
         await anext(watch)
     await watch.aclose()
-    with pytest.raises(Unavailable):
+    with pytest.raises(ConnectionLost):
         await anext(client.watch("t/"))
 
 
 @bounded
 async def test_a_client_that_was_never_opened():
     watch = connect("127.0.0.1", 1).watch("t/")
-    with pytest.raises(Unavailable):
+    with pytest.raises(RuntimeError, match="not entered"):
         await anext(watch)
     await watch.aclose()
-    with pytest.raises(Unavailable):
+    with pytest.raises(RuntimeError, match="not entered"):
         next(sync.connect("127.0.0.1", 1).watch("t/"))
 
 
@@ -451,7 +451,7 @@ class TestThreads:
                 assert waiting.result() == [None]
                 assert list(watch) == []
                 watch.close()
-                with pytest.raises(Unavailable):
+                with pytest.raises(ConnectionLost):
                     next(client.watch("t/"))
 
         working = asyncio.create_task(asyncio.to_thread(work))

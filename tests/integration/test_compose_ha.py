@@ -223,7 +223,7 @@ async def test_a_master_and_a_leader_die_and_clients_go_on(tmp_path: Path) -> No
             old = await first("the sentinels agree", made.master)
             made.kill(old)
             await until("another is the master", lambda: made.replaced(old))
-            assert (await client.inspect(resource="x"))["holders"][0]["id"] == lock.id
+            assert (await client.inspect(resource="x")).holders[0].id == lock.id
             again = await client.acquire("y", transaction_timeout=600)
             (leader,) = await first("a server leads", lambda: leading(made))
             made.kill(leader)

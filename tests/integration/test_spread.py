@@ -182,8 +182,8 @@ async def test_clients_go_on_through_a_hand_over_with_what_they_hold(redis: Redi
             await asyncio.gather(*(client.ping() for client in clients.values()))
             for name, lock in held.items():
                 assert not lock.lost.is_set()
-                rows = (await clients[name].inspect(resource="x"))["holders"]
-                assert [row["id"] for row in rows] == [lock.id]
+                rows = (await clients[name].inspect(resource="x")).holders
+                assert [row.id for row in rows] == [lock.id]
                 await lock.release()
                 other = await waiting[name]
                 assert other.fence > lock.fence

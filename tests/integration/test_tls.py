@@ -222,7 +222,7 @@ def test_both_clients_lock(run: Callable[[Any], Any], made: Certificates, tls_se
 
     run(work())
     with genie.sync.connect(*tls_server.address, ssl=made.context()) as client, client.lock("mine") as lock:
-        assert client.inspect(resource="mine")["holders"][0]["id"] == lock.id
+        assert client.inspect(resource="mine").holders[0].id == lock.id
 
 
 def test_threads_share_a_tunnel(made: Certificates, tls_server: Genie) -> None:

@@ -16,12 +16,12 @@ from genie.client.core import Core
 from genie.client.held import Held
 from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
 from genie.protocol import commands
-from talk import SECRET, connected, cut, error, locked, queued, release, released
+from talk import SECRET, connected, cut, error, locked, released
 
 MOST = 2**63 - 1
 
 
-def choose(core: Core, *resources: str, target: float = 1, **options: object) -> Request:
+def choose(core: Core, *resources: str, target: int = 1, **options: object) -> Request:
     request = any_request(core.ref(), resources or ("a", "shared:b", "c"), target, **options)  # type: ignore[arg-type]
     core.send(request, 0.0)
     return request
@@ -35,9 +35,9 @@ def asked(core: Core, **options: object) -> Request:
 
 def test_the_line_is_that_of_the_wire():
     core = connected()
-    choose(core, "a", "shared:b", target=4.5, weights=[1, 4], transaction="t", transaction_timeout=0.25)
+    choose(core, "a", "shared:b", target=4, weights=[1, 4], transaction="t", transaction_timeout=0.25)
     assert core.outgoing() == (
-        b'{"command":"request","payload":{"anyOf":["exclusive:a","shared:b"],"weights":[1,4],"target":4.5,'
+        b'{"command":"request","payload":{"anyOf":["exclusive:a","shared:b"],"weights":[1,4],"target":4,'
         b'"transactionTimeout":250,"transactionName":"t","ref":"1"}}\n'
     )
     choose(core, "a", target=1)
@@ -49,7 +49,7 @@ def test_the_line_is_that_of_the_wire():
 def test_the_lock_is_of_what_was_taken_as_it_was_asked_for():
     core = connected()
     request = asked(core)
-    assert core.receive(queued(101, "1") + locked(101, "1", resources=["c", "b"]), 0.0) == [(request, None, None)]
+    assert core.receive(locked(101, "1", resources=["c", "b"]), 0.0) == [(request, None, None)]
     assert request.state is State.HELD
     assert Held(request).resources == ("shared:b", "exclusive:c")
 
@@ -57,12 +57,10 @@ def test_the_lock_is_of_what_was_taken_as_it_was_asked_for():
 def test_what_is_not_enough_says_how_much_there_is():
     core = connected()
     request = asked(core)
-    [(call, _, caught)] = core.receive(
-        queued(101, "1") + released(101, "insufficient", ref="1", free=1.5, locked=2), 0.0
-    )
+    [(call, _, caught)] = core.receive(released(101, "insufficient", ref="1", free=1, locked=2), 0.0)
     assert (call, request.state) == (request, State.ENDED)
     assert isinstance(caught, Insufficient)
-    assert (caught.id, caught.free, caught.locked) == (101, 1.5, 2)
+    assert (caught.id, caught.free, caught.locked) == (101, 1, 2)
 
 
 def test_large_numbers_go_and_come_as_they_are():
@@ -71,8 +69,7 @@ def test_large_numbers_go_and_come_as_they_are():
     payload = orjson.loads(request.line)["payload"]
     assert (payload["weights"], payload["target"]) == ([MOST, MOST - 2, 2**53 + 1], MOST)
     [(_, _, caught)] = core.receive(
-        queued(101, "1")
-        + b'{"command":"released","payload":{"id":101,"reason":"insufficient","free":%d,"locked":%d}}\n'
+        b'{"command":"released","payload":{"id":101,"ref":"1","reason":"insufficient","free":%d,"locked":%d}}\n'
         % (MOST - 1, 10_000 * MOST - 1),
         0.0,
     )
@@ -81,10 +78,23 @@ def test_large_numbers_go_and_come_as_they_are():
     assert type(caught.locked) is int
 
 
+@pytest.mark.parametrize(("weights", "target"), [([MOST + 1, 5], 3), ([2, 5], MOST + 1), (None, 10**78 - 1)])
+def test_larger_ones_go_as_text_and_come_back_as_integers(weights, target):
+    core = connected()
+    request = asked(core, weights=weights and [*weights, 1], target=target)
+    payload = orjson.loads(request.line)["payload"]
+    assert payload.get("weights") == (weights and [str(weight) for weight in [*weights, 1]])
+    assert payload["target"] == str(target)
+    assert isinstance(commands.read(request.line.rstrip(b"\n")), commands.Take)
+    [(_, _, caught)] = core.receive(released(101, "insufficient", "1", free="7", locked="1" + "0" * 30), 0.0)
+    assert isinstance(caught, Insufficient)
+    assert (caught.free, caught.locked) == (7, 10**30)
+
+
 def test_an_insufficient_without_its_sums_does_not_make_them_up():
     core = connected()
     asked(core)
-    [(_, _, caught)] = core.receive(queued(101, "1") + released(101, "insufficient"), 0.0)
+    [(_, _, caught)] = core.receive(released(101, "insufficient", "1"), 0.0)
     assert type(caught) is LockError
 
 
@@ -95,7 +105,7 @@ class TestWhereTheConnectionIsLost:
         line = request.line
         assert cut(core) == []
         assert core.outgoing() == line
-        assert core.receive(queued(101, "1") + locked(101, "1", resources=["a"]), 0.0) == [(request, None, None)]
+        assert core.receive(locked(101, "1", resources=["a"]), 0.0) == [(request, None, None)]
         assert request.resources == ("exclusive:a",)
 
     def test_it_is_told_what_it_took(self):
@@ -115,14 +125,12 @@ class TestWhereTheConnectionIsLost:
         assert call is request
         assert isinstance(caught, Insufficient)
 
-    @pytest.mark.parametrize("told", [b"", queued(101, "1")])
-    def test_a_server_that_has_forgotten_all_is_asked_by_the_same_line(self, told):
+    def test_a_server_that_has_forgotten_all_is_asked_by_the_same_line(self):
         core = connected()
         request = asked(core)
         line = request.line
-        core.receive(told, 0.0)
         assert cut(core, resumed=False, now=0.5) == []
-        assert core.outgoing() == (release(101) if told else b"") + line
+        assert core.outgoing() == line
         assert b"queueTimeout" not in line
 
 
@@ -131,10 +139,10 @@ def test_who_is_cancelled_gives_back_what_was_taken():
     request = asked(core)
     request.waiter = Future()
     core.abandon(request, 0.0)
-    assert core.receive(queued(101, "1") + locked(101, "1", resources=["a"]), 0.0) == []
-    assert core.outgoing() == release(101)
-    core.receive(released(101, "success"), 0.0)
-    assert not core.owes
+    assert core.outgoing() == b'{"command":"release","payload":{"ref":"1"}}\n'
+    assert core.receive(locked(101, "1", resources=["a"]), 0.0) == []
+    core.receive(released(101, "success", "1"), 0.0)
+    assert (request.state, request.error) == (State.ENDED, None)
 
 
 def test_a_server_that_says_nothing_is_not_waited_for():
@@ -167,14 +175,19 @@ def test_a_refusal_is_its_own():
         ((["a"], True), {}, "target"),
         ((["a"], math.nan), {}, "target"),
         ((["a"], math.inf), {}, "target"),
-        ((["a"], 2**63), {}, "target"),
+        ((["a"], 10**78), {}, "target"),
+        ((["a"], 1.5), {}, "target must be an integer"),
+        ((["a"], "1"), {}, "target"),
         ((["a", "b"], 1), {"weights": [1]}, "weights"),
         ((["a"], 1), {"weights": []}, "weights"),
         ((["a"], 1), {"weights": [0]}, "a weight"),
-        ((["a"], 1), {"weights": [2**63]}, "a weight"),
+        ((["a"], 1), {"weights": [10**78]}, "a weight"),
+        ((["a"], 1), {"weights": [0.5]}, "a weight"),
         ((["a"], 1), {"weights": ["1"]}, "a weight"),
         ((["a"], 1), {"transaction": ""}, "transaction"),
         ((["a"], 1), {"transaction_timeout": 0}, "transaction_timeout"),
+        ((["a"], 1), {"on_disconnect": ""}, "on_disconnect"),
+        ((["a"], 1), {"note": ""}, "note"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(arguments, options, what):
@@ -199,7 +212,7 @@ def test_as_many_as_can_be_chosen_from():
     assert len(request.line) < 1 << 20
 
 
-weights_of_the_wire = st.one_of(st.integers(1, MOST), st.floats(0, 2.0**62, exclude_min=True))
+weights_of_the_wire = st.one_of(st.integers(1, MOST), st.integers(1, 10**78 - 1))
 
 
 @given(

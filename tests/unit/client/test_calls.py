@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genie.client import calls
-from genie.client.calls import Inspect, Release, milliseconds
+from genie.client.calls import Extend, Inspect, Release, milliseconds
 from genie.errors import RequestRejected
 from genie.protocol import commands
 
@@ -26,6 +26,11 @@ from genie.protocol import commands
         ({"priority": 2**31 + 1}, "priority"),
         ({"transaction": ""}, "transaction"),
         ({"transaction": "a\nb"}, "transaction"),
+        ({"on_disconnect": "forget"}, 'on_disconnect must be "keep" or "release", not \'forget\''),
+        ({"on_disconnect": True}, "on_disconnect"),
+        ({"note": ""}, "note must have 1 to 256 characters"),
+        ({"note": "x" * 257}, "note must have 1 to 256 characters"),
+        ({"note": "a\nb"}, "no control characters"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(options, what):
@@ -37,6 +42,51 @@ def test_what_is_wrong_is_said_before_anything_is_sent(options, what):
 def test_resources_that_the_server_would_refuse(resources):
     with pytest.raises(ValueError, match=r"resource|surrogate"):
         calls.request("1", resources)
+
+
+@pytest.mark.parametrize(
+    ("named", "locked"),
+    [
+        (["d", "d"], ("exclusive:d",)),
+        (["shared:d", "shared:d"], ("shared:d",)),
+        (["shared:d", "exclusive:d"], ("exclusive:d",)),
+        (["d", "shared:d"], ("exclusive:d",)),
+        (["shared:b", "a", "shared:a", "b"], ("exclusive:b", "exclusive:a")),
+        (["shared:x:y", "exclusive:x:y", "y"], ("exclusive:x:y", "exclusive:y")),
+    ],
+)
+def test_a_resource_that_is_named_twice_is_locked_once_in_the_stronger_mode(named, locked):
+    request = calls.request("1", named)
+    assert request.resources == locked
+    assert orjson.loads(request.line)["payload"]["resources"] == list(locked)
+
+
+def test_no_limit_of_the_wait_is_the_greatest_timeout_on_the_wire():
+    request = calls.request("1", ["a"], queue_timeout=None)
+    assert request.wait == math.inf
+    assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
+    request.asked_at = 0.0
+    request.ask_anew(1_000.0)
+    assert request.wait == math.inf
+    assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
+
+
+def test_a_wrong_wait_is_told_how_to_wait_without_a_limit():
+    with pytest.raises(
+        ValueError, match=r"queue_timeout must be 0 to 2147483\.647 seconds, or None for no limit, not inf"
+    ):
+        calls.request("1", ["a"], queue_timeout=math.inf)
+
+
+def test_what_becomes_of_the_lock_when_the_session_ends_is_said_where_it_is_not_kept():
+    assert orjson.loads(calls.request("1", ["a"], on_disconnect="release").line)["payload"]["onDisconnect"] == "release"
+    assert "onDisconnect" not in orjson.loads(calls.request("1", ["a"]).line)["payload"]
+
+
+@pytest.mark.parametrize(("id_", "seconds", "what"), [(True, 1, "id"), ("1", 1, "id"), (5, 0, "an extension")])
+def test_an_extension_by_id_checks_its_arguments(id_, seconds, what):
+    with pytest.raises(ValueError, match=what):
+        Extend(id_, seconds)
 
 
 def test_a_list_in_place_of_arguments_is_explained():

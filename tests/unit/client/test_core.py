@@ -1,12 +1,13 @@
-"""The core by literal bytes: what goes out, what comes in, and who hears of it."""
+"""The core by literal bytes: what goes out, what comes in, and which call it is for."""
 
 from __future__ import annotations
 
 import math
 
+import orjson
 import pytest
 
-from genie.client.calls import Extend, Inspect, Ping, Release, State
+from genie.client.calls import Bye, Extend, Inspect, Ping, Release, State
 from genie.errors import (
     Blocker,
     CycleStep,
@@ -19,73 +20,76 @@ from genie.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from talk import ask, connected, held, released
+from talk import ask, connected, error, held, locked, pong, queued, release, released, say
 
 
 def test_a_request_goes_out_in_milliseconds_and_is_granted():
     core = connected()
-    request = ask(core, "a", "shared:b", transaction="t", queue_timeout=0.25, transaction_timeout=0.0015, priority=5)
+    request = ask(
+        core,
+        "a",
+        "shared:b",
+        transaction="t",
+        queue_timeout=0.25,
+        transaction_timeout=0.0015,
+        priority=5,
+        on_disconnect="release",
+        note="billing@host-7",
+    )
     assert core.outgoing() == (
         b'{"command":"request","payload":{"resources":["exclusive:a","shared:b"],"queueTimeout":250,'
-        b'"transactionTimeout":1.5,"transactionName":"t","priority":5,"ref":"1"}}\n'
+        b'"transactionTimeout":1.5,"transactionName":"t","priority":5,"onDisconnect":"release","note":"billing@host-7",'
+        b'"ref":"1"}}\n'
     )
     assert core.outgoing() == b""
-    assert core.receive(b'{"command":"queued","payload":{"id":101,"ref":"1"}}\n', 1.0) == []
     assert core.receive(b'{"command":"locked","payload":{"id":101,"fence":7,"ref":"1"}}\n', 2.0) == [
         (request, None, None)
     ]
     assert (request.id, request.fence, request.deadline, request.state) == (101, 7, 2.0015, State.HELD)
 
 
+def test_a_server_that_is_not_quiet_may_say_queued_first():
+    core = connected()
+    request = ask(core, queue_timeout=10)
+    assert core.receive(queued(101, "1"), 5.0) == []
+    assert (request.id, request.state, request.patience_ends) == (101, State.ASKED, 25.0)
+    assert core.receive(locked(101, "1"), 6.0) == [(request, None, None)]
+
+
 def test_a_message_may_come_in_pieces_and_several_at_once():
     core = connected()
     first, second = ask(core), ask(core)
     data = (
-        b'{"command":"queued","payload":{"id":101,"ref":"1"}}\n{"command":"queued","payload":{"id":102,"ref":"2"}}\r\n'
-        b'{"command":"locked","payload":{"id":102,"fence":8,"ref":"2"}}\n'
+        b'{"command":"locked","payload":{"id":102,"fence":8,"ref":"2"}}\r\n'
         b'{"command":"locked","payload":{"id":101,"fence":9,"ref":"1"}}\n'
     )
     outcomes = [outcome for byte in data for outcome in core.receive(bytes([byte]), 0.0)]
     assert outcomes == [(second, None, None), (first, None, None)]
 
 
-def test_the_ref_of_a_released_is_not_taken_for_ones_own():
-    core = connected()
-    mine = ask(core)
-    stranger = Release(55)
-    core.send(stranger, 0.0)
-    outcomes = core.receive(b'{"command":"released","payload":{"id":55,"reason":"success","ref":"1"}}\n', 0.0)
-    assert outcomes == [(stranger, "success", None)]
-    assert mine.state is State.ASKED
-
-
 def test_a_queue_timeout_says_who_was_in_the_way():
     core = connected()
     request = ask(core)
     [(call, _, error)] = core.receive(
-        b'{"command":"queued","payload":{"id":101,"ref":"1"}}\n'
         b'{"command":"released","payload":{"id":101,"reason":"queue-timeout","ref":"1","waited":1500,"blockersTotal":12,'
-        b'"blockers":[{"id":90,"transactionName":"t","resource":"a","mode":"exclusive","state":"held","since":5}]}}\n',
+        b'"blockers":[{"id":90,"transactionName":"t","note":"n","resource":"a","mode":"exclusive","state":"held","since":5}]}}\n',
         0.0,
     )
     assert call is request
     assert isinstance(error, QueueTimeout)
     assert (error.id, error.waited, error.blockers_total) == (101, 1.5, 12)
-    assert error.blockers == (Blocker(90, "a", "exclusive", "held", 5, "t"),)
+    assert error.blockers == (Blocker(90, "a", "exclusive", "held", 0.005, "t", "n"),)
+    assert "90 of 't' (n) holds exclusive:a" in str(error)
     assert request.state is State.ENDED
 
 
 def test_a_deadlock_names_its_cycle():
     core = connected()
     ask(core)
-    [(_, _, error)] = core.receive(
-        b'{"command":"queued","payload":{"id":101,"ref":"1"}}\n'
-        b'{"command":"released","payload":{"id":101,"reason":"deadlock","cycle":["t1","t2"],'
-        b'"waits":[{"resource":"a","waiter":101,"holder":90}]}}\n',
-        0.0,
-    )
+    waits = [{"resource": "a", "waiter": 101, "holder": 90, "note": "n"}, {"resource": "b", "waiter": 90, "holder": 80}]
+    [(_, _, error)] = core.receive(released(101, "deadlock", "1", cycle=["t1", "t2"], waits=waits), 0.0)
     assert isinstance(error, Deadlock)
-    assert (error.cycle, error.waits) == (("t1", "t2"), (CycleStep("a", 101, 90),))
+    assert (error.cycle, error.waits) == (("t1", "t2"), (CycleStep("a", 101, 90, "n"), CycleStep("b", 90, 80)))
 
 
 @pytest.mark.parametrize(
@@ -100,204 +104,305 @@ def test_a_deadlock_names_its_cycle():
 def test_a_held_lock_that_is_released_unasked_is_lost(reason, kind):
     core = connected()
     request = held(core)
-    [(call, _, error)] = core.receive(released(101, reason), 0.0)
+    [(call, _, error)] = core.receive(released(101, reason, "1"), 0.0)
     assert call is request
     assert type(error) is kind
     assert request.error is error
     assert core.leave(request, 0.0) is None
+    assert core.held(101) is None
 
 
 @pytest.mark.parametrize("reason", ["success", "disconnected", "of-tomorrow"])
-def test_a_waiting_request_that_somebody_ends_is_a_lock_error(reason):
+def test_a_waiting_request_that_another_client_ends_is_a_lock_error(reason):
     core = connected()
     ask(core)
-    [(_, _, error)] = core.receive(
-        b'{"command":"queued","payload":{"id":101,"ref":"1"}}\n' + released(101, reason), 0.0
-    )
+    [(_, _, error)] = core.receive(released(101, reason, "1"), 0.0)
     assert type(error) is LockError
     assert error.id == 101
+
+
+class TestRefs:
+    def test_are_of_one_counter_for_all_commands(self):
+        core = connected()
+        lock = held(core)
+        core.send(Ping(), 0.0)
+        core.leave(lock, 0.0)
+        core.send(Inspect(), 0.0)
+        ask(core)
+        refs = [orjson.loads(line)["payload"]["ref"] for line in core.outgoing().splitlines()]
+        assert refs == ["2", "3", "4", "5"]
+
+    def test_tell_answers_apart_in_whatever_order_they_come(self):
+        core = connected()
+        first, second, inspect, release_, extend = Ping(), Ping(), Inspect(), Release(55), Extend(56, 5)
+        for call in (first, second, inspect, release_, extend):
+            core.send(call, 0.0)
+        answers = (
+            say("extended", id=56, transactionTimeout=5000, ref=extend.ref)
+            + pong(second)
+            + released(55, "success", release_.ref)
+            + say("inspected", holders=[], ref=inspect.ref)
+            + pong(first)
+        )
+        outcomes = core.receive(answers, 0.0)
+        assert [outcome[0] for outcome in outcomes] == [extend, second, release_, inspect, first]
+
+    @pytest.mark.parametrize(
+        "message",
+        [
+            say("pong", ref="77"),
+            say("pong"),
+            say("inspected", ref="77"),
+            say("extended", id=5, transactionTimeout=1, ref="77"),
+            released(5, "success", "77"),
+            released(5, "success", None),
+            error("bad-request", ref="77"),
+            say("watching", prefix="", held=[], ref="77"),
+            say("bye", ref="77"),
+        ],
+    )
+    def test_that_nothing_waits_for_are_ignored(self, message):
+        core = connected()
+        ping, request = Ping(), ask(core)
+        core.send(ping, 0.0)
+        assert core.receive(message, 0.0) == []
+        assert not core.broken
+        assert core.receive(pong(ping) + locked(101, request.ref), 0.0) == [(ping, None, None), (request, None, None)]
+
+    def test_of_an_answer_of_another_kind_are_ignored(self):
+        core = connected()
+        ping = Ping()
+        core.send(ping, 0.0)
+        assert core.receive(say("inspected", holders=[], ref=ping.ref), 0.0) == []
+        assert core.receive(pong(ping), 0.0) == [(ping, None, None)]
+
+    def test_of_another_clients_request_are_not_taken_for_ones_own(self):
+        core = connected()
+        mine, stranger = ask(core), Release(55)
+        core.send(stranger, 0.0)
+        assert core.receive(released(55, "success", stranger.ref), 0.0) == [(stranger, "success", None)]
+        assert mine.state is State.ASKED
 
 
 class TestRelease:
     def test_is_answered_once(self):
         core = connected()
         request = held(core)
-        release = core.leave(request, 0.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
+        call = core.leave(request, 0.0)
+        assert core.outgoing() == b'{"command":"release","payload":{"id":101,"ref":"2"}}\n'
         assert core.leave(request, 0.0) is None
-        assert core.receive(released(101, "success"), 0.0) == [(release, "success", None)]
+        assert core.receive(released(101, "success", "2"), 0.0) == [(call, "success", None)]
         assert request.error is None
+        assert request.state is State.ENDED
 
     def test_of_a_lock_that_timed_out_at_that_moment_is_answered_by_the_second_released(self):
         core = connected()
         request = held(core)
-        release = core.leave(request, 0.0)
-        [(call, _, error)] = core.receive(released(101, "transaction-timeout"), 0.0)
+        release_ = core.leave(request, 0.0)
+        [(call, _, error)] = core.receive(released(101, "transaction-timeout", "1"), 0.0)
         assert call is request
         assert isinstance(error, TransactionTimeout)
-        assert core.receive(released(101, "transaction-timeout"), 0.0) == [(release, "transaction-timeout", None)]
+        assert core.receive(released(101, "transaction-timeout", "2"), 0.0) == [(release_, "transaction-timeout", None)]
 
-    def test_after_somebody_elses_takes_the_first_and_does_not_stumble_over_the_second(self):
+    def test_of_a_lock_whose_end_was_not_told_finds_it_lost(self):
         core = connected()
-        release = core.leave(held(core), 0.0)
-        assert core.receive(released(101, "success") * 2, 0.0) == [(release, "success", None)]
-        assert not core.broken
+        request = held(core)
+        release_ = core.leave(request, 0.0)
+        lost, answer = core.receive(released(101, "transaction-timeout", "2"), 0.0)
+        assert lost[0] is request
+        assert isinstance(lost[2], TransactionTimeout)
+        assert answer == (release_, "transaction-timeout", None)
 
     def test_by_id_of_ones_own_lock_answers_and_loses_it(self):
         core = connected()
         request = held(core)
-        release = Release(101)
-        core.send(release, 0.0)
-        lost, answer = core.receive(released(101, "success"), 0.0)
+        release_ = Release(101)
+        core.send(release_, 0.0)
+        lost, answer = core.receive(released(101, "success", release_.ref), 0.0)
         assert lost[0] is request
         assert type(lost[2]) is LockLost
-        assert answer == (release, "success", None)
+        assert answer == (release_, "success", None)
 
     def test_of_an_unknown_id_is_rejected(self):
         core = connected()
-        release = Release(5)
-        core.send(release, 0.0)
-        [(call, _, error)] = core.receive(
-            b'{"command":"error","payload":{"code":"unknown-id","message":"no","id":5}}\n', 0.0
-        )
-        assert call is release
-        assert isinstance(error, RequestRejected)
-        assert (error.code, error.message, error.id) == ("unknown-id", "no", 5)
+        release_ = Release(5)
+        core.send(release_, 0.0)
+        [(call, _, why)] = core.receive(error("unknown-id", id=5, ref="1"), 0.0)
+        assert call is release_
+        assert isinstance(why, RequestRejected)
+        assert (why.code, why.message, why.id) == ("unknown-id", "no", 5)
 
     def test_of_a_lock_that_the_server_has_forgotten_finds_it_lost(self):
         core = connected()
         request = held(core)
-        release = core.leave(request, 0.0)
-        lost, answer = core.receive(
-            b'{"command":"error","payload":{"code":"unknown-id","message":"no","id":101}}\n', 0.0
-        )
-        assert (lost[0], answer[0]) == (request, release)
+        release_ = core.leave(request, 0.0)
+        lost, answer = core.receive(error("unknown-id", id=101, ref="2"), 0.0)
+        assert (lost[0], answer[0]) == (request, release_)
         assert isinstance(request.error, LockLost)
+
+    def test_that_is_not_allowed_leaves_the_lock_held(self):
+        core = connected()
+        request = held(core)
+        release_ = core.leave(request, 0.0)
+        [(call, _, why)] = core.receive(error("unauthorized", id=101, ref="2"), 0.0)
+        assert call is release_
+        assert isinstance(why, RequestRejected)
+        assert request.state is State.HELD
+        assert core.leave(request, 0.0) is not None
 
 
 class TestExtend:
     def test_counts_from_when_it_was_sent(self):
         core = connected()
         request = held(core, transaction_timeout=10)
-        extend = Extend(request, 30)
+        extend = Extend(request.id, 30, request)
         core.send(extend, 4.0)
-        assert core.outgoing() == b'{"command":"extend","payload":{"id":101,"transactionTimeout":30000}}\n'
-        answer = b'{"command":"extended","payload":{"id":101,"transactionTimeout":30000}}\n'
+        assert core.outgoing() == b'{"command":"extend","payload":{"id":101,"transactionTimeout":30000,"ref":"2"}}\n'
+        answer = say("extended", id=101, transactionTimeout=30000, ref="2")
         assert core.receive(answer, 5.0) == [(extend, None, None)]
         assert (request.deadline, request.hold) == (34.0, 30)
 
     def test_of_a_lock_that_timed_out_is_answered_by_the_second_released(self):
         core = connected()
         request = held(core)
-        extend = Extend(request, 30)
+        extend = Extend(request.id, 30, request)
         core.send(extend, 0.0)
-        [(call, _, _)] = core.receive(released(101, "transaction-timeout"), 0.0)
+        [(call, _, _)] = core.receive(released(101, "transaction-timeout", "1", held=5), 0.0)
         assert call is request
-        [(call, _, error)] = core.receive(released(101, "transaction-timeout"), 0.0)
+        [(call, _, error)] = core.receive(released(101, "transaction-timeout", "2"), 0.0)
         assert call is extend
         assert isinstance(error, TransactionTimeout)
-
-    def test_before_a_release_and_somebody_elses_release_before_both(self):
-        core = connected()
-        request = held(core)
-        extend = Extend(request, 30)
-        core.send(extend, 0.0)
-        release = core.leave(request, 0.0)
-        outcomes = core.receive(released(101, "success") * 3, 0.0)
-        assert [outcome[0] for outcome in outcomes] == [extend, release]
-        assert isinstance(outcomes[0][2], LockLost)
-        assert outcomes[1][1] == "success"
 
     def test_of_a_lock_that_the_server_has_forgotten_is_lost(self):
         core = connected()
         request = held(core)
-        extend = Extend(request, 30)
+        extend = Extend(request.id, 30, request)
         core.send(extend, 0.0)
-        outcomes = core.receive(b'{"command":"error","payload":{"code":"unknown-id","message":"no","id":101}}\n', 0.0)
+        outcomes = core.receive(error("unknown-id", id=101, ref="2"), 0.0)
         assert [outcome[0] for outcome in outcomes] == [request, extend]
         assert all(isinstance(outcome[2], LockLost) for outcome in outcomes)
 
 
+class TestExtendById:
+    def test_of_another_clients_lock_is_answered(self):
+        core = connected()
+        extend = Extend(55, 30)
+        core.send(extend, 0.0)
+        assert core.outgoing() == b'{"command":"extend","payload":{"id":55,"transactionTimeout":30000,"ref":"1"}}\n'
+        assert core.receive(say("extended", id=55, transactionTimeout=30000, ref="1"), 0.0) == [(extend, None, None)]
+
+    @pytest.mark.parametrize(("reason", "kind"), [("success", LockLost), ("transaction-timeout", TransactionTimeout)])
+    def test_of_what_has_ended_is_lost(self, reason, kind):
+        core = connected()
+        extend = Extend(55, 30)
+        core.send(extend, 0.0)
+        [(call, _, error)] = core.receive(released(55, reason, "1"), 0.0)
+        assert call is extend
+        assert type(error) is kind
+        assert "by its holder" not in str(error)
+
+    def test_of_an_unknown_id_is_rejected(self):
+        core = connected()
+        extend = Extend(55, 30)
+        core.send(extend, 0.0)
+        [(call, _, why)] = core.receive(error("unknown-id", id=55, ref="1"), 0.0)
+        assert call is extend
+        assert isinstance(why, RequestRejected)
+
+    def test_of_ones_own_lock_counts(self):
+        core = connected()
+        request = held(core, transaction_timeout=10)
+        assert core.held(101) is request
+        core.leave(request, 0.0)
+        assert core.held(101) is None
+        assert core.held(102) is None
+
+
 class TestAbandon:
-    def test_before_the_id_is_known_releases_when_it_comes(self):
+    def test_before_the_id_is_known_cancels_by_ref(self):
         core = connected()
         request = ask(core)
         core.outgoing()
         core.abandon(request, 0.0)
-        assert core.outgoing() == b""
-        assert core.owes
-        granted = (
-            b'{"command":"queued","payload":{"id":101,"ref":"1"}}\n'
-            b'{"command":"locked","payload":{"id":101,"fence":7,"ref":"1"}}\n'
-        )
-        assert core.receive(granted, 0.0) == []
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
-        assert core.owes
-        core.receive(released(101, "success"), 0.0)
-        assert not core.owes
+        assert core.outgoing() == b'{"command":"release","payload":{"ref":"1"}}\n'
+        core.receive(released(101, "success", "1"), 0.0)
+        assert request.state is State.ENDED
 
-    def test_while_it_waits_releases_at_once(self):
+    def test_that_crosses_the_grant_gives_the_lock_back(self):
         core = connected()
         request = ask(core)
-        core.outgoing()
-        core.receive(b'{"command":"queued","payload":{"id":101,"ref":"1"}}\n', 0.0)
         core.abandon(request, 0.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
-        assert core.receive(released(101, "queue-timeout") * 2, 0.0)[0][0] is not request
+        assert core.receive(locked(101, "1"), 0.0) == []
+        core.receive(released(101, "success", "1"), 0.0)
+        assert (request.state, request.error) == (State.ENDED, None)
 
-    def test_after_the_grant_releases_at_once(self):
+    def test_that_crosses_the_end_ignores_the_second_answer(self):
+        core = connected()
+        request = ask(core)
+        core.abandon(request, 0.0)
+        core.receive(released(101, "queue-timeout", "1", waited=5), 0.0)
+        assert request.state is State.ENDED
+        assert core.receive(released(101, "queue-timeout", "1"), 0.0) == []
+        assert not core.broken
+
+    def test_of_a_request_that_is_refused_ignores_the_second_error(self):
+        core = connected()
+        request = ask(core)
+        core.abandon(request, 0.0)
+        outcomes = core.receive(error("too-many", ref="1") + error("unknown-id", ref="1"), 0.0)
+        assert all(call.waiter is None for call, _, _ in outcomes)
+        assert request.state is State.ENDED
+        assert not core.broken
+
+    def test_after_the_grant_releases_by_id(self):
         core = connected()
         core.abandon(held(core), 0.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
+        assert core.outgoing() == release(101, "2")
 
-    def test_of_a_ping_leaves_its_place_in_the_order(self):
+    def test_of_a_ping_changes_nothing_for_the_others(self):
         core = connected()
         first, second = Ping(), Ping()
         core.send(first, 0.0)
         core.send(second, 0.0)
         core.abandon(first, 0.0)
-        assert core.receive(b'{"command":"pong","payload":{}}\n', 0.0)[0][0] is first
-        assert core.receive(b'{"command":"pong","payload":{}}\n', 0.0)[0][0] is second
+        assert core.receive(pong(first), 0.0)[0][0] is first
+        assert core.receive(pong(second), 0.0)[0][0] is second
 
 
 class TestErrors:
-    def test_with_a_ref_mean_that_request(self):
+    def test_mean_the_command_with_their_ref(self):
         core = connected()
-        ask(core)
-        second = ask(core)
-        [(call, _, error)] = core.receive(
-            b'{"command":"error","payload":{"code":"too-many","message":"full","ref":"2"}}\n', 0.0
-        )
-        assert call is second
-        assert isinstance(error, RequestRejected)
-        assert second.state is State.ENDED
-
-    def test_without_ref_and_id_mean_the_oldest_ping_or_inspection(self):
-        core = connected()
-        ask(core)
-        ping, inspect = Ping(), Inspect(resource="a")
+        first, second, ping = ask(core), ask(core), Ping()
         core.send(ping, 0.0)
-        core.send(inspect, 0.0)
-        error = b'{"command":"error","payload":{"code":"unavailable","message":"no store"}}\n'
-        [(first, _, why)] = core.receive(error, 0.0)
-        [(second, _, _)] = core.receive(error, 0.0)
-        assert (first, second) == (ping, inspect)
-        assert isinstance(why, Unavailable)
+        [(call, _, why)] = core.receive(error("too-many", ref="2"), 0.0)
+        assert call is second
+        assert isinstance(why, RequestRejected)
+        assert second.state is State.ENDED
+        [(call, _, why)] = core.receive(error("bad-request", ref=ping.ref), 0.0)
+        assert call is ping
+        assert first.state is State.ASKED
 
-    def test_with_an_id_mean_the_older_of_an_inspection_and_a_release(self):
+    def test_of_an_inspection_with_an_id_do_not_answer_the_release_of_it(self):
         core = connected()
-        inspect, release, other = Inspect(id=5), Release(5), Inspect(id=6)
-        for call in (inspect, release, other):
-            core.send(call, 0.0)
-        error = b'{"command":"error","payload":{"code":"bad-request","message":"no","id":5}}\n'
-        assert core.receive(error, 0.0)[0][0] is inspect
-        assert core.receive(error, 0.0)[0][0] is release
-        assert core.receive(error, 0.0) == []
+        inspect, release_ = Inspect(id=5), Release(5)
+        core.send(inspect, 0.0)
+        core.send(release_, 0.0)
+        assert core.receive(error("bad-request", ref=inspect.ref), 0.0)[0][0] is inspect
+        assert core.receive(released(5, "success", release_.ref), 0.0) == [(release_, "success", None)]
 
-    def test_that_mean_nobody_in_particular_end_the_connection(self):
+    def test_that_a_server_is_unavailable_fail_a_ping(self):
+        core = connected()
+        ping = Ping()
+        core.send(ping, 0.0)
+        [(call, _, why)] = core.receive(error("unavailable", "no store", ref=ping.ref), 0.0)
+        assert call is ping
+        assert isinstance(why, Unavailable)
+        assert core.broken
+
+    def test_without_a_ref_end_the_connection(self):
         core = connected()
         ask(core)
-        core.receive(b'{"command":"error","payload":{"code":"line-too-long","message":"too long"}}\n', 0.0)
+        core.receive(error("line-too-long", "too long"), 0.0)
         assert "line-too-long" in core.broken
 
     @pytest.mark.parametrize("line", [b"[]", b"{", b"\xff", b'{"command":[]}', b'{"command":"queued","payload":{}}'])
@@ -305,21 +410,14 @@ class TestErrors:
         core = connected()
         ping = Ping()
         core.send(ping, 0.0)
-        outcomes = core.receive(b'{"command":"pong","payload":{}}\n' + line + b"\n", 0.0)
-        assert outcomes == [(ping, None, None)]
-        assert core.broken
-
-    def test_an_answer_that_nobody_asked_for_ends_the_connection(self):
-        core = connected()
-        core.send(Inspect(), 0.0)
-        core.receive(b'{"command":"pong","payload":{}}\n', 0.0)
+        assert core.receive(pong(ping) + line + b"\n", 0.0) == [(ping, None, None)]
         assert core.broken
 
     def test_what_a_newer_server_says_is_skipped(self):
         core = connected()
         ping = Ping()
         core.send(ping, 0.0)
-        data = b'{"command":"tomorrow","payload":{"x":1}}\n{"command":"pong","payload":{"x":1}}\n'
+        data = b'{"command":"tomorrow","payload":{"x":1}}\n{"command":"pong","payload":{"x":1,"ref":"1"}}\n'
         assert core.receive(data, 0.0) == [(ping, None, None)]
 
 
@@ -328,10 +426,18 @@ def test_an_inspection_is_answered_with_plain_data():
     inspect = Inspect(resource="a:b", transaction="t", id=5, limit=3, only="queue")
     core.send(inspect, 0.0)
     assert core.outgoing() == (
-        b'{"command":"inspect","payload":{"resource":"a:b","transactionName":"t","id":5,"limit":3,"only":"queue"}}\n'
+        b'{"command":"inspect","payload":{"resource":"a:b","transactionName":"t","id":5,"limit":3,"only":"queue","ref":"1"}}\n'
     )
-    answer = b'{"command":"inspected","payload":{"holders":[]}}\n'
+    answer = b'{"command":"inspected","payload":{"holders":[],"ref":"1"}}\n'
     assert core.receive(answer, 0.0) == [(inspect, {"holders": []}, None)]
+
+
+def test_bye_is_answered():
+    core = connected()
+    bye = Bye()
+    core.send(bye, 0.0)
+    assert core.outgoing() == b'{"command":"bye","payload":{"ref":"1"}}\n'
+    assert core.receive(say("bye", ref="1"), 0.0) == [(bye, None, None)]
 
 
 class TestTime:
@@ -340,18 +446,19 @@ class TestTime:
         held(core, transaction_timeout=10)
         core.tick(10.0)
         assert core.outgoing() == b"", "it ends at the server as it does here"
-        assert core.receive(released(101, "transaction-timeout"), 10.0) == []
+        assert core.receive(released(101, "transaction-timeout", "1"), 10.0) == []
         assert not core.broken
 
     def test_an_extension_that_comes_too_late_is_taken_back(self):
         core = connected()
-        extend = Extend(held(core, transaction_timeout=10), 10)
+        lock = held(core, transaction_timeout=10)
+        extend = Extend(lock.id, 10, lock)
         core.send(extend, 9.9)
         core.outgoing()
         core.tick(10.0)
-        answer = b'{"command":"extended","payload":{"id":101,"transactionTimeout":10000}}\n'
+        answer = say("extended", id=101, transactionTimeout=10000, ref=extend.ref)
         assert core.receive(answer, 10.1) == [(extend, None, None)]
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101}}\n'
+        assert core.outgoing() == release(101, "3")
 
     def test_a_hold_ends_by_the_clients_own_clock(self):
         core = connected()
@@ -365,21 +472,20 @@ class TestTime:
     def test_a_lock_that_is_being_released_is_not_timed(self):
         core = connected()
         lock = held(core, transaction_timeout=10)
-        release = core.leave(lock, 9.9)
+        call = core.leave(lock, 9.9)
         assert core.tick(10.0) == []
-        assert core.receive(released(101, "success"), 10.1) == [(release, "success", None)]
+        assert core.receive(released(101, "success", "2"), 10.1) == [(call, "success", None)]
 
     def test_the_watchdog_extends_at_each_third(self):
         core = connected()
         lock = held(core, transaction_timeout=9, watchdog=True)
         assert core.wake == 3.0
         assert core.tick(3.0) == []
-        extension = b'{"command":"extend","payload":{"id":101,"transactionTimeout":9000}}\n'
-        assert core.outgoing() == extension
-        core.receive(b'{"command":"extended","payload":{"id":101,"transactionTimeout":9000}}\n', 3.1)
+        assert core.outgoing() == say("extend", id=101, transactionTimeout=9000, ref="2")
+        core.receive(say("extended", id=101, transactionTimeout=9000, ref="2"), 3.1)
         assert lock.deadline == 12.0
         core.tick(6.0)
-        assert core.outgoing() == extension
+        assert core.outgoing() == say("extend", id=101, transactionTimeout=9000, ref="3")
 
     def test_a_lock_without_watchdog_is_not_extended(self):
         core = connected()
@@ -391,6 +497,6 @@ class TestTime:
     def test_there_is_nothing_to_wake_for_when_nothing_is_held(self):
         core = connected()
         core.leave(held(core), 0.0)
-        core.receive(released(101, "success"), 0.0)
+        core.receive(released(101, "success", "2"), 0.0)
         core.tick(20.0)
         assert core.wake == math.inf

@@ -7,7 +7,7 @@ its store.
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from genie.client import calls
@@ -19,8 +19,9 @@ from genie.core import ENDED, LockManager
 from genie.errors import ConnectionLost, GenieError, LockLost, TransactionTimeout, Unavailable
 from genie.observability.stats import Stats
 from genie.protocol import messages
+from genie.protocol.commands import read_hello
 from genie.protocol.resources import parse
-from genie.server.connection import HANGUP
+from genie.server.connection import HANGUP, ConnectionState
 from genie.server.dispatch import Dispatch
 from genie.server.session import Session
 from genie.storage.base import Batch, Ending, Replica
@@ -35,8 +36,8 @@ class Peer:
 
     def __init__(self) -> None:
         self.session = Session(self)  # type: ignore[arg-type]
-        self.fresh = True
-        self.parted = self.snubbed = False
+        self.session.quiet = True
+        self.state = ConnectionState.READY
         self.out: list[bytes] = []
         self.closed = False
         self.principal = None
@@ -59,6 +60,9 @@ class Server:
     def work(self, now: float) -> None:
         lines, self.inbox = self.inbox.split(b"\n")[:-1], b""
         self.dispatch.now = now * 1000
+        if lines and (hello := read_hello(lines[0])) is not None:
+            self.dispatch.take(self.client, iter([hello]))  # type: ignore[arg-type]
+            del lines[0]
         todo = iter(lines)
         while self.dispatch.take(self.client, todo):  # type: ignore[arg-type]
             pass
@@ -145,7 +149,7 @@ class World:
 
     def cut(self) -> None:
         self.server.inbox = self.server.outbox = b""
-        self.settle(self.core.disconnected("cut"))
+        self.settle(self.core.disconnected("cut", self.now))
         self.connected = False
 
     def connect(self) -> None:
@@ -222,7 +226,7 @@ def act(world: World, name: str, values: list) -> None:
             world.due.pop(request, None)
             core.abandon(request, world.now)
         case "extend", [_, hold] if request and request.state is State.HELD and core.up:
-            world.ask(Extend(request, hold))
+            world.ask(Extend(request.id, hold, request))
         case "by id", _ if request and request.id:
             world.ask(calls.Release(request.id))
         case "ping", _ if core.up:
@@ -266,7 +270,18 @@ def happen(world: World, name: str, values: list) -> None:
             world.cut()
 
 
+TIMED_OUT_BEFORE_A_RESTART = [
+    *[("request", "a", 0, 3), ("request", "b", 0, 3), ("up",), ("lose", False)],
+    *[("pass", 4.0), ("restart",), ("leave", 0, 1)],
+]
+"""The resume says that the lock timed out, and the release finds that the server has forgotten the id: lost once."""
+RELEASED_BEFORE_A_RESTART = [("request", "a", 0, 3), ("up",), ("leave", 0, 1), ("send",), ("lose", True), ("restart",)]
+"""The release was executed, its answer was lost, and the server has forgotten the id: nothing is left of the request."""
+
+
 @examples(50)
+@example(TIMED_OUT_BEFORE_A_RESTART)
+@example(RELEASED_BEFORE_A_RESTART)
 @given(st.lists(steps, min_size=30, max_size=100))
 def test_every_call_ends_and_nothing_is_left_behind(script):
     world = World()
@@ -285,9 +300,11 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
     outlived = {request.id for request, error in world.lost.items() if isinstance(error, TransactionTimeout)}
     assert believed <= held
     assert held - believed <= outlived | world.stray
-    waiting = {request for request in world.requests if request.state is State.QUEUED}
+    waiting = {request for request in world.requests if request.state is State.ASKED}
     assert set(world.due) == waiting
-    assert {request.id for request in waiting} == set(world.server.manager.table.waiting)
+    assert {request.ref for request in waiting} == {
+        request.ref for request in world.server.manager.table.waiting.values()
+    }
     assert set(world.lost) == {request for request in world.requests if request.error is not None}
     for request in world.requests:
         world.due.pop(request, None)
@@ -298,4 +315,5 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
     world.server.expire(world.now)
     assert not world.server.manager.table.held
     assert not world.server.manager.table.waiting
-    assert not world.core.owes
+    assert not world.core._due
+    assert not world.core._requests.living

@@ -9,9 +9,16 @@ import pytest
 from genie.client.calls import Extend, Inspect, Ping, Release
 from genie.client.core import Core
 from genie.client.silence import QUIET_S, STEP_S, STEPS
-from talk import PING, PONG, SECRET, ask, connected, cut, error, greet, held, locked, queued, released, waiting
+from talk import SECRET, InOrder, ask, cut, error, greet, held, locked, queued, released, say, waiting
+from talk import connected as connected_core
 
+PING = say("ping")
+PONG = say("pong")
 GONE_S = QUIET_S + STEPS * STEP_S
+
+
+def connected(*, watching: bool) -> Core:
+    return connected_core(InOrder, watching=watching)
 
 
 def run(core: Core, until: float) -> list[tuple[float, bytes]]:
@@ -45,7 +52,8 @@ def abandoned(core: Core) -> None:
 
 
 def extending(core: Core) -> None:
-    core.send(Extend(held(core), 1000), 0.0)
+    lock = held(core)
+    core.send(Extend(lock.id, 1000, lock), 0.0)
 
 
 @pytest.mark.parametrize("stake", [asked, waiting, lock_held, releasing, abandoned, extending])
@@ -75,7 +83,7 @@ def test_one_of_whom_nothing_is_wanted_is_left_alone():
     lock = held(core, now=100.0, transaction_timeout=1000)
     assert core.wake == 100.0 + QUIET_S
     core.leave(lock, 101.0)
-    core.receive(released(101, "success"), 101.0)
+    core.receive(released(101, "success", "2"), 101.0)
     core.outgoing()
     assert run(core, 300.0) == []
     assert core.wake == math.inf
@@ -138,13 +146,14 @@ def test_the_next_connection_is_watched_anew():
     request = waiting(core, queue_timeout=1000)
     run(core, GONE_S)
     assert core.broken
-    core.disconnected("gone")
+    core.disconnected("gone", 0.0)
     core.tick(50.0)
     core.connected()
     core.tick(51.0)
     assert not core.broken
-    core.disconnected("gone again")
-    greet(core, queued(101, "1"), now=60.0)
+    core.disconnected("gone again", 0.0)
+    greet(core, now=60.0)
+    assert core.outgoing() == request.line
     assert run(core, 60.0 + GONE_S - 0.001) == [(60.0 + QUIET_S, PING)]
     assert core.receive(locked(101, "1"), 60.0 + GONE_S - 0.001) == [(request, None, None)]
 
@@ -157,7 +166,7 @@ def test_a_lock_that_is_only_held_is_watched_on_the_next_connection_too():
 
 
 def test_who_has_no_patience_for_a_connection_has_none_for_a_silent_one():
-    core = Core(SECRET, patience=1.0)
+    core = InOrder(SECRET, patience=1.0)
     greet(core, resumed=False)
     ask(core)
     core.outgoing()

@@ -12,7 +12,15 @@ from genie.client.calls import Ping
 from genie.client.core import Core
 from genie.client.watches import Watch
 from genie.errors import RequestRejected
-from talk import PING, PONG, SECRET, connected, cut, error, greet, held, say
+from talk import SECRET, InOrder, cut, error, greet, held, released, say
+from talk import connected as connected_core
+
+PING = say("ping")
+PONG = say("pong")
+
+
+def connected(*, watching: bool = False) -> Core:
+    return connected_core(InOrder, watching=watching)
 
 
 def row(resource: str, id: int = 1, transaction: str | None = None, mode: str = "exclusive") -> dict[str, object]:
@@ -247,11 +255,11 @@ class TestEnding:
         assert not core.broken
 
 
-def test_an_answer_that_nobody_asked_for_ends_the_connection():
-    for line in (watching(), say("unwatched", prefix="t/")):
+def test_an_answer_that_nothing_waits_for_is_ignored():
+    for line in (watching(row("t/1")), say("unwatched", prefix="t/")):
         core = connected()
-        core.receive(line, 0.0)
-        assert core.broken
+        assert core.receive(line, 0.0) == []
+        assert not core.broken
 
 
 class TestAfterAGap:
@@ -287,7 +295,7 @@ class TestAfterAGap:
         assert take(watch) == unlocks("t/1 1")
 
     def test_nothing_is_said_before_there_is_a_connection(self):
-        core = Core(SECRET)
+        core = InOrder(SECRET)
         watch = wanted(core)
         assert core.outgoing() == b""
         greet(core, resumed=False)
@@ -389,7 +397,7 @@ class TestSilence:
         for now in (4.0, 5.0, 6.0, 7.0):
             core.tick(now)
         assert core.broken
-        core.disconnected("silent")
+        core.disconnected("silent", 0.0)
         core.unwatch(watch)
         greet(core, now=8.0)
         core.tick(10.0)
@@ -410,7 +418,7 @@ def test_locks_of_ones_own_are_none_of_its_business():
     release = core.leave(request, 0.0)
     release.waiter = Future()
     core.receive(event("unlocked", "a", 101), 0.0)
-    assert core.receive(say("released", id=101, reason="success"), 0.0) == [(release, "success", None)]
+    assert core.receive(released(101, "success", release.ref), 0.0) == [(release, "success", None)]
     assert take(watch) == unlocks("a 101")
 
 

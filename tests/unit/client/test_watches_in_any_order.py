@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from genie.client import watches
 from genie.client.core import Core
 from genie.client.watches import Watch
 from searches import examples
-from talk import PONG, say, welcome
+from talk import say, welcome
 
 PREFIXES = ("", "a", "ab", "b")
 NAMES = ("a", "ab", "ab/1", "b", "c")
@@ -46,18 +46,19 @@ class Server:
         lines, self.inbox = self.inbox.splitlines(), b""
         for line in lines:
             message = orjson.loads(line)
+            ref = message["payload"]["ref"]
             match message["command"], message["payload"].get("prefix"):
                 case "hello", _:
                     self.outbox += welcome(resumed=True)
                 case "ping", _:
-                    self.outbox += PONG
+                    self.outbox += say("pong", ref=ref)
                 case "watch", prefix:
                     self.prefixes.add(prefix)
                     rows = [self.row(name) for name in self.held if name.startswith(prefix)]
-                    self.outbox += say("watching", prefix=prefix, held=rows, truncated=False)
+                    self.outbox += say("watching", prefix=prefix, held=rows, truncated=False, ref=ref)
                 case "unwatch", prefix:
                     self.prefixes.discard(prefix)
-                    self.outbox += say("unwatched", prefix=prefix)
+                    self.outbox += say("unwatched", prefix=prefix, ref=ref)
 
     def row(self, name: str) -> dict[str, object]:
         return {"resource": name, "mode": "exclusive", "id": self.held[name]}
@@ -124,7 +125,7 @@ class World:
 
     def cut(self) -> None:
         self.server.hang_up()
-        self.settle(self.core.disconnected("cut"))
+        self.settle(self.core.disconnected("cut", 0.0))
         self.connected = False
 
     def calm_down(self) -> None:
@@ -182,7 +183,22 @@ def act(world: World, name: str, value) -> None:
             world.calm_down()
 
 
-@settings(examples(60))
+LAG_BEFORE_THE_ANSWER = [
+    ("watch", ""),
+    ("calm", None),
+    ("toggle", "a"),
+    ("watch", ""),
+    ("end", 1),
+    ("deliver", 93),
+    ("lag", None),
+    ("deliver", 49),
+    ("end", 0),
+]
+"""The second watch has ended, but the server has yet to read its `watch` when it ends all watches of the connection."""
+
+
+@examples(60)
+@example(LAG_BEFORE_THE_ANSWER)
 @given(st.lists(steps, min_size=20, max_size=100))
 def test_the_picture_is_right_in_the_end(script):
     world = World()

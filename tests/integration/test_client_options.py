@@ -1,0 +1,268 @@
+"""What both Python clients offer beside locking: who ends a lock, how long it is waited for, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fake import fake_server
+from genie import Client, Disconnected, LockLost, QueueTimeout, RequestRejected, connect, sync
+from servers import WAIT_S, Genie
+
+
+@pytest.fixture
+async def client(genie: Genie):
+    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(genie: Genie):
+    async with asyncio.timeout(WAIT_S), connect(*genie.address) as client:
+        yield client
+
+
+@pytest.fixture
+def threads(genie: Genie):
+    with sync.connect(*genie.address) as client:
+        yield client
+
+
+@pytest.fixture
+def other_threads(genie: Genie):
+    with sync.connect(*genie.address) as client:
+        yield client
+
+
+async def until_queued(client: Client, name: str) -> None:
+    while not (await client.inspect(resource=name)).queue_total:
+        pass
+
+
+class TestALockThatEndsWithItsClient:
+    """Each is asked for with a short session and a long hold, so nothing but the session's end can release it."""
+
+    async def test_is_free_when_the_session_has_ended(self, genie, other):
+        async with connect(*genie.address, session_timeout=0.01) as client:
+            options = {"on_disconnect": "release", "transaction_timeout": 3600}
+            locks = [
+                await client.acquire("options/a", **options),
+                await client.try_acquire("options/b", **options),
+                await client.acquire_any(["options/c"], 1, **options),
+            ]
+            kept = await client.acquire("options/kept", transaction_timeout=3600)
+        for lock in locks:
+            assert not lock.held
+            assert lock.lost.is_set()
+        assert kept.held
+        async with other.lock("options/a", "options/b", "options/c", queue_timeout=WAIT_S):
+            assert await other.try_acquire("options/kept") is None
+        assert await other.release(locks[0].id) == "disconnected"
+        assert await other.release(kept.id) == "success"
+
+    async def test_is_lost_for_a_block_that_its_client_is_closed_under(self, genie):
+        client = connect(*genie.address)
+        await client.__aenter__()
+        with pytest.raises(Disconnected, match="the client was closed"):
+            async with client.lock("options/under", on_disconnect="release", transaction_timeout=3600):
+                await client.close()
+                await asyncio.Event().wait()
+
+    def test_of_threads(self, genie, other_threads):
+        with sync.connect(*genie.address, session_timeout=0.01) as client:
+            options = {"on_disconnect": "release", "transaction_timeout": 3600}
+            locks = [
+                client.acquire("options/s/a", **options),
+                client.try_acquire("options/s/b", **options),
+                client.acquire_any(["options/s/c"], 1, **options),
+            ]
+            kept = client.acquire("options/s/kept", transaction_timeout=3600)
+        assert not any(lock.held for lock in locks)
+        assert all(lock.lost.is_set() for lock in locks)
+        assert kept.held
+        with other_threads.lock("options/s/a", "options/s/b", "options/s/c", queue_timeout=WAIT_S):
+            pass
+        assert other_threads.release(kept.id) == "success"
+
+    async def test_takes_no_other_word(self, client):
+        with pytest.raises(ValueError, match="on_disconnect"):
+            client.lock("a", on_disconnect="forget")
+        with pytest.raises(ValueError, match="on_disconnect"):
+            await client.acquire_any(["a"], 1, on_disconnect="forget")
+
+
+class TestAWatchdogWithoutABlock:
+    @pytest.mark.parametrize("call", ["acquire", "try_acquire"])
+    async def test_extends_the_hold(self, call):
+        async with asyncio.timeout(WAIT_S), fake_server() as fake, connect("127.0.0.1", fake.port) as client:
+            line = await fake.accept()
+            asking = asyncio.create_task(getattr(client, call)("a", transaction_timeout=1.5, watchdog=True))
+            await line.grant()
+            lock = await asking
+            assert await line.expect("extend") == {"id": lock.id, "transactionTimeout": 1500}
+
+    @pytest.mark.parametrize("call", ["acquire", "try_acquire"])
+    async def test_of_threads(self, call):
+        async with asyncio.timeout(WAIT_S), fake_server() as fake:
+            client = sync.connect("127.0.0.1", fake.port)
+            opening = asyncio.create_task(asyncio.to_thread(client.__enter__))
+            line = await fake.accept()
+            await opening
+            asking = asyncio.create_task(
+                asyncio.to_thread(getattr(client, call), "a", transaction_timeout=1.5, watchdog=True)
+            )
+            await line.grant()
+            lock = await asking
+            assert await line.expect("extend") == {"id": lock.id, "transactionTimeout": 1500}
+            await asyncio.to_thread(client.close)
+
+
+class TestATransactionThatChangesServices:
+    async def test_ends_where_it_did_not_begin(self, client, other):
+        lock = await client.acquire("options/handed", transaction_timeout=10)
+        await other.extend(lock.id, 3600)
+        assert (await client.inspect(id=lock.id)).holders[0].expires_in > 10
+        assert await other.release(lock.id) == "success"
+        async with asyncio.timeout(WAIT_S):
+            await lock.lost.wait()
+        with pytest.raises(LockLost, match="was released"):
+            await other.extend(lock.id, 1)
+        with pytest.raises(RequestRejected, match="unknown-id"):
+            await other.extend(5, 1)
+
+    async def test_can_not_be_extended_while_it_waits(self, client, other):
+        async with client.lock("options/waits"):
+            waiting = asyncio.create_task(client.acquire("options/waits", queue_timeout=None))
+            await until_queued(other, "options/waits")
+            [row] = (await other.inspect(resource="options/waits")).queue
+            with pytest.raises(RequestRejected, match="bad-request"):
+                await other.extend(row.id, 60)
+        await (await waiting).release()
+
+    async def test_by_the_client_that_made_it_is_the_same_as_by_the_lock(self, client):
+        lock = await client.acquire("options/own", transaction_timeout=10)
+        deadline = lock._request.deadline
+        await client.extend(lock.id, 3600)
+        assert lock._request.deadline > deadline + 3000
+        await lock.release()
+
+    def test_of_threads(self, threads, other_threads):
+        lock = threads.acquire("options/s/handed", transaction_timeout=10)
+        other_threads.extend(lock.id, 3600)
+        assert threads.inspect(id=lock.id).holders[0].expires_in > 10
+        assert other_threads.release(lock.id) == "success"
+        assert lock.lost.wait(WAIT_S)
+        assert not lock.held
+        with pytest.raises(LockLost, match="was released"):
+            other_threads.extend(lock.id, 1)
+
+
+class TestHeld:
+    async def test_until_the_release(self, client):
+        async with client.lock("options/held") as lock:
+            assert lock.held
+        assert not lock.held
+        assert not lock.lost.is_set()
+
+    async def test_ends_by_the_clients_own_clock_before_anything_is_told(self, client):
+        lock = await client.acquire("options/clock", transaction_timeout=3600)
+        lock._request.deadline = client._link.now()
+        assert not lock.held
+        assert not lock.lost.is_set()
+        await client.release(lock.id)
+
+    def test_of_threads(self, threads):
+        with threads.lock("options/s/held", transaction_timeout=3600) as lock:
+            assert lock.held
+            deadline, lock._request.deadline = lock._request.deadline, 0.0
+            assert not lock.held
+            lock._request.deadline = deadline
+        assert not lock.held
+
+
+class TestWaitingWithoutALimit:
+    async def test_lasts_until_the_grant(self, client, other):
+        async with client.lock("options/forever"):
+            waiting = asyncio.create_task(other.acquire("options/forever", queue_timeout=None))
+            await until_queued(client, "options/forever")
+            [row] = (await client.inspect(resource="options/forever")).queue
+            assert row.expires_in > 2_000_000
+        await (await waiting).release()
+
+    def test_of_threads(self, threads, other_threads):
+        with ThreadPoolExecutor(1) as pool, threads.lock("options/s/forever"):
+            waiting = pool.submit(other_threads.acquire, "options/s/forever", queue_timeout=None)
+            while not (found := threads.inspect(resource="options/s/forever")).queue_total:
+                pass
+            assert found.queue[0].expires_in > 2_000_000
+            other_threads.release(found.queue[0].id)
+            assert "cancelled by a release" in str(waiting.exception(WAIT_S))
+
+
+class TestOneLockInTheStrongerMode:
+    @pytest.mark.parametrize("named", [("options/d", "options/d"), ("shared:options/d", "exclusive:options/d")])
+    async def test_and_the_lock_tells_it(self, client, other, named):
+        async with client.lock(*named) as lock:
+            assert lock.resources == ("exclusive:options/d",)
+            [row] = (await other.inspect(id=lock.id)).holders
+            assert row.resources == lock.resources
+            assert await other.try_acquire("shared:options/d") is None
+
+    def test_of_threads(self, threads):
+        with threads.lock("shared:options/s/d", "options/s/d") as lock:
+            assert lock.resources == ("exclusive:options/s/d",)
+
+
+class TestAProgramThatWaitsForItself:
+    async def test_is_told_to_name_its_transaction(self, client, other):
+        async with client.lock("options/self") as lock:
+            with pytest.raises(TimeoutError) as own:
+                await client.acquire("options/self", queue_timeout=0.01)
+            with pytest.raises(QueueTimeout) as others:
+                await other.acquire("options/self", queue_timeout=0.01, transaction="t")
+        assert isinstance(own.value, QueueTimeout)
+        assert own.value.hint.startswith(f"this client itself holds {lock.id}: ")
+        assert others.value.hint.startswith(f"another client of this process itself holds {lock.id}: ")
+
+    def test_of_threads(self, threads):
+        with threads.lock("options/s/self"), pytest.raises(QueueTimeout, match="transaction=NAME"):
+            threads.acquire("options/s/self", queue_timeout=0.01)
+
+
+class TestAClientThatWasNotEntered:
+    """Its error is none that a loop which tries again catches."""
+
+    async def test_says_how_to_enter_it(self, genie):
+        client = connect(*genie.address)
+        for call in (
+            client.ping(),
+            client.acquire("a"),
+            client.try_acquire("a"),
+            client.acquire_any(["a"], 1),
+            client.inspect(),
+            client.release(5),
+            client.extend(5, 1),
+            client.lock("a").__aenter__(),
+            client.watch("a").__aenter__(),
+            client.watch("a").__anext__(),
+        ):
+            with pytest.raises(RuntimeError, match=r"use async with genie\.connect\(\)"):
+                await call
+
+    def test_of_threads(self, genie):
+        client = sync.connect(*genie.address)
+        for call in (
+            client.ping,
+            lambda: client.acquire("a"),
+            lambda: client.acquire_any(["a"], 1),
+            client.inspect,
+            lambda: client.release(5),
+            lambda: client.extend(5, 1),
+            client.lock("a").__enter__,
+            client.watch("a").__enter__,
+            lambda: next(client.watch("a")),
+        ):
+            with pytest.raises(RuntimeError, match=r"use with genie\.sync\.connect\(\)"):
+                call()

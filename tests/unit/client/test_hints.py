@@ -1,0 +1,76 @@
+"""What a `QueueTimeout` says where the program waited for itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from genie import QueueTimeout
+from talk import connected, held, released, waiting
+
+
+def blocker(id: int, transaction: str | None = None, resource: str = "a", state: str = "held") -> dict[str, object]:
+    name = {} if transaction is None else {"transactionName": transaction}
+    return {"id": id, "resource": resource, "mode": "exclusive", "state": state, "since": 5, **name}
+
+
+def timeout(core, *blockers: dict[str, object], id: int = 902, **options: object) -> QueueTimeout:
+    """What a request of this client ends with that these were in the way of."""
+    request = waiting(core, **options)
+    answer = released(id, "queue-timeout", request.ref, waited=10, blockers=blockers, blockersTotal=len(blockers))
+    [(_, _, error)] = core.receive(answer, 0.0)
+    assert isinstance(error, QueueTimeout)
+    return error
+
+
+def test_it_is_a_timeout_error():
+    error = QueueTimeout(id=1, waited=2)
+    assert isinstance(error, TimeoutError)
+    assert str(error) == "request 1 was not granted within 2.000 s"
+
+
+@pytest.mark.parametrize(("its", "asked"), [(None, None), ("t", None), (None, "t")])
+def test_a_request_that_waits_for_a_lock_of_its_own_client_is_told_how_to_share_a_transaction(its, asked):
+    core = connected()
+    held(core, 901, transaction=its)
+    error = timeout(core, blocker(900), blocker(901, its), transaction=asked)
+    assert error.hint.startswith("this client itself holds 901: ")
+    assert "transaction=NAME" in error.hint
+    assert error.hint in str(error)
+
+
+def test_and_one_that_waits_for_a_lock_of_another_client_of_the_process():
+    core, other = connected(), connected()
+    held(other, 903)
+    error = timeout(core, blocker(903))
+    assert error.hint.startswith("another client of this process itself holds 903: ")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        blocker(904, "t"),
+        blocker(905),
+        blocker(904, resource="b"),
+        blocker(904, state="queued"),
+    ],
+    ids=["transactions of two names", "another process", "another server's id", "ahead in the queue"],
+)
+def test_there_is_no_hint_where_others_are_in_the_way(row):
+    core = connected()
+    held(core, 904, transaction="t")
+    error = timeout(core, row, transaction="u")
+    assert error.hint == ""
+
+
+def test_a_lock_that_was_released_is_no_reason():
+    core = connected()
+    core.leave(held(core, 906), 0.0)
+    core.outgoing()
+    assert timeout(core, blocker(906)).hint == ""
+
+
+def test_neither_is_one_that_was_lost():
+    core = connected()
+    held(core, 907)
+    core.receive(released(907, "transaction-timeout", "1"), 0.0)
+    assert timeout(core, blocker(907), id=908).hint == ""
