@@ -15,7 +15,7 @@ from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Within, http_refused, is_http
 from genie.protocol.fields import hello_namespace
-from genie.protocol.framing import Lines, LineTooLong
+from genie.protocol.framing import Lines, LineTooLong, UnsplitLines, first_line, without_blanks
 from genie.server.door import GONE, HELLO_LINE, STRANGER
 from genie.server.outlet import Outlet
 from genie.server.session import Session
@@ -50,9 +50,6 @@ locks that end with its connection held), and so is one that does not acknowledg
 TLS_RECORD = b"\x16\x03"
 """How a client begins that wants TLS. No line ever ends what it says."""
 
-SHORTEST = 16
-"""Bytes, more or less, in the shortest line that says anything."""
-
 
 class Hangup:
     """In place of a command: the client will send nothing more, or must not. It gets its answers, then the end."""
@@ -62,6 +59,14 @@ HANGUP = Hangup()
 
 Item = bytes | RequestRejected | Hangup | Within
 """What a connection hands in: a line, an error that is to be told in its place, or the end; or a command that was read."""
+
+Input = Sequence[Item] | UnsplitLines
+"""What it hands in at once."""
+
+Queued = tuple[Iterator[Item], int, int]
+"""What is left of an input that waits for its turn: how many items (many, where that is not known yet), and its bytes."""
+
+Inbox = deque[Queued]
 
 
 class Connection(Outlet):
@@ -80,10 +85,12 @@ class Connection(Outlet):
         "_lines",
         "_registry",
         "ahead",
+        "busy_until",
         "certificate",
         "desk",
         "fresh",
         "inbox",
+        "overran_until",
         "parted",
         "principal",
         "session",
@@ -122,10 +129,13 @@ class Connection(Outlet):
         """A newer connection has its session; nothing of what it said before is taken up."""
         self._greeted = False
         """Its first line has come, and it is no web client's."""
-        self.inbox: deque[tuple[Iterator[Item], int, int]] = deque()
-        """What it has said that waits for its turn, read by read: what is left of it, how much that is, and its bytes."""
+        self.inbox: Inbox = deque()
+        """Its queued commands, read by read."""
         self.ahead = 0
         """Bytes of its commands that wait for their turn."""
+        self.busy_until = self.overran_until = 0.0
+        """On the scheduler's clock: until when it runs after light connections, and until when the next turn beyond its
+        quantum makes it do so."""
 
     # -- from the event loop ------------------------------------------------------------------------------
 
@@ -159,15 +169,16 @@ class Connection(Outlet):
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
-            if self._greeted or self._greets(too_long.lines):
+            if self._greeted or self._greets(first_line(too_long.lines)):
                 limit = self._settings.max_line
                 self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), too_long.lines)
             return
-        if len(data) < SHORTEST * len(lines):
-            lines = [line for line in lines if line]  # blank ones are many, and would fill the memory
+        if not isinstance(lines, UnsplitLines):
+            lines = without_blanks(lines, len(data))
         if self.snubbed:
+            lines = [*lines]
             self._choose(lines)
-        if lines and (self._greeted or self._greets(lines)):
+        if lines and (self._greeted or self._greets(first_line(lines))):
             self.desk.submit(self, lines, len(data))
 
     def eof_received(self) -> bool:
@@ -259,9 +270,8 @@ class Connection(Outlet):
             self._bell.cancel()
         return bytes(first)
 
-    def _greets(self, lines: list[bytes]) -> bool:
-        """Whether these first lines are no web client's. Nothing that one brings is carried out: a page may have sent it."""
-        first = next((line for line in lines if line.strip()), b"")
+    def _greets(self, first: bytes) -> bool:
+        """Whether this first line is no web client's. Nothing that one brings is carried out: a page may have sent it."""
         self._greeted = bool(first)
         self._choose([first])
         if is_http(first):
