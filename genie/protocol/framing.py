@@ -67,11 +67,6 @@ def first_line(lines: list[bytes] | UnsplitLines) -> bytes:
     return lines.first() if isinstance(lines, UnsplitLines) else next((line for line in lines if line.strip()), b"")
 
 
-def without_blanks(lines: list[bytes], size: int) -> list[bytes]:
-    """These lines, which came in `size` bytes. The empty ones are left out where there may be many, to save memory."""
-    return lines if size >= SHORTEST * len(lines) else [line for line in lines if line]
-
-
 class Lines:
     """Cuts a stream of bytes into lines. Holds no more than one line that is not ended yet."""
 

@@ -15,7 +15,7 @@ from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Within, http_refused, is_http
 from genie.protocol.fields import hello_namespace
-from genie.protocol.framing import Lines, LineTooLong, UnsplitLines, first_line, without_blanks
+from genie.protocol.framing import SHORTEST, Lines, LineTooLong, UnsplitLines, first_line
 from genie.server.door import GONE, HELLO_LINE, STRANGER
 from genie.server.outlet import Outlet
 from genie.server.session import Session
@@ -173,8 +173,8 @@ class Connection(Outlet):
                 limit = self._settings.max_line
                 self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"), too_long.lines)
             return
-        if not isinstance(lines, UnsplitLines):
-            lines = without_blanks(lines, len(data))
+        if isinstance(lines, list) and len(data) < SHORTEST * len(lines):
+            lines = [line for line in lines if line]  # blank ones may be many, and would fill the memory
         if self.snubbed:
             lines = [*lines]
             self._choose(lines)

@@ -16,7 +16,7 @@ from itertools import islice
 from operator import length_hint
 from sys import maxsize
 
-from genie.protocol.framing import SPLIT_BYTES, UnsplitLines, without_blanks
+from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
 from genie.server.connection import Connection, Inbox, Input, Item, Queued
 
 BATCH_S = 0.005
@@ -70,8 +70,10 @@ class CommandScheduler:
     def add(self, connection: Connection, items: Input, size: int) -> None:
         """Queue commands of one connection, in order, that came in `size` bytes."""
         if not connection.inbox:
-            busy = size > SPLIT_BYTES or (connection.busy_until and connection.busy_until > self._clock())
-            (self._busy if busy else self._light).append(connection)
+            if size > SPLIT_BYTES or (connection.busy_until and connection.busy_until > self._clock()):
+                self._busy.append(connection)
+            else:
+                self._light.append(connection)
         connection.inbox.append((iter(items), maxsize if isinstance(items, UnsplitLines) else len(items), size))
         if size:
             self.bytes += size
@@ -81,13 +83,25 @@ class CommandScheduler:
 
     def run_batch(self, take: Take) -> None:
         """Run queued commands, as many as fit into one batch."""
-        light, busy = self._light, self._busy
-        now = self._clock()
+        light, busy, clock = self._light, self._busy, self._clock
+        now = clock()
         end = now + BATCH_S
         self._room, self._room_bytes = MAX_BATCH, MAX_BATCH_BYTES
         busy_wait = bool(busy)
         while light:
-            now = self._run_turn(light.popleft(), take, now)
+            connection = light.popleft()
+            inbox = connection.inbox
+            queued = inbox.popleft()
+            if not inbox and queued[1] <= CHUNK and queued[2] <= CHUNK_BYTES:  # nearly always: all of it is one chunk
+                self._run_chunk(connection, queued, take)
+                began, now = now, clock()
+                if now - began >= QUANTUM_S:
+                    self._overran(connection, began, now)
+                if inbox:
+                    light.append(connection)
+            else:
+                inbox.appendleft(queued)
+                now = self._run_turn(connection, take, now)
             if now >= end or self._room <= 0 or self._room_bytes <= 0:
                 if busy_wait:
                     break
@@ -100,31 +114,42 @@ class CommandScheduler:
     def _run_turn(self, connection: Connection, take: Take, now: float) -> float:
         """Run commands of a connection for its quantum. Takes and returns the time."""
         inbox, clock, began = connection.inbox, self._clock, now
-        end, room, stopped = now + QUANTUM_S, QUANTUM, False
-        while inbox and not stopped and room > 0 and now < end:
+        end, last, more = now + QUANTUM_S, self._room - QUANTUM, True
+        while inbox and more and self._room > last and now < end:
             queued = inbox.popleft()
             if queued[1] > CHUNK or queued[2] > CHUNK_BYTES:
                 queued = _first_chunk(inbox, *queued)
-            items, count, size = queued
-            stopped = take(connection, items)
-            if stopped and (left := length_hint(items)):
-                inbox.appendleft((items, left, size))
-            elif size:
-                self._finished(connection, size)
-                self._room_bytes -= size
-            room -= count
+            more = self._run_chunk(connection, queued, take)
             now = clock()
-        self._room -= QUANTUM - room
-        if now >= end or room <= 0:
-            until = began + (now - began) / LIGHT_SHARE
-            if connection.overran_until > began:  # once may be a pause of the process, and no work
-                connection.busy_until = until
-            connection.overran_until = until
+        if now >= end or self._room <= last:
+            self._overran(connection, began, now)
             if inbox:
                 self._busy.append(connection)
         elif inbox:
             self._light.append(connection)
         return now
+
+    def _run_chunk(self, connection: Connection, queued: Queued, take: Take) -> bool:
+        """Run these commands. False: others are to have their turn before the rest of them, or before any more."""
+        items, count, size = queued
+        self._room -= count
+        stopped = take(connection, items)
+        if stopped and (left := length_hint(items)):
+            connection.inbox.appendleft((items, left, size))
+        else:
+            self.bytes -= size
+            self._room_bytes -= size
+            connection.ahead -= size
+            if connection.paused:
+                connection.resume()
+        return not stopped
+
+    def _overran(self, connection: Connection, began: float, now: float) -> None:
+        """A connection used up its quantum. Once may be a pause of the process, and no work; twice makes it busy."""
+        until = began + (now - began) / LIGHT_SHARE
+        if connection.overran_until > began:
+            connection.busy_until = until
+        connection.overran_until = until
 
     def drain(self) -> Iterator[tuple[Connection, Iterable[Item]]]:
         """Take everything out without running it: each connection with its commands. What is added meanwhile stays."""
@@ -151,7 +176,7 @@ class CommandScheduler:
 def _first_chunk(inbox: Inbox, items: Iterator[Item], count: int, size: int) -> Queued:
     """Cut off what runs in one go, and put the rest back. Its bytes are counted as finished when the last of it is."""
     if isinstance(items, UnsplitLines):
-        lines = without_blanks(items.cut(), SPLIT_BYTES)
+        lines = [line for line in items.cut() if line]
         if items:
             inbox.appendleft((items, maxsize, size))
             size = 0
