@@ -47,6 +47,10 @@ class Pinger:
         """The longest answer to a ping that was sent, or still open, in that time (of `time.monotonic`)."""
         return max(ms for at, ms in self._samples if at + ms / 1000 >= since and at <= until)
 
+    def times_ms(self) -> list[float]:
+        """How long each answer took, in ms."""
+        return [ms for _, ms in self._samples]
+
     def gap_ms(self, since: float, until: float) -> float:
         """How long at most no ping was sent, beyond the interval and the answer: time that its own process lost."""
         sent = [(at, ms) for at, ms in self._samples if since <= at <= until]

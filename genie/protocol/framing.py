@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 MAX_LINE = 1 << 20
 """Bytes in one line, its end left out, unless configured otherwise."""
+
+
+SPLIT_BYTES = 8 << 10
+"""Bytes that are split into lines at once, more or less. Of more than that the rest is split when its turn comes: 256 KiB
+of short lines would take longer than others should wait."""
+
+SHORTEST = 16
+"""Bytes, more or less, in the shortest line that is a command."""
 
 
 class LineTooLong(Exception):
@@ -12,6 +22,40 @@ class LineTooLong(Exception):
     def __init__(self, lines: list[bytes]) -> None:
         super().__init__("line too long")
         self.lines = lines
+
+
+class UnsplitLines:
+    """Lines with their ends, not split yet: an iterator, or to be cut into parts, which is faster. False when none is left."""
+
+    __slots__ = ("_data", "_part", "_start")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._start = 0
+        self._part: Iterator[bytes] = iter(())
+
+    def __bool__(self) -> bool:
+        return self._start < len(self._data)
+
+    def __iter__(self) -> UnsplitLines:
+        return self
+
+    def __next__(self) -> bytes:
+        while True:
+            for line in self._part:
+                return line
+            if not self:
+                raise StopIteration
+            self._part = iter(self.cut())
+
+    def cut(self) -> list[bytes]:
+        """The next lines: about `SPLIT_BYTES`, or one line that is longer."""
+        data, start = self._data, self._start
+        end = data.rfind(b"\n", start, start + SPLIT_BYTES)
+        if end < 0:
+            end = data.index(b"\n", start + SPLIT_BYTES)
+        self._start = end + 1
+        return data[start:end].split(b"\n")
 
 
 class Lines:
@@ -23,8 +67,16 @@ class Lines:
         self._limit = limit
         self._rest = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> list[bytes] | UnsplitLines:
         """The lines that these bytes complete, without their ends (a CR of CRLF stays)."""
+        if len(data) > SPLIT_BYTES and len(self._rest) + len(data) <= self._limit:
+            end = data.rfind(b"\n") + 1
+            if not end:
+                self._rest += data
+                return []
+            whole = bytes(self._rest) + data[:end]
+            self._rest = bytearray(data[end:])
+            return UnsplitLines(whole)
         lines = data.split(b"\n")
         rest = lines.pop()
         if not rest and not self._rest and len(data) <= self._limit:

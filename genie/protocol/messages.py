@@ -41,9 +41,11 @@ class Welcome(Struct, tag="welcome", tag_field="command"):
 
         protocol: int = 0
         server: str = ""
+        features: list[str] = []
         resumed: bool = False
         namespace: str | None = None
         pingInterval: float = 0  # noqa: N815
+        quiet: bool = False
         ref: str | None = None
 
     payload: Payload

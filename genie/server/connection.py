@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +15,7 @@ from genie.access import Principal
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Hello, Within, http_refused, is_http, read_hello
-from genie.protocol.framing import Lines, LineTooLong
+from genie.protocol.framing import SHORTEST, Lines, LineTooLong, UnsplitLines
 from genie.server.door import GONE, HELLO_LINE, NO_HELLO, Denial
 from genie.server.outlet import Outlet
 from genie.server.refusal import AWAY, refusal
@@ -51,9 +51,6 @@ locks that end with its connection held), and so is one that does not acknowledg
 TLS_RECORD = b"\x16\x03"
 """How a client begins that wants TLS. No line ever ends what it says."""
 
-SHORTEST = 16
-"""Bytes, more or less, in the shortest line that says anything."""
-
 
 class ConnectionState(Enum):
     """How far a connection has come with `hello`."""
@@ -77,6 +74,14 @@ HANGUP = Hangup()
 Item = bytes | RequestRejected | Hangup | Hello | Within
 """What a connection submits: a line, an error to be sent in its place, the end, or a command that was decoded."""
 
+Input = Sequence[Item] | UnsplitLines
+"""What it hands in at once."""
+
+Queued = tuple[Iterator[Item], int, int]
+"""What is left of an input that waits for its turn: how many items (many, where that is not known yet), and its bytes."""
+
+Inbox = deque[Queued]
+
 
 class Connection(Outlet):
     """Reads lines, hands commands to a desk in the order they came, and writes what it is told.
@@ -94,9 +99,11 @@ class Connection(Outlet):
         "_lines",
         "_registry",
         "ahead",
+        "busy_until",
         "certificate",
         "desk",
         "inbox",
+        "overran_until",
         "principal",
         "session",
         "state",
@@ -127,10 +134,13 @@ class Connection(Outlet):
         """Who this is, and what it may do. None: nobody was asked, and everybody may do everything."""
         self.session = Session(self)
         self.state = ConnectionState.AWAIT_HELLO
-        self.inbox: deque[tuple[Iterator[Item], int, int]] = deque()
-        """What it has said that waits for its turn, read by read: what is left of it, how much that is, and its bytes."""
+        self.inbox: Inbox = deque()
+        """Its queued commands, read by read."""
         self.ahead = 0
         """Bytes of its commands that wait for their turn."""
+        self.busy_until = self.overran_until = 0.0
+        """On the scheduler's clock: until when it runs after light connections, and until when the next turn beyond its
+        quantum makes it do so."""
 
     # -- from the event loop ------------------------------------------------------------------------------
 
@@ -168,8 +178,8 @@ class Connection(Outlet):
                 limit = self._settings.max_line
                 self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"))
             return
-        if len(data) < SHORTEST * len(lines):
-            lines = [line for line in lines if line]  # blank ones are many, and would fill the memory
+        if isinstance(lines, list) and len(data) < SHORTEST * len(lines):
+            lines = [line for line in lines if line]  # blank ones may be many, and would fill the memory
         if lines:
             self._submit(lines, len(data))
 
@@ -274,10 +284,10 @@ class Connection(Outlet):
             self._bell.cancel()
         return bytes(first)
 
-    def _submit(self, lines: list[bytes], size: int) -> None:
+    def _submit(self, lines: list[bytes] | UnsplitLines, size: int) -> None:
         """Submit lines, of a read of `size` bytes, to the desk, once the first of them have opened the connection."""
         if self.state is not ConnectionState.READY:
-            lines = self._open(lines)
+            lines = self._open([*lines])
         if lines:
             self.desk.submit(self, lines, size)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from genie.errors import Code
@@ -10,7 +9,7 @@ from genie.protocol import replies
 
 if TYPE_CHECKING:
     from genie.observability.stats import Stats
-    from genie.server.connection import Connection, Item
+    from genie.server.connection import Connection, Input
 
 
 class Desk(Protocol):
@@ -19,7 +18,7 @@ class Desk(Protocol):
     leads: bool
     """Whether commands are carried out here."""
 
-    def submit(self, connection: Connection, items: Sequence[Item], size: int) -> None:
+    def submit(self, connection: Connection, items: Input, size: int) -> None:
         """Lines of one connection, in order, that came in `size` bytes."""
 
     def gone(self, connection: Connection) -> None:
@@ -44,7 +43,7 @@ class Refusing:
             )
         return f"this server does not lead the namespace {self._namespace!r}; {self.leader} does"
 
-    def submit(self, connection: Connection, items: Sequence[Item], size: int) -> None:  # noqa: ARG002 - none waits
+    def submit(self, connection: Connection, items: Input, size: int) -> None:  # noqa: ARG002 - none waits
         """Refuse what was said. Nothing changes by it, so that there is nothing to wait for."""
         why = self._why()
         for item in items:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from genie.config import NAMESPACE
 from genie.core import LockManager
+from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
 from genie.server.commits import Commits
-from genie.server.connection import HANGUP, Connection, Item
-from genie.server.dispatch import MAX_TURN, Dispatch
-from genie.server.turns import Turns
+from genie.server.connection import HANGUP, Connection, Input, Item
+from genie.server.dispatch import Dispatch
+from genie.server.scheduler import CHUNK, CommandScheduler
 from genie.server.watches import MOST_EVENTS
 from genie.storage.base import Batch, Ending, Store
 
@@ -59,10 +60,11 @@ class Pump:
         self._clock = clock
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._turns = Turns(settings.max_pending)
+        self._scheduler = CommandScheduler(settings.max_pending)
         self._direct = not store.durable
         self._commits = Commits(self, self._dispatch, store, settings, stats, clock)
-        self._scheduled = False
+        self._scheduled: asyncio.Handle | None = None
+        """The next run, if one is due: never more than one, or input would be read only after all of them."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._due = False
@@ -74,12 +76,19 @@ class Pump:
 
     # -- what comes in ------------------------------------------------------------------------------------
 
-    def submit(self, connection: Connection, items: Sequence[Item], size: int) -> None:
+    def submit(self, connection: Connection, items: Input, size: int) -> None:
         """Commands of one connection, in order; a `RequestRejected` among them is told in its place.
 
         `size` is how many bytes they came in: what waits for the store is bounded.
         """
-        if connection is self._talker and self._direct and not self._turns.waiting and len(items) <= MAX_TURN:
+        if (
+            size <= SPLIT_BYTES
+            and connection is self._talker
+            and self._direct
+            and not self._scheduler
+            and not isinstance(items, UnsplitLines)
+            and len(items) <= CHUNK
+        ):
             self._take_at_once(connection, items)
             return
         self._talker = connection
@@ -100,8 +109,8 @@ class Pump:
         else:
             self._put(connection, [HANGUP], 0)
 
-    def _put(self, connection: Connection, items: Sequence[Item], size: int) -> None:
-        self._turns.add(connection, items, size)
+    def _put(self, connection: Connection, items: Input, size: int) -> None:
+        self._scheduler.add(connection, items, size)
         self._kick()
 
     def _kick(self) -> None:
@@ -110,9 +119,8 @@ class Pump:
         One pass over all of it finds the code and the tables in the processor's caches, where a system call between
         any two commands would drive them out.
         """
-        if not self._commits.in_flight and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._run)
+        if self._scheduled is None and not self._commits.in_flight:
+            self._scheduled = self._loop.call_soon(self._run)
 
     # -- one batch ----------------------------------------------------------------------------------------
 
@@ -128,7 +136,9 @@ class Pump:
             self.on_failure(error)
 
     def _run(self) -> None:
-        self._scheduled = False
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
         if self._stopped or self._commits.in_flight:
             return
         try:
@@ -137,7 +147,7 @@ class Pump:
             if self._due:
                 self._due = False
                 dispatch.expire()
-            self._turns.take_up(dispatch)
+            self._scheduler.run_batch(dispatch.take)
             if dispatch.changes or self._commits.due:
                 changes, dispatch.changes = dispatch.changes, {}
                 self._commits.write(changes, now)
@@ -146,7 +156,7 @@ class Pump:
         except Exception as error:  # noqa: BLE001 - a defect: better no server than one that has lost its way
             self.on_failure(error)
             return
-        if self._turns.waiting:
+        if self._scheduler:
             self._kick()  # others are read in between
 
     @property
@@ -180,7 +190,7 @@ class Pump:
         except Exception as defect:  # noqa: BLE001 - see `_run`
             self.on_failure(defect)
             return
-        if self._turns.waiting:
+        if self._scheduler:
             self._run()
 
     def on_failure(self, error: BaseException) -> None:
@@ -203,7 +213,7 @@ class Pump:
             dispatch.ending.clear()
         if self._deadlines.soonest < self._timer_at or self._leaving.soonest < self._timer_at:
             self._arm()
-        if self._idle is not None and not self._turns.waiting and not self._idle.done():
+        if self._idle is not None and not self._scheduler and not self._idle.done():
             self._idle.set_result(None)
 
     def _show_later(self, connection: Connection) -> None:
@@ -237,7 +247,7 @@ class Pump:
 
     def on_away(self) -> None:
         """The store does not answer. What it has been given waits for its outcome; the rest is refused."""
-        for connection, items in self._turns.send_away():
+        for connection, items in self._scheduler.drain():
             self._refuse(connection, items)
 
     def _refuse(self, connection: Connection, items: Iterable[Item]) -> None:
@@ -258,7 +268,7 @@ class Pump:
 
     async def settled(self) -> None:
         """Wait until everything that was taken up is stored and told."""
-        if self._turns.waiting or self._commits.in_flight or self._scheduled:
+        if self._scheduler or self._commits.in_flight or self._scheduled:
             self._idle = self._loop.create_future()
             await self._idle
 
@@ -274,7 +284,7 @@ class Pump:
     def forget(self) -> None:
         """Let go of all locks and lines, when this was stopped and another leads: it may be much memory."""
         self._dispatch.forget()
-        self._turns.waiting.clear()
+        self._scheduler.clear()
         self._late.clear()
 
     def recover(self, endings: Iterable[Ending]) -> None:

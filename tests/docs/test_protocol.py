@@ -15,7 +15,7 @@ from genie.config import Settings
 from genie.core import Reason, Request, blame, ended
 from genie.errors import Code
 from genie.protocol import commands, fields, framing, replies, resources
-from genie.server import door, session, sessions, turns, watches
+from genie.server import door, scheduler, session, sessions, watches
 from servers import Genie, running_server
 
 PAGE = "protocol.md"
@@ -182,7 +182,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Connections": SETTINGS.max_connections,
         "Connections from one address": SETTINGS.max_connections_per_address,
         "Greatest id in a command, and least with a minus": fields.MAX_ID,
-        "Bytes of one connection's commands that wait to be executed": turns.MAX_AHEAD,
+        "Bytes of one connection's commands that wait to be executed": scheduler.MAX_AHEAD,
         "Bytes of commands that wait for the store": SETTINGS.max_pending,
         "Bytes that a client leaves unread before it is disconnected": SETTINGS.max_unread,
     }

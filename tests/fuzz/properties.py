@@ -18,8 +18,9 @@ from genie.client import reach
 from genie.core import Extend, Reason, Release, Request, State, Take
 from genie.errors import RequestRejected
 from genie.protocol import commands, messages, replies, resources
+from genie.protocol import framing as framing_module
 from genie.protocol.commands import Hello, Inspect, Unwatch, Watch, Within
-from genie.protocol.framing import Lines, LineTooLong
+from genie.protocol.framing import SPLIT_BYTES, Lines, LineTooLong
 
 CODES = {"bad-json", "bad-message", "bad-request", "unknown-command"}
 _FIELDS = [field.name for field in fields_of(Request) if field.init]
@@ -34,7 +35,8 @@ def framing(data: bytes) -> str:
     sizes = [len(line) for line in stream.split(b"\n")]
     limit = max(1, chance.choice((chance.randrange(1, 40), chance.choice(sizes) + chance.randrange(-2, 2))))
     expected, ends = by_the_rule(stream, limit)
-    for step in (len(stream) + 1, 1, 0):
+    for step, split_bytes in ((len(stream) + 1, SPLIT_BYTES), (len(stream) + 1, 5), (1, SPLIT_BYTES), (0, 3)):
+        framing_module.SPLIT_BYTES = split_bytes
         lines, got, ended, place = Lines(limit), [], False, 0
         while place < len(stream) and not ended:
             size = step or chance.randrange(1, 2 * limit + 3)
@@ -45,6 +47,7 @@ def framing(data: bytes) -> str:
                 ended = True
             assert len(lines._rest) <= limit + 1, "more than one line is kept"
             place += size
+        framing_module.SPLIT_BYTES = SPLIT_BYTES
         assert (got, ended) == (expected, ends), f"cut by {step}: {got} {ended}, not {expected} {ends}"
     return "framing too long" if ends else "framing"
 

@@ -136,6 +136,7 @@ class Stage:
         manager.next_id, manager.next_fence = max(manager.next_id, 100), max(manager.next_fence, 100)
         self.desk: Any = Refusing(self.stats, NAMESPACE)
         self.pump = Pump(manager, self.store, self.settings, self.stats, lambda: self.now_ms - began, self._failed)
+        self.pump._scheduler._clock = self.loop.time
         self.pump.recover(replica.endings.values())
         await self._quiet()
         self.desk = self.pump
@@ -308,7 +309,7 @@ class Stage:
         pump = self.pump
         for _ in range(TURNS):
             await asyncio.sleep(0.01 if pump._commits.in_flight else 0)
-            if not (pump._turns.waiting or pump._commits.in_flight or pump._scheduled) or pump._stopped:
+            if not (pump._scheduler or pump._commits.in_flight or pump._scheduled) or pump._stopped:
                 break
         else:
             self.wrong(Wrong("the server does not come to rest"))
@@ -323,7 +324,7 @@ class Stage:
             await asyncio.sleep(SHOW_S)
             await self._quiet()
         self._look()
-        if self.problem is None and not self.pump._turns.waiting and not self.pump._commits.in_flight:
+        if self.problem is None and not self.pump._scheduler and not self.pump._commits.in_flight:
             self._agree()
 
     async def end(self) -> None:
@@ -340,7 +341,7 @@ class Stage:
         await self._quiet()
         table, dispatch = self.pump.manager.table, self.pump._dispatch
         left = (len(table.held), len(table.waiting), len(dispatch.sessions), len(self.registry))
-        if left != (0, 0, 0, 0) or dispatch.watches.prefixes or self.pump._turns.bytes:
+        if left != (0, 0, 0, 0) or dispatch.watches.prefixes or self.pump._scheduler.bytes:
             self.wrong(Wrong(f"left over: {left} held, waiting, sessions, connections"))
         if isinstance(self.store, Shelf) and self.store.records:
             self.wrong(Wrong(f"left in the store: {self.store.records}"))

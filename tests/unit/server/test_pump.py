@@ -10,7 +10,7 @@ import pytest
 from genie.config import Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
-from genie.server import commits, turns
+from genie.server import commits, scheduler
 from genie.server import pump as module
 from genie.server.connection import Connection
 from genie.server.pump import Pump
@@ -92,17 +92,32 @@ async def test_who_says_much_does_not_keep_others_waiting(line: bytes) -> None:
     if line is LOOK:  # a batch ends with it
         await asyncio.sleep(0)
     assert ("quiet", 1) in room.told
-    assert sum(lines for name, lines in room.told if name == "loud") <= turns.MAX_BATCH
+    assert sum(lines for name, lines in room.told if name == "loud") <= scheduler.MAX_BATCH + scheduler.CHUNK
     await room.pump.settled()
     assert sum(lines for name, lines in room.told if name == "loud") == 20_000
-    assert (loud.ahead, room.pump._turns.bytes, loud.inbox, room.failed) == (0, 0, type(loud.inbox)(), [])
+    assert (loud.ahead, room.pump._scheduler.bytes, loud.inbox, room.failed) == (0, 0, type(loud.inbox)(), [])
+
+
+async def test_input_is_read_between_any_two_batches() -> None:
+    """However often a deadline passes meanwhile: each run of the pump is followed by a look at the sockets."""
+    room = Room()
+    loud = room.enter("loud")
+    loud.data_received(PING * 20_000)
+    for _ in range(5):
+        room.pump._ring()
+        await asyncio.sleep(0)
+    before = sum(lines for _, lines in room.told)
+    await asyncio.sleep(0)
+    assert 0 < sum(lines for _, lines in room.told) - before <= scheduler.MAX_BATCH + scheduler.CHUNK
+    await room.pump.settled()
 
 
 async def test_blank_lines_are_nobodys_turn() -> None:
     room = Room()
     loud = room.enter("loud")
+    loud.data_received(b"\n" * 1_000)
+    assert not room.pump._scheduler
     loud.data_received(b"\n" * 10_000)
-    assert not room.pump._turns.waiting
     loud.data_received(b"\r\n" * 10_000)
     loud.data_received(b"\n" + PING + b"\r\n \n" + PING)
     await room.pump.settled()
@@ -163,9 +178,10 @@ async def test_long_commands_do_not_make_one_long_batch() -> None:
     store = Silence()
     room = Room(store)
     first, second, third = (room.enter(name) for name in ("first", "second", "third"))
-    room.pump.submit(first, [PING], turns.MAX_BATCH_BYTES // 2)
-    room.pump.submit(second, [PING], turns.MAX_BATCH_BYTES // 2)
-    room.pump.submit(third, [b'{"command":"request","payload":{"resources":["exclusive:a"]}}'], 1)
+    room.pump.submit(first, [PING], scheduler.MAX_BATCH_BYTES // 2)
+    room.pump.submit(second, [PING], scheduler.MAX_BATCH_BYTES // 2)
+    request = b'{"command":"request","payload":{"resources":["exclusive:a"]}}'
+    room.pump.submit(third, [request], scheduler.MAX_BATCH_BYTES // 2)
     await asyncio.sleep(0)
     store.waiting.pop()(None)
     assert room.told == [("first", 1), ("second", 1)]

@@ -1,0 +1,193 @@
+"""Fairness: how long a `ping` takes while other connections flood the server, and what the flood itself gets.
+
+    python benchmarks/fairness.py [--rounds N] [--seconds S] [--only WORDS] [--redis] [--base GENIE]
+
+A flood sends one kind of command as fast as the server reads it, and reads all answers; one connection floods, then
+fifty. Another process pings every 4 ms on a connection of its own. The server has one processor, the clients another.
+
+The goal is a 99th percentile below 50 ms. With `--base`, the `genie` of another build, that one is measured in the same
+rounds, first in every other one, and the last column is the median of the ratios of the flood's rates: the goal is 0.9. The
+first row has no flood: it is what the machine itself takes.
+
+The exit status is 1 where a goal is missed. A machine that does other work misses it sooner: then compare with the base.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from fairness_parts.floods import FLOODS, LONG_MS, Flood, line  # noqa: E402
+from scale_parts.pinger import pinging  # noqa: E402
+from scale_parts.processes import PING, redis_server  # noqa: E402
+
+from benchmarks.peers.processes import accepts, free_port, pinned, serving  # noqa: E402
+
+FLOODER = Path(__file__).parent / "fairness_parts" / "flooder.py"
+P99_MS = 50.0
+RATIO = 0.9
+CONNECTIONS = (1, 50)
+
+
+class Sample(NamedTuple):
+    """Of one flood: percentiles of the pings in ms, and answers a second."""
+
+    median_ms: float
+    p99_ms: float
+    longest_ms: float
+    rate: float
+
+
+@contextmanager
+def _server(genie: list[str], redis_port: int | None) -> Iterator[int]:
+    """A server; gives its port."""
+    port = free_port()
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    own |= {"GENIE_PORT": str(port), "GENIE_ADMIN_PORT": "", "GENIE_LOG_LEVEL": "warning"}
+    if redis_port is not None:
+        own |= {"GENIE_REDIS_PORT": str(redis_port), "GENIE_NAMESPACE": f"fairness-{port}"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving([*genie, "serve"], Path(folder) / "log", lambda: accepts(port), environment=own),
+    ):
+        yield port
+
+
+def _hold(port: int, resources: tuple[str, ...]) -> socket.socket:
+    """Lock each of these; they are held for as long as the socket is open."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    for resource in resources:
+        sock.sendall(line("request", resources=[resource], transactionTimeout=LONG_MS, onDisconnect="release"))
+    answers = 0
+    while answers < 2 * len(resources):
+        answers += sock.recv(1 << 20).count(b"\n")
+    return sock
+
+
+def _measure(port: int, flood: Flood | None, connections: int, seconds: float) -> Sample:
+    with ExitStack() as stack:
+        if flood is not None:
+            stack.enter_context(_hold(port, tuple(flood.held)))
+        flooder = None if flood is None else stack.enter_context(_flooding(port, flood, connections))
+        if flooder is not None:
+            time.sleep(seconds / 4)
+        pinger = stack.enter_context(pinging(port, PING))
+        time.sleep(seconds)
+        pinger.stop()
+        rate = 0.0 if flooder is None else _rate(flooder)
+        times = sorted(pinger.times_ms())
+    return Sample(statistics.median(times), times[int(len(times) * 0.99)], times[-1], rate)
+
+
+@contextmanager
+def _flooding(port: int, flood: Flood, connections: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, str(FLOODER), str(port), str(connections)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdin is not None  # noqa: S101
+            assert process.stdout is not None  # noqa: S101
+            process.stdin.write(flood.lines)
+            process.stdin.close()
+            process.stdin = None
+            process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def _rate(flooder: subprocess.Popen[bytes]) -> float:
+    flooder.send_signal(signal.SIGTERM)
+    said, _ = flooder.communicate()
+    answers, took_s = json.loads(said)
+    return float(answers / took_s)
+
+
+class Build:
+    """How the server of one build is started, and what was measured of it."""
+
+    def __init__(self, command: list[str], redis_port: int | None) -> None:
+        self._command = command
+        self._redis_port = redis_port
+        self.samples: dict[tuple[str, int], list[Sample]] = {}
+
+    def measure(self, flood: Flood | None, connections: int, seconds: float) -> None:
+        """Add a sample. The server is a new one: what an earlier flood sent may keep a server busy for long."""
+        with _server(self._command, self._redis_port) as port:
+            self.samples.setdefault(_key(flood, connections), []).append(_measure(port, flood, connections, seconds))
+
+    def middle(self, key: tuple[str, int]) -> Sample:
+        """The medians of its samples."""
+        return Sample(*(statistics.median(values) for values in zip(*self.samples[key], strict=True)))
+
+
+def _key(flood: Flood | None, connections: int) -> tuple[str, int]:
+    return ("no flood" if flood is None else flood.name), connections
+
+
+def _row(key: tuple[str, int], builds: list[Build]) -> tuple[str, bool]:
+    """A line of the table, and whether the goals are met."""
+    own = builds[0].middle(key)
+    met = own.p99_ms < P99_MS
+    text = f"| {key[0]} | {key[1]} | {own.median_ms:.1f} | {own.p99_ms:.1f} | {own.longest_ms:.1f} | {own.rate:,.0f} |"
+    if len(builds) > 1:
+        base = builds[1].middle(key)
+        pairs = zip(*(build.samples[key] for build in builds), strict=True)
+        ratio = statistics.median(one.rate / other.rate if other.rate else 1.0 for one, other in pairs)
+        met = met and ratio >= RATIO
+        text += f" {base.p99_ms:.1f} | {ratio:.2f} |"
+    return text + ("" if met else " missed"), met
+
+
+def main() -> int:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--only", help="the floods whose names contain this")
+    parser.add_argument("--redis", action="store_true", help="keep the locks in Redis")
+    parser.add_argument("--base", help="the command `genie` of another build")
+    options = parser.parse_args()
+    floods = [flood for flood in FLOODS if not options.redis or flood.durable]
+    floods = [flood for flood in floods if (options.only or "") in flood.name]
+    prefix, _, load = pinned()
+    commands = [[*prefix, sys.executable, "-m", "genie.cli"]]
+    if options.base:
+        commands.append([*prefix, *options.base.split()])
+    if load is not None:
+        os.sched_setaffinity(0, {load})
+    missed = 0
+    with ExitStack() as stack:
+        redis_port = stack.enter_context(redis_server()).port if options.redis else None
+        builds = [Build(command, redis_port) for command in commands]
+        print(
+            "| flood | connections | ping, median ms | p99 | longest | answers/s |"
+            + " base p99 | rate |" * bool(options.base)
+        )
+        print("| --- |" + " --: |" * (5 + 2 * bool(options.base)))
+        for flood, connections in [(None, 0), *((flood, number) for flood in floods for number in CONNECTIONS)]:
+            for number in range(options.rounds):
+                for build in builds if number % 2 else reversed(builds):
+                    build.measure(flood, connections, options.seconds)
+            text, met = _row(_key(flood, connections), builds)
+            missed += not met
+            print(text, flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

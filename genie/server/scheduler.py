@@ -1,0 +1,188 @@
+"""Fair scheduling of client commands, in batches that are bounded by time.
+
+Each connection has a bounded input queue. The queues are served round robin, each for a quantum of time or of commands. A
+connection that used up its quantum is *busy* as long as it has more queued, and for a while after it did so again. So is
+one that sent much at once. Every other one is *light*. Light connections run first, so a `ping` waits for the rest of one batch, however many connections flood the server
+(fq_codel schedules packets in the same way). Each batch gives the busy connections at least one turn: the light ones
+cannot starve them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import length_hint
+from sys import maxsize
+
+from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
+from genie.server.connection import Connection, Inbox, Input, Item, Queued
+
+BATCH_S = 0.005
+"""Seconds of one batch. The turn that is running then is completed."""
+
+QUANTUM_S = 0.0005
+"""Seconds of one turn. The commands of a chunk that is running then are completed."""
+
+QUANTUM = 200
+"""Commands of one turn, however quick they are."""
+
+LIGHT_SHARE = 0.01
+"""A connection that used up its quantum twice is busy until its last turn is only this share of the time since."""
+
+MAX_BATCH = 2_000
+"""Commands of one batch, rounded up to a chunk."""
+
+MAX_BATCH_BYTES = 512 << 10
+"""Bytes of the commands of one batch, rounded up to what was read at once."""
+
+CHUNK = 32
+"""Commands that run before the clock is read again."""
+
+CHUNK_BYTES = 4 << 10
+"""Bytes of them. One command may name thousands of resources, and then takes as long as many."""
+
+MAX_AHEAD = 64 << 10
+"""Bytes of queued commands of one connection. The server reads no more of it until it has run some of them."""
+
+Take = Callable[[Connection, Iterator[Item]], bool]
+"""Runs commands of a connection. True: it stopped before their end, so that others get their turn."""
+
+
+class CommandScheduler:
+    """The input queues of all connections. At most `max_bytes` are queued in all before no more are read."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.bytes = 0
+        """Bytes of all queued commands."""
+        self._max_bytes = max_bytes
+        self._clock = time.monotonic  # not the event loop's: uvloop reads its own once an iteration
+        self._light: deque[Connection] = deque()
+        self._busy: deque[Connection] = deque()
+        self._room = self._room_bytes = 0
+        """Commands, and bytes of them, that the batch may still run."""
+
+    def __bool__(self) -> bool:
+        """Whether commands are queued."""
+        return bool(self._light or self._busy)
+
+    def add(self, connection: Connection, items: Input, size: int) -> None:
+        """Queue commands of one connection, in order, that came in `size` bytes."""
+        if not connection.inbox:
+            if size > SPLIT_BYTES or (connection.busy_until and connection.busy_until > self._clock()):
+                self._busy.append(connection)
+            else:
+                self._light.append(connection)
+        connection.inbox.append((iter(items), maxsize if isinstance(items, UnsplitLines) else len(items), size))
+        if size:
+            self.bytes += size
+            connection.ahead += size
+            if connection.ahead > MAX_AHEAD or self.bytes > self._max_bytes:
+                connection.pause()
+
+    def run_batch(self, take: Take) -> None:
+        """Run queued commands, as many as fit into one batch."""
+        light, busy, clock = self._light, self._busy, self._clock
+        now = clock()
+        end = now + BATCH_S
+        self._room, self._room_bytes = MAX_BATCH, MAX_BATCH_BYTES
+        busy_wait = bool(busy)
+        while light:
+            connection = light.popleft()
+            inbox = connection.inbox
+            queued = inbox.popleft()
+            if not inbox and queued[1] <= CHUNK and queued[2] <= CHUNK_BYTES:  # nearly always: all of it is one chunk
+                self._run_chunk(connection, queued, take)
+                began, now = now, clock()
+                if now - began >= QUANTUM_S:
+                    self._overran(connection, began, now)
+                if inbox:
+                    light.append(connection)
+            else:
+                inbox.appendleft(queued)
+                now = self._run_turn(connection, take, now)
+            if now >= end or self._room <= 0 or self._room_bytes <= 0:
+                if busy_wait:
+                    break
+                return
+        while busy:
+            now = self._run_turn(busy.popleft(), take, now)
+            if now >= end or self._room <= 0 or self._room_bytes <= 0:
+                return
+
+    def _run_turn(self, connection: Connection, take: Take, now: float) -> float:
+        """Run commands of a connection for its quantum. Takes and returns the time."""
+        inbox, clock, began = connection.inbox, self._clock, now
+        end, last, more = now + QUANTUM_S, self._room - QUANTUM, True
+        while inbox and more and self._room > last and now < end:
+            queued = inbox.popleft()
+            if queued[1] > CHUNK or queued[2] > CHUNK_BYTES:
+                queued = _first_chunk(inbox, *queued)
+            more = self._run_chunk(connection, queued, take)
+            now = clock()
+        if now >= end or self._room <= last:
+            self._overran(connection, began, now)
+            if inbox:
+                self._busy.append(connection)
+        elif inbox:
+            self._light.append(connection)
+        return now
+
+    def _run_chunk(self, connection: Connection, queued: Queued, take: Take) -> bool:
+        """Run these commands. False: others are to have their turn before the rest of them, or before any more."""
+        items, count, size = queued
+        self._room -= count
+        stopped = take(connection, items)
+        if stopped and (left := length_hint(items)):
+            connection.inbox.appendleft((items, left, size))
+        else:
+            self.bytes -= size
+            self._room_bytes -= size
+            connection.ahead -= size
+            if connection.paused:
+                connection.resume()
+        return not stopped
+
+    def _overran(self, connection: Connection, began: float, now: float) -> None:
+        """A connection used up its quantum. Once may be a pause of the process, and no work; twice makes it busy."""
+        until = began + (now - began) / LIGHT_SHARE
+        if connection.overran_until > began:
+            connection.busy_until = until
+        connection.overran_until = until
+
+    def drain(self) -> Iterator[tuple[Connection, Iterable[Item]]]:
+        """Take everything out without running it: each connection with its commands. What is added meanwhile stays."""
+        drained = [*self._light, *self._busy]
+        self.clear()
+        for connection in drained:
+            inbox, connection.inbox = connection.inbox, deque()
+            for items, _, size in inbox:
+                yield connection, items
+                self._finished(connection, size)
+
+    def clear(self) -> None:
+        """Forget the connections that have commands queued."""
+        self._light.clear()
+        self._busy.clear()
+
+    def _finished(self, connection: Connection, size: int) -> None:
+        self.bytes -= size
+        connection.ahead -= size
+        if connection.paused:
+            connection.resume()
+
+
+def _first_chunk(inbox: Inbox, items: Iterator[Item], count: int, size: int) -> Queued:
+    """Cut off what runs in one go, and put the rest back. Its bytes are counted as finished when the last of it is."""
+    if isinstance(items, UnsplitLines):
+        lines = [line for line in items.cut() if line]
+        if items:
+            inbox.appendleft((items, maxsize, size))
+            size = 0
+        items, count = iter(lines), len(lines)
+    most = CHUNK if size <= CHUNK_BYTES else max(1, min(CHUNK, count * CHUNK_BYTES // size))
+    if count <= most:
+        return items, count, size
+    inbox.appendleft((items, count - most, size))
+    return iter([*islice(items, most)]), most, 0

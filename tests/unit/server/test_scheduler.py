@@ -1,0 +1,161 @@
+"""Which connection's commands run next, with a clock that only commands move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from genie.config import Settings
+from genie.observability.stats import Stats
+from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
+from genie.server import scheduler as module
+from genie.server.connection import Connection, Input, Item
+from genie.server.desk import Refusing
+from genie.server.registry import Registry
+from genie.server.scheduler import CommandScheduler
+
+TURNS_OF_A_BATCH = round(module.BATCH_S / module.QUANTUM_S)
+
+
+class World:
+    """A scheduler, and connections by name. A command `name cost` takes so many ms."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.ran: list[str] = []
+        self.scheduler = CommandScheduler(1 << 30)
+        self.scheduler._clock = lambda: self.now
+        self.connections: dict[str, Connection] = {}
+
+    def add(self, name: str, *costs_ms: float, size: int = 1) -> None:
+        items: list[Item] = [b"%s %f" % (name.encode(), cost) for cost in costs_ms]
+        self.put(name, items, size)
+
+    def put(self, name: str, items: Input, size: int) -> None:
+        if name not in self.connections:
+            self.connections[name] = Connection(Refusing(Stats(), "genie"), Settings(), Registry(Settings()))
+        self.scheduler.add(self.connections[name], items, size)
+
+    def batch(self) -> list[str]:
+        self.ran = []
+        self.scheduler.run_batch(self._take)
+        return self.ran
+
+    def _take(self, _connection: Connection, items: Iterator[Item]) -> bool:
+        for item in items:
+            assert isinstance(item, bytes)
+            name, cost = item.split()
+            self.now += float(cost) / 1000
+            self.ran.append(name.decode())
+        return False
+
+
+def test_a_batch_ends_with_its_time() -> None:
+    world = World()
+    world.add("a", *[1.0] * 1_000)
+    assert len(world.batch()) * 0.001 <= module.BATCH_S + module.CHUNK * 0.001
+
+
+@pytest.mark.parametrize("floods", [1, 50])
+@pytest.mark.parametrize("cost_ms", [0.01, 0.05, 10.0])
+def test_a_light_connection_waits_for_one_batch_only(floods: int, cost_ms: float) -> None:
+    world = World()
+    for number in range(floods):
+        world.add(f"flood {number}".replace(" ", ""), *[cost_ms] * 10_000, size=SPLIT_BYTES + 1)
+    for _ in range(5):
+        world.batch()
+        world.add("light", 0.01)
+        assert world.batch()[0] == "light"
+
+
+def test_floods_that_send_little_at_once_are_busy_after_two_turns() -> None:
+    """Each sends its next command when it has the answer, and each command takes long."""
+    world = World()
+    floods = [f"flood{number}" for number in range(50)]
+    for _ in range(2):
+        for flood in floods:
+            world.add(flood, 10.0)
+        while world.scheduler:
+            world.batch()
+    for flood in floods:
+        world.add(flood, 10.0)
+    world.add("light", 0.01)
+    assert world.batch()[0] == "light"
+
+
+def test_one_long_pause_makes_no_connection_busy() -> None:
+    world = World()
+    world.add("paused", 20.0)  # the process was stopped meanwhile
+    world.batch()
+    world.add("flood", *[0.05] * 10_000, size=SPLIT_BYTES + 1)
+    world.batch()
+    world.add("paused", 0.01)
+    assert world.batch()[0] == "paused"
+
+
+def test_a_busy_connection_becomes_light_again() -> None:
+    world = World()
+    for _ in range(2):
+        world.add("a", 10.0)
+        world.batch()
+    world.add("flood", *[0.05] * 10_000, size=SPLIT_BYTES + 1)
+    world.add("a", 0.01)
+    assert "a" not in world.batch()[:1]
+    world.now += 10.0 / 1000 / module.LIGHT_SHARE
+    world.add("a", 0.01)
+    assert world.batch()[0] == "a"
+
+
+def test_light_connections_do_not_starve_a_busy_one() -> None:
+    world = World()
+    world.add("busy", *[0.05] * 1_000, size=SPLIT_BYTES + 1)
+    for number in range(10 * TURNS_OF_A_BATCH):
+        world.add(f"light{number}", 0.4)
+    for _ in range(3):
+        assert "busy" in world.batch()
+
+
+def test_busy_connections_take_turns() -> None:
+    world = World()
+    for name in ("a", "b", "c"):
+        world.add(name, *[0.05] * 1_000, size=SPLIT_BYTES + 1)
+    first = world.batch()
+    assert set(first) == {"a", "b", "c"}
+    assert max(map(first.count, "abc")) <= min(map(first.count, "abc")) + 2 * module.CHUNK
+
+
+def test_long_commands_run_a_few_at_a_time() -> None:
+    """The clock is read between them: each may take milliseconds."""
+    world = World()
+    world.add("long", *[6.0] * 16, size=16 * module.CHUNK_BYTES)
+    assert world.batch() == ["long"]
+
+
+def test_lines_are_split_when_their_turn_comes() -> None:
+    world = World()
+    data = b"a 0.01\n" * 10_000
+    world.put("a", UnsplitLines(data), len(data))
+    world.add("a", 0.01)
+    ran = 0
+    while world.scheduler:
+        ran += len(world.batch())
+    assert ran == 10_001
+    assert (world.scheduler.bytes, world.connections["a"].ahead) == (0, 0)
+
+
+async def test_what_is_drained_is_all_of_it_in_order() -> None:
+    world = World()
+    data = b"".join(b"%d\n" % number for number in range(10_000))
+    world.put("a", UnsplitLines(data), len(data))
+    world.add("b", 1.0)
+    world.put("a", [b"last"], 1)
+    drained: dict[Connection, list[Item]] = {}
+    for connection, items in world.scheduler.drain():
+        drained.setdefault(connection, []).extend(items)
+    assert drained[world.connections["a"]] == [*data.splitlines(), b"last"]
+    assert len(drained[world.connections["b"]]) == 1
+    assert not world.scheduler
+    assert world.scheduler.bytes == 0
+    await asyncio.sleep(0)
