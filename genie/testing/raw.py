@@ -103,8 +103,10 @@ class RawClient(RawTalk):
             self._bye()
         elif dice < 0.12:
             ended = [wish for wish in self.wishes.values() if wish.ended and wish.life == self.life and wish.id]
-            if ended:
+            if ended and self.extra.random() < 0.7:
                 self._repeat(self.extra.choice(ended[-5:]))
+            elif ended:
+                self._say("release", ref=self.extra.choice(ended[-5:]).ref)
         elif dice < 0.14:
             self._say("release", ref=self._ref())  # no request has this ref
         return dice < 0.14

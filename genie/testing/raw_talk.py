@@ -87,7 +87,7 @@ class RawTalk:
 
     def _bye(self) -> None:
         """End the session. Nothing more is said on this connection, which the server closes."""
-        if self._wire is not None:
+        if self._wire is not None and not self._wire.said_all:
             self._wire.bye_ref = self._ref()
             self._say("bye", ref=self._wire.bye_ref)
             self._wire.said_all = True

@@ -30,6 +30,8 @@ class Due:
     ref: str | None
     id: int | None
     sent_at: float
+    alone: bool = True
+    """No other command with this ref was due at the same time: their answers could not be told apart."""
 
     @property
     def by_ref(self) -> bool:
@@ -56,6 +58,9 @@ class Answers(Judge):
             command, payload = entry.what["command"], entry.what["payload"]
             id_ = payload.get("id") if command in WITH_ID else None
             due.append(Due(command, payload.get("ref"), id_, entry.at))
+            alike = [one for one in due if one.ref is not None and one.ref == payload.get("ref")]
+            for one in alike:
+                one.alone = one.alone and len(alike) == 1
         else:
             self._told(entry, due)
 
@@ -138,8 +143,7 @@ class Answers(Judge):
         # A quiet connection is told nothing of what waits. It is told of what it asks for again once that was granted.
         facts = self.facts
         id_ = facts.by_ref.get((conversation.client, due.ref))
-        alone = [one for one in self._due[conversation.number] if one.ref == due.ref] == [due]
-        if id_ is None or not alone or facts.may_be_new(id_, conversation):
+        if id_ is None or not due.alone or facts.may_be_new(id_, conversation):
             return False
         case = facts.cases[id_]
         told = [at for at in (case.locked_at, case.ended_at) if at is not None]

@@ -23,7 +23,7 @@ class Words(Judge):
         """
         self._repeats: dict[tuple[int, str], int] = {}
         self._unstored: dict[int, float] = {}
-        """Told as locked or queued, but not stored: it must be told as released in the same moment."""
+        """Told as locked or queued, but not stored as that: it must be told as released in the same moment."""
         self._resumed: dict[int, tuple[float, set[int]]] = {}
         """Conversations that have just been resumed, and the ids that were mentioned in that moment."""
 
@@ -133,7 +133,8 @@ class Words(Judge):
             self.facts.blame(at, f"{id_} is told as queued after its end")
         if id_ >= self.facts.next_id:
             self.facts.blame(at, f"{id_} is told, and the store may give it again")
-        if conversation.session is not None and conversation.welcomed and id_ not in self.facts.known:
+        unstored = conversation.session is not None and conversation.welcomed and id_ not in self.facts.known
+        if unstored or case.ended_at is not None:
             self._unstored[id_] = at
 
     def _locked(self, entry: Entry, case: Case | None, told: list[str]) -> None:
@@ -248,7 +249,7 @@ class Words(Judge):
             if told_at < at:
                 del self._unstored[id_]
                 if not self.facts.exempt(id_):
-                    self.facts.blame(told_at, f"{id_} was told, and the store does not have it")
+                    self.facts.blame(told_at, f"{id_} was told, and the store does not have it so")
 
     def _check_resumed(self, at: float) -> None:
         for number, (resumed_at, mentioned) in list(self._resumed.items()):
