@@ -52,6 +52,8 @@ class Ear:
         self.quiet = self.resumed = False
         self.silent: dict[str, Said] = {}
         """Requests of a quiet client that were executed before something that was answered, and of which it was not told."""
+        self._vague: set[str] = set()
+        """Refs of which it is not known which of several requests has them."""
         self._sent_by_ref: Counter[str] = Counter()
         """How often it released by each ref."""
         self._unsure: Counter[str] = Counter()
@@ -121,7 +123,7 @@ class Ear:
             if fits(said):
                 for _ in range(place):
                     before = self.due.popleft()
-                    if self.book.named(self.owner, before.ref or "") is None:
+                    if before.ref not in self._vague and self.book.named(self.owner, before.ref or "") is None:
                         self.silent.setdefault(before.ref or "", before)
                 return self.due.popleft()
             if not self.silent_now(said):
@@ -213,12 +215,11 @@ class Ear:
         return False
 
     def _refused(self, code: str, payload: dict[str, Any]) -> None:
-        ref = payload.get("ref")
-        mine = [said for said in self.due if said.kind == "request" and said.ref == ref]
-        if code == "ref-conflict" and self.quiet and ref not in self.silent and not self.book.named(self.owner, ref):
-            self._next(lambda said: said is mine[0])  # it waits, and is what another one conflicts with
-            self.silent[mine[0].ref or ""] = mine[0]
+        if code == "ref-conflict" and self.quiet:
+            self._conflicted(payload.get("ref") or "")
         said = self._next(lambda said: self._fits(said, code, payload))
+        if said is None and code == "ref-conflict" and payload["ref"] in self._vague:
+            return
         if said is None:
             raise Wrong("that error does not fit")
         if said.kind == "ping":
@@ -229,6 +230,17 @@ class Ear:
             self.ends = "too long"
         if self.phase is not Phase.READY:
             self.phase = Phase.REJECTED if said.greets else self.phase
+
+    def _conflicted(self, ref: str) -> None:
+        """Two requests of a quiet client have one ref: which of them waits, and which is refused?"""
+        mine = [said for said in self.due if said.kind == "request" and said.ref == ref]
+        if len(mine) < 2 or ref in self.silent or self.book.named(self.owner, ref) is not None:
+            return
+        if self.resumed:  # the first may conflict with one of an earlier connection
+            self._vague.add(ref)
+        else:
+            self._next(lambda said: said is mine[0])
+            self.silent[ref] = mine[0]
 
     def _fits(self, said: Said, code: str, payload: dict[str, Any]) -> bool:
         """Whether an error may be the answer to a command."""
@@ -279,7 +291,9 @@ class Ear:
         if not self.quiet or ref is None:
             return None
         said = self.silent.pop(ref, None) or self._next_request(ref)
-        if said is None and not self.resumed:  # else it may have been asked for on an earlier connection
+        if ref in self._vague:
+            said = None
+        elif said is None and not self.resumed:  # else it may have been asked for on an earlier connection
             return None
         return self.book.new(id_, self.owner, said, ref)
 
