@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise
 
+from genie.core.deadlines import NEVER
 from genie.core.manager import LockManager
 from genie.core.model import Mode, Owner, Request, State
 from genie.core.resource import Resource
@@ -129,6 +130,7 @@ def _counts_agree(manager: LockManager) -> None:
 
 
 def _deadlines_set(manager: LockManager) -> None:
-    due = manager.deadlines.due(float(1 << 62), 1 << 31)
-    if sorted(due) != sorted([*manager.table.held, *manager.table.waiting]):
+    due = manager.deadlines.due(float(NEVER), 1 << 31)
+    limited = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]
+    if sorted(due) != sorted([*manager.table.held, *limited]):
         raise Violation("what is due is not what is held or waits")

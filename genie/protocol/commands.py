@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
-from genie.protocol import fields
+from genie.protocol import codec, fields
 from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES, check_name, choices, split
 
 HTTP = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
@@ -248,6 +248,7 @@ class UnwatchLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="comma
 Line = RequestLine | ReleaseLine | ExtendLine | HelloLine | ByeLine | PingLine | InspectLine | WatchLine | UnwatchLine
 
 _decode = msgspec.json.Decoder(Line).decode
+_REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 # -- from a line to a command ----------------------------------------------------------------------------
 
@@ -267,8 +268,19 @@ def read(line: bytes) -> WireCommand:
         elif type(payload) is RequestPayload and payload.namespace is None:
             return _request(payload)
         return _command(decoded)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise fields.explain(line, error) from None
+    except _REFUSALS:
+        rejected = fields.explain(line)
+    if rejected is not None:
+        raise rejected
+    return _read_last_values(line)
+
+
+def _read_last_values(line: bytes) -> WireCommand:
+    """Decode a line in which a key is given twice, and a value that does not count is wrong."""
+    try:
+        return _command(_decode(codec.dumps(codec.loads(line))))
+    except _REFUSALS as error:
+        raise RequestRejected(Code.BAD_REQUEST, str(error)) from None
 
 
 def _command(line: Line) -> WireCommand:

@@ -250,8 +250,11 @@ WITH_ID: Final = ("release", "extend")
 """Commands whose errors carry the `id` that they named."""
 
 
-def explain(line: bytes, refusal: Exception) -> RequestRejected:
-    """Say what is wrong with a line that the typed decoder refused with `refusal`."""
+def explain(line: bytes) -> RequestRejected | None:
+    """Say what is wrong with a line that the typed decoder refused; None where nothing is.
+
+    The decoder checks every value of a key that is given twice, while only the last one counts.
+    """
     try:
         message = codec.loads(line)
     except ValueError as error:
@@ -260,10 +263,10 @@ def explain(line: bytes, refusal: Exception) -> RequestRejected:
         return RequestRejected(Code.BAD_JSON, f"nested deeper than {MAX_DEPTH}")
     if type(message) is not dict or type(message.get("command")) is not str:
         return RequestRejected(Code.BAD_MESSAGE, 'a line must be an object: {"command": string, "payload": object}')
-    return _explain_message(message, message["command"], message.get("payload"), refusal)
+    return _explain_message(message, message["command"], message.get("payload"))
 
 
-def _explain_message(message: dict[str, Any], command: str, payload: Any, refusal: Exception) -> RequestRejected:
+def _explain_message(message: dict[str, Any], command: str, payload: Any) -> RequestRejected | None:
     ref = payload.get("ref") if type(payload) is dict else None
     ref = ref if _ref(ref) is None else None
     if command not in COMMANDS:
@@ -279,8 +282,8 @@ def _explain_message(message: dict[str, Any], command: str, payload: Any, refusa
         if name not in ("command", "payload"):
             why = f"{command}: unknown field {name[:64]!r} beside command and payload"
             return RequestRejected(Code.BAD_MESSAGE, why, ref=ref, id=id_)
-    wrong = _first_wrong(command, payload) or str(refusal)
-    return RequestRejected(Code.BAD_REQUEST, f"{command}: {wrong}", ref=ref, id=id_)
+    why = wrong(command, payload)
+    return None if why is None else RequestRejected(Code.BAD_REQUEST, f"{command}: {why}", ref=ref, id=id_)
 
 
 def is_hello(line: bytes) -> bool:
@@ -305,8 +308,8 @@ def hello_token(line: bytes) -> str | None:
     return token if _token(token) is None else None
 
 
-def _first_wrong(command: str, payload: dict[str, Any]) -> str | None:
-    """Explain the first thing that is wrong with a payload; None where that is not known here."""
+def wrong(command: str, payload: dict[str, Any]) -> str | None:
+    """Explain the first thing that is wrong with a payload; None where nothing is."""
     checks = COMMANDS[command]
     for name in payload:
         if name not in checks:

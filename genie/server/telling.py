@@ -153,6 +153,8 @@ class Telling:
     def _remember(self, session: Session, request: Request, reason: core.Reason, line: bytes) -> Change:
         """Remember how a request of a session ended; returns what the store is to know of it."""
         if session.key is None:
+            if session.connection is None:  # nobody can ask for it any more
+                return request
             session.remember(Ending(request.id, request.ref, session, self.now, b"", reason, request))
             if session.endings is not None and len(session.endings) > MAX_ENDINGS:
                 session.forget_oldest()

@@ -23,7 +23,7 @@ class Ending:
     """How a request of a session ended: to be sent again after a lost connection, and to recognize its `ref`.
 
     `at` is the manager's time (ms) of the end. `line` is the message, with its newline; empty where the session released
-    the request itself, which needs no repetition. The last two are not stored.
+    the request itself, which needs no repetition. `reason` is stored as part of it, `request` is not stored.
     """
 
     id: int

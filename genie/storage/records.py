@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct, json
 
-from genie.core import HELD, WAITING, Request
+from genie.core import HELD, SUCCESS, WAITING, Reason, Request
 from genie.storage.base import Ending, StoredOrigin
 
 SESSION_TIMEOUT_MS = 10_000.0
@@ -42,6 +42,17 @@ class Record(Struct, omit_defaults=True, gc=False):
     """Of an ending: the message, without its end. Empty: the session released the request itself."""
 
 
+class _EndedPayload(Struct, gc=False):
+    reason: Reason
+
+
+class _EndedLine(Struct, gc=False):
+    """What is read of the `line` of an ending."""
+
+    payload: _EndedPayload
+
+
+_decode_ended = json.Decoder(_EndedLine).decode
 _encode = json.Encoder().encode
 _decode = json.Decoder(Record).decode
 
@@ -103,7 +114,8 @@ class Reader:
         stored = _decode(record)
         if stored.state == "ended":
             line = stored.line.encode() + b"\n" if stored.line else b""
-            return Ending(id, stored.ref, self._origin(stored), stored.since, line)
+            reason = _decode_ended(line).payload.reason if line else SUCCESS
+            return Ending(id, stored.ref, self._origin(stored), stored.since, line, reason)
         request = Request(
             stored.shared,
             stored.exclusive,

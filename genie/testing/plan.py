@@ -28,6 +28,11 @@ was that, so that what a seed has shown once can be shown again.)"""
 REPLICATED = 2_000_000
 """Worlds from this seed on have three Redises with sentinels."""
 
+FEATURED = 3_000_000
+"""Worlds from this seed on have clients that use what version 1 of the wire added: quiet connections, `bye`, `release` by
+`ref`, rejected `hello`s, repeated refs of ended requests, waits without a limit, amounts as strings. Every third world
+has three Redises, and in every other one clients also take any of several resources."""
+
 FAILOVERS = (
     "lag",
     "kill a master",
@@ -55,6 +60,8 @@ class Plan:
     transactions: bool = True
     priorities: bool = True
     choosing: bool = False
+    featured: bool = False
+    """Clients use what version 1 of the wire added; see `FEATURED`."""
     at_once: int = 6
     """Requests of one client that live at the same time."""
     think_s: float = 0.3
@@ -78,7 +85,8 @@ def plan(seed: int) -> Plan:
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
     if random.random() < 0.25:
         faults.append(random.choice(LOSSES))
-    replicated = seed >= REPLICATED
+    featured = seed >= FEATURED
+    replicated = seed % 3 == 0 if featured else seed >= REPLICATED
     chance = Random(f"{seed} replicated")
     if replicated:
         faults = [kind for kind in faults if kind not in LOSSES]
@@ -103,7 +111,8 @@ def plan(seed: int) -> Plan:
         faults=faults,
         every_s=random.choice([0.7, 1.5, 3.0]),
         slow=random.choice([0.0, 0.02, 0.1]),
-        choosing=seed >= CHOOSING and (not replicated or chance.random() < 0.25),
+        choosing=seed % 2 == 0 if featured else seed >= CHOOSING and (not replicated or chance.random() < 0.25),
+        featured=featured,
         redises=3 if replicated else 1,
         min_replicas=chance.choice([0, 0, 1]) if replicated else 0,
         lag_s=chance.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,

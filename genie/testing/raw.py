@@ -22,8 +22,7 @@ class RawClient(RawTalk):
 
     def __init__(self, world: World, name: str, random: Random, session: str | None) -> None:
         super().__init__(world, name, random, session)
-        self._ask = Wishes(world.plan, random)
-        self._refs = 0
+        self._ask = Wishes(world.plan, random, self.extra)
 
     def __str__(self) -> str:
         living = [f"{wish.id or ref}" for ref, wish in self.wishes.items() if not wish.ended]
@@ -42,7 +41,7 @@ class RawClient(RawTalk):
                 await asyncio.sleep(self.random.uniform(0.05, 0.3))
                 continue
             self._changed.clear()
-            if self._welcome and self._leave_all() and self._pongs >= self._pings:
+            if self._welcome and self._leave_all() and not self._pinged:
                 break
             await asyncio.sleep(0.02)
             try:
@@ -51,9 +50,11 @@ class RawClient(RawTalk):
             except TimeoutError:
                 if self._welcome:
                     self._resend()
-                if self._pongs >= self._pings:
+                if not self._pinged:
                     self._ping()
-        if self._wire is not None:
+        if self._wire is not None and self.featured and self.extra.random() < 0.5:
+            self._bye()
+        elif self._wire is not None:
             self._wire.transport.close()
         self.world.history.note(NOTE, self.name, "is done")
 
@@ -62,7 +63,9 @@ class RawClient(RawTalk):
     def _act(self) -> None:  # noqa: C901, PLR0912 - a list of things to do
         random = self.random
         dice = random.random()
-        living = [wish for wish in self.wishes.values() if wish.id and not wish.ended and not wish.patient]
+        if self.featured and self._act_by_features():
+            return
+        living = [wish for wish in self.wishes.values() if self._known(wish) and not wish.ended and not wish.patient]
         if dice < 0.5 or not living:
             for _ in range(random.choice([1, 1, 1, 2, 4])):
                 self._request()
@@ -71,19 +74,20 @@ class RawClient(RawTalk):
             self._release(random.choice(held or living))
         elif dice < 0.85:
             wish = random.choice(living)
-            self._say("extend", id=wish.id, transactionTimeout=random.choice([50, 1_000, 5_000]))
+            if wish.id:
+                self._say("extend", ref=self._ref(), id=wish.id, transactionTimeout=random.choice([50, 1_000, 5_000]))
         elif dice < 0.88:
             self._ping()
         elif dice < 0.9:
-            self._say("inspect", limit=random.choice([1, 100]))
+            self._say("inspect", ref=self._ref(), limit=random.choice([1, 100]))
         elif dice < 0.93:
             other = self.world.anybodys_id(random)
             if other:
-                self._say("release", id=other)
+                self._say("release", ref=self._ref(), id=other)
         elif dice < 0.95:
             ref = random.choice(list(self.wishes))
             if self.wishes[ref].sent:
-                self._say("request", **self.wishes[ref].payload)
+                self._repeat(self.wishes[ref])
         elif dice < 0.97:
             self._hang_up()
         else:
@@ -92,20 +96,37 @@ class RawClient(RawTalk):
                 self._wire.said_all = True
                 self._wire.transport.write_eof()
 
+    def _act_by_features(self) -> bool:
+        """Do, now and then, what only featured worlds have. Whether that was all."""
+        dice = self.extra.random()
+        if dice < 0.02:
+            self._bye()
+        elif dice < 0.12:
+            ended = [wish for wish in self.wishes.values() if wish.ended and wish.life == self.life and wish.id]
+            if ended and self.extra.random() < 0.7:
+                self._repeat(self.extra.choice(ended[-5:]))
+            elif ended:
+                self._say("release", ref=self.extra.choice(ended[-5:]).ref)
+        elif dice < 0.14:
+            self._say("release", ref=self._ref())  # no request has this ref
+        return dice < 0.14
+
+    def _known(self, wish: Wish) -> bool:
+        """Whether a request can be released: by its id, or where it was sent on this quiet connection by its ref."""
+        return wish.id != 0 or (self.quiet and wish.sent)
+
     def _request(self) -> None:
         if sum(not wish.ended for wish in self.wishes.values()) >= self.world.plan.at_once:
             return
-        self._refs += 1
-        ref = f"{self.name}.{self._refs}"
-        payload = self._ask.payload(self.name) | {"ref": ref}
-        self.wishes[ref] = wish = Wish(payload, self.random.random() < 0.2)
-        wish.sent = True
-        self._say("request", **payload)
+        payload = self._ask.payload(self.name) | {"ref": self._ref()}
+        wish = Wish(payload, self.random.random() < 0.2, self.life)
+        self.wishes[wish.ref] = wish
+        self._repeat(wish)
 
     def _leave_all(self) -> bool:
         """Release what is held, but for what ends by itself. Whether all has ended."""
         for wish in self.wishes.values():
             if wish.held and not wish.ended and not wish.leaving and not wish.patient:
                 self._release(wish)
-        self._release_unmentioned()
+        self._settle_unmentioned()
         return all(wish.ended for wish in self.wishes.values())

@@ -12,14 +12,20 @@ if TYPE_CHECKING:
 
 Payload = dict[str, Any]
 
+REJECTED: tuple[Payload, ...] = ({"protocol": 2}, {"protocol": 1, "sesion": "x" * 16}, {"namespace": "other"})
+"""Of a `hello` that is rejected, which leaves nothing behind."""
+
 
 class Wish:
     """A request of this client, as far as it has heard. `ended` when nothing more can come of it."""
 
-    def __init__(self, payload: Payload, patient: bool) -> None:
+    def __init__(self, payload: Payload, patient: bool, life: int) -> None:
         self.payload = payload
+        self.ref: str = payload["ref"]
         self.patient = patient
         """It is never released, and ends by itself."""
+        self.life = life
+        """The life of the session or connection that it belongs to; see `RawTalk.life`."""
         self.id = 0
         self.held = False
         self.ended = False
@@ -37,15 +43,23 @@ class RawTalk:
         self.world = world
         self.name = name
         self.random = random
+        self.extra = Random(f"{world.plan.seed} {name} extra")
+        """Decides what only featured worlds have: the histories of other worlds do not depend on it."""
+        self.featured = world.plan.featured
         self.session = session
         self.session_timeout_ms = random.choice([10_000, 10_000, 3_000, 30_000])
         self.wishes: dict[str, Wish] = {}
+        self.quiet = False
+        """This connection asked for no `queued`."""
+        self.life = 0
+        """Counts the sessions that this client had or, without a session, its connections. Each knows its own refs only."""
         self._by_id: dict[int, Wish] = {}
         self._wire: _Wire | None = None
         self._hint: str | None = None
         self._changed = asyncio.Event()
-        self._pongs = 0
-        self._pings = 0
+        self._refs = 0
+        self._pinged: set[str] = set()
+        """Refs of pings that were not answered on this connection."""
         self._synced = False
         """Whether all that was to be said at the beginning of this connection was said."""
         self._welcome = False
@@ -53,13 +67,30 @@ class RawTalk:
 
     # -- what it says -------------------------------------------------------------------------------------
 
+    def _ref(self) -> str:
+        self._refs += 1
+        return f"{self.name}.{self._refs}"
+
     def _release(self, wish: Wish) -> None:
-        wish.leaving = True
-        self._say("release", id=wish.id)
+        by_ref = wish.life == self.life and (wish.sent or (wish.id and self.session is not None))
+        if by_ref and self.featured and (not wish.id or self.extra.random() < 0.4):
+            wish.leaving = True
+            self._say("release", ref=wish.ref)
+        elif wish.id:
+            wish.leaving = True
+            self._say("release", ref=self._ref(), id=wish.id)
 
     def _ping(self) -> None:
-        self._pings += 1
-        self._say("ping")
+        ref = self._ref()
+        self._pinged.add(ref)
+        self._say("ping", ref=ref)
+
+    def _bye(self) -> None:
+        """End the session. Nothing more is said on this connection, which the server closes."""
+        if self._wire is not None and not self._wire.said_all:
+            self._wire.bye_ref = self._ref()
+            self._say("bye", ref=self._wire.bye_ref)
+            self._wire.said_all = True
 
     def _hang_up(self) -> None:
         if self._wire is not None:
@@ -68,11 +99,15 @@ class RawTalk:
             else:
                 self._wire.transport.close()
 
+    def _repeat(self, wish: Wish) -> None:
+        """Send a request again, with its ref."""
+        wish.sent = True
+        self._say("request", **wish.payload)
+
     def _resend(self) -> None:
         for wish in self.wishes.values():
             if not wish.ended and not wish.sent and not wish.id:
-                wish.sent = True
-                self._say("request", **wish.payload)
+                self._repeat(wish)
 
     # -- what it hears ------------------------------------------------------------------------------------
 
@@ -87,56 +122,66 @@ class RawTalk:
             self._welcome = True
             self._welcomed(payload["resumed"])
         elif command == "pong":
-            self._pongs += 1
+            self._pinged.discard(payload["ref"])
             self._synced = self._welcome
-            self._release_unmentioned()
+            self._settle_unmentioned()
         elif command == "error":
             self._refused(payload, wish)
-        elif command == "queued" and wish is not None and wish.id != payload["id"]:
-            # For the first time; or it was queued by a server that led on a way that did not last, and is here as well.
-            wish.id, wish.held = payload["id"], False
-            self._by_id[wish.id] = wish
-            self.world.ids.append(wish.id)
-            if wish.ended:
+        elif wish is not None and command in ("queued", "locked", "released", "extended"):
+            self._about(wish, command, payload["id"])
+
+    def _about(self, wish: Wish, command: str, id_: int) -> None:
+        """A message about a request of this client."""
+        if wish.id != id_:
+            # For the first time; or it was queued by a server that led on a way that did not last, and is here as well;
+            # or it had ended without being stored, and was sent again to another server.
+            wish.id, wish.held = id_, False
+            self._by_id[id_] = wish
+            self.world.ids.append(id_)
+            if wish.ended and command in ("queued", "locked"):
                 self._release(wish)
-        elif command == "extended" and wish is not None:
+        if command in ("locked", "extended"):
             wish.held = True
-        elif command == "locked" and wish is not None:
-            wish.id, wish.held = payload["id"], True
-            self._by_id[wish.id] = wish
-        elif command == "released" and wish is not None:
-            wish.id, wish.ended = payload["id"], True
-            self._by_id[wish.id] = wish
+        elif command == "released":
+            wish.ended = True
 
     def _welcomed(self, resumed: bool) -> None:
         if not resumed:
             # Those that waited have gone with the session; what was held may be held still.
             self._give_up()
+            self.life += 1
         self._resend()
 
-    def _release_unmentioned(self) -> None:
-        """What was not mentioned at the resume has ended, maybe by a release whose answer was lost; and what waited when a
-        connection without a session was lost has gone, or is held.
+    def _settle_unmentioned(self) -> None:
+        """What was not mentioned at the resume has ended, maybe by a release whose answer was lost, or it waits and the
+        connection is quiet; and what waited when a connection without a session was lost has gone, or is held. Ask, or
+        release it.
         """
         for wish in self.wishes.values() if self._synced else ():
             if wish.id and not wish.ended and not wish.mentioned and not wish.leaving:
-                self._release(wish)
+                known = self.session is not None and wish.life == self.life
+                if known and (self.quiet or (self.featured and self.extra.random() < 0.3)):
+                    wish.mentioned = True
+                    self._repeat(wish)
+                else:
+                    self._release(wish)
 
     def _refused(self, payload: Payload, wish: Wish | None) -> None:
-        code = payload["code"]
+        code, of_request = payload["code"], "id" not in payload
         self._hint = payload.get("leader")
+        if self._wire is not None and self._wire.bye_ref == payload["ref"]:
+            self._wire.transport.close()
         if code == "unavailable":
+            self._pinged.discard(payload["ref"])
             if not self._welcome:
                 self._hang_up()  # `hello` was refused
-            elif wish is None:
-                self._pongs += 1
-            else:
+            elif wish is not None:
                 wish.leaving = False
-                if "ref" in payload and not wish.id:
+                if of_request and not wish.id:
                     wish.sent = False
             if self._hint is not None and self._wire is not None and self._wire.address != self._hint:
                 self._wire.transport.close()
-        elif (code == "unknown-id" and wish is not None) or (wish is not None and "ref" in payload and not wish.id):
+        elif wish is not None and (code == "unknown-id" or (of_request and not wish.id)):
             wish.ended = True
 
     # -- its connection -----------------------------------------------------------------------------------
@@ -155,14 +200,29 @@ class RawTalk:
     def connected(self, wire: _Wire) -> None:
         """A connection is made."""
         self._wire = wire
-        self._pings = self._pongs = 0
-        self._welcome = self.session is None
+        self._pinged.clear()
         self._synced = self.session is None
+        self.quiet = self.featured and self.extra.random() < 0.5
+        greets = self.session is not None or self.quiet or (self.featured and self.extra.random() < 0.5)
+        self._welcome = not greets
+        if not greets:
+            self.life += 1
         for wish in self.wishes.values():
             wish.mentioned = wish.leaving = False
-        if self.session is not None:
-            self._say("hello", session=self.session, sessionTimeout=self.session_timeout_ms)
+        if greets:
+            self._hello()
             self._ping()
+
+    def _hello(self) -> None:
+        if self.featured and self.extra.random() < 0.1:
+            wrong = self.extra.choice(REJECTED)
+            self._say("hello", ref=self._ref(), **wrong)
+        payload: Payload = {"ref": self._ref(), "protocol": 1, "client": f"raw/{self.name}"}
+        if self.session is not None:
+            payload |= {"session": self.session, "sessionTimeout": self.session_timeout_ms}
+        if self.featured:
+            payload["quiet"] = self.quiet
+        self._say("hello", **payload)
 
     def lost(self, wire: _Wire) -> None:
         """It has ended."""
@@ -194,6 +254,7 @@ class _Wire(asyncio.Protocol):
         self._data = b""
         self.address = address
         self.said_all = False
+        self.bye_ref = ""
         self.transport: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -45,6 +45,9 @@ class Book:
         """Fences since then."""
         self.generations: dict[str, int] = {}
         """How often each session began anew."""
+        self.releasers_by_ref: dict[str, set[Any]] = {}
+        """Who released by each ref."""
+        self._by_ref: dict[tuple[Any, str], Known] = {}
         self.claims: dict[str, list[Any]] = {}
         """Who said the secret of each."""
 
@@ -58,8 +61,14 @@ class Book:
         if said is not None:
             known.names = said.names
         self.requests[id_] = known
+        if ref is not None:
+            self._by_ref[owner, ref] = known
         self.order.append(id_)
         return known
+
+    def named(self, owner: Any, ref: str) -> Known | None:
+        """The request that somebody made with a ref, as far as they were told of it."""
+        return self._by_ref.get((owner, ref))
 
     def locked(self, known: Known, payload: dict[str, Any], *, again: bool) -> None:
         """Somebody was told of a grant; `again` where it may be an old one."""

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import orjson
 
 from fuzz.book import Book, Known, Wrong
-from fuzz.said import ALLOWED, Mouth, Said
+from fuzz.said import ALLOWED, MALFORMED, Mouth, Said
 from genie.core import Take
 
 CUT_OFF = "and more: the connection ends here"
 FULL = "this server takes "
+
+
+class Phase(Enum):
+    """How far a client has come with `hello`, by what it was answered."""
+
+    AWAIT = "await"
+    REJECTED = "rejected"
+    READY = "ready"
 
 
 class Ear:
@@ -38,6 +48,16 @@ class Ear:
         self.watched: dict[str, None] = {}
         self.mirror: dict[tuple[str, int], str] = {}
         """The locks that it knows of by watching."""
+        self.phase = Phase.AWAIT
+        self.quiet = self.resumed = False
+        self.silent: dict[str, Said] = {}
+        """Requests of a quiet client that were executed before something that was answered, and of which it was not told."""
+        self._vague: set[str] = set()
+        """Refs of which it is not known which of several requests has them."""
+        self._sent_by_ref: Counter[str] = Counter()
+        """How often it released by each ref."""
+        self._unsure: Counter[str] = Counter()
+        """Refs of releases of which an ending was taken for the answer that may have come because of somebody else."""
         self.ends = ""
         """Why the server will end the connection."""
         self.last_fence = 0
@@ -49,7 +69,13 @@ class Ear:
             self.seen[f"say {said.kind}"] += 1
             if said.kind == "hello" and said.command.session is not None:
                 self.book.claims.setdefault(said.command.session, []).append(self)
-            if said.kind in ("release", "extend"):
+            if said.kind == "request" and said.ref is not None:
+                said.must = self._was_granted(said.ref)
+            if said.by_ref and said.ref is not None:
+                self.seen["say release by ref"] += 1
+                self._sent_by_ref[said.ref] += 1
+                self.book.releasers_by_ref.setdefault(said.ref, set()).add(self)
+            elif said.kind in ("release", "extend"):
                 self.sent[said.command.id] += 1
                 known = self.book.requests.get(said.command.id)
                 if known is not None:
@@ -72,6 +98,8 @@ class Ear:
             try:
                 self.seen[f"told {message['command']}"] += 1
                 method(message["payload"])
+                if self.phase is Phase.AWAIT:
+                    self.phase = Phase.READY  # its first command was no `hello`
                 if message["command"] != "queued":
                     self.repeated = None  # how it stands is told right behind
             except (Wrong, KeyError) as wrong:
@@ -79,20 +107,64 @@ class Ear:
 
     # -- answers ------------------------------------------------------------------------------------------
 
-    def _answers(self, kind: str) -> Said:
-        if not self.due or self.due[0].kind != kind:
-            raise Wrong(f"that is no answer to what is due, a {self.due[0].kind if self.due else 'nothing'}")
-        return self.due.popleft()
+    def silent_now(self, said: Said) -> bool:
+        """Whether a command may have no answer, because it is a request of a quiet client that waits."""
+        return self.quiet and said.kind == "request" and said.ref is not None and not said.must
 
-    def _pong(self, _payload: dict[str, Any]) -> None:
-        self._answers("ping")
+    def _was_granted(self, ref: str) -> bool:
+        known = self.book.named(self.owner, ref)
+        if known is None:
+            return False
+        return known.fence is not None or (self.owner is self and known.reason is not None)
+
+    def _next(self, fits: Callable[[Said], bool]) -> Said | None:
+        """Take the first command that fits, if all before it may have no answer."""
+        for place, said in enumerate(self.due):
+            if fits(said):
+                for _ in range(place):
+                    before = self.due.popleft()
+                    if before.ref not in self._vague and self.book.named(self.owner, before.ref or "") is None:
+                        self.silent.setdefault(before.ref or "", before)
+                return self.due.popleft()
+            if not self.silent_now(said):
+                break
+        return None
+
+    def _next_request(self, ref: str | None) -> Said | None:
+        """Take the request of a quiet client that a message with its ref answers."""
+        if not self.quiet or ref is None:
+            return None
+        return self._next(lambda said: said.kind == "request" and said.ref == ref)
+
+    def _answers(self, kind: str, payload: dict[str, Any]) -> Said:
+        """Take the command that a message with its ref answers."""
+        if self.phase is Phase.REJECTED and kind != "hello":
+            raise Wrong("its hello was rejected")
+        said = self._next(lambda said: said.kind == kind and said.ref == payload.get("ref"))
+        if said is None:
+            raise Wrong(f"that is no answer to what is due, a {self.due[0].kind if self.due else 'nothing'}")
+        return said
+
+    def _pong(self, payload: dict[str, Any]) -> None:
+        self._answers("ping", payload)
         self.resuming = False
 
+    def _bye(self, payload: dict[str, Any]) -> None:
+        self._answers("bye", payload)
+        self.due.clear()  # nothing behind it is executed
+        self.ends = "bye"
+
     def _welcome(self, payload: dict[str, Any]) -> None:
-        said = self._answers("hello")
+        if self.phase is Phase.READY:
+            raise Wrong("it is welcomed twice, or late")
+        said = self._answers("hello", payload)
         secret = said.command.session
         if payload["resumed"] and secret is None:
             raise Wrong("nothing can be resumed without a session")
+        if payload["quiet"] != said.command.quiet or payload["protocol"] != 1:
+            raise Wrong("it asked for something else")
+        self.phase, self.quiet, self.resumed = Phase.READY, payload["quiet"], payload["resumed"]
+        self.seen["quiet"] += self.quiet
         if secret is not None:
             self.seen["resumed" if payload["resumed"] else "begun"] += 1
             if not payload["resumed"]:
@@ -101,13 +173,13 @@ class Ear:
             self.resuming = True
 
     def _inspected(self, payload: dict[str, Any]) -> None:
-        said = self._answers("inspect")
+        said = self._answers("inspect", payload)
         rows = len(payload["holders"]) + len(payload["queue"])
         if rows > said.command.limit or rows > payload["holdersTotal"] + payload["queueTotal"]:
             raise Wrong("too many rows")
 
     def _extended(self, payload: dict[str, Any]) -> None:
-        said = self._answers("extend")
+        said = self._answers("extend", payload)
         if (
             payload["id"] != said.command.id
             or abs(payload["transactionTimeout"] - said.command.transaction_timeout_ms) > 1e-3
@@ -122,36 +194,69 @@ class Ear:
         elif code == "too-many" and why.startswith(FULL):
             self.ends = "full"
             self.due.clear()
-        elif code == "unavailable" and self._was_unasked(payload.get("id")):
-            self.unasked.add(payload["id"])
+        elif code == "unavailable" and self._was_unasked(payload):
+            return
         elif not self.due:
             raise Wrong("nothing is due")
         else:
-            self._refused(self.due.popleft(), code, payload)
+            self._refused(code, payload)
 
-    def _was_unasked(self, id_: int | None) -> bool:
+    def _was_unasked(self, payload: dict[str, Any]) -> bool:
         """Whether a `released` that was taken for the answer to a release was told of itself; this one is the answer."""
-        fits = bool(self.due) and self.due[0].id == id_
-        return id_ is not None and not fits and self.told[id_] > 0 and id_ not in self.unasked
+        id_, ref = payload.get("id"), payload.get("ref")
+        if any((said.id, said.ref) == (id_, ref) for said in self.due):
+            return False
+        if id_ is not None and self.told[id_] > 0 and id_ not in self.unasked:
+            self.unasked.add(id_)
+            return True
+        if id_ is None and ref is not None and self._unsure[ref] > 0:
+            self._unsure[ref] -= 1
+            return True
+        return False
 
-    def _refused(self, said: Said, code: str, payload: dict[str, Any]) -> None:
+    def _refused(self, code: str, payload: dict[str, Any]) -> None:
+        if code == "ref-conflict" and self.quiet:
+            self._conflicted(payload.get("ref") or "")
+        said = self._next(lambda said: self._fits(said, code, payload))
+        if said is None and code == "ref-conflict" and payload["ref"] in self._vague:
+            return
+        if said is None:
+            raise Wrong("that error does not fit")
         if said.kind == "ping":
             self.resuming = False
-        if said.kind == "http":
+        elif said.kind == "http":
             self.ends = "http"
-            fits = code == "bad-message" or (self.mouth.blank and code == "bad-json")
         elif said.kind == "too long":
             self.ends = "too long"
-            fits = code == "line-too-long"
-        elif said.wrong is not None:
-            fits = (code, payload["message"]) == (said.wrong.code, said.wrong.message)
-            fits = fits or (said.foreign and code == "unavailable")
-            fits = fits and (payload.get("ref"), payload.get("id")) == (said.ref, said.id)
+        if self.phase is not Phase.READY:
+            self.phase = Phase.REJECTED if said.greets else self.phase
+
+    def _conflicted(self, ref: str) -> None:
+        """Two requests of a quiet client have one ref: which of them waits, and which is refused?"""
+        mine = [said for said in self.due if said.kind == "request" and said.ref == ref]
+        if len(mine) < 2 or ref in self.silent or self.book.named(self.owner, ref) is not None:
+            return
+        if self.resumed:  # the first may conflict with one of an earlier connection
+            self._vague.add(ref)
         else:
-            about = payload.get("ref") == said.ref and (code == "ref-conflict" or payload.get("id") == said.id)
-            fits = code in ALLOWED[said.kind] and about
-        if not fits:
-            raise Wrong("that error does not fit")
+            self._next(lambda said: said is mine[0])
+            self.silent[ref] = mine[0]
+
+    def _fits(self, said: Said, code: str, payload: dict[str, Any]) -> bool:
+        """Whether an error may be the answer to a command."""
+        if said.kind == "http":
+            return code == "bad-message"
+        if said.kind == "too long":
+            return code == "line-too-long"
+        if (payload.get("ref"), payload.get("id")) != (said.ref, said.id):
+            return False
+        if self.phase is Phase.REJECTED and not said.greets:
+            malformed = said.wrong is not None and said.wrong.code in MALFORMED
+            return code == (said.wrong.code if malformed and said.wrong is not None else "unavailable")
+        if said.wrong is not None:
+            as_it_is = (code, payload["message"]) == (said.wrong.code, said.wrong.message)
+            return as_it_is or (code == "unavailable" and said.wrong.code not in MALFORMED)
+        return code in ALLOWED[said.kind]
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -160,12 +265,12 @@ class Ear:
         known = book.requests.get(id_)
         self.here.add(id_)
         self.repeated = None
+        if self.quiet and ref is not None:
+            raise Wrong("it is quiet")
         if self.resuming:
             self._mine(known or book.new(id_, self.owner, None, ref), ref)
             return
-        said = self._answers("request")
-        if said.ref != ref:
-            raise Wrong("another ref")
+        said = self._answers("request", payload)
         if known is None:
             if book.order and id_ <= max(self.here - {id_}, default=0):
                 raise Wrong("ids must grow")
@@ -181,14 +286,29 @@ class Ear:
         if known.owner != self.owner or known.ref != ref:
             raise Wrong(f"{known.id} is not this client's, or has another ref")
 
+    def _first(self, id_: int, ref: str | None) -> Known | None:
+        """The request that the first message to a quiet client is about; None if it asked for none with this ref."""
+        if not self.quiet or ref is None:
+            return None
+        said = self.silent.pop(ref, None) or self._next_request(ref)
+        if ref in self._vague:
+            said = None
+        elif said is None and not self.resumed:  # else it may have been asked for on an earlier connection
+            return None
+        return self.book.new(id_, self.owner, said, ref)
+
     def _locked(self, payload: dict[str, Any]) -> None:
         known, again = self.book.requests.get(payload["id"]), "expiresIn" in payload
+        ref, first = payload.get("ref"), False
         if known is None and self.resuming:
-            known = self.book.new(payload["id"], self.owner, None, payload.get("ref"))
+            known = self.book.new(payload["id"], self.owner, None, ref)
+        elif known is None:
+            known, first = self._first(payload["id"], ref), True
         if known is None:
             raise Wrong("nobody has asked for it")
-        self._mine(known, payload.get("ref"))
-        if again and not self.resuming and self.repeated != known.id:
+        self._mine(known, ref)
+        expected = first or self.resuming or self.repeated == known.id
+        if again and not expected and self._next_request(ref) is None:
             raise Wrong("nobody has asked again")
         if self.told[known.id] and not self.resuming:
             raise Wrong(f"it was told before that it ended by {known.reason}")
@@ -211,20 +331,28 @@ class Ear:
             raise Wrong("it chose nothing")
 
     def _released(self, payload: dict[str, Any]) -> None:
-        id_, reason, book = payload["id"], payload["reason"], self.book
+        id_, ref, reason, book = payload["id"], payload.get("ref"), payload["reason"], self.book
         self.seen[f"told released {reason}"] += 1
         known = book.requests.get(id_)
+        answered = self._answered_by_id(id_, ref)
+        if known is None and not self.resuming and answered is None:
+            known = self._first(id_, ref)
         mine = known is not None and known.owner == self.owner
         details = payload.keys() - {"id", "reason", "ref"}
-        answers = bool(self.due) and self.due[0].kind in ("release", "extend") and self.due[0].command.id == id_
+        if answered is None and mine:
+            answered = self._peek(lambda said: said.by_ref and said.ref == ref)
         if self.resuming:
-            known = known or book.new(id_, self.owner, None, payload.get("ref"))
-            self._mine(known, payload.get("ref"))
-        elif self.repeated == id_ and (id_ in self.over or (mine and self.owner is not self and not answers)):
+            known = known or book.new(id_, self.owner, None, ref)
+            self._mine(known, ref)
+        elif self.repeated == id_ and (id_ in self.over or (mine and self.owner is not self and not answered)):
             self.repeated = None
-        elif answers and not details:
-            self.due.popleft()
+        elif answered is not None and not details:
+            self._next(lambda said: said is answered)
             self.told[id_] += 1
+            if answered.by_ref:
+                self._unsure[ref or ""] += 1
+        elif known is not None and known.reason is not None and self._next_request(ref) is not None:
+            pass  # it was asked for again
         elif mine and id_ not in self.unasked:
             self.unasked.add(id_)
             self.told[id_] += 1
@@ -232,12 +360,27 @@ class Ear:
             raise Wrong("told once too often, or to a stranger")
         self.over.add(id_)
         if known is not None:
-            if known.ref != payload.get("ref"):
+            if known.ref != ref and (answered is None or answered.by_ref):
                 raise Wrong("another ref")
             self._in_time(known, payload)
             book.ended(known, reason)
-            if reason == "success" and known.releasers <= {self} and self.told[id_] > self.sent[id_]:
+            releasers = known.releasers | book.releasers_by_ref.get(known.ref or "", set())
+            sent = self.sent[id_] + self._sent_by_ref[known.ref or ""]
+            if reason == "success" and releasers <= {self} and self.told[id_] > sent:
                 raise Wrong("more answers than releases")
+
+    def _peek(self, fits: Callable[[Said], bool]) -> Said | None:
+        """The first command that fits, if all before it may have no answer."""
+        for said in self.due:
+            if fits(said):
+                return said
+            if not self.silent_now(said):
+                break
+        return None
+
+    def _answered_by_id(self, id_: int, ref: str | None) -> Said | None:
+        """The release or extension of an id that a `released` with its ref answers."""
+        return self._peek(lambda said: said.kind in ("release", "extend") and said.id == id_ and said.ref == ref)
 
     def _in_time(self, known: Known, payload: dict[str, Any]) -> None:
         reason, said = payload["reason"], known.said
@@ -254,7 +397,7 @@ class Ear:
     # -- what it watches ----------------------------------------------------------------------------------
 
     def _watching(self, payload: dict[str, Any]) -> None:
-        said, prefix = self._answers("watch"), payload["prefix"]
+        said, prefix = self._answers("watch", payload), payload["prefix"]
         if said.command.prefix != prefix:
             raise Wrong("another prefix")
         held = {(row["resource"], row["id"]): row["mode"] for row in payload["held"]}
@@ -269,7 +412,7 @@ class Ear:
         self.mirror.update(held)
 
     def _unwatched(self, payload: dict[str, Any]) -> None:
-        said = self._answers("unwatch")
+        said = self._answers("unwatch", payload)
         if said.command.prefix != payload["prefix"]:
             raise Wrong("another prefix")
         self.watched.pop(said.command.prefix, None)

@@ -22,6 +22,19 @@ OWNERS = ("T1", "T2", "T3", "T4")
 REFS = ("r1", "r2", "r3", "r4", "r5", "r6")
 SECRETS = ("secret-number-one", "secret-number-two", "secret-number-three")
 PREFIXES = ("", "a", "ä", "b", "zzz")
+NOTES = ("cron@host-7", "ä\U0001f510", "x" * 256)
+NEAR = ("somethingNew", "transactionTimout", "transaction_timeout", "queuetimeout", "Ref", "onDisconect", "resource")
+"""Fields that no `request` has."""
+REJECTED = (
+    {"protocol": 2},
+    {"protocol": 1.5},
+    {"protocol": 0, "session": SECRETS[0]},
+    {"sesion": SECRETS[0]},
+    {"quiet": "yes"},
+    {"namespace": "other"},
+    {"session": "short"},
+)
+"""Of a `hello` that leaves nothing behind."""
 
 NOISE = (
     *(
@@ -64,7 +77,7 @@ class Grammar:
         random = self.random
         chance = random.random()
         if chance < 0.78:
-            return self.within(self.good())
+            return self.within(self.named(self.good()))
         if chance < 0.95:
             return damaged(random, self.good())
         return random.choice(NOISE)
@@ -78,7 +91,9 @@ class Grammar:
         if chance < 0.5:
             return self.request()
         if chance < 0.76:
-            return said("release", id=self.id())
+            id_ = self.id()
+            by_ref = self.apart.random() < 0.2
+            return said("release", ref=self.apart.choice(REFS)) if by_ref else said("release", id=id_)
         if chance < 0.82:
             return said("extend", id=self.id(), transactionTimeout=random.choice((1, 20.5, 300, 20_000)))
         if chance < 0.88:
@@ -89,18 +104,36 @@ class Grammar:
             return said("watch", prefix=random.choice(PREFIXES))
         if chance < 0.99:
             return said("unwatch", prefix=random.choice(PREFIXES))
+        if self.apart.random() < 0.4:
+            return said("bye")
+        if self.apart.random() < 0.3:
+            return said("hello", **self.apart.choice(REJECTED))
         return said("hello", session=random.choice(SECRETS)) if random.random() < 0.5 else said("hello")
+
+    def named(self, line: bytes) -> bytes:
+        """The line, now and then with a `ref`: few, so that they are also those of requests."""
+        if b'"ref"' in line or b'"request"' in line or self.apart.random() > 0.3:
+            return line
+        ref = self.apart.choice(REFS).encode()
+        return _with(line, b'"ref": "%b"' % ref)
+
+    def more_of_hello(self) -> dict[str, Any]:
+        """Fields beside those of a session."""
+        apart, more = self.apart, {}
+        if apart.random() < 0.5:
+            more["quiet"] = apart.random() < 0.8
+        if apart.random() < 0.3:
+            more |= {"protocol": 1, "client": "fuzz/1 ä"}
+        if apart.random() < 0.2:
+            more["ref"] = apart.choice(REFS)
+        return more
 
     def within(self, line: bytes) -> bytes:
         """The line, now and then with a namespace: the server's, or, but for `hello`, another."""
         if self.apart.random() > 0.06:
             return line
         name = b"genie" if b"hello" in line or self.apart.random() < 0.6 else b"other"
-        return (
-            line.replace(b"{}}", b'{"namespace": "%b"}}' % name)
-            if b"{}}" in line
-            else line[:-2] + b', "namespace": "%b"}}' % name
-        )
+        return _with(line, b'"namespace": "%b"' % name)
 
     def id(self) -> Any:
         """One that was told, as a place to be filled in; or one that never was."""
@@ -115,9 +148,9 @@ class Grammar:
         if random.random() < 0.1:
             names = random.sample(NAMES, random.randrange(1, 5))
             payload["anyOf"] = [f"{random.choice(('shared', 'exclusive'))}:{name}" for name in names]
-            payload["target"] = random.choice((1, 2, 2.5, 10))
+            payload["target"] = random.choice((1, 2, "3", 10))
             if random.random() < 0.5:
-                payload["weights"] = [random.choice((1, 0.5, 3, 2**63 - 1)) for _ in names]
+                payload["weights"] = [random.choice((1, "2", 3, 2**63 - 1)) for _ in names]
         else:
             many = random.choice((1, 1, 1, 1, 2, 2, 3, 6))
             modes = ("exclusive", "exclusive", "shared")
@@ -129,10 +162,14 @@ class Grammar:
             (0.2, "priority", (-1, 0, 0.5, 1, 2**31)),
             (0.4, "ref", REFS),
             (0.25, "onDisconnect", ("release", "release", "keep")),
-            (0.03, "somethingNew", (1, [], None)),
+            (0.03, "", (1, [], None)),
         ):
             if random.random() < chance:
-                payload[name] = random.choice(values)
+                payload[name or self.apart.choice(NEAR)] = random.choice(values)
+        if self.apart.random() < 0.1:
+            payload["note"] = self.apart.choice(NOTES)
+        if "resources" in payload and self.apart.random() < 0.03:
+            payload["queueTimeout"] = 2_147_483_647
         line = said("request", **payload)
         if "ref" in payload:
             self.said = [*self.said[-5:], line]
@@ -149,6 +186,13 @@ class Grammar:
             if random.random() < 0.3:
                 payload[name] = random.choice(values)
         return said("inspect", **payload)
+
+
+def _with(line: bytes, field: bytes) -> bytes:
+    """A line with one more field."""
+    if not line.endswith(b"}}"):
+        return line
+    return line[:-2] + (b"" if line.endswith(b"{}}") else b", ") + field + b"}}"
 
 
 class Place(int):
@@ -183,7 +227,10 @@ def plan(seed: int, size: int) -> list[Step]:
             steps.append(("say", slot, data, tuple(cuts)))
             lines += many
         elif chance < 0.76:
-            steps.append(("hello", slot, random.choice(SECRETS), random.choice((1, 50, 10_000)), random.random() < 0.5))
+            secret, timeout_ms, again = random.choice(SECRETS), random.choice((1, 50, 10_000)), random.random() < 0.5
+            wrong = [said("hello", **payload) for payload in grammar.apart.choices(REJECTED, k=2)]
+            before = wrong[: grammar.apart.choice((0, 0, 0, 1, 2))]
+            steps.append(("hello", slot, secret, timeout_ms, again, grammar.more_of_hello(), tuple(before)))
             lines += 2
         elif chance < 0.82:
             steps.append(("wrong_lines", slot, tuple(damaged(random, grammar.good()) for _ in range(2))))

@@ -8,7 +8,8 @@ from typing import Any
 from genie.config import Settings
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
-from genie.protocol.commands import HTTP, Hello, Inspect, Unwatch, Watch, Within, read
+from genie.protocol.commands import HTTP, Hello, ReleaseByRef, Within, read
+from genie.protocol.fields import is_hello
 from genie.server.refusal import spanning
 
 NAMESPACE = Settings().namespaces[0]
@@ -17,13 +18,17 @@ ALLOWED = {
     "request": {"ref-conflict", "too-many", "unavailable"},
     "release": {"unknown-id", "unavailable"},
     "extend": {"unknown-id", "bad-request", "unavailable"},
-    "hello": {"bad-request", "unavailable"},
+    "hello": {"bad-request", "unavailable", "unsupported-protocol", "unknown-namespace"},
+    "bye": {"unavailable"},
     "ping": {"unavailable"},
     "inspect": {"unavailable"},
     "watch": {"too-many", "unavailable"},
     "unwatch": {"unavailable"},
 }
 """The codes with which a good command may be refused."""
+
+MALFORMED = {"bad-json", "bad-message"}
+"""Of lines that are no command: they are refused with that whatever the server can do now."""
 
 
 @dataclass(slots=True)
@@ -38,6 +43,15 @@ class Said:
     wrong: RequestRejected | None = None
     foreign: bool = False
     """It is wrong only for this connection: it says another namespace."""
+    greets: bool = False
+    """It is a `hello`, whatever may be wrong with it."""
+    must: bool = False
+    """It repeats a request of which this client was told that it was granted, so that it is answered also where it is quiet."""
+
+    @property
+    def by_ref(self) -> bool:
+        """Whether it releases by `ref`."""
+        return isinstance(self.command, ReleaseByRef)
 
     @property
     def request(self) -> Request:
@@ -57,7 +71,7 @@ def understood(line: bytes, now_ms: float) -> Said:
     try:
         command = read(line)
     except RequestRejected as wrong:
-        return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong)
+        return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, greets=is_hello(line))
     if isinstance(command, Within):
         if command.namespace != NAMESPACE:
             wrong = spanning(command, NAMESPACE)
@@ -67,10 +81,10 @@ def understood(line: bytes, now_ms: float) -> Said:
         said = Said("request", now_ms, command)
         said.ref = said.request.ref
         return said
-    if isinstance(command, (Release, Extend)):
-        return Said(type(command).__name__.lower(), now_ms, command, id=command.id)
-    assert isinstance(command, (Hello, Inspect, Watch, Unwatch)) or type(command).__name__ == "Ping"
-    return Said(type(command).__name__.lower(), now_ms, command)
+    kind = "release" if isinstance(command, ReleaseByRef) else type(command).__name__.lower()
+    assert kind in ALLOWED
+    id_ = command.id if isinstance(command, (Release, Extend)) else None
+    return Said(kind, now_ms, command, command.ref, id_, greets=isinstance(command, Hello))
 
 
 class Mouth:
@@ -79,8 +93,6 @@ class Mouth:
     def __init__(self, max_line: int) -> None:
         self.max_line = max_line
         self.rest = b""
-        self.blank = False
-        """It began with a blank line."""
         self.begun = False
         self.over = False
         """Nothing behind is read."""
@@ -95,7 +107,7 @@ class Mouth:
             if len(line.removesuffix(b"\r")) > self.max_line:
                 found.append(self._end("too long", now_ms))
             elif not line.strip():
-                self.blank = self.blank or not self.begun
+                continue
             elif not self.begun and line.startswith(HTTP):
                 found.append(self._end("http", now_ms))
             else:

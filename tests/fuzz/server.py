@@ -39,15 +39,16 @@ UNSAID = {Code.UNAUTHORIZED}
 
 EXPECTED = (
     *(f"say {command}" for command in COMMANDS),
-    *("say wrong", "say http", "say too long", "begun", "resumed", "repeated", "a new server", "the store was away"),
+    *("say wrong", "say http", "say too long", "begun", "resumed", "repeated", "quiet"),
+    *("say release by ref", "a new server", "the store was away"),
     *(f"told released {reason}" for reason in Reason),
     *(f"told error {code}" for code in Code if code not in UNSAID),
     *(
         f"told {word}"
-        for word in ("queued", "locked", "extended", "pong", "inspected", "welcome", "watching", "unwatched")
+        for word in ("queued", "locked", "extended", "pong", "inspected", "welcome", "watching", "unwatched", "bye")
     ),
     *(f"told event {state}" for state in ("locked", "unlocked", "lagged")),
-    *(f"closed: {why}" for why in ("half-closed", "http", "too long", "full", "cut off", "stolen")),
+    *(f"closed: {why}" for why in ("half-closed", "http", "too long", "full", "cut off", "stolen", "bye")),
     "lost the lead",
 )
 """What a long run must have seen."""

@@ -21,6 +21,7 @@ from fuzz.transport import Transport
 from genie.config import Settings
 from genie.core import HELD
 from genie.core.invariants import check
+from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
 from genie.protocol.commands import Hello
 from genie.server.connection import Connection
@@ -47,7 +48,7 @@ class Client:
         self.transport = Transport(number, self._hears, self._ended)
         self.half_closed = self.dropped = False
         self.stalled_once = False
-        self.connection = Connection(stage.desk, stage.settings, stage.registry)
+        self.connection = Connection(stage.desk, stage.settings, stage.registry, desks=stage.desk_of)
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)
 
@@ -80,7 +81,7 @@ class Client:
     def _stolen(self) -> bool:
         """Whether somebody else has said the secret of its session."""
         owner = self.ear.owner
-        return owner is not self.ear and len(self.stage.book.claims[owner[0]]) > 1
+        return isinstance(owner, tuple) and len(self.stage.book.claims[owner[0]]) > 1
 
     def _ended(self) -> None:
         if not self.transport.hung_up or self.stage.killing or self.dropped:
@@ -113,6 +114,12 @@ class Stage:
     @property
     def now_ms(self) -> float:
         return self.loop.time() * 1000
+
+    def desk_of(self, namespace: str | None) -> Any:
+        """The desk of a namespace, or why there is none."""
+        if namespace in (None, NAMESPACE):
+            return self.desk
+        return RequestRejected(Code.UNKNOWN_NAMESPACE, f"this server does not serve the namespace {namespace!r}")
 
     def wrong(self, error: BaseException) -> None:
         """Remember the first thing that went wrong."""
@@ -223,8 +230,10 @@ class Stage:
             if len(cuts) > 2:
                 await self._turns(1)
 
-    async def hello(self, slot: int, secret: str, timeout_ms: float, again: bool) -> None:
-        """A new connection with a session."""
+    async def hello(
+        self, slot: int, secret: str, timeout_ms: float, again: bool, more: dict[str, Any], before: tuple[bytes, ...]
+    ) -> None:
+        """A new connection with a session. `before` are lines that it says first, each a `hello` that is rejected."""
         old = self.clients.pop(slot, None)
         if old is not None and old.open and not again:
             old.dropped = True
@@ -232,7 +241,8 @@ class Stage:
         elif old is not None:
             self.others = [other for other in self.others if not other.transport.over] + [old]
         client = self._client(slot)
-        client.say(said("hello", session=secret, sessionTimeout=timeout_ms) + b"\n")
+        client.say(b"".join(line + b"\n" for line in before))
+        client.say(said("hello", session=secret, sessionTimeout=timeout_ms, **more) + b"\n")
 
     async def wrong_lines(self, slot: int, lines: tuple[bytes, ...]) -> None:
         """Lines of which each that is answered by an error must have changed nothing."""
@@ -376,6 +386,8 @@ class Stage:
                     self.wrong(Wrong(f"{request} should have ended with its connection"))
                 continue
             state = "held" if request.state is HELD else "queued"
+            if state == "queued" and request.ref is not None and request.origin.quiet:  # type: ignore[union-attr]
+                continue  # nobody is told of it; `_agrees` looks at those that wait so
             if known is None or known.state != state or (state == "held" and known.fence != request.fence):
                 self.wrong(Wrong(f"{request} is {state}, and its client was told {known}"))
             elif connection in ears and request.id not in ears[connection].here:
@@ -408,8 +420,13 @@ class Stage:
         ear, table = client.ear, self.pump.manager.table
         if not client.open or client.transport.paused or client.transport.coming:
             return
-        if ear.due:
-            self.wrong(Wrong(f"never answered: {list(ear.due)[:3]}"))
+        due = [said for said in ear.due if not ear.silent_now(said)]
+        if due:
+            self.wrong(Wrong(f"never answered: {due[:3]}"))
+        silent = {said.ref for said in [*ear.silent.values(), *ear.due] if said not in due}
+        waiting = {request.ref for request in table.waiting.values() if request.origin is client.connection.session}
+        if silent - waiting:
+            self.wrong(Wrong(f"{silent - waiting} of a quiet client don't wait, and it was told nothing"))
         for id_ in ear.here:
             known = self.book.requests[id_]
             where = "held" if id_ in table.held else "queued" if id_ in table.waiting else "ended"

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from genie.testing.plan import CHOOSING, REPLICATED
+from genie.testing.plan import CHOOSING, FEATURED, REPLICATED
 
 ROOT = Path(__file__).parent.parent.parent
 SEEDS = 300
@@ -215,14 +215,14 @@ MUTANTS = [
     Mutant(
         "a resume forgets what has ended",
         "server/greeting.py",
-        "for ending in session.endings.values():\n            self.say(",
-        "for ending in ():\n            self.say(",
+        "for ending in session.unreceived():",
+        "for ending in ():",
     ),
     Mutant(
         "a resume forgets what lives",
         "server/greeting.py",
-        "for request in session.bound.values():\n            held",
-        "for request in ():\n            held",
+        "for request in session.bound.values():",
+        "for request in ():",
     ),
     Mutant(
         "what waits for a session is not stored",
@@ -242,6 +242,110 @@ MUTANTS = [
         "elif request.state is HELD and request.release_on_disconnect:",
         "elif request.state is HELD:",
     ),
+    # -- version 1 of the wire
+    Mutant(
+        "the ref of an own release is forgotten",
+        "server/dispatch.py",
+        'change = request if request.ref is None else self._remember(session, request, SUCCESS, b"")',
+        "change = request",
+        first=FEATURED,
+    ),
+    Mutant(
+        "the refs of ended requests are not stored",
+        "storage/records.py",
+        "            ref=ending.ref,",
+        "            ref=None,",
+        first=FEATURED,
+    ),
+    Mutant(
+        "the refs of living requests are not stored",
+        "storage/records.py",
+        "            change.ref,",
+        "            None,",
+        first=FEATURED,
+    ),
+    Mutant(
+        "how a request ended is not read from the store",
+        "storage/records.py",
+        "_decode_ended(line).payload.reason if line else SUCCESS",
+        "SUCCESS",
+        first=FEATURED,
+    ),
+    Mutant(
+        "notes are not stored",
+        "storage/records.py",
+        "            change.note,",
+        "            None,",
+        first=FEATURED,
+    ),
+    Mutant(
+        "the answer to a release carries the ref of the request",
+        "server/dispatch.py",
+        "out.append(released(event, now, command.ref))",
+        "out.append(released(event, now, request.ref))",
+    ),
+    Mutant(
+        "the answer to a release of another connection's request carries the ref of the request",
+        "server/telling.py",
+        "self.say(asker, replies.released(event, self.now, ref))",
+        "self.say(asker, replies.released(event, self.now, request.ref))",
+    ),
+    Mutant(
+        "a refused release does not echo its ref",
+        "server/telling.py",
+        "self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))",
+        "self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, id=event.id))",
+        first=17,
+    ),
+    Mutant(
+        "errors of a release lack its id",
+        "server/refusal.py",
+        "id_ = command.id if isinstance(command, (Release, Extend)) else None",
+        "id_ = None",
+    ),
+    Mutant(
+        "queued is sent to a quiet connection",
+        "server/telling.py",
+        "        if request.ref is None or not session.quiet:\n            self.say(session.connection, replies.queued",
+        "        if True:\n            self.say(session.connection, replies.queued",
+        first=FEATURED,
+    ),
+    Mutant(
+        "queued is sent to a quiet connection that resumes",
+        "server/greeting.py",
+        "elif request.ref is None or not session.quiet:",
+        "else:",
+        first=FEATURED,
+    ),
+    Mutant(
+        "a repeated ref of an ended request is not answered",
+        "server/dispatch.py",
+        "            self.say(connection, known.line or replies.ended(known.id, known.reason, known.ref))",
+        "            pass",
+        first=FEATURED,
+    ),
+    Mutant(
+        "bye leaves the waiting requests",
+        "server/greeting.py",
+        "        self._tell(self.manager.step(Disconnect(list(session.bound.values())), self.now), None)\n"
+        "        if session.key is not None:\n            self._end(session)",
+        "        if False:\n            pass",
+        first=FEATURED,
+    ),
+    Mutant(
+        "bye does not end the session",
+        "server/greeting.py",
+        "        if session.key is not None:\n            self._end(session)\n        else:",
+        "        if session.key is None:",
+        first=FEATURED,
+    ),
+    Mutant(
+        "commands behind a bye are answered",
+        "server/greeting.py",
+        '        self.say(connection, replies.bare("bye", bye.ref))\n        self._detach(connection)',
+        '        self.say(connection, replies.bare("bye", bye.ref))',
+        first=FEATURED,
+    ),
     # -- the lock manager
     Mutant(
         "a lock times out a little early",
@@ -252,8 +356,8 @@ MUTANTS = [
     Mutant(
         "a queue times out a little early",
         "core/manager.py",
-        "request.deadline = ceil(now + request.queue_timeout_ms)",
-        "request.deadline = ceil(now + request.queue_timeout_ms - 5)",
+        "else ceil(now + timeout_ms)",
+        "else ceil(now + timeout_ms - 5)",
     ),
     Mutant(
         "a restart makes time pass",

@@ -25,6 +25,11 @@ class Conversation:
     session: str | None = None
     welcomed: bool = False
     timeout_ms: float = 0.0
+    quiet: bool = False
+    life: tuple[str | int, int] = ("", 0)
+    """What knows the refs: the session and how many there were before by the same secret, or this connection."""
+    bye_sent_at: float | None = None
+    bye_answered: bool = False
     client_left: float | None = None
     server_left: float | None = None
 
@@ -44,6 +49,8 @@ class Case:
     payload: Message
     said_at: float
     conversation: Conversation
+    life: tuple[str | int, int]
+    """That of the conversation in which it was heard of first."""
     queued_at: float | None = None
     locked_at: float | None = None
     """Told for the first time."""
@@ -102,8 +109,14 @@ class Facts:
         """By conversation and `ref`, what was said there last, and when."""
         self.cases: dict[int, Case] = {}
         self.by_ref: dict[tuple[str, str], int] = {}
-        self.releases: dict[int, float] = {}
-        """When the first release of an id was said."""
+        self._releases: dict[int, float] = {}
+        """When the first release of an id was sent."""
+        self._releases_by_ref: dict[tuple[str, str], float] = {}
+        """When the first release without an id was sent, by client and ref of the request."""
+        self._sessions: dict[str, int] = {}
+        """How many sessions there were by each secret."""
+        self._stored_ids: set[int] = set()
+        """Requests that were ever in the store."""
         self.extends: dict[int, list[tuple[float, float]]] = {}
         self.known: dict[int, Message] = {}
         """The records of the store."""
@@ -113,6 +126,7 @@ class Facts:
         """When the server that stores now began to."""
         self.leader = ""
         """Which that is."""
+        self._epoch = 0
         self.began_at = 0.0
         """When it began to, where it may have before and may have forgotten what was not stored."""
         self.forgotten_below = 0
@@ -128,11 +142,22 @@ class Facts:
         """Whether the store has forgotten a request, or the last of it, with all who knew of that."""
         return id < self.forgotten_below or self._tainted.get(id, INFINITE) <= self.now
 
+    def release_sent_at(self, id: int) -> float:
+        """When somebody first sent a release of a request; `INFINITE` if nobody did."""
+        case = self.cases.get(id)
+        if case is not None:
+            found = [self._releases_by_ref.get((case.client, case.payload["ref"]))]
+        else:  # its client was not told yet, so only its ref in the store is known
+            ref = self.known.get(id, {}).get("ref")
+            found = [at for (_, named), at in self._releases_by_ref.items() if named == ref]
+        return min(at for at in (*found, self._releases.get(id), INFINITE) if at is not None)
+
     def see(self, entry: Entry) -> None:
         """Take in what happened."""
         match entry.kind:
             case history.OPEN:
-                self.conversations[entry.connection] = Conversation(entry.connection, entry.who, entry.what, entry.at)
+                number = entry.connection
+                self.conversations[number] = Conversation(number, entry.who, entry.what, entry.at, life=(number, 0))
             case history.LEFT:
                 self._left(entry)
             case history.SAY:
@@ -159,21 +184,26 @@ class Facts:
         if command == "request":
             self.asked.setdefault((conversation.client, payload["ref"]), (payload, entry.at, conversation))
             self._said_here[conversation.number, payload["ref"]] = payload, entry.at
+        elif command == "release" and "id" in payload:
+            self._releases.setdefault(payload["id"], entry.at)
         elif command == "release":
-            self.releases.setdefault(payload["id"], entry.at)
+            self._releases_by_ref.setdefault((conversation.client, payload["ref"]), entry.at)
+        elif command == "bye":
+            conversation.bye_sent_at = entry.at
         elif command == "extend":
             self.extends.setdefault(payload["id"], []).append((entry.at, payload["transactionTimeout"]))
         elif command == "hello":
             conversation.session = payload.get("session")
             conversation.timeout_ms = payload.get("sessionTimeout", 10_000)
+            conversation.quiet = payload.get("quiet", False)
 
     def _told(self, entry: Entry) -> None:
         command, payload = entry.what["command"], entry.what["payload"]
         conversation = self.conversations[entry.connection]
         if command == "welcome":
-            conversation.welcomed = True
-            if payload["resumed"]:
-                self.at_resume[conversation.number] = entry.at
+            self._welcomed(conversation, payload["resumed"], entry.at)
+        elif command == "bye":
+            conversation.bye_answered = True
         case = self.case(entry)
         if case is None:
             return
@@ -184,6 +214,15 @@ class Facts:
             case.locked_at, case.fence, case.taken = entry.at, payload["fence"], payload.get("resources", [])
         elif command == "released" and case.ended_at is None:
             case.ended_at, case.reason = entry.at, payload["reason"]
+
+    def _welcomed(self, conversation: Conversation, resumed: bool, at: float) -> None:
+        conversation.welcomed = True
+        if resumed:
+            self.at_resume[conversation.number] = at
+        elif conversation.session is not None:
+            self._sessions[conversation.session] = self._sessions.get(conversation.session, 0) + 1
+        if conversation.session is not None:
+            conversation.life = conversation.session, self._sessions.get(conversation.session, 0)
 
     def case(self, entry: Entry) -> Case | None:
         """The request that a message to the client that made it is about."""
@@ -202,21 +241,23 @@ class Facts:
         asked, said_at, where = self.asked[key]
         if key in self.by_ref:
             here = conversation.number, str(ref)
-            if here not in self._said_here or not self._new_again(self.by_ref[key], conversation):
+            if here not in self._said_here or not self.may_be_new(self.by_ref[key], conversation):
                 return None
             (asked, said_at), where = self._said_here[here], conversation
         self.by_ref[key] = id_
-        case = self.cases[id_] = Case(id_, conversation.client, asked, said_at, where)
+        case = self.cases[id_] = Case(id_, conversation.client, asked, said_at, where, conversation.life)
         return case
 
-    def _new_again(self, before: int, conversation: Conversation) -> bool:
-        """Whether a request that is said again is a new one: its session is gone, or all was forgotten; or it ended as it
-        came, so that it was never stored, and the server is another.
+    def may_be_new(self, before: int, conversation: Conversation) -> bool:
+        """Whether a ref that a request had before may make another one: its session is gone, or all was forgotten; or it
+        ended in the batch in which it arrived, so that it was never stored, and the server is another.
         """
         case = self.cases[before]
-        if case.ended_at is not None and case.queued_at == case.ended_at:
+        if self.exempt(before) or case.life != conversation.life:
+            return True
+        if case.ended_at is not None and before not in self._stored_ids:
             return case.conversation.server != conversation.server or case.ended_at < self.began_at
-        return self.exempt(before) or conversation.number not in self.at_resume
+        return False
 
     def _heard(self, entry: Entry) -> None:
         case = self.case(entry)
@@ -227,13 +268,14 @@ class Facts:
         self.next_id = change.counters[2]
         if entry.who != self.leader:
             self.leader, self.led_since = entry.who, entry.at
-        if change.place is not None and change.place.begins:
-            self.began_at = entry.at
+        if change.epoch != self._epoch or (change.place is not None and change.place.begins):
+            self.began_at, self._epoch = entry.at, change.epoch
         if change.forgotten:
             self.forgotten_below = max([self.forgotten_below, *self.cases, *self.known, *self.holds]) + 1
         for id_ in change.gone:
             self.known.pop(id_, None)
             self._gone(id_, entry.at)
+        self._stored_ids.update(change.written)
         for id_, record in change.written.items():
             self.known[id_] = record
             if record.get("state") == "ended":

@@ -69,7 +69,7 @@ class Holds(Judge):
 
     def _reasoned(self, id: int, record: Message, entry: Entry) -> None:
         facts = self.facts
-        if facts.releases.get(id, entry.at + 1) <= entry.at:
+        if facts.release_sent_at(id) <= entry.at:
             return
         hold = facts.holds.get(id)
         if record.get("state") == "queued":
@@ -94,14 +94,17 @@ class Holds(Judge):
 
     def _alone(self, id: int, record: Message, entry: Entry) -> bool:
         """Whether its connection has ended or, with a session, all that session's connections did long enough ago."""
-        case = self.facts.cases.get(id)
+        facts, case = self.facts, self.facts.cases.get(id)
         if case is None:
             return True  # nobody was told of it, so its connection ended
         if case.conversation.session is None or record.get("session") is None:
-            return case.conversation.left is not None or case.conversation.server != entry.who
+            where = case.conversation
+            return where.left is not None or where.server != entry.who or where.bye_sent_at is not None
+        if any(one.life == case.life and one.bye_sent_at is not None for one in facts.conversations.values()):
+            return True
         return all(
             self._over(conversation, entry)
-            for conversation in self.facts.conversations.values()
+            for conversation in facts.conversations.values()
             if conversation.session == case.conversation.session and conversation.welcomed
         )
 

@@ -41,7 +41,7 @@ class Turns(Judge):
         waits = [
             (case, case.modes, facts.holds.get(case.id))
             for case in facts.cases.values()
-            if not facts.exempt(case.id) and case.queued_at is not None
+            if not facts.exempt(case.id) and (case.queued_at is not None or case.conversation.quiet)
         ]
         waits.sort(key=lambda wait: wait[0].id)
         for place, (first, its_modes, its_hold) in enumerate(waits):
@@ -50,7 +50,7 @@ class Turns(Judge):
                     continue
                 if _priority(first) >= _priority(second):
                     self._in_turn(first, its_hold, second, other_hold, since=None)
-                else:
+                elif second.queued_at is not None:
                     self._in_turn(second, other_hold, first, its_hold, since=second.queued_at)
 
     def _in_turn(

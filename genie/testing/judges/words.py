@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genie.testing.history import SAY, TELL, Entry
+from genie.testing.history import SAY, TELL, Entry, Message
 from genie.testing.judges.facts import LATE_S, Case, Conversation, Facts, Judge, modes, stored_modes
 
 
@@ -14,10 +14,16 @@ class Words(Judge):
         self._told: dict[tuple[int, int], list[str]] = {}
         """What was told of an id in a conversation."""
         self._asks: dict[tuple[int, int], int] = {}
-        """How many releases and extensions of an id were said in a conversation."""
+        """How many releases (by id) and extensions of an id were said in a conversation."""
+        self._asks_by_ref: dict[tuple[int, str], int] = {}
+        """How many releases by a ref were said in a conversation."""
+        self._ended_by_bye: dict[str, int] = {}
+        """Sessions whose `bye` was answered, until another one begins with the same secret; and below which id the store
+        had forgotten everything by then.
+        """
         self._repeats: dict[tuple[int, str], int] = {}
         self._unstored: dict[int, float] = {}
-        """Told as locked or queued, but not stored: it must be told as released in the same moment."""
+        """Told as locked or queued, but not stored as that: it must be told as released in the same moment."""
         self._resumed: dict[int, tuple[float, set[int]]] = {}
         """Conversations that have just been resumed, and the ids that were mentioned in that moment."""
 
@@ -36,14 +42,20 @@ class Words(Judge):
         self._check_resumed(float("inf"))
         for case in self.facts.cases.values():
             self._end(case)
+        for conversation in self.facts.conversations.values():
+            if conversation.bye_answered and conversation.server_left is None and conversation.client_left is None:
+                self.facts.blame(float("inf"), f"bye was answered on {conversation.number}, which goes on")
 
     # -- inside -------------------------------------------------------------------------------------------
 
     def _said(self, entry: Entry) -> None:
         command, payload = entry.what["command"], entry.what["payload"]
-        if command in ("release", "extend"):
+        if command in ("release", "extend") and "id" in payload:
             key = entry.connection, payload["id"]
             self._asks[key] = self._asks.get(key, 0) + 1
+        elif command == "release":
+            key = entry.connection, payload["ref"]
+            self._asks_by_ref[key] = self._asks_by_ref.get(key, 0) + 1
         elif command == "request":
             key = entry.connection, payload["ref"]
             self._repeats[key] = self._repeats.get(key, -1) + 1
@@ -52,9 +64,15 @@ class Words(Judge):
         command, payload = entry.what["command"], entry.what["payload"]
         if command != "error" and self.facts.leader not in ("", entry.who):
             self.facts.blame(entry.at, f"{entry.who} says {command}, and {self.facts.leader} leads")
-        if command == "welcome" and payload["resumed"]:
-            self._resumed[entry.connection] = entry.at, set()
-            return
+        if self.facts.conversations[entry.connection].bye_answered:
+            self.facts.blame(entry.at, f"{command} is told behind bye on {entry.connection}")
+        if command == "welcome":
+            self._welcome(entry)
+        elif command == "bye":
+            self._bye(entry)
+        elif command == "inspected":
+            for row in [*payload["holders"], *payload["queue"]]:
+                self._note(row, entry)
         if command not in ("queued", "locked", "released"):
             return
         id_ = payload["id"]
@@ -67,12 +85,45 @@ class Words(Judge):
         getattr(self, f"_{command}")(entry, case, told)
         told.append(command)
 
+    def _welcome(self, entry: Entry) -> None:
+        facts, payload = self.facts, entry.what["payload"]
+        session = facts.conversations[entry.connection].session
+        if payload["resumed"]:
+            self._resumed[entry.connection] = entry.at, set()
+            if session is not None and self._ended_by_bye.get(session) == facts.forgotten_below:
+                facts.blame(entry.at, f"the session of {entry.connection} goes on, and its bye was answered")
+        elif session is not None:
+            self._ended_by_bye.pop(session, None)
+
+    def _bye(self, entry: Entry) -> None:
+        """Nothing of the session waits any more, and nothing is held that was to end with it."""
+        facts, conversation = self.facts, self.facts.conversations[entry.connection]
+        if conversation.session is not None:
+            self._ended_by_bye[conversation.session] = facts.forgotten_below
+        for case in facts.cases.values():
+            if case.life != conversation.life or case.ended_at is not None or facts.exempt(case.id):
+                continue
+            if case.locked_at is None or case.payload.get("onDisconnect") == "release":
+                facts.blame(entry.at, f"{case.id} goes on, and the bye of its session was answered")
+        for id_, record in facts.known.items():
+            asked = (conversation.client, record.get("ref")) in facts.asked
+            if asked and record.get("state") == "queued" and not facts.exempt(id_):
+                facts.blame(entry.at, f"{id_} waits in the store, and the bye of its session was answered")
+
+    def _note(self, row: Message, entry: Entry) -> None:
+        """Whether a row about a request has the `note` that its maker gave it."""
+        case = self.facts.cases.get(row["id"])
+        if case is not None and not self.facts.exempt(case.id) and row.get("note") != case.payload.get("note"):
+            self.facts.blame(entry.at, f"{case.id} has the note {case.payload.get('note')}, and is shown as {row}")
+
     def _queued(self, entry: Entry, case: Case | None, told: list[str]) -> None:
         id_, at = entry.what["payload"]["id"], entry.at
         if case is None:
             self.facts.blame(at, f"{id_} is told as queued to {entry.connection}, where nobody asked for it")
             return
         conversation = self.facts.conversations[entry.connection]
+        if conversation.quiet and "ref" in entry.what["payload"]:
+            self.facts.blame(at, f"{id_} is told as queued to {entry.connection}, which is quiet")
         again = told.count("queued") - self._again(entry.connection, case)
         if again > 0:
             self.facts.blame(at, f"{id_} is told as queued twice")
@@ -82,7 +133,8 @@ class Words(Judge):
             self.facts.blame(at, f"{id_} is told as queued after its end")
         if id_ >= self.facts.next_id:
             self.facts.blame(at, f"{id_} is told, and the store may give it again")
-        if conversation.session is not None and conversation.welcomed and id_ not in self.facts.known:
+        unstored = conversation.session is not None and conversation.welcomed and id_ not in self.facts.known
+        if unstored or case.ended_at is not None:
             self._unstored[id_] = at
 
     def _locked(self, entry: Entry, case: Case | None, told: list[str]) -> None:
@@ -95,7 +147,8 @@ class Words(Judge):
             self.facts.blame(at, f"{id_} is told as locked after its end")
         if told.count("locked") > self._again(entry.connection, case):
             self.facts.blame(at, f"{id_} is told as locked twice")
-        if not told and entry.connection not in self.facts.at_resume:
+        quiet = self.facts.conversations[entry.connection].quiet
+        if not told and entry.connection not in self.facts.at_resume and not quiet:
             self.facts.blame(at, f"{id_} is told as locked before queued")
         if case.fence and case.fence != payload["fence"]:
             self.facts.blame(at, f"{id_} has fence {payload['fence']}, and had {case.fence}")
@@ -114,8 +167,9 @@ class Words(Judge):
         if "anyOf" not in asked or "resources" not in payload:
             return
         took = payload["resources"]
-        worth = dict(zip(modes(asked["anyOf"]), asked.get("weights") or [1] * len(asked["anyOf"]), strict=True))
-        if not took or not set(took) <= worth.keys() or sum(worth[name] for name in took) < asked["target"]:
+        weights = [int(weight) for weight in asked.get("weights") or [1] * len(asked["anyOf"])]
+        worth = dict(zip(modes(asked["anyOf"]), weights, strict=True))
+        if not took or not set(took) <= worth.keys() or sum(worth[name] for name in took) < int(asked["target"]):
             self.facts.blame(at, f"{case.id} wanted {asked['target']} of {worth}, and took {took}")
         record = self.facts.known.get(case.id, {})
         if "fence" in record and stored_modes(record) != {name: modes(asked["anyOf"])[name] for name in took}:
@@ -130,21 +184,25 @@ class Words(Judge):
             self.facts.blame(at, f"{id_} is told as released ({reason}), and the store holds it: {record}")
         asks = self._asks.get((entry.connection, id_), 0)
         count = told.count("released") + 1
+        for blocker in payload.get("blockers", ()):
+            self._note(blocker, entry)
         if case is None:
             if count > asks:
                 self.facts.blame(at, f"{id_} is told as released where nobody asked about it")
             return
+        asks += self._asks_by_ref.get((entry.connection, case.payload["ref"]), 0)
         if count > asks + 1 + self._again(entry.connection, case):
             self.facts.blame(at, f"{id_} is told as released {count} times, and it was asked for {asks} times")
-        if not told and entry.connection not in self.facts.at_resume and not asks:
+        quiet = self.facts.conversations[entry.connection].quiet
+        if not told and entry.connection not in self.facts.at_resume and not asks and not quiet:
             self.facts.blame(at, f"{id_} is told as released before queued")
         if case.ended_at is not None and case.reason != reason:
             self.facts.blame(at, f"{id_} is told as released by {reason}, and was by {case.reason}")
         if case.ended_at is None:
-            self._first_end(case, reason, at)
+            self._first_end(case, payload, at)
 
-    def _first_end(self, case: Case, reason: str, at: float) -> None:  # noqa: C901 - one branch for each reason
-        facts = self.facts
+    def _first_end(self, case: Case, payload: Message, at: float) -> None:  # noqa: C901 - one branch for each reason
+        facts, reason = self.facts, payload["reason"]
         if reason == "queue-timeout":
             due = case.said_at + case.payload.get("queueTimeout", 10_000) / 1000
             if at + 1e-6 < due:
@@ -156,17 +214,29 @@ class Words(Judge):
             if hold is not None and at + LATE_S < hold.not_before:
                 facts.blame(at, f"{case.id} timed out {hold.not_before - at:.6f} s too early")
         elif reason == "success":
-            if facts.releases.get(case.id, at + 1) > at:
+            if facts.release_sent_at(case.id) > at:
                 facts.blame(at, f"{case.id} was released, and nobody asked for that")
         elif reason == "disconnected":
             where = case.conversation
-            if where.left is None and where.session is None and where.server == facts.leader:
+            goes_on = where.left is None and where.bye_sent_at is None
+            if goes_on and where.session is None and where.server == facts.leader:
                 facts.blame(at, f"{case.id} ended with its connection, which goes on")
         elif reason == "insufficient":
-            if "anyOf" not in case.payload or case.id in facts.holds:
-                facts.blame(at, f"{case.id} got too little, and did not choose, or was held")
+            self._insufficient(case, payload, at)
         elif reason != "deadlock":
             facts.blame(at, f"{case.id} ended for the unknown reason {reason}")
+
+    def _insufficient(self, case: Case, payload: Message, at: float) -> None:
+        """The sums are strings where the target was one, and too little is free."""
+        if "anyOf" not in case.payload or case.id in self.facts.holds:
+            self.facts.blame(at, f"{case.id} got too little, and did not choose, or was held")
+        if "anyOf" not in case.payload or "free" not in payload:
+            return  # or it is told again, with nothing but the reason
+        target = case.payload["target"]
+        if type(payload["free"]) is not type(target) or type(payload["locked"]) is not type(target):
+            self.facts.blame(at, f"{case.id} asked for {target!r}, and got {payload}")
+        elif int(payload["free"]) >= int(target):
+            self.facts.blame(at, f"{case.id} asked for {target}, and {payload['free']} were free")
 
     def _again(self, connection: int, case: Case) -> int:
         """How often something may be told again in a conversation, because it was asked again or resumed."""
@@ -179,7 +249,7 @@ class Words(Judge):
             if told_at < at:
                 del self._unstored[id_]
                 if not self.facts.exempt(id_):
-                    self.facts.blame(told_at, f"{id_} was told, and the store does not have it")
+                    self.facts.blame(told_at, f"{id_} was told, and the store does not have it so")
 
     def _check_resumed(self, at: float) -> None:
         for number, (resumed_at, mentioned) in list(self._resumed.items()):
@@ -196,9 +266,10 @@ class Words(Judge):
             if case.conversation.session != conversation.session:
                 continue
             record = facts.known.get(case.id)
-            if record is not None and record.get("session") is not None and record.get("state") != "ended":
+            left_out = {"ended", "queued"} if conversation.quiet else {"ended"}
+            if record is not None and record.get("session") is not None and record.get("state") not in left_out:
                 facts.blame(at, f"{case.id} lives, and the resume of its session did not mention it")
-            elif record is not None and record.get("state") == "ended" and not case.heard_end:
+            elif record is not None and record.get("line") and not case.heard_end:
                 facts.blame(at, f"{case.id} ended unheard, and the resume of its session did not mention it")
 
     def _end(self, case: Case) -> None:

@@ -61,6 +61,14 @@ def test_a_deadline_is_never_early(driver: Driver) -> None:
     assert driver.at(11) == [("released", 1, "transaction-timeout")]
 
 
+def test_the_largest_queue_timeout_is_no_limit_also_after_a_restart(driver: Driver) -> None:
+    driver.request("A", transaction_timeout_ms=2_147_483_647)
+    driver.request("A", queue_timeout_ms=2_147_483_647)
+    driver.reload()
+    assert driver.at(2_147_483_646) == []
+    assert driver.at(2_147_483_647) == [("released", 1, "transaction-timeout"), ("locked", 2)]
+
+
 def test_expiry_is_bounded_by_step(driver: Driver) -> None:
     for number in range(10):
         driver.request(f"{number}", transaction_timeout_ms=5)

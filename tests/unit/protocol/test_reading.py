@@ -93,7 +93,7 @@ def test_what_is_refused_is_explained_and_nothing_else(message: dict[str, Any]) 
         command not in fields.COMMANDS
         or type(payload) is not dict
         or not message.keys() <= {"command", "payload"}
-        or fields._first_wrong(command, payload) is not None
+        or fields.wrong(command, payload) is not None
     )
     rejected = None
     try:
@@ -326,3 +326,17 @@ def test_what_is_no_namespace_is_named(command: str, wrong: object) -> None:
 def test_a_hello_is_recognized_whatever_is_wrong_with_it(said: bytes, expected: object) -> None:
     hello = commands.read_hello(said)
     assert (hello.code if isinstance(hello, RequestRejected) else hello) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"command":"request","command":"release","payload":{"id":7}}',
+        b'{"command":"release","payload":{"x":1},"payload":{"id":7}}',
+        b'{"command":"release","payload":{"id":"x","id":7}}',
+    ],
+)
+def test_of_a_key_given_twice_the_last_one_counts_whatever_is_wrong_with_the_first(line: bytes) -> None:
+    assert commands.read(line) == Release(7)
+    with pytest.raises(RequestRejected, match="unknown field 'x'"):
+        commands.read(line.replace(b"}}", b'},"x":2}'))

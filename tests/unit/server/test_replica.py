@@ -203,3 +203,36 @@ def test_a_hello_that_comes_too_late_takes_nothing() -> None:
     desk.take(late, iter([line("request", resources=["exclusive:a"]), HANGUP]))  # type: ignore[arg-type]
     assert living.session.connection is living
     assert not desk.manager.table.held
+
+
+def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
+    """A release by `ref` repeats it, and so does a request with the same `ref`."""
+    desk, other, peer = Dispatch(LockManager(), Settings(), Stats()), Peer(), Peer()
+    wait = line("request", resources=["exclusive:a"], queueTimeout=5, ref="1")
+    desk.take(other, iter([line("request", resources=["exclusive:a"])]))  # type: ignore[arg-type]
+    desk.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
+    desk.take(peer, iter([wait]))  # type: ignore[arg-type]
+    desk.now = 6
+    desk.expire()
+    reader = Reader()
+    stored = [reader.read(id_, encode(change)) for id_, change in desk.whole(100).changes.items() if change is not None]
+    again, peer = Dispatch(LockManager(), Settings(), Stats()), Peer()
+    again.recover([ending for ending in stored if isinstance(ending, Ending)])
+    again.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
+    again.take(peer, iter([wait, line("release", ref="1")]))  # type: ignore[arg-type]
+    assert [b'"queue-timeout"' in line for line in peer.out[-2:]] == [True, True]
+    assert peer.out[-1] == b'{"command":"released","payload":{"id":2,"reason":"queue-timeout","ref":"1"}}\n'
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_connection_that_is_gone_remembers_no_endings(durable: bool) -> None:
+    """Session and ending would refer to each other, and nothing would free them."""
+    desk, peer = Dispatch(LockManager(), Settings(), Stats(), durable), Peer()
+    desk.take(peer, iter([line("request", resources=["exclusive:a"], transactionTimeout=5, ref="1")]))  # type: ignore[arg-type]
+    peer.closed = True
+    desk.take(peer, iter([HANGUP]))  # type: ignore[arg-type]
+    desk.now = 6
+    desk.expire()
+    assert not desk.manager.table.held
+    assert peer.session.endings is None
+    assert peer.session.known("1") is None
