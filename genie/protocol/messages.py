@@ -162,6 +162,7 @@ class InspectedRows(Struct):
     holdersTotal: int  # noqa: N815
     queue: list[InspectedRow]
     queueTotal: int  # noqa: N815
+    ref: str | None = None
 
 
 class HeldRow(Struct, gc=False):
@@ -190,7 +191,13 @@ class Watching(Struct, tag="watching", tag_field="command"):
 class Unwatched(Struct, tag="unwatched", tag_field="command"):
     """`unwatched`"""
 
-    payload: Answer
+    class Payload(Struct):
+        """Its payload."""
+
+        prefix: str = ""
+        ref: str | None = None
+
+    payload: Payload
 
 
 class Event(Struct, tag="event", tag_field="command", gc=False):
@@ -219,6 +226,7 @@ class Error(Struct, tag="error", tag_field="command"):
         ref: str | None = None
         id: int | None = None
         leader: str | None = None
+        supported: list[int] | None = None
 
     payload: Payload
 

@@ -20,8 +20,8 @@ named one. `leader` comes with `unavailable`, `supported` with `unsupported-prot
 
 def schema() -> dict[str, Any]:
     """Return the schema: `$defs/command` is a line of a client, `$defs/message` a line of a server."""
-    (command, message), components = msgspec.json.schema_components(
-        [commands.Line, messages.Message], ref_template="#/$defs/{name}"
+    (command, message, rows), components = msgspec.json.schema_components(
+        [commands.Line, messages.Message, messages.InspectedRows], ref_template="#/$defs/{name}"
     )
     definitions: dict[str, Any] = _renamed({"command": command, "message": message, **components})
     definitions["RequestPayload"]["oneOf"] = [
@@ -29,6 +29,7 @@ def schema() -> dict[str, Any]:
         _needs("anyOf", "target", without=("resources",)),
     ]
     definitions["ReleasePayload"]["anyOf"] = [_needs("id"), _needs("ref")]
+    definitions["Inspected"]["properties"]["payload"] = rows
     definitions["ErrorPayload"]["description"] = _ERROR
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
