@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any
 
 from genie.client.calls import BYE_TIMEOUT_S, Bye, Call, Release, Request
 from genie.client.sync_wire import Wire, settle
@@ -105,20 +105,22 @@ class Link(Wire):
         """
         with self._changed:
             self.check_open()
-            release.waiter = Future()
+            waiter: Future[str] = Future()
+            release.waiter = waiter
             self._core.send(release, time.monotonic())
             self._write()
-        return self._finish(release)
+        return self._finish(release, waiter)
 
     def leave(self, request: Request, *, wait: bool) -> str | None:
         """The same for a lock or a waiting request, if it has not ended, with or without waiting for the answer."""
         with self._changed:
             self.check_open()
             release = self._core.leave(request, time.monotonic())
+            waiter: Future[str] = Future()
             if release is not None and wait:
-                release.waiter = Future()
+                release.waiter = waiter
             self._write()
-        return None if release is None or not wait else self._finish(release)
+        return None if release is None or not wait else self._finish(release, waiter)
 
     def begin(self, watch: Watch) -> None:
         """Let the server tell what is watched, before anybody waits for it."""
@@ -203,8 +205,8 @@ class Link(Wire):
         self._write()
         return waiter
 
-    def _finish(self, release: Release) -> str:
-        waiter = cast("Future[str]", release.waiter)
+    def _finish(self, release: Release, waiter: Future[str]) -> str:
+        """Wait for the answer. It may be there already, and then the reader thread has taken the waiter from `release`."""
         try:
             return waiter.result(self._connect_timeout)
         except TimeoutError:

@@ -20,6 +20,7 @@ from genie import (
     sync,
 )
 from genie.client.sync import Lock
+from genie.client.sync_link import Link
 from ports import free_port
 from servers import WAIT_S, Genie
 
@@ -54,6 +55,23 @@ def shorten(lock: Lock) -> None:
     """Let a lock time out while its block runs, which a short timeout from the start can't be relied upon to do."""
     with suppress(LockLost):
         lock.extend(0.001)
+
+
+def test_the_answer_to_a_release_may_come_before_its_thread_waits_for_it(client, monkeypatch):
+    """The reader thread runs whenever it likes, also between the sending of a release and the wait for its answer."""
+    finish = Link._finish
+
+    def late(link, release, *more):
+        end = time.monotonic() + WAIT_S
+        while release.waiter is not None and time.monotonic() < end:
+            time.sleep(0)
+        return finish(link, release, *more)
+
+    monkeypatch.setattr(Link, "_finish", late)
+    client.acquire("sync/late").release()
+    id_ = client.acquire("sync/late").id
+    client.release(id_)
+    until_free(client, "sync/late")
 
 
 def test_a_lock_is_held_in_the_block_and_free_behind_it(client, other):
