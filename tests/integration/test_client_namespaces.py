@@ -15,7 +15,7 @@ import pytest
 
 from clocks import LONG_S, skip
 from commands import genie_cli
-from fake import PONG, Fake, Line, error, fake_server, locked, queued
+from fake import PONG, Fake, Line, error, fake_server, locked
 from genie import RequestRejected, Unavailable, connect, sync
 from genie.client import reach
 from genie.client.servers import Servers
@@ -132,14 +132,13 @@ async def test_who_waits_is_not_asked_for_in_another_namespace_after_a_lost_conn
     first.namespace = None
     waiting = asyncio.create_task(asyncio.to_thread(work) if threads else wait())
     line = await first.accept()
-    ref = (await line.expect("request"))["ref"]
-    line.say(queued(ref))
-    first.last_words = [queued(ref)]
+    asked = await line.expect("request")
     line.cut()
     line = await second.accept()
-    assert await line.reader.read() == b"", "it leaves a server of another namespace without a word"
+    assert await line.rest() == [], "it leaves a server of another namespace without a word"
     line = await first.accept()
-    line.say(locked(ref))
+    assert await line.expect("request") == asked
+    line.say(locked(asked["ref"]))
     assert await waiting == 101
 
 
