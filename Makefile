@@ -1,16 +1,20 @@
-# Everything that is needed is made here: `make serve` and `make test` work on a fresh checkout.
+# Everything that is needed is made here: `make serve`, `make check` and `make test` work on a fresh checkout.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test lint format soak soak-worlds soak-faults mutants fuzz bench peers compiled clean
+.PHONY: serve check test lint format soak soak-worlds soak-tests soak-faults mutants fuzz bench peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
 
-# Most tests wait for processes to start: two at a time take little more than half the time. In their order, which
+# Before a commit: format, lint, types and the tests that start no server. Needs nothing but Python.
+check: $(VENV)/.tested lint
+	$(BIN)/python -m pytest --no-servers
+
+# Everything. Most tests wait for processes: two at a time take little more than half the time. In their order, which
 # has the quick ones last: else one long file would be left over to the end.
-test: $(VENV)/.tested redis postgres mariadb chromium lint
+test: announcement $(VENV)/.tested redis postgres mariadb chromium lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.tested
@@ -23,13 +27,17 @@ format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The long form of what the tests do in short: simulated worlds, then real faults on real processes
-# (docs/reliability.md). WORLDS and FAULTS are passed on: make soak WORLDS="--seconds 3600" FAULTS="--seconds 3600"
-WORLDS ?= --seeds 1000
-soak: soak-worlds soak-faults
+# The long form of what the tests do in short: simulated worlds of every kind, the random searches of the tests with many
+# random inputs, the fuzzers, then real faults on real processes (docs/reliability.md). WORLDS and FAULTS are passed on:
+# make soak WORLDS="--seconds 3600" FAULTS="--seconds 3600"
+WORLDS ?= --seeds 1500
+soak: soak-worlds soak-tests fuzz soak-faults
 
 soak-worlds: $(VENV)/.tested
 	$(BIN)/python -m genie.testing.soak $(WORLDS)
+
+soak-tests: $(VENV)/.tested
+	GENIE_TESTS_SOAK=1 $(BIN)/python -m pytest -n 2 -m "soak or hypothesis"
 
 soak-faults: $(VENV)/.tested redis
 	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
@@ -93,6 +101,18 @@ define server
 	  fi; }
 	@$(1) || { echo "The tests need $(3)"; exit 1; }
 endef
+
+# Says beforehand what takes long, and what is installed without asking.
+MISSING = $(strip $(if $(shell command -v redis-server),,redis-server) \
+  $(if $(shell command -v postgres || ls /usr/lib/postgresql/*/bin/postgres 2>/dev/null),,postgresql) \
+  $(if $(shell command -v mariadbd || ls /usr/sbin/mariadbd /usr/libexec/mariadbd 2>/dev/null),,mariadb-server) \
+  $(if $(shell command -v chromium),,chromium) $(if $(shell command -v chromedriver),,chromium-driver))
+
+.PHONY: announcement
+announcement:
+	@echo "make test takes about five minutes on two quiet processors. (make check: half a minute, without servers.)"
+	@$(if $(wildcard $(VENV)/.tested),,echo "It installs Python packages into $(VENV).";) \
+	  $(if $(MISSING),echo "It installs with apt-get where it may (as root or by sudo): $(MISSING).",:)
 
 .PHONY: redis postgres mariadb chromium
 redis:

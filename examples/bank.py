@@ -4,6 +4,7 @@ Many processes move money between the accounts of one SQLite file, each by readi
 and writing them back in statements of their own: nothing but the locks keeps them apart. At the end the sum of all
 balances must be what it was.
 
+    pip install 'genie-lock[sql]'
     genie serve &
     python examples/bank.py                   # the sum is kept
     python examples/bank.py --without-locks   # the same clerks, the same work, and a sum that is wrong
@@ -11,8 +12,8 @@ balances must be what it was.
 Three kinds of clerks show three ways to work with Genie. Some ask for both accounts in one request, the way that can't
 deadlock. Some ask for the second account when they hold the first, and name their transaction: when two of them wait
 for each other one gets `Deadlock`, has written nothing yet, and starts over. And some fall asleep now and then between
-their two writes, for longer than their transaction timeout: their lock is lost with half a transfer done. `read`,
-`write` and `take_back` say what makes that safe.
+their two writes, for longer than their transaction timeout: their lock is lost with half a transfer done. Fences make
+that safe (see `change`), and `take_back` undoes the half.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import math
 import multiprocessing
 import random
 import signal
-import sqlite3
 import sys
 import tempfile
 import time
@@ -35,7 +35,10 @@ from pathlib import Path
 from threading import BrokenBarrierError
 from typing import TypeAlias
 
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, create_engine, func, insert, select
+
 import genie
+from genie.sql import FencedTable
 
 OPENING_BALANCE = 1_000_000  # cents
 LARGEST_TRANSFER = 10_000
@@ -49,41 +52,27 @@ Change: TypeAlias = tuple[int, int]  # an account, and what is added to its bala
 Fences: TypeAlias = dict[int, int]  # for each account, the fence of the lock under which it is changed
 Counts: TypeAlias = "Array[c_longlong]"  # shared memory: the numbers of COUNTED for each clerk
 
+TABLE = Table(
+    "accounts",
+    MetaData(),
+    Column("id", Integer, primary_key=True),
+    Column("balance", Integer, nullable=False),
+    Column("fence", BigInteger),  # the greatest fence with which the account was read or written
+)
+ACCOUNTS = FencedTable(TABLE)
 
-def open_store(path: Path) -> sqlite3.Connection:
-    """Every statement commits by itself (there is no isolation level), and waits where the file is busy."""
-    store = sqlite3.connect(path, isolation_level=None, timeout=60)
-    store.execute("PRAGMA journal_mode = WAL")
-    store.execute("PRAGMA synchronous = OFF")
+
+def open_store(path: Path) -> Connection:
+    """Each statement is a transaction of its own, and waits while another process writes to the file."""
+    store = create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT", connect_args={"timeout": 60}).connect()
+    store.exec_driver_sql("PRAGMA journal_mode = WAL")
+    store.exec_driver_sql("PRAGMA synchronous = OFF")
     return store
 
 
-def total(store: sqlite3.Connection) -> int:
+def total(store: Connection) -> int:
     """The sum of all balances."""
-    return int(store.execute("SELECT sum(balance) FROM accounts").fetchone()[0])
-
-
-class LateWrite(Exception):
-    """The store refused a write: somebody with a newer lock has this account now."""
-
-
-def read(store: sqlite3.Connection, account: int, fence: int) -> int:
-    """The balance, after the account was marked with our fence.
-
-    Fences grow with every grant. From the mark on, the store refuses whoever had the account before us and has not
-    heard yet that the lock is lost. No look at one's own lock can replace that: a process may be stopped between the
-    look and the write. The mark comes before the read: if only writes carried fences, a late one could still get in
-    between our read and our first write, which would overwrite it.
-    """
-    store.execute("UPDATE accounts SET fence = ? WHERE id = ? AND fence < ?", (fence, account, fence))
-    return int(store.execute("SELECT balance FROM accounts WHERE id = ?", (account,)).fetchone()[0])
-
-
-def write(store: sqlite3.Connection, account: int, balance: int, fence: int) -> None:
-    """Write a balance if the mark is still ours. The check and the write are one statement."""
-    query = "UPDATE accounts SET balance = ? WHERE id = ? AND fence = ?"
-    if store.execute(query, (balance, account, fence)).rowcount == 0:
-        raise LateWrite(f"account {account} has a newer fence than {fence}")
+    return int(store.execute(select(func.sum(TABLE.c.balance))).scalar_one())
 
 
 class Clerk:
@@ -120,7 +109,7 @@ class Clerk:
         try:
             with self.locked([account for account, _ in changes]) as fences:
                 self.change(changes, fences, written, nap=nap)
-        except (genie.LockLost, LateWrite):
+        except genie.LockLost:  # said by Genie when the block ends, or by an account: StaleFence
             self.count("lost locks")
             self.take_back(written)
         except genie.Deadlock:
@@ -132,11 +121,17 @@ class Clerk:
         return False
 
     def change(self, changes: list[Change], fences: Fences, written: list[Change], *, nap: bool = False) -> None:
-        """Read all the balances, think, write them one by one; `written` gets what the store has accepted."""
-        balances = {account: read(self.store, account, fences[account]) for account, _ in changes}
+        """Read all balances, think, write them one by one; `written` gets what the store has accepted.
+
+        Fences grow with every grant, and an account remembers the greatest one that it has seen, also when it is only
+        read. From this read on it refuses a clerk who had the account before and sleeps too long (StaleFence). If it
+        remembered fences of writes only, that clerk could still write between our read and our write, which would
+        overwrite it. Looking at one's own lock can't replace that: a process may be stopped right after the look.
+        """
+        balances = {id: ACCOUNTS.read(self.store, id, fence=fences[id]).balance for id, _ in changes}
         time.sleep(self.random.uniform(0, self.options.pause))
         for account, amount in changes:
-            write(self.store, account, balances[account] + amount, fences[account])
+            ACCOUNTS.write(self.store, account, {"balance": balances[account] + amount}, fence=fences[account])
             written.append((account, amount))
             if nap and len(written) == 1:
                 time.sleep(1.5 * HOLD)
@@ -152,7 +147,7 @@ class Clerk:
         left = [(account, -amount) for account, amount in reversed(written)]
         while left:
             undone: list[Change] = []
-            lost_again = suppress(genie.LockLost, genie.QueueTimeout, genie.Deadlock, LateWrite)
+            lost_again = suppress(genie.LockLost, genie.QueueTimeout, genie.Deadlock)
             with lost_again, self.locked([account for account, _ in left]) as fences:
                 self.change(left, fences, undone)
             left = left[len(undone) :]
@@ -161,7 +156,7 @@ class Clerk:
     def locked(self, accounts: list[int]) -> Iterator[Fences]:
         """Hold the accounts, all at once or step by step; gives the fence under which each is held."""
         if self.client is None:
-            yield dict.fromkeys(accounts, 0)
+            yield dict.fromkeys(accounts, 1)  # equal fences refuse nobody
         elif self.kind == "step by step":
             # The name is this transaction's own: what it holds is not in its way, and cycles are found between names.
             name = f"transfer-{self.number}-{self.done}"
@@ -221,10 +216,8 @@ def follow(clerks: list[SpawnProcess], counts: Counts, seconds: float, stop: Eve
 def bank(path: Path, options: argparse.Namespace) -> int:
     """Open the accounts, let the clerks work, count the money; returns the exit status."""
     store = open_store(path)
-    store.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, balance INTEGER NOT NULL, fence INTEGER NOT NULL)")
-    store.executemany(
-        "INSERT INTO accounts VALUES (?, ?, 0)", [(id, OPENING_BALANCE) for id in range(options.accounts)]
-    )
+    TABLE.create(store)
+    store.execute(insert(TABLE), [{"id": id, "balance": OPENING_BALANCE} for id in range(options.accounts)])
     before = total(store)
     spawn = multiprocessing.get_context("spawn")
     counts = spawn.RawArray("q", options.workers * len(COUNTED))

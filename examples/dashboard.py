@@ -5,7 +5,8 @@
 
 Some hundred orders hold their own locks, and a few workers lock and release all the time. Beside that stands what an
 operator wants to see: a line for an article that everybody wants, a transfer that waits for one that waits itself, a
-report that reads what others want to write, and from time to time a deadlock. It goes on until Ctrl-C.
+report that reads what others want to write, and from time to time a deadlock. It goes on until Ctrl-C or SIGTERM, and then
+gives all its locks back.
 
 With `--picture FILE` it starts a server of its own, opens the page in Chromium, and keeps what is seen after a while.
 """
@@ -18,6 +19,7 @@ import itertools
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -39,6 +41,8 @@ class Shop:
 
     def __init__(self, client: genie.Client, tasks: asyncio.TaskGroup) -> None:
         self.client, self.tasks = client, tasks
+        self.held: list[genie.Lock] = []
+        """Those that are meant to last, to be given back at the end."""
         self.random = random.Random(7)
 
     async def open(self) -> None:
@@ -55,7 +59,15 @@ class Shop:
 
     async def hold(self, transaction: str, *resources: str | genie.Resource) -> genie.Lock:
         """Take what is free, for long."""
-        return await self.client.acquire(*resources, transaction=transaction, transaction_timeout=HOUR)
+        lock = await self.client.acquire(*resources, transaction=transaction, transaction_timeout=HOUR)
+        self.held.append(lock)
+        return lock
+
+    async def close(self) -> None:
+        """Release what is still held."""
+        for lock in self.held:
+            with suppress(genie.GenieError):  # it has ended, or no server can be told
+                await lock.release()
 
     async def wait(self, transaction: str, *resources: str | genie.Resource) -> None:
         """Stand in line, for long; the next to come stands behind."""
@@ -122,13 +134,36 @@ class Shop:
                 await asyncio.sleep(0.1)
             for lock in locks:
                 await lock.release()
+                self.held.remove(lock)
             await asyncio.sleep(60 if turn else 4)
 
 
 async def play(port: int) -> None:
-    """Until it is stopped."""
-    async with genie.connect(port=port) as client, asyncio.TaskGroup() as tasks:
-        await Shop(client, tasks).open()
+    """Until it is cancelled; then everything that is held is released."""
+    async with genie.connect(port=port) as client:
+        shop = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                shop = Shop(client, tasks)
+                await shop.open()
+        finally:
+            if shop is not None:
+                await shop.close()
+
+
+async def play_until_stopped(port: int, admin_port: int) -> None:
+    """Say what happens and where to look, and play until Ctrl-C or SIGTERM."""
+    async with genie.connect(port=port) as client:
+        await client.ping()
+    print(f"{ORDERS} orders hold their locks, {WORKERS} workers lock and release, and some requests wait or deadlock.")
+    print(f"Look at http://127.0.0.1:{admin_port}/ (the admin port of genie serve). Ctrl-C ends it.", flush=True)
+    playing = asyncio.ensure_future(play(port))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, playing.cancel)
+    with suppress(asyncio.CancelledError):
+        await playing
+    print("All its locks are released.")
 
 
 def free_port() -> int:
@@ -181,7 +216,8 @@ def until_reached(port: int) -> None:
 def main() -> None:
     """Play, or take a picture."""
     parser = argparse.ArgumentParser(description="Something to look at on the page of the admin port.")
-    parser.add_argument("--port", type=int, default=7077)
+    parser.add_argument("--port", type=int, default=7077, help="the server's (7077)")
+    parser.add_argument("--admin-port", type=int, default=7078, help="its admin port, as a link to the page (7078)")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="take a picture (PNG) with a server of its own")
     parser.add_argument("--seconds", type=float, default=40, help="after which the picture is taken")
     parser.add_argument("--size", type=int, nargs=2, default=(WIDTH, HEIGHT), metavar=("WIDTH", "HEIGHT"))
@@ -190,9 +226,14 @@ def main() -> None:
     if options.picture is not None:
         picture(options.picture, options.seconds, *options.size, dark=options.dark)
         return
-    with suppress(KeyboardInterrupt):
-        asyncio.run(play(options.port))
+    try:
+        asyncio.run(play_until_stopped(options.port, options.admin_port))
+    except* (genie.GenieError, ValueError) as errors:
+        sys.exit(f"dashboard: {errors.exceptions[0]} (a server is started by: genie serve)")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -29,6 +29,9 @@ from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import TypeAlias
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of Ctrl-C during the imports; main() sets it back
+
 import genie
 from genie.tokens import (
     FundsLocked,
@@ -94,8 +97,7 @@ class Replica:
 
 
 def replica(number: int, url: str, options: argparse.Namespace, counts: Counts, ready: Semaphore, stop: c_byte) -> None:
-    """A replica's process. It says when it is ready."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which tells all to stop
+    """A replica's process. It says when it is ready. SIGINT is blocked in it: the parent tells all to stop."""
 
     async def run() -> None:
         async with (
@@ -137,7 +139,12 @@ async def watch_over(url: str, options: argparse.Namespace) -> int:
 
     def begin(number: int) -> None:
         replicas.append(spawn.Process(target=replica, args=(number, url, options, counts, ready, stop), daemon=True))
-        replicas[-1].start()
+        # Ctrl-C is for this process only. A replica inherits that, also while it still imports.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            replicas[-1].start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     async with SqlTokenStore(url) as store:
         names = [f"wallet-{number}" for number in range(options.wallets)]
@@ -180,6 +187,8 @@ async def reach() -> None:
 
 def main() -> int:
     """Read the command line; the server is the one at GENIE_HOST and GENIE_PORT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(description="Pay out of shared wallets, from many processes, one of which dies.")
     parser.add_argument("--replicas", type=int, default=4, help="processes that pay (4)")
     parser.add_argument("--wallets", type=int, default=3, help="wallets, at least 2 (3)")

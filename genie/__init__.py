@@ -25,6 +25,7 @@ from genie.errors import (
     LockLost,
     QueueTimeout,
     RequestRejected,
+    StaleFence,
     TransactionTimeout,
     Unavailable,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "LockLost",
     "QueueTimeout",
     "RequestRejected",
+    "StaleFence",
     "TransactionTimeout",
     "Unavailable",
     "Waiter",
@@ -82,7 +84,7 @@ def __getattr__(name: str) -> object:
     value: object
     if name in _LATER:
         value = getattr(import_module(_LATER[name]), name)
-    elif name in ("sync", "timeouts", "tokens"):
+    elif name in ("sql", "sync", "timeouts", "tokens"):
         value = import_module(f"genie.{name}")
     elif name == "__version__":
         value = import_module("importlib.metadata").version("genie-lock")

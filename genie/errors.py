@@ -7,7 +7,8 @@ GenieError
 │   ├── Insufficient          too little of what it could take is free; says how much
 │   └── LockLost              a lock that was held is not held any more
 │       ├── TransactionTimeout
-│       └── Disconnected
+│       ├── Disconnected
+│       └── StaleFence        a store has seen the fence of a later holder
 ├── RequestRejected           the server's `error`: a code, and a message that names the field
 ├── Unavailable               no server could be reached, or it can't reach its store
 └── ConnectionLost            the connection ended while an answer was due
@@ -172,3 +173,15 @@ class TransactionTimeout(LockLost):
 
 class Disconnected(LockLost):
     """The connection that the lock was bound to has ended."""
+
+
+class StaleFence(LockLost):
+    """A store refused a read or a write because a lock with a greater fence was used there: this holder is too late.
+
+    `fence` is that of the refused lock, `seen` the greatest one that the store has seen. Nothing was read or written.
+    """
+
+    def __init__(self, message: str, *, fence: int, seen: int) -> None:
+        super().__init__(message)
+        self.fence = fence
+        self.seen = seen

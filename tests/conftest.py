@@ -1,11 +1,56 @@
 """For all tests."""
 
-import signal
+import gc
+import os
 
-from hypothesis import settings
+import pytest
 
-settings.register_profile("patient", deadline=None)  # how long an example takes says nothing about what is right
-settings.load_profile("patient")
+import programs
+from dispositions import restore_defaults_for_children
+from failures import pytest_configure
+from searches import load_profile
 
-# A shell lets what it starts in the background ignore Ctrl-C, and so would every process that a test starts and ends by it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+__all__ = ["pytest_configure"]
+
+WITH_SERVERS = ("integration", "browser")
+"""Folders all of whose tests are taken to start a server."""
+FIXTURES = {"genie", "redis", "chromium", "server"}
+"""Fixtures that do."""
+DATABASES = {"postgres", "mariadb", "redis"}
+"""Parameters of tests that do."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-servers", action="store_true", help="leave out the tests that start a server")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that start servers, and leave them out where that is wanted."""
+    for item in items:
+        if _starts_a_server(item):
+            item.add_marker("server")
+    if config.getoption("--no-servers"):
+        os.environ[programs.NO_SERVERS] = "1"
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("server")])
+        items[:] = [item for item in items if not item.get_closest_marker("server")]
+
+
+def _starts_a_server(item: pytest.Item) -> bool:
+    folder = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    called = getattr(item, "callspec", None)
+    values = [] if called is None else [value for value in called.params.values() if isinstance(value, str)]
+    return (
+        folder in WITH_SERVERS
+        or bool(FIXTURES & {*getattr(item, "fixturenames", ())})
+        or any(value.partition("-")[0] in DATABASES for value in values)
+    )
+
+
+def pytest_collection_finish() -> None:
+    """Take all that was imported out of garbage collections: it stays, and to look through it again and again takes long."""
+    gc.collect()
+    gc.freeze()
+
+
+load_profile()
+restore_defaults_for_children()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ports import free_port
+from programs import check_that_servers_may_start
 from servers import WAIT_S, Process
 
 
@@ -61,6 +62,7 @@ class DatabaseServer(Process, ABC):
 
     def make(self) -> None:
         """Make its files."""
+        check_that_servers_may_start()
         made = subprocess.run(self._maker(), capture_output=True, text=True, check=False, **self._as)
         assert not made.returncode, made.stdout + made.stderr
 

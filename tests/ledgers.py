@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any, Self
 
@@ -86,6 +86,8 @@ class Books:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
+        self.zone: tzinfo = UTC
+        """In which expiration dates are written."""
         if kind == "sqlite":
             self.url = f"sqlite+aiosqlite:///{folder}/ledger.db"
         else:
@@ -102,7 +104,7 @@ class Books:
 
     def date(self, at: datetime) -> Any:
         """As the driver wants it, without a time zone."""
-        plain = at.astimezone(UTC).replace(tzinfo=None)
+        plain = at.astimezone(self.zone).replace(tzinfo=None)
         return plain.isoformat(" ") if self.kind == "sqlite" else plain
 
     def handler(self, on_expired: Callable[[list[ExpiredTransfer]], Any], **options: Any) -> TimeoutHandler:

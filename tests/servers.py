@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 import orjson
 
 from ports import free_port
+from programs import Forked, check_that_servers_may_start, start_genie
 
 WAIT_S = 120.0
 """How long anything may take that happens at all: a bound, not a measure."""
@@ -28,7 +28,7 @@ WAIT_S = 120.0
 class Process:
     """A server of its own process, or of none while it is down."""
 
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -60,6 +60,7 @@ class Redis(Process):
         self.until_it_answers()
 
     def spawn(self) -> None:
+        check_that_servers_may_start()
         program = shutil.which("redis-server")
         assert program, "redis-server is needed: make test installs it"
         self.process = subprocess.Popen([program, *self.arguments()], stdout=subprocess.DEVNULL)
@@ -143,15 +144,13 @@ class Genie(Process):
         environment |= {f"GENIE_{name.upper()}": str(value) for name, value in self.settings.items()}
         if self.redis_url is not None:
             environment["GENIE_REDIS_URL"] = self.redis_url
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "genie.cli", "serve"], env=environment, stdout=subprocess.PIPE
-        )
+        self.process = start_genie("serve", env=environment, stdout=subprocess.PIPE)
         self._lines = queue.Queue()
         threading.Thread(target=self._read, args=(self.process, self._lines), daemon=True).start()
         if wait:
             self.until("listening")
 
-    def _read(self, process: subprocess.Popen[bytes], into: queue.Queue[dict[str, Any] | None]) -> None:
+    def _read(self, process: subprocess.Popen[bytes] | Forked, into: queue.Queue[dict[str, Any] | None]) -> None:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:

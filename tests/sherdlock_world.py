@@ -13,7 +13,7 @@ from genie.errors import Insufficient, LockLost, Unavailable
 from genie.testing.loop import SimLoop
 from genie.tokens.errors import SpentAlready
 from genie.tokens.store import Added, Change, Resync, Spent
-from genie.tokens.token import Token
+from genie.tokens.token import MAX_AMOUNT, Token
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
 ALICE = {"owner": "alice", **GBP}
@@ -89,7 +89,9 @@ class FakeLock:
 
 
 class FakeGenie:
-    """`asks` are the names of each `acquire_any`, in order. `hushed`: watchers hear nothing, for now."""
+    """`asks` are the names of each `acquire_any`, in order. `hushed`: watchers hear nothing, for now. `late`: watchers get
+    the events when the test calls `deliver`.
+    """
 
     def __init__(self) -> None:
         self.ids = itertools.count(101)
@@ -100,6 +102,8 @@ class FakeGenie:
         self.delay_s = 0.0
         self.down = False
         self.hushed = False
+        self.late = False
+        self.undelivered: list[tuple[asyncio.Queue[LockChange | None], LockChange]] = []
         self.before_watch: Callable[[], None] | None = None
         self.answer: asyncio.Event | None = None
         """If there is one, grants are told when it is set."""
@@ -123,14 +127,17 @@ class FakeGenie:
     async def acquire_any(
         self,
         resources: Sequence[str],
-        target: float,
+        target: int,
         *,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[int] | None = None,
         transaction: str | None = None,
         transaction_timeout: float = 10.0,
     ) -> FakeLock:
         assert len(set(resources)) == len(resources) <= 10_000
         assert sum(len(name.encode()) for name in resources) < 1 << 20
+        for number in (target, *(weights or ())):
+            assert type(number) is int
+            assert 0 < number <= MAX_AMOUNT
         self.asks.append([name.removeprefix("exclusive:token/") for name in resources])
         await asyncio.sleep(self.delay_s)
         if self.down:
@@ -225,7 +232,15 @@ class FakeGenie:
         mode, _, bare = name.partition(":")
         for changes, prefix in self._watchers.items():
             if bare.startswith(prefix) and not self.hushed:
-                changes.put_nowait(LockChange(bare, state, mode, lock.id, lock.transaction))
+                self.undelivered.append((changes, LockChange(bare, state, mode, lock.id, lock.transaction)))
+        if not self.late:
+            self.deliver()
+
+    def deliver(self) -> None:
+        """Let watchers have the events that are late."""
+        for changes, change in self.undelivered:
+            changes.put_nowait(change)
+        self.undelivered.clear()
 
 
 @dataclass

@@ -118,6 +118,7 @@ class Node(Answer, omit_defaults=True, kw_only=True, gc=False):
     """`held` or `queued`."""
     since: int
     transaction_name: str | UnsetType = UNSET
+    note: str | UnsetType = UNSET
     resources: list[str]
     """What it asks for or holds, `MODE:NAME`, at most ten."""
     resources_total: int
@@ -174,6 +175,8 @@ class Step(Answer):
     resource: str
     waiter: int
     holder: int
+    note: str | UnsetType = UNSET
+    """That of the waiter."""
 
 
 class DeadlockRow(Answer):
@@ -206,6 +209,7 @@ class Blocker(Answer, omit_defaults=True, kw_only=True, gc=False):
     state: str
     since: int
     transaction_name: str | UnsetType = UNSET
+    note: str | UnsetType = UNSET
 
 
 class Row(Answer, omit_defaults=True, kw_only=True, gc=False):
@@ -216,8 +220,10 @@ class Row(Answer, omit_defaults=True, kw_only=True, gc=False):
     resources_total: int
     priority: float
     since: int
-    expires_in: float
+    expires_in: float | UnsetType = UNSET
+    """ms until the lock, or the request, times out; missing where it waits without a limit."""
     transaction_name: str | UnsetType = UNSET
+    note: str | UnsetType = UNSET
     fence: int | UnsetType = UNSET
     blockers: list[Blocker] | UnsetType = UNSET
     blockers_total: int | UnsetType = UNSET

@@ -101,9 +101,16 @@ class Guard:
     def _unauthorized(self, request: web.Request, access: Access) -> web.Response | None:
         principal = self._who(request, access)
         if principal is None:
-            log.warning("a stranger was refused at the admin port", peer=request.remote, path=request.path[:200])
+            no_token = hdrs.AUTHORIZATION not in request.headers
+            log.warning(
+                "authentication failed at the admin port",
+                reason="no token" if no_token else "unknown token",
+                peer=request.remote,
+                path=request.path[:200],
+            )
             self._refused()
-            response = _problem(401, "send a token of this server: Authorization: Bearer TOKEN")
+            wrong = "the request carried no token" if no_token else "the token of the request is not known"
+            response = _problem(401, f"{wrong}; send one of this server: Authorization: Bearer TOKEN")
             response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
             return response
         PRINCIPAL.set(principal)

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from genie.admin import answers
 from genie.admin.pace import Pace
-from genie.core import HELD, WAITING, Blocker, Mode, Request
+from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request
 from genie.core.blame import COUNTED, glance
 from genie.core.table import Table
 
@@ -134,6 +134,7 @@ def _place(nodes: dict[int, answers.Node], request: Request, most: int) -> answe
             state="held" if request.state is HELD else "queued",
             since=int(request.since_unix_ms),
             transaction_name=UNSET if request.transaction is None else request.transaction,
+            note=UNSET if request.note is None else request.note,
             resources=_names(request),
             resources_total=_many(request),
         )
@@ -181,8 +182,9 @@ def _row(request: Request, now: float) -> answers.Row:
         resources_total=_many(request),
         priority=request.priority,
         since=int(request.since_unix_ms),
-        expires_in=max(0.0, request.deadline - now),
+        expires_in=UNSET if request.deadline >= NEVER else max(0.0, request.deadline - now),
         transaction_name=UNSET if request.transaction is None else request.transaction,
+        note=UNSET if request.note is None else request.note,
         fence=request.fence or UNSET,
     )
 
@@ -195,6 +197,7 @@ def _blocker(blocker: Blocker) -> answers.Blocker:
         state="held" if blocker.held else "queued",
         since=blocker.since_unix_ms,
         transaction_name=UNSET if blocker.transaction is None else blocker.transaction,
+        note=UNSET if blocker.note is None else blocker.note,
     )
 
 

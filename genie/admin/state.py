@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from itertools import islice
 
+from msgspec import UNSET
+
 from genie.admin import answers, looks
 from genie.admin.pace import Pace
 from genie.admin.subject import Subject
+from genie.core import Wait
 from genie.core.table import Table
 from genie.observability.histogram import Histogram
 from genie.observability.hot import Heat, hottest
@@ -124,6 +127,11 @@ def _deadlock(deadlock: Deadlock) -> answers.DeadlockRow:
         id=deadlock.id,
         transaction_name=deadlock.transaction,
         cycle=[str(owner) for owner in deadlock.cycle.owners[:STEPS]],
-        waits=[answers.Step(resource=wait.resource, waiter=wait.waiter, holder=wait.holder) for wait in waits[:STEPS]],
+        waits=[_step(wait) for wait in waits[:STEPS]],
         steps_total=len(waits),
     )
+
+
+def _step(wait: Wait) -> answers.Step:
+    note = UNSET if wait.note is None else wait.note
+    return answers.Step(resource=wait.resource, waiter=wait.waiter, holder=wait.holder, note=note)

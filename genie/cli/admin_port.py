@@ -16,6 +16,7 @@ import msgspec
 
 from genie.admin.answers import Problem
 from genie.cli.asking import namespace_option
+from genie.cli.sources import EmptiableOption, SourcedOption, source_of
 from genie.cli.tables import printable
 from genie.client.reach import address, spell, token
 from genie.config import Settings
@@ -37,6 +38,7 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
     """`--admin-host`, `--admin-port` and `--namespace`: where to ask, and about whose locks."""
     host = click.option(
         "--admin-host",
+        cls=SourcedOption,
         default=_DEFAULTS.admin_host,
         envvar="GENIE_ADMIN_HOST",
         show_envvar=True,
@@ -45,8 +47,11 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
     )
     port = click.option(
         "--admin-port",
-        default=lambda: os.environ.get("GENIE_ADMIN_PORT", str(_DEFAULTS.admin_port)),
-        show_default=f"{_DEFAULTS.admin_port}, or GENIE_ADMIN_PORT",
+        cls=EmptiableOption,
+        default=str(_DEFAULTS.admin_port),
+        envvar="GENIE_ADMIN_PORT",
+        show_envvar=True,
+        show_default=True,
         help="The admin port.",
     )
     return host(port(namespace_option(command)))
@@ -61,18 +66,18 @@ class AdminPort:
 
     def __init__(self, host: str, port: str, namespace: str | None, patience: float) -> None:
         if not port.strip():
-            raise ValueError("there is no admin port: GENIE_ADMIN_PORT is empty")
+            raise ValueError(f"there is no admin port: {source_of('admin_port')} is empty")
         self._scheme = next((scheme for scheme in SCHEMES if host.lower().startswith(scheme)), SCHEMES[-1])
         bare = host[len(self._scheme) :] if host.lower().startswith(self._scheme) else host
         bare = bare.strip().rstrip("/")
         if not bare or any(sign in bare for sign in "/?#@ "):
-            raise ValueError(f"admin host: it is a name or an address, also as {TLS}HOST, not {host!r}")
+            raise ValueError(f"{source_of('admin_host')}: it is a name or an address, also as {TLS}HOST, not {host!r}")
         try:
             to = address(bare, int(port) if port.strip().isdecimal() else 0)
         except ValueError as error:
-            raise ValueError(f"admin port: {error}") from None
+            raise ValueError(f"{source_of('admin_host')}: {error}") from None
         if not 0 < to[1] < 1 << 16:
-            raise ValueError(f"admin port: a port is a number from 1 to 65535, not {port!r}")
+            raise ValueError(f"{source_of('admin_port')}: a port is a number from 1 to 65535, not {port!r}")
         self.where = spell(to)
         self._asked = {} if namespace is None else {"namespace": namespace}
         self._patience = patience
@@ -135,14 +140,7 @@ class AdminPort:
             raise Unavailable(
                 f"{self.where} answers {status}, and not as the admin port of this version does"
             ) from None
-        raise RequestRejected(printable(problem.code), printable(problem.message) + self._hint(status, problem))
-
-    def _hint(self, status: int, problem: Problem) -> str:
-        if status == HTTPStatus.UNAUTHORIZED and self._token is None:
-            return " (GENIE_TOKEN or GENIE_TOKEN_FILE says the token)"
-        if isinstance(problem.leader, str) and problem.leader not in problem.message:
-            return f" ({printable(problem.leader)} leads: ask the admin port there)"
-        return ""
+        raise RequestRejected(printable(problem.code), printable(problem.message) + _hint(problem))
 
 
 def ask_admin(port: AdminPort, question: Callable[[AdminPort], Awaitable[T]]) -> T:
@@ -161,6 +159,12 @@ def known(told: Any, kind: type[T]) -> T:
         return msgspec.convert(told, kind)
     except msgspec.ValidationError as error:
         raise GenieError(f"the server's answer is not as this version knows it: {error}") from None
+
+
+def _hint(problem: Problem) -> str:
+    if isinstance(problem.leader, str) and problem.leader not in problem.message:
+        return f" ({printable(problem.leader)} leads: ask the admin port there)"
+    return ""
 
 
 def _token() -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import click
 
+from genie.cli.sources import PortType, SourcedOption, token_hint
 from genie.client.aio import Client
 from genie.client.calls import Inspect
 from genie.client.reach import HOST, PORT, Address, addresses, spell
@@ -34,6 +35,7 @@ def server_options(command: Command[P, T]) -> Command[P, T]:
     """`--host`, `--port` and `--namespace`: the server to ask, and whose locks it is asked for."""
     host = click.option(
         "--host",
+        cls=SourcedOption,
         default=HOST,
         envvar="GENIE_HOST",
         show_envvar=True,
@@ -42,7 +44,8 @@ def server_options(command: Command[P, T]) -> Command[P, T]:
     )
     port = click.option(
         "--port",
-        type=click.IntRange(1, 65535),
+        cls=SourcedOption,
+        type=PortType(),
         default=PORT,
         envvar="GENIE_PORT",
         show_envvar=True,
@@ -56,6 +59,7 @@ def namespace_option(command: Command[P, T]) -> Command[P, T]:
     """`--namespace`: whose locks. None where it is not said: those of the server's first."""
     return click.option(
         "--namespace",
+        cls=SourcedOption,
         type=_namespace,
         metavar="NAME",
         envvar="GENIE_NAMESPACE",
@@ -178,8 +182,8 @@ def as_known() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text without line breaks, wherever it has come from."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error's text without line breaks, wherever it has come from; with where a token came from that was rejected."""
+    return (" ".join(str(error).split()) or type(error).__name__) + token_hint(error)
 
 
 def plain_errors(command: Command[P, T]) -> Command[P, T]:

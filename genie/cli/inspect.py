@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from genie.cli.asking import as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
+from genie.cli.asking import Asker, as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
 from genie.cli.tables import clip, duration, printable, some, table, width
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
@@ -29,7 +29,12 @@ Row = dict[str, Any]
 @click.option("--resource", metavar="NAME", help="Only who holds this resource or waits for it, in the order they go.")
 @click.option("--transaction", metavar="NAME", help="Only this transaction.")
 @click.option("--id", type=int, metavar="N", help="Only this request.")
-@click.option("--limit", type=click.IntRange(1, MAX_ROWS), help="Rows to show at most. [default: 100]")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MAX_ROWS),
+    metavar="N",
+    help="Holders and waiters to show at most, each. [default: 100]",
+)
 @json_option
 @server_options
 @patience_option
@@ -47,7 +52,8 @@ def inspect(
 ) -> None:
     """Show who holds what, who waits, and who blocks whom.
 
-    --json prints the server's answer as it is: times in milliseconds.
+    --limit applies to holders and to waiters separately. --json prints the rows as the server sends them: times in
+    milliseconds.
     """
     if sum(choice is not None for choice in (resource, transaction, id)) > 1:
         raise click.UsageError("--resource, --transaction and --id each ask for something else; give one of them.")
@@ -57,7 +63,7 @@ def inspect(
         port,
         namespace,
         patience,
-        lambda client: client.inspected(resource=name, transaction=transaction, id=id, limit=limit),
+        lambda client: _query(client, limit, resource=name, transaction=transaction, id=id),
     )
     if as_json:
         click.echo(codec.dumps(payload))
@@ -67,20 +73,47 @@ def inspect(
     click.echo(text)
 
 
+async def _query(client: Asker, limit: int | None, **filters: Any) -> dict[str, Any]:
+    """Return the payload of `inspected` with up to `limit` holders and up to `limit` waiters.
+
+    The server counts holders first against one limit. Where holders leave too little of it to the waiters, a second
+    command asks for waiters only, so these are as of a moment later.
+    """
+    payload = await client.inspected(limit=limit, **filters)
+    with as_known():
+        incomplete = len(payload["queue"]) < payload["queueTotal"] and len(payload["holders"]) > 0
+    if incomplete:
+        waiters = await client.inspected(limit=limit, only="queue", **filters)
+        with as_known():
+            payload |= {field: waiters[field] for field in ("queue", "queueTotal")}
+    return payload
+
+
 def _report(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
     holders, queue = payload["holders"], payload["queue"]
     if not payload["holdersTotal"] and not payload["queueTotal"]:
         yield "Nothing is held, and nobody waits."
         return
     yield _title("Held", holders, payload["holdersTotal"])
-    if holders:
-        yield from _indent(_table(holders, now_ms, "HELD FOR", "ENDS IN"))
+    yield from holder_lines(holders, now_ms)
     yield _title("Waiting", queue, payload["queueTotal"])
-    if queue:
-        header, *lines = _table(queue, now_ms, "WAITS FOR", "GIVES UP IN")
-        yield from _indent([header])
-        for row, line in zip(queue, lines, strict=True):
-            yield from _indent([line, *blocker_lines(row, now_ms)])
+    yield from waiter_lines(queue, now_ms)
+
+
+def holder_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
+    """Requests that hold their locks, as a table; no line where there are none."""
+    if rows:
+        yield from _indent(_table(rows, now_ms, "HELD FOR", "ENDS IN"))
+
+
+def waiter_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
+    """Requests that wait, as a table with the blockers of each; no line where there are none."""
+    if not rows:
+        return
+    header, *lines = _table(rows, now_ms, "WAITS FOR", "GIVES UP IN")
+    yield from _indent([header])
+    for row, line in zip(rows, lines, strict=True):
+        yield from _indent([line, *blocker_lines(row, now_ms)])
 
 
 def _title(what: str, rows: list[Row], total: int) -> str:

@@ -2,28 +2,183 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
 import click
 
-from genie.cli.asking import ask, json_option, patience_option, plain_errors, server_options
+from genie.cli.asking import Asker, as_known, ask, json_option, one_line, patience_option, plain_errors, server_options
+from genie.cli.inspect import Row, holder_lines, waiter_lines
+from genie.cli.tables import printable
+from genie.errors import Code, RequestRejected
 from genie.protocol import codec
+from genie.protocol.fields import MAX_ROWS
 
-SUCCESS = "success"
+CONCURRENT_COMMANDS = 100
+"""Commands that are sent before their answers have come."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Requests to be released, as rows of `inspected`. `complete` is False where the server has more than it listed."""
+
+    holders: list[Row]
+    queue: list[Row]
+    complete: bool
+
+    @property
+    def ids(self) -> list[int]:
+        """Waiting requests first: else one could be granted what another one releases."""
+        return [row["id"] for row in (*self.queue, *self.holders)]
 
 
 @click.command()
-@click.argument("id", type=int)
+@click.argument("id", type=int, required=False)
+@click.option("--transaction", metavar="NAME", help="All locks and waiting requests of this transaction.")
+@click.option("--prefix", metavar="PREFIX", help="All locks that hold a resource whose name begins with PREFIX.")
+@click.option("--yes", is_flag=True, help="Do not ask before several are released.")
 @json_option
 @server_options
 @patience_option
 @plain_errors
-def release(id: int, as_json: bool, host: str, port: int, namespace: str | None, patience: float) -> None:
+def release(
+    id: int | None,
+    transaction: str | None,
+    prefix: str | None,
+    yes: bool,
+    as_json: bool,
+    host: str,
+    port: int,
+    namespace: str | None,
+    patience: float,
+) -> None:
     """End the lock ID, or cancel the request ID that waits, whoever made it.
 
     Prints why it ended: "success", or an earlier reason if it had ended before. An ID that the server doesn't know is
     an error.
+
+    --transaction and --prefix clean up after a crash. They list what they would release and ask first. --prefix
+    releases locks only: requests that wait for them are granted next. Locks that are taken after the list was made are
+    not released. --json needs --yes.
     """
-    reason = ask(host, port, namespace, patience, lambda client: client.release(id))
+    _check(id, transaction, prefix, yes=yes, as_json=as_json)
+
+    def query(question: Callable[[Asker], Coroutine[Any, Any, T]]) -> T:
+        return ask(host, port, namespace, patience, question)
+
+    if id is not None:
+        reason = query(lambda client: client.release(id))
+        click.echo(codec.dumps({"id": id, "reason": reason}) if as_json else f"{id} is released: {reason}")
+        return
+    found = query(lambda client: _by_prefix(client, prefix) if prefix else _by_transaction(client, str(transaction)))
+    if not as_json:
+        with as_known():
+            text = "\n".join(_listing(found, time.time() * 1000))
+        click.echo(text)
+    if found.ids and not yes:
+        click.confirm(f"Release {'this one' if len(found.ids) == 1 else f'these {len(found.ids):,}'}?", abort=True)
+    if found.ids or as_json:
+        _report(found, query(lambda client: _release(client, found.ids)), as_json)
+
+
+def _check(id: int | None, transaction: str | None, prefix: str | None, *, yes: bool, as_json: bool) -> None:
+    """Raise a usage error where the arguments contradict each other."""
+    if sum(choice is not None for choice in (id, transaction, prefix)) != 1:
+        raise click.UsageError("give one of ID, --transaction and --prefix.")
+    if id is not None and yes:
+        raise click.UsageError("--yes is for --transaction and --prefix: an ID is released without a question.")
+    if id is None and as_json and not yes:
+        raise click.UsageError("--json does not ask: give --yes, too.")
+    if prefix == "":
+        raise click.UsageError("an empty --prefix stands for every lock, which is not released at once.")
+
+
+async def _by_transaction(client: Asker, transaction: str) -> Found:
+    """Find the locks and the waiting requests of a transaction."""
+    rows: dict[str, list[Row]] = {}
+    complete = True
+    for part in ("holders", "queue"):
+        only: Any = part
+        payload = await client.inspected(transaction=transaction, limit=MAX_ROWS, only=only)
+        with as_known():
+            rows[part] = payload[part]
+            complete = complete and len(rows[part]) == payload[f"{part}Total"]
+    granted = {row["id"] for row in rows["holders"]}
+    return Found(rows["holders"], [row for row in rows["queue"] if row["id"] not in granted], complete)
+
+
+async def _by_prefix(client: Asker, prefix: str) -> Found:
+    """Find the locks that hold a resource with this prefix: `watch` lists their ids, and `inspect` describes each."""
+    ids: dict[int, None] = {}
+    async with client.watch(prefix) as watch:
+        await client.ping()  # the answer to `watch` comes before this one's
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):  # ends when no more change is there
+                async for change in watch:
+                    if change.state == "locked":
+                        ids[change.id] = None
+        complete = not watch.truncated
+    payloads = await _each([*ids], lambda id_: client.inspected(id=id_))
+    with as_known():
+        holders = [row for payload in payloads for row in payload["holders"]]
+    return Found(holders, [], complete)
+
+
+async def _release(client: Asker, ids: list[int]) -> list[str]:
+    """Release each; return for each why it ended, or why it was not released."""
+
+    async def release_one(id_: int) -> str:
+        try:
+            return await client.release(id_)
+        except RequestRejected as error:
+            if error.code == Code.UNKNOWN_ID:
+                return "ended before"
+            return f"not released: {one_line(error)}"
+
+    return await _each(ids, release_one)
+
+
+async def _each(items: list[T], call: Callable[[T], Coroutine[Any, Any, R]]) -> list[R]:
+    """Call with each item, some of them at the same time; return the results in order."""
+    results: list[R] = []
+    for start in range(0, len(items), CONCURRENT_COMMANDS):
+        results += await asyncio.gather(*map(call, items[start : start + CONCURRENT_COMMANDS]))
+    return results
+
+
+def _listing(found: Found, now_ms: float) -> Iterator[str]:
+    if not found.ids:
+        yield "Nothing to release."
+        return
+    if found.holders:
+        yield f"Held: {len(found.holders):,}"
+        yield from holder_lines(found.holders, now_ms)
+    if found.queue:
+        yield f"Waiting: {len(found.queue):,}"
+        yield from waiter_lines(found.queue, now_ms)
+    if not found.complete:
+        yield "There are more than the server lists at once: repeat the command afterwards."
+
+
+def _report(found: Found, reasons: list[str], as_json: bool) -> None:
+    """Print what became of each; exit status 1 where the server refused one."""
+    ended = dict(zip(found.ids, reasons, strict=True))
+    refused = [reason for reason in reasons if reason.startswith("not released")]
     if as_json:
-        click.echo(codec.dumps({"id": id, "reason": reason}))
+        rows = [{"id": id_, "reason": reason} for id_, reason in ended.items()]
+        click.echo(codec.dumps({"released": rows, "complete": found.complete}))
     else:
-        click.echo(f"{id} is released: {reason}")
+        released = sum(reason == "success" for reason in reasons)
+        click.echo(f"Released: {released:,}")
+        for id_, reason in ended.items():
+            if reason != "success":
+                click.echo(f"  {id_}: {printable(reason)}")
+    if refused:
+        raise SystemExit(1)

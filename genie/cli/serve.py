@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import errno
 import resource
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import click
 import structlog
 
+from genie.cli.port_probe import describe_listener
+from genie.cli.sources import EmptiableOption, PortType, SourcedOption, source_of, with_sources
 from genie.config import Settings
 from genie.observability import logs
 from genie.protocol.fields import namespace
@@ -20,6 +22,7 @@ from genie.server.app import Server
 log = structlog.get_logger()
 
 _DEFAULTS = Settings()
+PORT = PortType(minimum=0)
 _ADVERTISE = (
     "HOST:PORT at which clients reach this server; with TLS the host must be in its certificate. "
     "[default: where it listens; on 0.0.0.0 under the name of the machine, in a container its id]"
@@ -40,7 +43,7 @@ def _option(
         name,
         type=kind,
         is_flag=kind is bool,
-        cls=_Emptiable if isinstance(kind, Port) else click.Option,
+        cls=EmptiableOption if isinstance(kind, AdminPortType) else SourcedOption,
         default=getattr(_DEFAULTS, field, None),
         envvar=variable or f"GENIE_{field.upper()}",
         show_envvar=True,
@@ -49,16 +52,8 @@ def _option(
     )
 
 
-class _Emptiable(click.Option):
-    """An option whose variable may be empty, which means something else than that it is not set."""
-
-    def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's signature
-        """What the environment says."""
-        return os.environ.get(str(self.envvar))
-
-
-class Port(click.ParamType[int | None]):
-    """A port, or nothing."""
+class AdminPortType(click.ParamType[int | None]):
+    """A port, or none where the text is empty."""
 
     name = "port"
 
@@ -66,7 +61,7 @@ class Port(click.ParamType[int | None]):
         """Read what was given."""
         if value in ("", None):
             return None
-        return click.IntRange(0, 65535).convert(value, param, ctx)
+        return PORT.convert(value, param, ctx)
 
 
 class Names(click.ParamType[tuple[str, ...]]):
@@ -90,7 +85,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 
 @click.command()
 @_option("--host", str, "Address to listen on.")
-@_option("--port", click.IntRange(0, 65535), "Port to listen on; 0 takes a free one.")
+@_option("--port", PORT, "Port to listen on; 0 takes a free one.")
 @_option(
     "--namespaces",
     Names(),
@@ -99,13 +94,15 @@ class Names(click.ParamType[tuple[str, ...]]):
 )
 @_option("--redis-url", str, _REDIS)
 @_option("--redis-host", str, "Redis that keeps the locks, in place of the URL.")
-@_option("--redis-port", click.IntRange(1, 65535), "Its port. [default: 6379]")
+@_option("--redis-port", PortType(), "Its port. [default: 6379]")
 @_option("--redis-min-replicas", click.IntRange(0), "Replicas of Redis that must have a commit before it counts.")
 @_option("--redis-fsync", bool, "Wait until each commit is on the disk of Redis, and of those replicas (Redis 7.2).")
 @_option("--advertise", str, _ADVERTISE)
 @_option("--lease", click.FloatRange(0.1, 3600), "Seconds without a commit after which another server takes over.")
 @_option("--admin-host", str, "Address of the admin port, for operators.")
-@_option("--admin-port", Port(), "The admin port: metrics, health and a page to look at, by HTTP; empty: none.")
+@_option(
+    "--admin-port", AdminPortType(), "The admin port: metrics, health and a page to look at, by HTTP; empty: none."
+)
 @_option(
     "--token", str, "What clients must say first; others see it in the list of processes, the variable they do not."
 )
@@ -139,17 +136,30 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
     if options["redis_url"] is None and (options["redis_min_replicas"] or options["redis_fsync"]):
         raise click.ClickException("--redis-min-replicas and --redis-fsync are about a Redis, and none is given")
     settings = Settings(**options)
-    _check_advertised(settings.advertise)
-    logs.configure(settings.log_level, settings.log_format)
-    _allow_connections(settings.max_connections)
     try:
+        _check_advertised(settings.advertise)
+        logs.configure(settings.log_level, settings.log_format)
+        _allow_connections(settings.max_connections)
         status = _run(settings)
     except OSError as error:
-        several = "; a server listens on one address, is GENIE_HOST meant for clients?" if "," in settings.host else ""
-        raise click.ClickException(f"can't serve on {settings.host}:{settings.port}: {error}{several}") from None
-    except ValueError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(
+            f"can't serve on {settings.host}:{settings.port}: {_reason(error, settings)}"
+        ) from None
+    except (ValueError, click.ClickException) as error:
+        raise click.ClickException(with_sources(str(error))) from None
     raise SystemExit(status)
+
+
+def _reason(error: OSError, settings: Settings) -> str:
+    """Return why the server could not start, and what listens on its port, where another program has it."""
+    if error.errno == errno.EADDRINUSE:
+        listener = describe_listener(settings.host, settings.port)
+        if listener:
+            return f"{listener} listens there already; {source_of('port')} chooses the port"
+        return error.strerror or str(error)
+    if "," in settings.host:
+        return f"{error}; a server listens on one address, is {source_of('host')} meant for clients?"
+    return str(error)
 
 
 def _check_advertised(text: str | None) -> None:
@@ -176,6 +186,7 @@ async def _serve(settings: Settings) -> int:
     server = Server(settings)
     if server.access.open:
         _keep_strangers_out(settings)
+    server.take_address()  # before the admin port: a second server by mistake is told about its main port
     if settings.admin_port is None:
         return await server.run()
     from genie.admin import Admin  # noqa: PLC0415 - a web server is much to load, and no other command needs it
@@ -184,6 +195,7 @@ async def _serve(settings: Settings) -> int:
     try:
         await admin.start()
     except OSError as error:
+        server.give_up_address()
         port = settings.admin_port
         raise click.ClickException(
             f"can't have the admin port, {settings.admin_host}:{port}: {error}; GENIE_ADMIN_PORT says which, empty for none"

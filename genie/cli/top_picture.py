@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import UnsetType
+
 from genie.admin.answers import Edge, HotList, State, Waits
 from genie.cli.fitted import Column, fitted, wrapped
 from genie.cli.tables import clip, duration
@@ -18,24 +20,26 @@ SMALL = 10
 """Rates, and waits in ms, have a digit behind the point below this."""
 
 LINES = (
-    Column("RESOURCE", 0, least=20),
+    Column("RESOURCE", 0, least=12, preferred=20),
     Column("WAITING", 0, right=True),
-    Column("LONGEST", 3, right=True),
-    Column("HOLDER", 1),
-    Column("TRANSACTION", 4, least=12),
-    Column("HELD FOR", 2, right=True),
-    Column("HOLDERS", 5, right=True),
+    Column("LONGEST", 2, right=True),
+    Column("HOLDER", 1, least=12, preferred=24),
+    Column("ID", 5),
+    Column("HELD FOR", 3, right=True),
+    Column("HOLDERS", 4, right=True),
 )
 WAITS = (
-    Column("WAITER", 0),
-    Column("TRANSACTION", 4, least=12),
+    Column("WAITER", 0, least=12, preferred=20),
+    Column("ID", 6),
     Column("WAITS", 1, right=True),
-    Column("BLOCKER", 0),
-    Column("TRANSACTION", 5, least=12),
-    Column("RESOURCE", 0, least=20),
-    Column("STATE", 3),
+    Column("BLOCKER", 0, least=12, preferred=20),
+    Column("ID", 5),
+    Column("MORE", 3, right=True),
+    Column("RESOURCE", 0, least=12, preferred=20),
+    Column("STATE", 4),
     Column("FOR", 2, right=True),
 )
+"""Ids go first where room is short: operators know transactions by their names, and a request without has its id there."""
 HOT = (
     Column("RESOURCE", 0, least=20),
     Column("WAITED", 0, right=True),
@@ -172,8 +176,8 @@ def _lines(seen: Seen) -> Part:
             line.resource,
             f"{line.waiting:,}",
             duration(state.now - line.since),
+            "-" if line.holder is None else _called(line.holder, line.transaction_name),
             "-" if line.holder is None else str(line.holder),
-            line.transaction_name or "-",
             duration(state.now - since[line.holder]) if line.holder in since else "-",
             f"{line.holders:,}",
         ]
@@ -191,9 +195,9 @@ def _waits(waits: Waits, now_ms: float) -> Part:
         edges.setdefault(edge.waiter, []).append(edge)
     rows = []
     for node in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
-        who = [str(node.id), node.transaction_name or "-", duration(now_ms - node.since)]
+        who = [_called(node.id, node.transaction_name), str(node.id), duration(now_ms - node.since)]
         if node.id not in edges:
-            rows.append([*who, "-", "-", *node.resources[:1], *["-"] * (3 - len(node.resources[:1]))])
+            rows.append([*who, "-", "-", "", *node.resources[:1], *["-"] * (3 - len(node.resources[:1]))])
             continue
         first, *others = edges[node.id]
         more = max(len(others), (node.blockers_total or 0) - 1)
@@ -201,12 +205,18 @@ def _waits(waits: Waits, now_ms: float) -> Part:
         rows.append(
             [
                 *who,
-                str(first.blocker) + (f" +{more:,}" if more else ""),
-                (blocker.transaction_name if blocker else None) or "-",
+                _called(first.blocker, blocker.transaction_name if blocker else None),
+                str(first.blocker),
+                f"+{more:,}" if more else "",
                 *[f"{first.mode}:{first.resource}", first.state, duration(now_ms - first.since)],
             ]
         )
     return Part("Who waits longest, and for whom", WAITS, rows, "Nobody waits.", waits.queue_total)
+
+
+def _called(id_: int, transaction: str | UnsetType | None) -> str:
+    """A request by the name of its transaction, else by its id."""
+    return transaction or f"#{id_}"
 
 
 def _hot(hot: HotList) -> Part:

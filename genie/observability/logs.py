@@ -30,6 +30,7 @@ def configure(level: str, form: str) -> None:
         logger = lambda *_: _Surviving(structlog.PrintLogger(sys.stdout))  # noqa: E731
     else:
         processors += [
+            _event_first,
             # without the values of variables, which may be anything: the password of Redis, too
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(serializer=_dumps),
@@ -56,6 +57,11 @@ class _Surviving:
             self._write = lambda _: None
 
     debug = info = warning = error = msg
+
+
+def _event_first(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Put `event` before the other fields, so that a line can be read from its beginning."""
+    return {"event": event_dict.pop("event", None), **event_dict}
 
 
 def _dumps(value: object, **_: object) -> bytes:

@@ -73,17 +73,36 @@ class Server:
         self._stopped = asyncio.Event()
         self._failure: BaseException | None = None
 
+    def take_address(self) -> None:
+        """Bind the address without listening on it yet. OSError where another process has it."""
+        self._sock = self._bind_to(self.settings.host, self.settings.port)
+        try:
+            if self._bind_to is bind:
+                self._guard = guard(self._sock.getsockname()[:2])
+        except BaseException:
+            self.give_up_address()
+            raise
+
+    def give_up_address(self) -> None:
+        """Undo `take_address`, where the server does not start after all."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
     async def start(self) -> tuple[str, int]:
         """Listen, when it is known whether this server leads or whom it follows; returns the address.
 
-        OSError where the address can't be had. It is taken first, so that a second server by mistake fails before it
-        has touched the store.
+        OSError where the address can't be had. It is taken first, unless `take_address` has done so, so that a second
+        server by mistake fails before it has touched the store.
         """
-        self._sock = self._bind_to(self.settings.host, self.settings.port)
+        if self._sock is None:
+            self.take_address()
+        assert self._sock is not None  # noqa: S101 - it was taken
         host, port = self._sock.getsockname()[:2]
         try:
-            if self._bind_to is bind:
-                self._guard = guard((host, port))
             gc.collect()
             gc.set_threshold(*GC_THRESHOLD)
             node = this_node((host, port), self.settings.advertise, round(self.settings.lease * 1000))

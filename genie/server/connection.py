@@ -16,7 +16,7 @@ from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Hello, Within, http_refused, is_http, read_hello
 from genie.protocol.framing import Lines, LineTooLong
-from genie.server.door import GONE, HELLO_LINE, STRANGER
+from genie.server.door import GONE, HELLO_LINE, NO_HELLO, Denial
 from genie.server.outlet import Outlet
 from genie.server.refusal import AWAY, refusal
 from genie.server.session import Session
@@ -146,9 +146,8 @@ class Connection(Outlet):
             self._ask(self._door)
         for level, option, value in KEEPALIVE:
             transport.get_extra_info("socket").setsockopt(level, option, value)
-        tell = log.info if self.desk.leads else log.debug  # who looks for the leader comes again and again
         named = {} if self.certificate is None else {"certificate": self.certificate}
-        tell("connection", peer=peer, open=len(self._registry), **named)
+        log.debug("connection", peer=peer, open=len(self._registry), **named)
 
     def data_received(self, data: bytes) -> None:
         """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""
@@ -198,11 +197,12 @@ class Connection(Outlet):
         """Tell the desk that nobody is there any more."""
         self.desk.gone(self)
 
-    def refuse(self) -> None:
-        """Send a stranger away. No desk has heard of it: what it says costs nobody anything."""
+    def refuse(self, denial: Denial = NO_HELLO) -> None:
+        """Reject and close a connection that was not authenticated. No desk has heard of it."""
         if self._transport is not None and not self._transport.is_closing():
-            log.warning("a stranger was refused", peer=self._transport.get_extra_info("peername"))
-            self._turn_away(STRANGER)
+            peer = self._transport.get_extra_info("peername")
+            log.warning("authentication failed", reason=denial.reason, peer=peer)
+            self._turn_away(denial.error)
 
     def unavailable(self, item: Item, why: str = AWAY) -> RequestRejected | None:
         """Return the answer to what this connection submitted where it can't be executed; None where there is none.
@@ -265,7 +265,7 @@ class Connection(Outlet):
         if end >= 0 and not too_long:
             principal = entrance.enters(bytes(line), principal)
         if principal is None:
-            self.refuse()
+            self.refuse(entrance.denial(bytes(line)) if end >= 0 and not too_long else NO_HELLO)
             return b""
         if principal is not self.principal:
             self.principal, self.certificate = principal, None
@@ -297,7 +297,10 @@ class Connection(Outlet):
                 if self.state is ConnectionState.AWAIT_HELLO:
                     self.state = ConnectionState.READY
                     return lines[index:]
-                self._answer(refusal(line, "hello was rejected; it must be sent again first"))
+                if self.desk.leads:
+                    self._answer(refusal(line, "hello was rejected; it must be sent again first"))
+                else:
+                    self.desk.submit(self, [line], 0)  # it knows the leader
             else:
                 self._greet(hello)
                 if self.state is ConnectionState.READY:

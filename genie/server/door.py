@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from genie.access import Access, Principal
 from genie.errors import Code, RequestRejected
-from genie.protocol.fields import hello_token
+from genie.protocol.fields import hello_token, is_hello
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -24,11 +24,26 @@ HELLO_LINE = 4096
 HELLO_S = 10.0
 """How long a stranger may take to say `hello`."""
 
-STRANGER = RequestRejected(
-    Code.UNAUTHORIZED,
-    'the first line must be hello with a token of this server: {"command":"hello","payload":{"token":"…"}}',
+
+class Denial(NamedTuple):
+    """Why a connection was not authenticated: `reason` for the log, `error` for the client."""
+
+    reason: str
+    error: RequestRejected
+
+
+NO_HELLO = Denial(
+    "no hello",
+    RequestRejected(
+        Code.UNAUTHORIZED,
+        'the first line must be hello with a token of this server: {"command":"hello","payload":{"token":"…"}}',
+    ),
 )
-"""The same whatever was wrong: a guess is not told how good it was."""
+NO_TOKEN = Denial(
+    "no token", RequestRejected(Code.UNAUTHORIZED, "hello carried no token, and this server requires one: a string")
+)
+UNKNOWN_TOKEN = Denial("unknown token", RequestRejected(Code.UNAUTHORIZED, "the token of hello is not known"))
+"""The same for every token that is not known: the answer to a guess does not depend on the guess."""
 
 GONE = RequestRejected(Code.UNAUTHORIZED, "this name, or what it was doing, is not allowed any more")
 
@@ -64,6 +79,12 @@ class Door:
         """
         token = hello_token(line)
         return known if token is None else self.access.by_token(token)
+
+    def denial(self, line: bytes) -> Denial:
+        """Return why this first line, of a permitted length, did not authenticate its connection."""
+        if not is_hello(line):
+            return NO_HELLO
+        return NO_TOKEN if hello_token(line) is None else UNKNOWN_TOKEN
 
     def again(self, principal: Principal, certificate: str | None) -> Principal | None:
         """Who has come in before, as the file says now; None: it does not know them any more."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from genie.core import WAITING, Blocker, Request
+from genie.core import WAITING, Blocker, Request, Wait
 from genie.core.blame import COUNTED, glance
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def _slow(pump: Pump, request: Request, now: float) -> dict[str, Any]:
     return {
         "id": request.id,
         "transaction": request.transaction,
+        **({} if request.note is None else {"note": request.note}),
         "waited_ms": round(now - request.since),
         "resources": [f"{request.mode(name)}:{name}" for name in names[:MOST_NAMES]],
         "resources_total": len(names),
@@ -102,6 +103,7 @@ def _blocker(blocker: Blocker) -> dict[str, Any]:
         "resource": f"{blocker.mode}:{blocker.resource}",
         "state": "held" if blocker.held else "queued",
         "since_unix_ms": blocker.since_unix_ms,
+        **({} if blocker.note is None else {"note": blocker.note}),
     }
 
 
@@ -111,8 +113,11 @@ def _deadlock(deadlock: Deadlock) -> dict[str, Any]:
         "id": deadlock.id,
         "transaction": deadlock.transaction,
         "cycle": deadlock.cycle.owners[:MOST_STEPS],
-        "waits": [
-            {"waiter": wait.waiter, "resource": wait.resource, "holder": wait.holder} for wait in waits[:MOST_STEPS]
-        ],
+        "waits": [_step(wait) for wait in waits[:MOST_STEPS]],
         "steps": len(waits),
     }
+
+
+def _step(wait: Wait) -> dict[str, Any]:
+    step = {"waiter": wait.waiter, "resource": wait.resource, "holder": wait.holder}
+    return step if wait.note is None else {**step, "note": wait.note}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 
 import click
 
 from genie.testing.judges import judge
-from genie.testing.plan import plan
+from genie.testing.plan import CHOOSING, REPLICATED, plan
 from genie.testing.world import World
 
 
@@ -19,32 +20,49 @@ def run(seed: int) -> tuple[World, list[str]]:
     return world, [*judge(world.history), *problems]
 
 
+def seeds_of_all_kinds() -> Iterator[int]:
+    """Seeds without end, of the three kinds of worlds in turn: plain ones, those in which clients also take any of several
+    resources, and those with three Redises and sentinels.
+    """
+    for number in itertools.count():
+        yield from (1 + number, CHOOSING + number, REPLICATED + number)
+
+
 @click.command()
 @click.option("--seed", type=int, help="Run this world, and show its history.")
-@click.option("--first", type=int, default=1, show_default=True, help="The first seed.")
+@click.option(
+    "--first", type=int, help="The first of consecutive seeds; without it, seeds of all kinds of worlds in turn."
+)
 @click.option("--seeds", type=int, help="How many worlds; without this and --seconds, for ever.")
 @click.option("--seconds", type=float, help="For how long.")
 @click.option("--stop", is_flag=True, help="Stop at the first world that goes wrong.")
 @click.option("--tail", type=int, default=60, show_default=True, help="Lines of a history that are shown.")
 @click.option("--about", type=int, help="Show only what is about this id, and the faults.")
 def main(
-    seed: int | None, first: int, seeds: int | None, seconds: float | None, stop: bool, tail: int, about: int | None
+    seed: int | None,
+    first: int | None,
+    seeds: int | None,
+    seconds: float | None,
+    stop: bool,
+    tail: int,
+    about: int | None,
 ) -> None:
     """Simulate worlds of servers, clients and a Redis in which things break. Exits with 1 where something went wrong."""
     if seed is not None:
         first, seeds = seed, 1
     began, failed = time.perf_counter(), 0
-    for number in itertools.count(1) if seeds is None else range(1, seeds + 1):
+    wanted = seeds_of_all_kinds() if first is None else itertools.count(first)
+    for number, this in enumerate(itertools.islice(wanted, seeds), 1):
         if seconds is not None and time.perf_counter() - began > seconds:
             break
-        world, problems = run(first + number - 1)
+        world, problems = run(this)
         if problems or seed is not None:
             click.echo(world.history.tail(tail, about=about))
         for problem in problems[:10]:
             click.echo(f"*** {problem}")
         if problems:
             failed += 1
-            click.echo(f"again: python -m genie.testing.soak --seed {first + number - 1}")
+            click.echo(f"again: python -m genie.testing.soak --seed {this}")
             if stop:
                 break
         if number % 50 == 0 or number == seeds:

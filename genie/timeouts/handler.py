@@ -20,12 +20,13 @@ from genie.client.aio import Client
 from genie.client.lock import Lock
 from genie.errors import ConnectionLost, LockLost, QueueTimeout, Unavailable
 from genie.timeouts.databases.opening import open_database, plainly
-from genie.timeouts.errors import TurnLost
+from genie.timeouts.errors import DatabaseFailed, TurnLost
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.look import Look
 from genie.timeouts.opened import prepare
 from genie.timeouts.plan import ExpiredTransfer
 from genie.timeouts.reading import Reading
+from genie.timeouts.sweep import SCAN_INTERVAL_S, Scan
 from genie.timeouts.writing import Writing
 
 HOLD_S = 30.0
@@ -33,6 +34,9 @@ HOLD_S = 30.0
 
 MOST_S = 600.0
 """A bound: what reading or writing may take in a run."""
+
+MAX_SCAN_S = 10.0
+"""Seconds that one slice of the comparison between two runs may take: a handler that is stopped waits for it."""
 
 MOST_BATCH = 1_000_000
 
@@ -103,6 +107,7 @@ class TimeoutHandler:
         self._running = False
         self._opened = False
         self._opening = asyncio.Lock()
+        self._next_scan = 0.0
 
     async def __aenter__(self) -> Self:
         try:
@@ -131,6 +136,8 @@ class TimeoutHandler:
     async def run(self, told: Callable[[TimeoutRun | Exception | None], object]) -> None:
         """Run again and again, until it is cancelled: at once while it is behind, else `every` so many seconds.
 
+        In between it looks for dates that were moved in the ledger, and runs at once if it finds one.
+
         `told` hears of each run: what it has done, None where another replica was at it, or what went wrong. Nothing
         that goes wrong ends it.
         """
@@ -141,8 +148,37 @@ class TimeoutHandler:
             except Exception as error:  # noqa: BLE001 - told, and tried again
                 came = error
             told(came)
-            if not (isinstance(came, TimeoutRun) and came.behind):
+            if not isinstance(came, TimeoutRun):
                 await asyncio.sleep(self._every)
+            elif not came.behind:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait until the next run: `every` seconds, or until a moved date is found.
+
+        Until then all dates are compared with the ledger's, once at most, slice by slice. Where that fails the next run
+        says why.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._every
+        scan = self._reading.start_scan()
+        while not scan.complete:
+            await asyncio.sleep(max(0.0, min(end, self._next_scan) - loop.time()))
+            if loop.time() >= end:
+                return
+            self._next_scan = loop.time() + SCAN_INTERVAL_S
+            try:
+                await _to_its_end(self._scan(scan))  # a connection that is being opened can't be given up cleanly
+            except DatabaseFailed:
+                break
+            if scan.found:
+                return
+        await asyncio.sleep(max(0.0, end - loop.time()))
+
+    async def _scan(self, scan: Scan) -> None:
+        with plainly(self._database):
+            async with asyncio.timeout(MAX_SCAN_S):
+                await self._reading.scan(scan)
 
     async def run_once(self) -> TimeoutRun | None:
         """Do what is to be done now. None, where another replica is at it.
@@ -189,23 +225,26 @@ class TimeoutHandler:
         refused = await self._hand_over(list(look.plan.expired.values()))
         plan = look.plan
         more_due = look.due_to is not None or len(plan.expired) == self._batch
-        done = TimeoutRun(
-            interval=(look.segment.value, look.last),
-            cleaned=len(plan.delete),
-            inserted=len(plan.insert),
-            expired=len(plan.expired),
-            refused=len(refused),
-            behind=look.changes == self._batch or (more_due and not refused),
-        )
+        behind = look.changes == self._batch or (more_due and not refused) or look.unchecked
+        done: list[TimeoutRun] = []
 
         async def write() -> None:
             if not look.nothing:
                 await self._write(look, plan.expired.keys() - refused, lock)
             self._reading.go_on(look, bool(refused))
-            written(done)
+            run = TimeoutRun(
+                interval=(look.segment.start, look.last),
+                cleaned=len(plan.delete),
+                inserted=len(plan.insert),
+                expired=len(plan.expired),
+                refused=len(refused),
+                behind=behind or self._reading.catching_up,
+            )
+            done.append(run)
+            written(run)
 
         await _to_its_end(write())
-        return done
+        return done[0]
 
     async def _write(self, look: Look, dealt_with: set[str], lock: Lock | None) -> None:
         def check() -> None:

@@ -7,6 +7,7 @@ ledger of other names says which is which.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from genie.timeouts.tables import NAMES, Tables
 
@@ -31,7 +32,8 @@ class Ledger:
 
     `names` maps a table, or `table.column`, to what this ledger calls it, for those that it calls otherwise:
     `{"transfer": "transfers", "transfer.expirationDate": "expires_at"}`. States are compared as they are written.
-    ValueError, where a name is none of ours, or a state means two things.
+    `time_zone` is the IANA name of the zone in which the ledger writes expiration dates, as in "Africa/Nairobi".
+    ValueError, where a name is none of ours, a state means two things, or the time zone is unknown.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Ledger:
         names: Mapping[str, str] | None = None,
         processing_states: Iterable[str] = PROCESSING_STATES,
         final_states: Iterable[str] = FINAL_STATES,
+        time_zone: str = "UTC",
     ) -> None:
         own = dict(names or {})
         unknown = sorted(set(own) - set(NAMES))
@@ -48,7 +51,7 @@ class Ledger:
         if not all(own.values()):
             raise ValueError(f"{', '.join(name for name in own if not own[name])}: a name can't be empty")
         _check_distinct(own)
-        self.tables = Tables(own)
+        self.tables = Tables(own, _zone(time_zone))
         self.processing_states = _states("processing_states", processing_states)
         self.final_states = _states("final_states", final_states)
         both = sorted(set(self.processing_states) & set(self.final_states))
@@ -65,6 +68,17 @@ def _check_distinct(own: Mapping[str, str]) -> None:
         if place in found:
             raise ValueError(f"{found[place]} and {name} can't both be called {place[1]!r}")
         found[place] = name
+
+
+def _zone(name: str) -> ZoneInfo | None:
+    """None for UTC, which needs no conversion."""
+    try:
+        zone = ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(
+            f"time_zone: {name!r} is no time zone; one is named as in the IANA database: UTC, Europe/Berlin, Etc/GMT-3"
+        ) from None
+    return None if name == "UTC" else zone
 
 
 def _states(field: str, states: Iterable[str]) -> tuple[str, ...]:

@@ -24,8 +24,12 @@ async def prepare(database: Database, ledger: Ledger) -> None:
 
 
 @asynccontextmanager
-async def opened(url: str, ledger: Ledger, *, create: bool = False) -> AsyncIterator[Database]:
+async def opened(
+    url: str, ledger: Ledger, *, create: bool = False, handler_tables: bool = True
+) -> AsyncIterator[Database]:
     """The database of a URL until the block ends. With `create` its tables are made ready; else they are only checked.
+
+    Without `handler_tables` only the ledger's own two tables have to be there.
 
     WrongSchema or DatabaseFailed, and ValueError for a URL that can't be right.
     """
@@ -39,7 +43,9 @@ async def opened(url: str, ledger: Ledger, *, create: bool = False) -> AsyncIter
             with plainly(database):
                 await database.reach()
                 async with database.reading() as connection:
-                    await connection.run_sync(check, ledger.tables)
+                    await connection.run_sync(
+                        check, ledger.tables, ledger.tables.all if handler_tables else ledger.tables.of_ledger
+                    )
         yield database
     finally:
         await database.close()

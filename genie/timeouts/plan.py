@@ -23,52 +23,103 @@ class ExpiredTransfer:
 
 
 class Found(NamedTuple):
-    """A transfer: its date and its last state in the ledger, and our row for it, if there is one."""
+    """A transfer: its date and its last state change in the ledger, and our row for it, if there is one.
+
+    `change`: the number of the last state change; `state`: its state. Of our row: its number `timeout_id`, its copy
+    `kept` of the date, `handed_over`, and `known`, the last state change when the row was written (None in rows of
+    another implementation). `final`: the last final state change of an interval that was read, if it has one there.
+    """
 
     transfer_id: str
     expires: datetime | None
     state: str
+    change: int
     timeout_id: int | None
     kept: datetime | None
     handed_over: datetime | None
+    known: int | None
+    final: int | None
+
+    @property
+    def moved(self) -> bool:
+        """Whether the ledger's date is not the copy's. After the transfer was handed over only a later one counts."""
+        if self.expires is None or self.timeout_id is None:
+            return False
+        if self.kept is None:
+            return True
+        by = self.expires - self.kept
+        return by >= EXACT or (by <= -EXACT and self.handed_over is None)
+
+    @property
+    def final_since(self) -> bool:
+        """Whether it was final after the state in which it was handed over."""
+        return self.final is not None and self.final > (self.known or 0)
 
 
 @dataclass(slots=True)
 class Plan:
     """What is to be written. Numbers are those of the rows of `transferTimeout`."""
 
-    insert: dict[str, datetime] = field(default_factory=dict)
-    """Expiration dates by transfer: in processing, and not taken in yet."""
+    insert: dict[str, Found] = field(default_factory=dict)
+    """By transfer: in processing, and not taken in yet."""
     delete: list[int] = field(default_factory=list)
     """What has become final."""
     refresh: list[int] = field(default_factory=list)
     """Whose date has changed in the ledger."""
+    reopen: list[int] = field(default_factory=list)
+    """What was handed over and waits again: it was final meanwhile, or its date is a later one."""
+    check: list[Found] = field(default_factory=list)
+    """Rows of another implementation that stay: they are checked now."""
     expired: dict[str, ExpiredTransfer] = field(default_factory=dict)
     """To be handed over, the longest expired first."""
-    rows: dict[str, int] = field(default_factory=dict)
-    """The rows of those that are handed over and were there already."""
+    rows: dict[str, Found] = field(default_factory=dict)
+    """Those that are handed over and have a row already."""
 
     def __bool__(self) -> bool:
-        return bool(self.insert or self.delete or self.refresh or self.expired)
+        return bool(self.insert or self.delete or self.refresh or self.reopen or self.check or self.expired)
 
 
 def plan(found: Iterable[Found], now: datetime, ledger: Ledger, most: int) -> Plan:
     """What follows from what was found: `most` transfers are handed over. What was found twice counts as found last."""
-    made, expired = Plan(), []
-    for one in {each.transfer_id: each for each in found}.values():
-        if one.state in ledger.final_states:
-            if one.timeout_id is not None:
-                made.delete.append(one.timeout_id)
-        elif one.state in ledger.processing_states and one.expires is not None:
-            if one.timeout_id is None:
-                made.insert[one.transfer_id] = one.expires
-            elif one.kept is None or abs(one.kept - one.expires) >= EXACT:
-                made.refresh.append(one.timeout_id)
-            if one.handed_over is None and one.expires < now:
+    made = Plan()
+    expired: list[tuple[datetime, Found]] = []
+    for one in _by_transfer(found).values():
+        if one.state not in ledger.final_states:
+            waits = _keep(one, made, in_processing=one.state in ledger.processing_states)
+            if waits and one.expires is not None and one.expires < now:
                 expired.append((one.expires, one))
+        elif one.timeout_id is not None:
+            made.delete.append(one.timeout_id)
     expired.sort(key=lambda each: (each[0], each[1].transfer_id))
     for expires, one in expired[:most]:
         made.expired[one.transfer_id] = ExpiredTransfer(one.transfer_id, expires, one.state)
         if one.timeout_id is not None:
-            made.rows[one.transfer_id] = one.timeout_id
+            made.rows[one.transfer_id] = one
     return made
+
+
+def _by_transfer(found: Iterable[Found]) -> dict[str, Found]:
+    """What was found last of each transfer, with the last final state change that any of the queries has found."""
+    last: dict[str, Found] = {}
+    for one in found:
+        before = last.get(one.transfer_id)
+        if before is not None and before.final is not None:
+            one = one._replace(final=max(before.final, one.final or 0))  # noqa: PLW2901 - the same, completed
+        last[one.transfer_id] = one
+    return last
+
+
+def _keep(one: Found, made: Plan, *, in_processing: bool) -> bool:
+    """Plan the row of a transfer that is not final; returns whether it is to be handed over once its date has passed."""
+    if one.timeout_id is None:
+        if in_processing and one.expires is not None:
+            made.insert[one.transfer_id] = one
+        return in_processing
+    if one.known is None:
+        made.check.append(one)
+    reopened = one.handed_over is not None and (one.final_since or one.moved)
+    if reopened:
+        made.reopen.append(one.timeout_id)
+    if one.moved:
+        made.refresh.append(one.timeout_id)
+    return in_processing and (one.handed_over is None or reopened)

@@ -16,9 +16,7 @@ from genie.timeouts.ledger import Ledger
 from genie.timeouts.look import Look, Segment
 from genie.timeouts.plan import Found, plan
 from genie.timeouts.steps import Steps
-
-COMPARED = 1_000
-"""Rows whose dates are compared with the ledger's in a run. (A date that was moved back is noticed by that alone.)"""
+from genie.timeouts.sweep import ROWS_PER_SCAN, Compared, Scan, Sweep
 
 
 class Reading:
@@ -28,8 +26,13 @@ class Reading:
         self._ledger, self._database = ledger, database
         self._steps = Steps(ledger, database)
         self._batch, self._open_for = batch, open_for
-        self._compared: int | None = None
+        self._sweep = Sweep(batch)
         self._due_behind: tuple[datetime, int] | None = None
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether the next run compares a whole batch of dates, because the last one has found moved ones."""
+        return self._sweep.catching_up
 
     def go_on(self, look: Look, refused: bool) -> None:
         """What was found is dealt with, but for what was refused: that does not keep the rest from its turn.
@@ -38,31 +41,36 @@ class Reading:
         """
         again = refused or not look.plan or self._due_behind is not None
         self._due_behind = look.due_to if again else None
+        self._sweep.advance(look.compared)
 
     async def look(self) -> Look:
         """See what is new, what is due, and what has changed."""
         async with self._database.reading() as connection:
             segment = Segment.of((await connection.execute(self._steps.segment())).first())
-            found = await connection.execute(self._steps.new_changes(segment.value, self._batch))
+            found = await connection.execute(self._steps.new_changes(segment.start, self._batch))
             changes, last = found.one()
             # Asked behind that: what may still appear among those changes belongs to transactions that are open now.
             now = (await connection.execute(self._steps.now())).scalar_one()
             recounted = await self._recount(connection, now)
             rows = await self._rows(connection, self._steps.due(now, self._batch, self._due_behind))
             due_to = _place(rows[-1]) if len(rows) == self._batch else None
-            rows += await self._moved(connection)
+            of_others = await self._rows(connection, self._steps.unchecked(self._batch))
+            moved, compared = await self._compare(connection)
+            rows += [*of_others, *moved]
             stretches = [(one.first, one.last) for one, _ in recounted.again]
             if changes:
-                stretches.append((segment.value, last))
+                stretches.append((segment.start, last))
             for stretch in stretches:
                 rows += await self._rows(connection, self._steps.done(*stretch))
                 rows += await self._rows(connection, self._steps.new(*stretch, now))
         return Look(
             now=now,
             segment=segment,
-            last=last if changes else segment.value,
+            last=last if changes else segment.start,
             changes=changes,
             due_to=due_to,
+            unchecked=len(of_others) == self._batch,
+            compared=compared,
             recounted=recounted,
             plan=plan(rows, now, self._ledger, self._batch),
         )
@@ -78,20 +86,42 @@ class Reading:
         counts = dict(found.all())
         return recount(((one, counts[number]) for number, one in enumerate(counted)), now, self._open_for)
 
-    async def _moved(self, connection: AsyncConnection) -> list[Found]:
-        """Compare some dates with the ledger's: the next ones each time, around and around, from anywhere."""
-        if self._compared is None:
+    def start_scan(self) -> Scan:
+        """Begin to compare all dates between two runs."""
+        return Scan(self._sweep.position)
+
+    async def scan(self, scan: Scan) -> None:
+        """Compare the dates of the next slice of rows. If one was moved, the next run begins with its row."""
+        async with self._database.reading() as connection:
+            first = await self._position(connection)
+            last = (await connection.execute(self._steps.end_of_some(first, ROWS_PER_SCAN))).scalar()
+            moved = (await connection.execute(self._steps.first_moved(first, last))).scalar()
+        if moved is not None:
+            self._sweep.found(moved)
+            scan.found = True
+        else:
+            self._sweep.position = last or 0
+            scan.advance(first, last)
+
+    async def _position(self, connection: AsyncConnection) -> int:
+        """The row after which dates are compared: in the beginning any, so that restarts don't keep it at the first."""
+        if self._sweep.position is None:
             newest = (await connection.execute(self._steps.newest_kept())).scalar() or 0
-            self._compared = random.randint(0, newest)  # noqa: S311 - no secret
-        first = self._compared
-        last = (await connection.execute(self._steps.end_of_some(first, COMPARED))).scalar()
+            self._sweep.position = random.randint(0, newest)  # noqa: S311 - no secret
+        return self._sweep.position
+
+    async def _compare(self, connection: AsyncConnection) -> tuple[list[Found], Compared]:
+        """Compare the dates of the next rows with the ledger's, from the beginning again after the end."""
+        first, most = await self._position(connection), self._sweep.rows
+        last = (await connection.execute(self._steps.end_of_some(first, most))).scalar()
         rows = await self._rows(connection, self._steps.moved(first, last))
-        if last is None and first:
-            last = (await connection.execute(self._steps.end_of_some(0, COMPARED))).scalar()
-            last = first if last is None else min(first, last)
+        wrapped, whole = last is None, last is None and not first
+        if wrapped and first:
+            end = (await connection.execute(self._steps.end_of_some(0, most))).scalar()
+            whole = end is None or end >= first
+            last = first if whole else end
             rows += await self._rows(connection, self._steps.moved(0, last))
-        self._compared = last or 0
-        return rows
+        return rows, Compared(first=first, last=last or 0, wrapped=wrapped, whole=whole, moved=len(rows))
 
     async def _rows(self, connection: AsyncConnection, query: Select[Any]) -> list[Found]:
         rows: Sequence[Any] = (await connection.execute(query)).all()

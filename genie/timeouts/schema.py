@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sqlalchemy import (
     BigInteger,
@@ -10,6 +10,7 @@ from sqlalchemy import (
     Connection,
     Date,
     DateTime,
+    Dialect,
     Index,
     Inspector,
     Integer,
@@ -20,7 +21,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy import inspect as inspector
-from sqlalchemy.dialects.mysql import VARCHAR
+from sqlalchemy.dialects.mysql import TIMESTAMP, VARCHAR
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
@@ -54,11 +55,20 @@ def ensure(connection: Connection, tables: Tables) -> None:
             connection.execute(CreateIndex(index))
 
 
-def check(connection: Connection, tables: Tables) -> None:
-    """Say in one WrongSchema all that is absent and all that is wrong, and change nothing."""
+def has_handler_tables(connection: Connection, tables: Tables) -> bool:
+    """Return whether a handler of this package has made its tables ready."""
+    try:
+        check(connection, tables, tables.all)
+    except WrongSchema:
+        return False
+    return True
+
+
+def check(connection: Connection, tables: Tables, needed: Sequence[Table]) -> None:
+    """Say in one WrongSchema all that is absent and all that is wrong with the tables needed, and change nothing."""
     look = inspector(connection)
-    there = [table for table in tables.all if look.has_table(table.name)]
-    wrong = [f"there is no table {table.name}" for table in tables.all if table not in there]
+    there = [table for table in needed if look.has_table(table.name)]
+    wrong = [f"there is no table {table.name}" for table in needed if table not in there]
     for table in there:
         found = {column["name"] for column in look.get_columns(table.name)}
         added = (column.name for column in table.columns if column.nullable and column.name not in found)
@@ -69,10 +79,9 @@ def check(connection: Connection, tables: Tables) -> None:
 
 
 def _missing(connection: Connection, tables: Tables, there: list[Table]) -> list[Table]:
-    of_ledger = [tables.transfer, tables.state_change]
-    missing = [table for table in of_ledger if table not in there]
-    own = any(table.name != table.info["name"] for table in of_ledger)
-    return missing if own or any(_has_rows(connection, table) for table in of_ledger if table in there) else []
+    missing = [table for table in tables.of_ledger if table not in there]
+    own = any(table.name != table.info["name"] for table in tables.of_ledger)
+    return missing if own or any(_has_rows(connection, table) for table in tables.of_ledger if table in there) else []
 
 
 def _has_rows(connection: Connection, table: Table) -> bool:
@@ -107,6 +116,7 @@ def _problems(look: Inspector, table: Table, tables: Tables) -> Iterator[str]:
     for column in table.columns:
         if column.name in found:
             yield from _column_problems(column, found[column.name])
+            yield from _zone_problems(column, found[column.name], look.dialect)
         elif not column.nullable and column.info.get("needed", True):
             yield f"column {column.name} is missing"
     (key,) = (column.name for column in table.primary_key)
@@ -131,6 +141,16 @@ def _column_problems(column: Column[object], found: ReflectedColumn) -> Iterator
     said, types = kinds
     if not isinstance(found["type"], types) or isinstance(found["type"], Date):
         yield f"column {column.name} is {found['type']}, it must be {said}"
+
+
+def _zone_problems(column: Column[object], found: ReflectedColumn, dialect: Dialect) -> Iterator[str]:
+    """What holds instants, whatever the time zone of the session, can't hold local times."""
+    if not isinstance(column.type, Utc) or column.type.zone is None:
+        return
+    in_mysql = dialect.name in ("mysql", "mariadb") and isinstance(found["type"], TIMESTAMP)
+    if in_mysql or getattr(found["type"], "timezone", False):
+        zone = column.type.zone.key
+        yield f"column {column.name} is {found['type']}, which is in UTC already: leave out the time zone {zone}"
 
 
 def _indexes(look: Inspector, table: Table) -> list[Index]:

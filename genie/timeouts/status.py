@@ -40,7 +40,7 @@ async def status(database: Database, ledger: Ledger) -> Status:
     found = waiting(ledger, database)
     with plainly(database):
         async with database.reading() as connection:
-            segment = Segment.of((await connection.execute(steps.segment())).first()).value
+            segment = Segment.of((await connection.execute(steps.segment())).first()).start
             now = (await connection.execute(steps.now())).scalar_one()
             lag = (await connection.execute(select(func.count()).where(number > segment))).scalar_one()
             counts = select(func.count(), func.count(handed_over)).select_from(tables.timeout)

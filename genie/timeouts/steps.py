@@ -20,6 +20,7 @@ from sqlalchemy import (
     and_,
     func,
     literal,
+    null,
     or_,
     select,
     union_all,
@@ -28,6 +29,7 @@ from sqlalchemy import (
 
 from genie.timeouts.databases.database import Database
 from genie.timeouts.ledger import Ledger
+from genie.timeouts.plan import EXACT
 from genie.timeouts.times import utc_now
 from genie.timeouts.waiting import newest_change
 
@@ -44,12 +46,12 @@ class Steps:
         self._segment, self._timeout = ledger.tables.segment, ledger.tables.timeout
         self._last = self._changes.alias("last")
         self._state = self._last.c.transferStateId
-        self._date = database.date
+        self._date, self._later = database.date, database.later
 
     def segment(self) -> Select[Any]:
         """The row of `segment`, if there is one (steps 1 and 2)."""
         here = and_(*(self._segment.c[key] == value for key, value in SEGMENT.items()))
-        columns = (self._segment.c.segmentId, self._segment.c.value, self._segment.c.fence)
+        columns = (self._segment.c.segmentId, self._segment.c.value, self._segment.c.fence, self._segment.c.readValue)
         return select(*columns).where(here).order_by(self._segment.c.segmentId).limit(1)
 
     def now(self) -> Select[Any]:
@@ -92,12 +94,24 @@ class Steps:
         return _in_order(query.where(or_(kept.c.transferTimeoutId.is_(None), self._moved(kept), due)))
 
     def done(self, first: int, last: int) -> Select[Any]:
-        """Of what is kept: what has a state change above `first`, up to `last`, and is final (step 3)."""
+        """Of what is kept: what has a final state change above `first`, up to `last` (step 3).
+
+        It is final, or was handed over: then it may be in processing again.
+        """
         id, kept = self._changes.c.transferStateChangeId, self._timeout
         final = self._changes.c.transferStateId.in_(self._final)
-        some = select(self._changes.c.transferId).where(id > first, id <= last, final).distinct().subquery()
-        query, _ = self._found(some.join(kept, kept.c.transferId == some.c.transferId), kept, kept)
-        return _in_order(query.where(self._state.in_(self._final)))
+        some = select(self._changes.c.transferId, func.max(id).label("final")).where(id > first, id <= last, final)
+        ends = some.group_by(self._changes.c.transferId).subquery()
+        source = ends.join(kept, kept.c.transferId == ends.c.transferId)
+        query, _ = self._found(source, kept, kept, final=ends.c.final)
+        return _in_order(query.where(or_(self._state.in_(self._final), kept.c.handedOverDate.is_not(None))))
+
+    def unchecked(self, most: int) -> Select[Any]:
+        """Rows of another implementation: their transfers may have become final at or below the segment (step 3)."""
+        kept = self._timeout
+        query, _ = self._found(kept, kept, kept)
+        query = query.where(kept.c.stateChangeId.is_(None))
+        return query.order_by(kept.c.stateChangeId, kept.c.transferTimeoutId).limit(most)
 
     def due(self, now: datetime, most: int, behind: tuple[datetime, int] | None) -> Select[Any]:
         """Of what was taken in: whose date has passed and nobody has dealt with, the longest first (step 7).
@@ -130,6 +144,13 @@ class Steps:
         query = query.where(kept.c.transferTimeoutId > first, self._moved(kept))
         return query if last is None else query.where(kept.c.transferTimeoutId <= last)
 
+    def first_moved(self, first: int, last: int | None) -> Select[Any]:
+        """The number of the first of these rows whose date has changed in the ledger."""
+        kept, id = self._timeout, self._timeout.c.transferTimeoutId
+        joined = kept.join(self._transfer, self._transfer.c.transferId == kept.c.transferId)
+        query = select(id).select_from(joined).where(id > first, self._moved(kept)).order_by(id).limit(1)
+        return query if last is None else query.where(id <= last)
+
     def refresh(self, timeout_ids: Sequence[int]) -> Update:
         """Copy the ledger's dates anew."""
         expires = select(self._date(self._transfer.c.expirationDate))
@@ -145,6 +166,7 @@ class Steps:
         *,
         last: FromClause | None = None,
         outer: bool = False,
+        final: ColumnElement[Any] | None = None,
     ) -> tuple[Select[Any], ColumnElement[Any]]:
         """Transfers as `plan.Found`, and their expiration dates. `last` is their last state change, if it is found already.
 
@@ -158,14 +180,22 @@ class Steps:
             joined = joined.join(last, last.c.transferStateChangeId == newest_change(self._changes, whose))
         expires = self._date(self._transfer.c.expirationDate)
         # By the transfer's own spelling: where 'A' and 'a' are the same, its state changes may have either.
-        columns = (self._transfer.c.transferId, expires, last.c.transferStateId)
-        copy = (kept.c.transferTimeoutId, self._date(kept.c.expirationDate), kept.c.handedOverDate)
-        return select(*columns, *copy).select_from(joined), expires
+        columns = (self._transfer.c.transferId, expires, last.c.transferStateId, last.c.transferStateChangeId)
+        copy = (
+            kept.c.transferTimeoutId,
+            self._date(kept.c.expirationDate),
+            kept.c.handedOverDate,
+            kept.c.stateChangeId,
+        )
+        return select(*columns, *copy, null() if final is None else final).select_from(joined), expires
 
     def _moved(self, kept: FromClause) -> ColumnElement[bool]:
-        """That a date is not the ledger's any more. (As it is written it is compared faster.)"""
-        expires = self._transfer.c.expirationDate
-        return and_(kept.c.expirationDate != expires, self._date(kept.c.expirationDate) != self._date(expires))
+        """That a date is not the ledger's, as `Found.moved` says. (As it is written it is compared faster.)"""
+        expires, copy = self._transfer.c.expirationDate, kept.c.expirationDate
+        theirs, ours = self._date(expires), self._date(copy)
+        later = theirs >= self._later(ours, EXACT)
+        earlier = and_(theirs <= self._later(ours, -EXACT), kept.c.handedOverDate.is_(None))
+        return and_(copy != expires, or_(later, earlier))
 
 
 def _in_order(query: Select[Any]) -> Select[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData, Numeric, String, Table
 
@@ -27,11 +28,16 @@ _COUNTED = {"sqlite_autoincrement": True, **_MYSQL}
 class Tables:
     """`transfer`, `state_change`, `segment`, `timeout` and `interval`. Their columns have the document's names as keys.
 
-    The first two are the ledger's: they are only read. The others are the handler's. `fence` (of `segment`),
-    `handedOverDate` (of `transferTimeout`) and the whole of `timeoutInterval` are not the document's.
+    The first two are the ledger's: they are only read. The others are the handler's. `fence` and `readValue` (of
+    `segment`), `handedOverDate` and `stateChangeId` (of `transferTimeout`) and the whole of `timeoutInterval` are not the
+    document's. `zone`: in which the expiration dates are written, in both tables; UTC, if none.
+
+    `readValue`: the state change up to which this handler has read; `value` is another one where another implementation
+    of the document has moved it. `stateChangeId`: the last state change of the transfer when its row was inserted or
+    handed over; NULL in rows of another implementation, which are checked once.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, str], zone: ZoneInfo | None = None) -> None:
         self._names = names
         self._metadata = MetaData()
         self.transfer = self._table(
@@ -39,7 +45,7 @@ class Tables:
             Column("transferId", String(36), primary_key=True),
             Column("amount", Numeric(18, 2), nullable=False, info=_NOT_NEEDED),
             Column("currencyId", String(3), nullable=False, info=_NOT_NEEDED),
-            Column("expirationDate", Utc, nullable=False),
+            Column("expirationDate", Utc(zone), nullable=False),
             _created(),
             **_MYSQL,
         )
@@ -62,20 +68,23 @@ class Tables:
             Column("value", BigInteger, nullable=False),
             Column("changedDate", Utc, nullable=False, server_default=utc_now()),
             Column("fence", BigInteger),
+            Column("readValue", BigInteger),
             **_COUNTED,
         )
         self.timeout = self._table(
             "transferTimeout",
             Column("transferTimeoutId", ID, primary_key=True, autoincrement=True),
             Column("transferId", String(36), ForeignKey(self.transfer.c.transferId), nullable=False),
-            Column("expirationDate", Utc, nullable=False),
+            Column("expirationDate", Utc(zone), nullable=False),
             Column("createdDate", Utc, nullable=False, server_default=utc_now()),
             Column("handedOverDate", Utc),
+            Column("stateChangeId", BigInteger),
             **_COUNTED,
         )
         waiting = self.timeout.c
         self._index("transfertimeout_transferid_unique", waiting.transferId, unique=True)
         self._index("transfertimeout_due", waiting.handedOverDate, waiting.expirationDate)
+        self._index("transfertimeout_unchecked", waiting.stateChangeId, waiting.transferTimeoutId)
         self.interval = self._table(
             "timeoutInterval",
             Column("timeoutIntervalId", ID, primary_key=True, autoincrement=True),
@@ -92,9 +101,9 @@ class Tables:
         return self.transfer, self.state_change, self.segment, self.timeout, self.interval
 
     @property
-    def of_ours(self) -> tuple[Column[Any], ...]:
-        """Columns that other handlers' tables don't have; they may be empty, so they can be added to any."""
-        return self.segment.c.fence, self.timeout.c.handedOverDate
+    def of_ledger(self) -> tuple[Table, ...]:
+        """Those that are the ledger's own."""
+        return self.transfer, self.state_change
 
     def _table(self, name: str, *columns: Column[Any], **options: Any) -> Table:
         for column in columns:

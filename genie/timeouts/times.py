@@ -1,10 +1,11 @@
-"""Dates as the ledger keeps them, and as Python programs have them: UTC everywhere."""
+"""Dates as the ledger keeps them (in UTC, or in the time zone that it is said to have), and as Python has them: in UTC."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from sqlalchemy import DateTime, Dialect
 from sqlalchemy.dialects.mysql import DATETIME
@@ -25,10 +26,18 @@ class _SqliteDate(UserDefinedType[str]):
 
 
 class Utc(TypeDecorator[datetime]):
-    """A column without a time zone that holds UTC. In Python its values are aware; what is naive counts as UTC."""
+    """A column without a time zone that holds UTC, or local times of `zone`. In Python its values are aware and in UTC.
+
+    In Python a naive value counts as UTC. A local time that occurs twice, when clocks are set back, counts as the
+    second one, and one that is skipped counts as if the clocks had not been set forward yet: so nothing expires early.
+    """
 
     impl = DateTime
     cache_ok = True
+
+    def __init__(self, zone: ZoneInfo | None = None) -> None:
+        super().__init__()
+        self.zone = zone
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         """With microseconds where the kind of database has them."""
@@ -42,8 +51,9 @@ class Utc(TypeDecorator[datetime]):
         """From Python."""
         if value is None:
             return None
-        utc = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
-        return utc.isoformat(" ", "milliseconds") if dialect.name == "sqlite" else utc
+        aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+        plain = _moved_to(self.zone or UTC, aware).replace(tzinfo=None)
+        return plain.isoformat(" ", "milliseconds") if dialect.name == "sqlite" else plain
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - its signature
         """To Python."""
@@ -53,8 +63,23 @@ class Utc(TypeDecorator[datetime]):
             with suppress(ValueError):
                 value = datetime.fromisoformat(value)
         if not isinstance(value, datetime):
-            raise WrongDate(f"{value!r} is no date: one is written as 'YYYY-MM-DD HH:MM:SS', in UTC")
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+            zone = "UTC" if self.zone is None else self.zone.key
+            raise WrongDate(f"{value!r} is no date: one is written as 'YYYY-MM-DD HH:MM:SS', in {zone}")
+        if self.zone is None:
+            return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        if value.tzinfo is not None:
+            raise WrongDate(
+                f"'{value}' has an offset from UTC: with the time zone {self.zone.key} dates must have none"
+            )
+        return max(_moved_to(UTC, value.replace(tzinfo=self.zone, fold=fold)) for fold in (0, 1))
+
+
+def _moved_to(zone: tzinfo, value: datetime) -> datetime:
+    """In another time zone. What Python has no dates for there is the first or the last that it has."""
+    try:
+        return value.astimezone(zone)
+    except OverflowError:
+        return datetime.min.replace(tzinfo=zone) if value.year == 1 else datetime.max.replace(tzinfo=zone)
 
 
 class utc_now(FunctionElement[datetime]):  # noqa: N801 - named as SQL's functions are

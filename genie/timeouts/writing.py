@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import delete, insert, update
@@ -14,6 +15,7 @@ from genie.timeouts.databases.database import Database
 from genie.timeouts.errors import TurnLost
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.look import Look, Segment
+from genie.timeouts.plan import Found
 from genie.timeouts.steps import SEGMENT, Steps
 
 MOST = 5_000
@@ -49,10 +51,15 @@ class Writing:
             found = Segment.of((await connection.execute(self._steps.segment().with_for_update())).first())
             if fence is not None and found.fence is not None and found.fence > fence:
                 raise TurnLost(f"a run with fence {found.fence} has been here, and this one has {fence}")
-            if (found.id, found.value) != (look.segment.id, look.segment.value):
+            if (found.id, found.value, found.read) != (look.segment.id, look.segment.value, look.segment.read):
                 raise TurnLost(f"another run has moved the segment from {look.segment.value} to {found.value}")
             yield connection
-            values = {"value": look.last, "changedDate": look.now, "fence": found.fence if fence is None else fence}
+            values = {
+                "value": max(found.value, look.last),
+                "changedDate": look.now,
+                "fence": found.fence if fence is None else fence,
+                "readValue": look.last,
+            }
             if found.id is None:
                 await connection.execute(insert(segment).values(**SEGMENT, **values))
             else:
@@ -61,12 +68,17 @@ class Writing:
     async def _timeouts(self, connection: AsyncConnection, look: Look, dealt_with: AbstractSet[str]) -> None:
         timeout, plan = self._tables.timeout, look.plan
         id = timeout.c.transferTimeoutId
+        handed = [row for transfer, row in plan.rows.items() if transfer in dealt_with]
+        written = {row.timeout_id for row in handed}
         for ids in _parts(plan.delete):
             await connection.execute(delete(timeout).where(id.in_(ids)))
-        for ids in _parts(plan.refresh):
+        rows = [_row(row, row.expires, look.now) for row in handed]
+        rows += [_row(row, row.kept, row.handed_over) for row in plan.check if row.timeout_id not in written]
+        await self._database.change(connection, timeout, rows, ("expirationDate", "handedOverDate", "stateChangeId"))
+        for ids in _parts([row for row in plan.refresh if row not in written]):
             await connection.execute(self._steps.refresh(ids))
-        for ids in _parts([row for transfer, row in plan.rows.items() if transfer in dealt_with]):
-            await connection.execute(update(timeout).where(id.in_(ids)).values(handedOverDate=look.now))
+        for ids in _parts([row for row in plan.reopen if row not in written]):
+            await connection.execute(update(timeout).where(id.in_(ids)).values(handedOverDate=None))
         if plan.insert:
             await self._database.add(connection, timeout, list(_rows(look, dealt_with)))
 
@@ -80,18 +92,33 @@ class Writing:
         for ids in _parts(recounted.forgotten):
             await connection.execute(delete(interval).where(id.in_(ids)))
         if look.changes:
-            looked = {"first": look.segment.value, "last": look.last, "changes": look.changes, "lookedDate": look.now}
+            looked = {"first": look.segment.start, "last": look.last, "changes": look.changes, "lookedDate": look.now}
             await connection.execute(insert(interval).values(**looked))
 
 
 def _rows(look: Look, dealt_with: AbstractSet[str]) -> Iterable[dict[str, Any]]:
-    for transfer, expires in look.plan.insert.items():
+    for transfer, found in look.plan.insert.items():
         yield {
             "transferId": transfer,
-            "expirationDate": expires,
+            "expirationDate": found.expires,
             "createdDate": look.now,
             "handedOverDate": look.now if transfer in dealt_with else None,
+            "stateChangeId": found.change,
         }
+
+
+def _row(found: Found, expires: datetime | None, handed_over: datetime | None) -> dict[str, Any]:
+    """Our row of a transfer, with its last state change as the run has found it.
+
+    Not as it is now: the transfer may have become final, and its date may have been moved, since it was handed over.
+    """
+    return {
+        "transferTimeoutId": found.timeout_id,
+        "transferId": found.transfer_id,
+        "expirationDate": expires,
+        "handedOverDate": handed_over,
+        "stateChangeId": found.change,
+    }
 
 
 def _parts(values: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from genie.tokens.errors import SelectionEnded, SpentAlready
+from genie.tokens.guard import Guard
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token
 
@@ -34,6 +35,13 @@ def check_limit(limit: int | None) -> int | None:
     return limit
 
 
+def check_duration(seconds: float, name: str) -> float:
+    """A duration in seconds, if it is one; else a ValueError that names the argument."""
+    if type(seconds) not in (int, float) or not seconds > 0:
+        raise ValueError(f"{name} must be a number of seconds above 0, not {seconds!r}")
+    return seconds
+
+
 class State(Enum):
     """Where a selection is in its life."""
 
@@ -46,12 +54,15 @@ class State(Enum):
 class Selection(ABC):
     """Tokens that together reach the amount `asked`, held for a transaction. An async context manager: what was not
     spent when its block is left is released.
+
+    It belongs to its selector's event loop: RuntimeError where it is used from another thread.
     """
 
-    __slots__ = ("_state", "_store", "asked", "tokens", "transaction")
+    __slots__ = ("_guard", "_state", "_store", "asked", "tokens", "transaction")
 
-    def __init__(self, store: TokenStore, tokens: Sequence[Token], asked: int, transaction: str) -> None:
+    def __init__(self, store: TokenStore, tokens: Sequence[Token], asked: int, transaction: str, guard: Guard) -> None:
         self._store = store
+        self._guard = guard
         self._state = State.HELD
         self.tokens = tuple(tokens)
         self.asked = asked
@@ -95,6 +106,7 @@ class Selection(ABC):
         them; ValueError, where the outputs can't be issued. If the store fails otherwise the outcome is not known: it can be
         said again.
         """
+        self._guard.check()
         self._check_not_ended()
         await self._prepare_spend()
         self._check_not_ended()  # it may have been released meanwhile
@@ -119,6 +131,7 @@ class Selection(ABC):
 
         Tokens of which it is not known whether they were spent stay held until their time is over.
         """
+        self._guard.check()
         if self._state is State.HELD:
             self._state = State.RELEASED
             await self._give_back()

@@ -276,6 +276,7 @@ async def test_a_foreign_writer_is_waited_for(sqlite_file: Database) -> None:
 # -- PostgreSQL -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.server
 async def test_after_its_connections_are_lost_it_says_so_and_goes_on(
     postgres_database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -303,6 +304,7 @@ def own_server() -> Iterator[Postgres]:
             server.stop()
 
 
+@pytest.mark.server
 async def test_a_server_that_was_away_is_found_again(own_server: Postgres) -> None:
     async with SqlTokenStore(own_server.new_database()) as store:
         changes = store.changes()
@@ -320,6 +322,7 @@ async def test_a_server_that_was_away_is_found_again(own_server: Postgres) -> No
     gc.collect()
 
 
+@pytest.mark.server
 async def test_schemas_of_one_database_are_apart(postgres_database: Database) -> None:
     user = make_url(postgres_database.url)
     for name in ("one", "two"):
@@ -336,6 +339,7 @@ async def test_schemas_of_one_database_are_apart(postgres_database: Database) ->
         assert (await ids(one), await ids(two)) == ({"b"}, {"a"})
 
 
+@pytest.mark.server
 async def test_closing_leaves_no_connection(postgres_database: Database) -> None:
     async with SqlTokenStore(postgres_database.url) as store:
         assert await told(store.changes()) == Resync()

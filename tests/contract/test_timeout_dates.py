@@ -104,6 +104,7 @@ async def test_a_fraction_that_our_copy_can_not_hold_is_no_change(books: Books) 
     assert not look.plan.refresh
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("kind", ["TIMESTAMP", "TIMESTAMPTZ"])
 async def test_dates_that_python_has_not(kind: str, new_books: New) -> None:
     """In PostgreSQL; with them one transfer would keep all others from being found."""

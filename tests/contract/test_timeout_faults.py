@@ -133,6 +133,7 @@ async def test_rows_that_the_database_refuses(books: Books) -> None:
     assert sorted(desk.given[0]) == sorted(desk.given[1]) == ["0", "1", "2"]
 
 
+@pytest.mark.server
 async def test_the_connection_is_lost_while_rows_go_there(new_books: New) -> None:
     """In PostgreSQL they don't go there by a statement."""
     books = await new_books("postgres")

@@ -1,13 +1,15 @@
 """Random histories of a ledger and its handlers, with the plain query as oracle.
 
 Whatever happened: what a run hands over is expired by the plain query at that moment; nothing that was dealt with is
-handed over again, unless it has been final; and whoever has caught up has dealt with all that the plain query lists.
+handed over again, unless it has been final or has got a later date; then it is, and whoever has caught up has dealt with
+all that the plain query lists. Rows and a segment of another implementation of the document change nothing of it.
 """
 
 from __future__ import annotations
 
 import random
 from contextlib import AsyncExitStack
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -29,10 +31,12 @@ class History:
         self.desk = Desk()
         self.desk.meanwhile = self._judge
         self.ids: list[str] = []
+        self.dates: dict[str, datetime] = {}
+        """Those that the last lists were handed over with."""
         self.done: set[str] = set()
-        """Dealt with, and not final since."""
-        self.ever: set[str] = set()
-        """Dealt with, and not known to be final at the end of a catch-up since."""
+        """Dealt with, not final since, and never moved to a later date since."""
+        self.dealt_with: dict[str, datetime] = {}
+        """Dealt with, and not final since: the date with which."""
         self.open: list[tuple[AsyncExitStack, Entries, set[str], set[str]]] = []
         """Transactions that are open: which transfers they have touched, and which they make final."""
         self.handler = self._new_handler()
@@ -46,6 +50,23 @@ class History:
         assert len(set(ids)) == len(ids)
         assert set(ids) <= await self.books.expired(), "by the plain query these are not expired"
         assert not set(ids) & self.done, "they were dealt with"
+        self.dates |= {id: date for id, date in (await self._dates()).items() if id in ids}
+
+    async def _dates(self) -> dict[str, datetime]:
+        rows = await self.books.run("SELECT `transferId`, `expirationDate` FROM `transfer`")
+        return {id: datetime.fromisoformat(str(date)) for id, date in rows}
+
+    def _deal(self, given: int) -> None:
+        """Note what was handed over since so many lists were, and not refused."""
+        for id in self.desk.ids[given:]:
+            if id not in self.desk.refused:
+                self.done.add(id)
+                self.dealt_with[id] = self.dates[id]
+
+    def _finish(self, *ids: str) -> None:
+        for id in ids:
+            self.done.discard(id)
+            self.dealt_with.pop(id, None)
 
     # -- what can happen --
 
@@ -59,6 +80,9 @@ class History:
             self.fault: 1,
             self.restart: 1,
             self.set_back: 1,
+            self.reopen: 2,
+            self.leave: 3,
+            self.move_segment: 1,
         }
         if self.books.kind != "sqlite":  # where nobody else can write beside a transaction
             kinds |= {self.begin: 2, self.in_transaction: 4, self.end: 2}
@@ -88,11 +112,36 @@ class History:
             state = self._state()
             await self.books.change(id, state)
             if state in FINAL_STATES:
-                self.done.discard(id)
+                self._finish(id)
+
+    async def reopen(self) -> None:
+        """Final and in processing again between two runs."""
+        if id := self._some():
+            await self.books.change(id, self.chance.choice(FINAL_STATES))
+            await self.books.change(id, self.chance.choice(PROCESSING_STATES))
+            self._finish(id)
+
+    async def leave(self) -> None:
+        """A row of another implementation, of any transfer that has none."""
+        kept = await self.books.kept()
+        if (id := self._some()) and id not in kept:
+            insert = (
+                "INSERT INTO `transferTimeout` (`transferId`, `expirationDate`) "
+                "SELECT `transferId`, `expirationDate` FROM `transfer` WHERE `transferId` = :id"
+            )
+            await self.books.run(insert, id=id)
+
+    async def move_segment(self) -> None:
+        """As far as another implementation would."""
+        ((last,),) = await self.books.run("SELECT MAX(`transferStateChangeId`) FROM `transferStateChange`")
+        if last is not None:
+            await self.books.run("UPDATE `segment` SET `value` = :value", value=last)
 
     async def move(self) -> None:
         if id := self._some():
-            await self.books.move(id, self.chance.choice([PAST, FUTURE]))
+            await self.books.move(id, self.chance.choice([3 * PAST, PAST, FUTURE]))
+            if id in self.done and (await self._dates())[id] > self.dealt_with[id]:
+                self.done.discard(id)
 
     async def begin(self) -> None:
         if len(self.open) < MOST_OPEN:
@@ -120,15 +169,13 @@ class History:
         if self.open:
             stack, _, _, final = self.open.pop(self.chance.randrange(len(self.open)))
             await stack.aclose()
-            self.done -= final
+            self._finish(*final)
 
     async def run(self) -> None:
         self.desk.refused = {id for id in self.ids if self.chance.random() < 0.2}
-        before = len(self.desk.given)
+        given = len(self.desk.ids)
         assert await self.handler.run_once() is not None
-        for ids in self.desk.given[before:]:
-            self.done |= set(ids) - self.desk.refused
-            self.ever |= set(ids) - self.desk.refused
+        self._deal(given)
 
     async def fail(self) -> None:
         before, given = await self.books.ours(), len(self.desk.given)
@@ -142,16 +189,14 @@ class History:
         self.desk.fails = None
 
     async def fault(self) -> None:
-        before, given, self.desk.refused = await self.books.ours(), len(self.desk.given), set()
+        before, given, self.desk.refused = await self.books.ours(), len(self.desk.ids), set()
         with Fault(self.handler, self.chance.randint(1, 20), refuse):
             try:
                 assert await self.handler.run_once() is not None
             except DatabaseFailed:
                 assert await self.books.ours() == before
                 return
-        for ids in self.desk.given[given:]:
-            self.done |= set(ids)
-            self.ever |= set(ids)
+        self._deal(given)
 
     async def restart(self) -> None:
         await self.handler.close()
@@ -172,9 +217,10 @@ class History:
         waiting = {id for id, state in states.items() if state in PROCESSING_STATES}
         assert waiting <= kept.keys(), "some were not taken in"
         assert not {id for id in kept if states[id] in FINAL_STATES}, "some are final"
-        self.ever -= {id for id, state in states.items() if state in FINAL_STATES}
-        expired = await self.books.expired()
-        assert expired - self.ever == set(), "some were not dealt with"
+        expired, dates = await self.books.expired(), await self._dates()
+        for id in expired:
+            assert id in self.dealt_with, f"{id} was not dealt with since it was final"
+            assert dates[id] <= self.dealt_with[id], f"{id} was not dealt with since its date was moved"
         assert {id for id in expired if not kept[id]} == set()
         copies = (
             "SELECT k.`transferId`, k.`expirationDate`, t.`expirationDate` FROM `transferTimeout` k "
@@ -186,7 +232,7 @@ class History:
     async def _catch_up(self) -> None:
         """By the handler that is there, if it counts all intervals; else by one for whom nothing is open any more."""
         self.desk.refused = set()
-        given = len(self.desk.given)
+        given = len(self.desk.ids)
         await self.handler.close()
         if self.chance.random() < 0.5:
             self.handler = self._new_handler(batch=1_000)
@@ -197,9 +243,7 @@ class History:
             while (await self.books.ours())["timeoutInterval"]:
                 await catch_up(self.handler)
             await self.restart()
-        for ids in self.desk.given[given:]:
-            self.done |= set(ids)
-            self.ever |= set(ids)
+        self._deal(given)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -216,6 +216,7 @@ async def seeds(new_books: New) -> Books:
     return books
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("there", [(), (SEGMENT,), (TRANSFER_TIMEOUT,), (SEGMENT, TRANSFER_TIMEOUT)])
 async def test_the_documents_own_tables(seeds: Books, there: tuple[str, ...]) -> None:
     for statement in there:
@@ -293,6 +294,7 @@ async def test_an_empty_file_that_somebody_writes_to_is_opened_when_they_have_do
     await books.close()
 
 
+@pytest.mark.server
 async def test_an_id_has_one_spelling(new_books: New) -> None:
     """Where 'A' and 'a' are the same, state changes may have either: it is one transfer, taken in and handed over once."""
     books = await new_books("mariadb")

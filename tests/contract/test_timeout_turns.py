@@ -240,6 +240,7 @@ async def test_an_error_of_its_own_locks_is_not_taken_for_the_turns(
     assert await books.ours() == before
 
 
+@pytest.mark.server
 async def test_what_is_written_is_told_although_the_lock_server_has_gone(books: Books) -> None:
     desk = Desk()
     await books.add_transfer("a", PAST)
@@ -284,6 +285,7 @@ async def test_a_lock_that_is_lost_while_the_run_is_committed_changes_nothing_ab
     assert (run.expired, await books.kept()) == (1, {"a": True})
 
 
+@pytest.mark.server
 async def test_the_connection_of_the_turn_may_be_silent_for_long(new_books: New) -> None:
     books = await new_books("mariadb")
     desk = Desk()

@@ -186,6 +186,7 @@ async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(bo
     assert all((await books.kept()).values())
 
 
+@pytest.mark.server
 async def test_a_date_that_is_taken_away_does_not_keep_the_rest_waiting(new_books: New) -> None:
     for kind, change in (
         ("postgres", "ALTER COLUMN `expirationDate` DROP NOT NULL"),
@@ -206,6 +207,7 @@ async def test_a_date_that_is_taken_away_does_not_keep_the_rest_waiting(new_book
         assert desk.given == [["2"], ["2"]]
 
 
+@pytest.mark.server
 async def test_what_is_due_and_can_not_be_handed_over_does_not_make_it_run_at_once(new_books: New) -> None:
     """To MariaDB 'reserved' is RESERVED; states count as they are written."""
     books = await new_books("mariadb")

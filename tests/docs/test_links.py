@@ -12,6 +12,7 @@ PAGES = (
     "protocol.md",
     "CHANGELOG.md",
     "docs/benchmarks.md",
+    "docs/fences.md",
     "docs/operations.md",
     "docs/reliability.md",
     "docs/scaling.md",

@@ -47,6 +47,7 @@ def test_a_seed_gives_the_same_world_in_every_process() -> None:
     assert any("told released" in line for line in first)
 
 
+@pytest.mark.server
 def test_lines_over_sockets() -> None:
     ran = run("wire", "--seed", "3", "--lines", "1600")
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]

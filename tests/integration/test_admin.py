@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
 
@@ -148,6 +149,33 @@ async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
     assert samples["genie_held_locks"] == 2
     assert samples["genie_connections"] == 2
     assert samples["genie_errors_total{bad-json}"] == 1
+
+
+async def test_notes_are_shown_and_a_wait_without_a_limit_has_no_end(genie: Genie) -> None:
+    wire, client = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    held = await wire.lock("exclusive:noted", transactionName="t1", note="cron@host-1")
+    other = await client.lock("exclusive:other", transactionName="t2")
+    waits = await client.request("exclusive:noted", transactionName="t2", note="page 3", queueTimeout=2147483647)
+    shown = (await ask(port_of(genie), "/api/resources/noted")).as_(answers.Resource)
+    (holder,), (row,) = shown.holders, shown.queue
+    assert (holder.id, holder.note, holder.expires_in is UNSET) == (held, "cron@host-1", False)
+    assert row.blockers is not UNSET
+    assert (row.id, row.note, row.expires_in, row.blockers[0].note) == (waits, "page 3", UNSET, "cron@host-1")
+    graph = (await ask(port_of(genie), "/api/waits")).as_(answers.Waits)
+    assert {node.id: node.note for node in graph.nodes} == {held: "cron@host-1", waits: "page 3"}
+    client.send("inspect", resource="noted")
+    found = await client.expect("inspected")
+    assert (found["holders"][0]["note"], found["queue"][0]["note"]) == ("cron@host-1", "page 3")
+    assert "expiresIn" not in found["queue"][0]
+    await wire.request("exclusive:other", transactionName="t1")
+    released = await wire.expect("released")
+    assert released["reason"] == "deadlock"
+    assert [step.get("note") for step in released["waits"]] == [None, "page 3"]
+    deadlock = (await ask(port_of(genie), "/api/deadlocks")).as_(answers.Deadlocks).deadlocks[0]
+    assert [step.note for step in deadlock.waits] == [UNSET, "page 3"]
+    assert await wire.release(held) == "success"
+    assert (await client.expect("locked"))["id"] == waits
+    assert [await client.release(id_) for id_ in (waits, other)] == ["success"] * 2
 
 
 async def test_rates_and_quantiles_follow(genie: Genie) -> None:

@@ -45,6 +45,26 @@ BAD = [
     (b'{"command":"ping","payload":[]}', "bad-message", None),
     (b'{"command":"request"}', "bad-message", "payload"),
     (b'{"command":"fly","payload":{}}', "unknown-command", "fly"),
+    (b'{"command":"ping","payload":{},"payloads":{}}', "bad-message", "payloads"),
+    (WITH % b'"transactionTimout":5', "bad-request", "did you mean 'transactionTimeout'?"),
+    (WITH % b'"unknown":null', "bad-request", "unknown"),
+    (WITH % b'"note":""', "bad-request", "note"),
+    (WITH % b'"note":"a\\nb"', "bad-request", "control"),
+    (WITH % (b'"note":"' + b"n" * 257 + b'"'), "bad-request", "256"),
+    (b'{"command":"request","payload":{"anyOf":["exclusive:a"],"target":0.5}}', "bad-request", "target"),
+    (b'{"command":"request","payload":{"anyOf":["exclusive:a"],"target":"0x1"}}', "bad-request", "target"),
+    (b'{"command":"request","payload":{"anyOf":["exclusive:a"],"target":1,"weights":[1.5]}}', "bad-request", "weights"),
+    (b'{"command":"release","payload":{}}', "bad-request", "id is missing"),
+    (b'{"command":"release","payload":{"ref":"r"}}', "unknown-id", "'r'"),
+    (b'{"command":"release","payload":{"id":1,"reason":"done"}}', "bad-request", "reason"),
+    (b'{"command":"extend","payload":{"id":1,"transactionTimeout":1,"limit":1}}', "bad-request", "limit"),
+    (b'{"command":"bye","payload":{"session":"a secret of sixteen"}}', "bad-request", "session"),
+    (b'{"command":"inspect","payload":{"only":"holder"}}', "bad-request", "only"),
+    (b'{"command":"watch","payload":{"prefix":"","namespaces":["genie"]}}', "bad-request", "did you mean 'namespace'?"),
+    (b'{"command":"hello","payload":{"protocol":2}}', "unsupported-protocol", "protocol 2"),
+    (b'{"command":"hello","payload":{"quiet":1}}', "bad-request", "quiet"),
+    (b'{"command":"hello","payload":{"client":"a\\nb"}}', "bad-request", "client"),
+    (b'{"command":"hello","payload":{"namespace":"zzz"}}', "unknown-namespace", "zzz"),
     (b'{"command":"request","payload":{}}', "bad-request", "resources"),
     (REQUEST % b"[]", "bad-request", "resources"),
     (REQUEST % b'"exclusive:a"', "bad-request", "resources"),
@@ -102,6 +122,9 @@ async def test_one_error_and_nothing_changed(wire: Wire, line: bytes, code: str,
     assert error["code"] == code, error
     assert named is None or named in error["message"], error
     assert error.get("ref") == ("r" if b'"ref":"r"' in line else None)
+    if b'"hello"' in line:
+        wire.send("hello")
+        await wire.expect("welcome")
     wire.send("inspect")
     found = await wire.expect("inspected")
     assert (found["holdersTotal"], found["queueTotal"]) == (0, 0)
@@ -111,10 +134,10 @@ GOOD = [
     REQUEST % b'["exclusive:a:b/c \xc3\xa9\\ud83d\\ude00"]',
     REQUEST % (b'["exclusive:' + b"\xf0\x9f\x98\x80" * 512 + b'"]'),
     WITH % b'"queueTimeout":null,"priority":null,"transactionName":null,"onDisconnect":null,"transactionTimeout":null',
-    WITH % b'"unknown":{"x":[1,{"y":2}]},"queueTimeout":0.5,"queueTimeout":7',
+    WITH % b'"note":"nightly job, host-7","queueTimeout":0.5,"queueTimeout":7',
     WITH % b'"transactionTimeout":2147483647,"queueTimeout":2147483647,"priority":-2147483648',
     REQUEST % (b"[" + b",".join(b'"shared:%d"' % i for i in range(1024)) + b"]"),
-    b'  { "payload" : { "resources" : [ "shared:ws" ] } , "command" : "request", "more": 1 } \r',
+    b'  { "payload" : { "resources" : [ "shared:ws" ] } , "command" : "request" } \r',
 ]
 
 
@@ -150,7 +173,7 @@ async def test_line_too_long_is_said_then_closed(wire: Wire) -> None:
 
 async def test_a_line_of_exactly_the_limit_is_read(wire: Wire) -> None:
     wire.raw(b'{"command":"ping","payload":{"x":"' + b"y" * ((1 << 20) - 37) + b'"}}\r\n')
-    await wire.expect("pong")
+    assert "unknown field 'x'" in (await wire.expect("error"))["message"]
 
 
 @pytest.mark.parametrize("method", [b"GET / HTTP/1.1", b"POST /x HTTP/1.0", b"HEAD /", b"\n \r\nGET / HTTP/1.1"])

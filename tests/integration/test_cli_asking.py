@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ import pytest
 from fake import Fake, error, fake_server
 from genie import LockLost, Unavailable, sync
 from ports import free_port
+from programs import run_genie, start_genie
 from servers import WAIT_S, Genie, Redis, running_server
 
 COMMANDS = (["status"], ["inspect"], ["explain", "7"], ["waits"], ["watch", "a"], ["release", "7"])
@@ -25,15 +25,9 @@ COMMANDS = (["status"], ["inspect"], ["explain", "7"], ["waits"], ["watch", "a"]
 PATIENCES = ("0.5", "5", "60")
 
 
-def command(port: int, *args: str) -> list[str]:
-    return [sys.executable, "-m", "genie.cli", *args, "--port", str(port)]
-
-
 def genie_cli(port: int, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")} | variables
-    return subprocess.run(
-        command(port, *args), env=variables, capture_output=True, encoding="utf-8", timeout=WAIT_S, check=False
-    )
+    return run_genie(*args, "--port", str(port), env=variables, timeout=WAIT_S)
 
 
 def patiently(port: int, *args: str) -> subprocess.CompletedProcess[str]:
@@ -196,9 +190,8 @@ async def test_a_server_of_another_kind_whose_answer_has_other_fields(args: list
 @pytest.mark.parametrize("args", COMMANDS)
 def test_ctrl_c(args: list[str]) -> None:
     with listening(b"") as (port, asked):
-        process = subprocess.Popen(
-            command(port, *args, "--timeout", "1000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        arguments = [*args, "--port", str(port), "--timeout", "1000"]
+        process = start_genie(*arguments, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert asked.wait(WAIT_S)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=WAIT_S) == ("", "")
@@ -226,6 +219,31 @@ def test_inspect_shows_holders_and_who_blocks_whom(genie: Genie) -> None:
     assert json.loads(by_transaction.stdout)["holders"][0]["id"] == lock.id
     assert json.loads(by_id.stdout)["holders"][0]["fence"] == lock.fence
     assert json.loads(by_id.stdout)["queue"] == []
+
+
+def test_the_limit_of_inspect_counts_holders_and_waiters_separately(genie: Genie) -> None:
+    with sync.connect(*genie.address) as client:
+        locks = [client.acquire(f"limit/{n}", transaction="limit", transaction_timeout=3600) for n in range(4)]
+        threads = [
+            threading.Thread(target=lambda n=n: client.acquire(f"limit/{n}", queue_timeout=3600).release())
+            for n in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        while client.inspect(limit=1)["queueTotal"] < 3:
+            pass
+        few = genie_cli(genie.port, "inspect", "--limit", "2")
+        told = json.loads(genie_cli(genie.port, "inspect", "--limit", "2", "--json").stdout)
+        all_ = json.loads(genie_cli(genie.port, "inspect", "--limit", "4", "--json").stdout)
+        for lock in locks:
+            lock.release()
+        for thread in threads:
+            thread.join()
+    assert "Held: 4, 2 shown (see --limit)\n" in few.stdout
+    assert "Waiting: 3, 2 shown (see --limit)\n" in few.stdout
+    assert few.stdout.count("holds exclusive:limit/") == 2
+    assert [len(told["holders"]), told["holdersTotal"], len(told["queue"]), told["queueTotal"]] == [2, 4, 2, 3]
+    assert [len(all_["holders"]), len(all_["queue"])] == [4, 3]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import pytest
 from genie import sync
 from genie.protocol import messages
 from ports import free_port
+from programs import Forked, run_genie, start_genie
 from servers import WAIT_S, Genie, running_server
 
 SLOTS = 4
@@ -32,18 +32,16 @@ WELCOME = messages.command("welcome", version="0", namespace="genie", resumed=Fa
 SHORT = ["--connections", "5", "--depth", "3", "--warm-up", "0.05", "--seconds", "1"]
 
 
-def command(port: int, *args: str) -> list[str]:
-    return [sys.executable, "-m", "genie.cli", "bench", "--port", str(port), *args]
-
-
 def bench(port: int, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(port, *args), capture_output=True, text=True, timeout=2 * WAIT_S, check=False)
+    return run_genie("bench", "--port", str(port), *args, env=os.environ, timeout=2 * WAIT_S)
 
 
 @contextmanager
-def running(port: int, *args: str) -> Iterator[subprocess.Popen[str]]:
+def running(port: int, *args: str) -> Iterator[subprocess.Popen[str] | Forked]:
     """One that is ended when the test has failed or hangs."""
-    with subprocess.Popen(command(port, *args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    arguments = ["bench", "--port", str(port), *args]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_genie(*arguments, env=os.environ, text=True, **streams) as process:
         alarm = threading.Timer(2 * WAIT_S, process.kill)
         alarm.start()
         try:
@@ -78,7 +76,7 @@ def wait_for_cycles(genie: Genie) -> None:
         until(one_has_asked_again)
 
 
-def stop(process: subprocess.Popen[Any] | None) -> None:
+def stop(process: subprocess.Popen[Any] | Forked | None) -> None:
     """Let it hang, and return when it does."""
     assert process is not None
     process.send_signal(signal.SIGSTOP)
@@ -405,15 +403,10 @@ def test_a_server_without_its_store_is_named() -> None:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_full_disk_is_told_in_one_line(genie: Genie, as_json: bool) -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command(genie.port, "own", *SHORT, *(["--json"] if as_json else [])),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-        )
-    assert (done.returncode, done.stderr) == (1, "Error: the result can't be written: No space left on device\n")
+        arguments = ["bench", "--port", str(genie.port), "own", *SHORT, *(["--json"] if as_json else [])]
+        process = start_genie(*arguments, env=os.environ, text=True, stdout=full, stderr=subprocess.PIPE)
+        _, stderr = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, stderr) == (1, "Error: the result can't be written: No space left on device\n")
 
 
 def test_what_ends_behind_the_measured_time_is_not_counted() -> None:
@@ -472,7 +465,7 @@ def test_a_second_ctrl_c_does_not_wait() -> None:
     assert only(stdout)["errors"] == {"not-released": 1}
 
 
-def on_a_terminal(arguments: list[str], *, also_stdout: bool) -> tuple[str, str]:
+def on_a_terminal(port: int, *args: str, also_stdout: bool) -> tuple[str, str]:
     """What was written to a terminal, and to stdout where that is none."""
     leader, follower = pty.openpty()
     shown: list[bytes] = []
@@ -485,7 +478,8 @@ def on_a_terminal(arguments: list[str], *, also_stdout: bool) -> tuple[str, str]
     reader = threading.Thread(target=read)
     reader.start()
     stdout_to = follower if also_stdout else subprocess.PIPE
-    process = subprocess.Popen(arguments, stdout=stdout_to, stderr=follower, text=True)
+    arguments = ["bench", "--port", str(port), *args]
+    process = start_genie(*arguments, env=os.environ, stdout=stdout_to, stderr=follower, text=True)
     os.close(follower)
     stdout, _ = process.communicate(timeout=WAIT_S)
     reader.join()
@@ -494,7 +488,7 @@ def on_a_terminal(arguments: list[str], *, also_stdout: bool) -> tuple[str, str]
 
 
 def test_progress_is_taken_away_before_a_result_is_shown(genie: Genie) -> None:
-    written, _ = on_a_terminal(command(genie.port, "own", "hot", *SHORT), also_stdout=True)
+    written, _ = on_a_terminal(genie.port, "own", "hot", *SHORT, also_stdout=True)
     assert "own: warming up" in written
     screen = [line.rpartition("\r\x1b[K")[2] for line in written.split("\r\n")]
     assert [line for line in screen if not line.startswith("  ")] == [
@@ -506,7 +500,7 @@ def test_progress_is_taken_away_before_a_result_is_shown(genie: Genie) -> None:
 
 
 def test_progress_is_shown_on_a_terminal_and_taken_away(genie: Genie) -> None:
-    written, stdout = on_a_terminal(command(genie.port, "own", *SHORT), also_stdout=False)
+    written, stdout = on_a_terminal(genie.port, "own", *SHORT, also_stdout=False)
     assert "\r\x1b[Kown: warming up\r" in written
     assert " s, " in written
     assert "cycles/s" in written

@@ -126,8 +126,12 @@ def test_problems_are_told_in_one_line(admin: SpokenAdmin) -> None:
     assert said() == "Error: unavailable: this server follows (other:7077 leads: ask the admin port there)\n"
     admin.status = 401
     admin.answers["/api/deadlocks"] = Problem(code="unauthorized", message="say\x1b[2J the token")
-    assert said() == "Error: unauthorized: say\\x1b[2J the token (GENIE_TOKEN or GENIE_TOKEN_FILE says the token)\n"
-    assert said(token="wrong") == "Error: unauthorized: say\\x1b[2J the token\n"
+    assert (
+        said()
+        == "Error: unauthorized: say\\x1b[2J the token (no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)\n"
+    )
+    sent = "(the token sent is that of GENIE_TOKEN)"
+    assert said(token="wrong") == f"Error: unauthorized: say\\x1b[2J the token {sent}\n"
     admin.answers["/api/deadlocks"] = b"<html>"
     expected = f"Error: 127.0.0.1:{admin.port} answers 401, and not as the admin port of this version does\n"
     assert said() == expected
@@ -145,11 +149,11 @@ def test_where_nobody_answers() -> None:
     assert (none.returncode, none.stderr) == (1, "Error: there is no admin port: GENIE_ADMIN_PORT is empty\n")
     for wrong in ("0", "70000", "http"):
         said = genie_cli("deadlocks", "--admin-port", wrong).stderr
-        assert said.startswith("Error: admin port: ")
+        assert said.startswith("Error: --admin-port: ")
         assert f"a port is a number from 1 to 65535, not {wrong!r}" in said
     for wrong in ("https://", "http://host/path", "user@host"):
         said = genie_cli("deadlocks", "--admin-host", wrong).stderr
-        assert said == f"Error: admin host: it is a name or an address, also as https://HOST, not {wrong!r}\n"
+        assert said == f"Error: --admin-host: it is a name or an address, also as https://HOST, not {wrong!r}\n"
 
 
 def test_by_tls(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ import pytest
 from genie import Inspection, sync
 from genie.protocol import messages
 from ports import free_port
+from programs import CLI, Forked, run_genie, start_genie
 from servers import WAIT_S, Genie, running_server
 
-CLI = [sys.executable, "-m", "genie.cli"]
+Process = subprocess.Popen[str] | Forked
 PYTHON = [sys.executable, "-uc"]
 KEYS = 10
 HOLD = "import sys; print('held'); sys.stdin.read()"
@@ -68,16 +69,13 @@ def environment(genie: Genie) -> dict[str, str]:
 
 
 def run(genie: Genie, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*CLI, "run", *args], env=environment(genie), capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
+    return run_genie("run", *args, env=environment(genie), timeout=WAIT_S)
 
 
 @contextmanager
-def started(genie: Genie, args: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+def bounded(process: Process) -> Iterator[Process]:
     """A process group of its own, which is ended with its last process when the test has failed or hangs."""
-    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    with subprocess.Popen(args, env=environment(genie), text=True, start_new_session=True, **options) as process:
+    with process:
         alarm = threading.Timer(2 * WAIT_S, os.killpg, (process.pid, signal.SIGKILL))
         alarm.start()
         try:
@@ -89,9 +87,18 @@ def started(genie: Genie, args: list[str], **options: Any) -> Iterator[subproces
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def running(genie: Genie, *args: str, **options: Any) -> AbstractContextManager[subprocess.Popen[str]]:
+STREAMS = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+def started(genie: Genie, args: list[str], **options: Any) -> AbstractContextManager[Process]:
+    options = STREAMS | options
+    return bounded(subprocess.Popen(args, env=environment(genie), text=True, start_new_session=True, **options))
+
+
+def running(genie: Genie, *args: str, **options: Any) -> AbstractContextManager[Process]:
     """`genie run`."""
-    return started(genie, [*CLI, "run", *args], **options)
+    options = STREAMS | options
+    return bounded(start_genie("run", *args, env=environment(genie), text=True, start_new_session=True, **options))
 
 
 def line(stream: IO[str] | None) -> str:
@@ -99,7 +106,7 @@ def line(stream: IO[str] | None) -> str:
     return stream.readline().strip()
 
 
-def let_end(process: subprocess.Popen[str]) -> int:
+def let_end(process: Process) -> int:
     assert process.stdin is not None
     process.stdin.close()
     return process.wait(WAIT_S)
@@ -148,8 +155,8 @@ def test_the_command_runs_under_the_lock_and_knows_it(genie: Genie) -> None:
 def test_input_output_and_other_open_files_are_the_command_s(genie: Genie) -> None:
     reading, writing = os.pipe()
     program = "import os, sys; os.write(int(sys.argv[1]), b'3'); print(sys.stdin.read()); print('e', file=sys.stderr)"
-    args = ["files", "--", *PYTHON, program, str(writing)]
-    with os.fdopen(reading, "rb", 0) as other, running(genie, *args, pass_fds=[writing]) as process:
+    args = [*CLI, "run", "files", "--", *PYTHON, program, str(writing)]
+    with os.fdopen(reading, "rb", 0) as other, started(genie, args, pass_fds=[writing]) as process:
         os.close(writing)
         assert process.communicate("in", timeout=WAIT_S) == ("in\n", "e\n")
         assert other.read() == b"3"
@@ -365,12 +372,6 @@ def test_without_a_server_it_says_so(genie: Genie) -> None:
 
 @pytest.mark.parametrize("arguments", [["--priority", "99999999999"], ["--transaction", ""]])
 def test_what_the_server_would_refuse_is_a_wrong_argument(genie: Genie, arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "genie.cli", "run", "--port", str(genie.port), *arguments, "a", "--", "true"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    done = run(genie, *arguments, "a", "--", "true")
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from genie.cli.timeouts import timeouts
 from mariadb import mariadb
 from ports import free_port
 from postgres import postgres
+from programs import Forked, start_genie
 from servers import WAIT_S, running_server
 from trial_ledger import ask, overdue
 
@@ -27,10 +29,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 WITHOUT = "import sys; sys.modules[{name!r}] = None; from genie.cli import main; main(prog_name='genie')"
 
 
-def started(url: str, *args: str, **more: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "genie.cli", "timeouts", *args]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"} | more
-    return subprocess.Popen(command, env=ENVIRONMENT | {"GENIE_DATABASE": url}, **streams)
+def started(url: str, *args: str, **more: Any) -> subprocess.Popen[str] | Forked:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    return start_genie("timeouts", *args, env=ENVIRONMENT | {"GENIE_DATABASE": url}, text=True, **streams)
 
 
 def genie(url: str, *args: str) -> tuple[int, str, str]:
@@ -68,7 +69,7 @@ def handed(lines: str) -> list[tuple[str, str]]:
     return sorted((one["transferId"], one["state"]) for one in found)
 
 
-def stopped(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+def stopped(process: subprocess.Popen[str] | Forked, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
     process.send_signal(number)
     out, err = process.communicate(timeout=WAIT_S)
     return process.returncode, out, err
@@ -122,12 +123,77 @@ def test_from_an_empty_database_to_all_final(new: Callable[[Path], str], tmp_pat
     assert counts()["handedOver"] == counts()["lag"] == 0
 
 
+# -- explain ----------------------------------------------------------------------------------------------
+
+
+def test_explain_shows_what_would_be_expired_now_and_why(file: Path, url: str) -> None:
+    (first, state), *_ = overdue(file)
+
+    def line() -> str:
+        code, out, err = in_process(url, "explain")
+        assert (code, err) == (0, "")
+        *lines, summary = out.splitlines()
+        assert sorted(line.partition(":")[0] for line in lines) == [transfer for transfer, _ in overdue(file)]
+        said = next(line for line in lines if line.startswith(first))
+        return f"{re.sub(r'[0-9]{4}-[^ ]*Z', 'DATE', said)} | {summary}"
+
+    number = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange WHERE transferId = ?", first)[0]
+    last = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+    why = rf"{first}: {state} since state change {number}, expired DATE \([0-9]+ (d|h|min|s) ago\)"
+    read = "the handler has read up to state change 0, a run that reads on hands it over"
+    assert re.fullmatch(rf"{why}; {read} \| 6 expired: 6 not read yet", line())
+    assert in_process(url, "run", "--once", "--on-expired", "cat >/dev/null")[0] == 0
+    assert re.fullmatch(rf"{why}; handed over DATE and not final yet \| 6 expired: 6 handed over", line())
+    code, out, _ = in_process(url, "explain", "--json", "--limit", "2")
+    found = [json.loads(one) for one in out.splitlines()]
+    keys = {"transferId", "expirationDate", "state", "stateChange", "handler", "handedOver"}
+    assert (code, [set(one) for one in found]) == (0, [keys] * 2)
+    assert {one["handler"] for one in found} == {"handed-over"}
+    assert in_process(url, "explain", "--limit", "2")[1].endswith("the first 2 expired transfers: 2 handed over\n")
+    assert in_process(url, "finalize", "--overdue")[0] == 0
+    assert in_process(url, "explain")[:2] == (0, "0 expired\n")
+    assert last < ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+
+
+def test_a_ledger_in_local_time(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.db"
+    url, zone = f"sqlite:///{file}", ("--time-zone", "Asia/Kolkata")
+    assert (
+        in_process(url, "generate", "--transfers", "30", "--expired", "3", "--seed", "1", "--hours", "0-1", *zone)[0]
+        == 0
+    )
+    assert overdue(file) == [], "as UTC they are hours ahead"
+    assert len(overdue(file, "+330 minutes")) == 3
+    assert in_process(url, "explain", *zone)[1].endswith("3 expired: 3 not read yet\n")
+    status, out, err = genie(url, "run", "--once", *zone)
+    assert (status, handed(out), err) == (0, overdue(file, "+330 minutes"), "genie: 3 expired\n")
+
+
+# -- progress ---------------------------------------------------------------------------------------------
+
+
+def test_progress_is_written_line_by_line_where_there_is_no_terminal(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    code, out, err = genie(url, "generate", "--transfers", "25", "--seed", "1", "--progress", "10")
+    assert (code, err) == (0, "genie: 10 of 25 transfers\ngenie: 20 of 25 transfers\n")
+    assert out.startswith("25 transfers with ")
+    code, out, err = genie(url, "shift", "--hours", "1", "--progress", "10")
+    assert (code, err) == (0, "genie: 25 of 25 transfers\n"), "it is one statement for so few"
+    status, _, err = in_process(url, "generate", "--transfers", "6000", "--seed", "2")
+    assert (status, err) == (0, "genie: 5,000 of 6,000 transfers\n")
+    last = ask(tmp_path / "ledger.db", "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
+    process = started(url, "run", "--batch", "4000", "--progress", "8000")
+    said = [process.stderr.readline().strip() for _ in range(3)]
+    assert said == [f"genie: has read up to state change {number:,} of {last:,}" for number in (8_000, 16_000, last)]
+    assert stopped(process) == (0, "", "")
+
+
 # -- run --------------------------------------------------------------------------------------------------
 
 
 def test_it_runs_again_and_again_until_sigterm(file: Path, url: str) -> None:
     """Progress while it is behind, and what expires later as soon as the next run finds it."""
-    process = started(url, "run", "--every", "0.02", "--batch", "400")
+    process = started(url, "run", "--every", "0.02", "--batch", "400", "--progress", "400")
     changes = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     progress = [f"genie: has read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]
     said: list[str] = []
@@ -273,7 +339,9 @@ def failed(url: str, *args: str) -> str:
     return line.removeprefix("Error: ")
 
 
-@pytest.mark.parametrize("command", ["run", "status", "finalize", "generate --transfers 1", "shift --hours 1"])
+@pytest.mark.parametrize(
+    "command", ["run", "status", "explain", "finalize", "generate --transfers 1", "shift --hours 1"]
+)
 @pytest.mark.parametrize(
     ("url", "said"),
     [
@@ -291,13 +359,13 @@ def test_a_url_that_leads_nowhere(command: str, url: str, said: str) -> None:
     assert failed(url, *command.split()).startswith(said)
 
 
-@pytest.mark.parametrize("command", ["status", "finalize", "shift --hours 1"])
+@pytest.mark.parametrize("command", ["status", "explain", "finalize", "shift --hours 1"])
 def test_what_only_looks_creates_nothing(command: str, tmp_path: Path) -> None:
     file = tmp_path / "typo.db"
     assert failed(f"sqlite:///{file}", *command.split()).endswith(f"{file}: there is no such file")
     assert not file.exists()
     ask(file, "CREATE TABLE transfer (transferId VARCHAR(36) NOT NULL PRIMARY KEY, expirationDate DATETIME NOT NULL)")
-    assert failed(f"sqlite:///{file}", *command.split()).startswith("there is no table transferStateChange; there is")
+    assert failed(f"sqlite:///{file}", *command.split()).startswith("there is no table transferStateChange")
     assert ask(file, "SELECT name FROM sqlite_master WHERE type = 'table'") == ["transfer"]
 
 
@@ -320,6 +388,7 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
         (["status", "--name", "transfer"], "--name transfer: it must be OURS=THEIRS"),
         (["status", "--name", "transfers=t"], "transfers: no name of a table or column"),
         (["status", "--name", "transfer=t"], "there is no table t"),
+        (["status", "--time-zone", "Mars"], "time_zone: 'Mars' is no time zone; one is named as in the IANA database"),
         (["status", "--final", "RESERVED"], "RESERVED: a state is final or in processing, not both"),
         (["finalize", "--state", "RESERVED"], "'RESERVED' is no final state"),
         (["run", "--on-expired", " "], "--on-expired: a command is needed"),
@@ -340,6 +409,7 @@ def test_what_cannot_be_is_one_line(url: str, args: list[str], said: str) -> Non
         (["shift", "--hours", "nan"], "--hours"),
         (["run", "--every", "0"], "--every"),
         (["run", "--batch", "0"], "--batch"),
+        (["run", "--progress", "0"], "--progress"),
         (["generate", "--transfers", "1", "--amount", "7"], "--amount"),
         (["generate", "--transfers", "1", "--amount", "1-1.5"], "--amount"),
     ],

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Timer
@@ -17,25 +16,26 @@ import orjson
 
 from fake import fake_server
 from genie import sync
+from programs import Forked, start_genie
 from servers import WAIT_S, Genie, running_server
 
 LONG = {"transaction_timeout": 3_600.0}
 
 
 @contextmanager
-def watching(port: int, *args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+def watching(port: int, *args: str, stdout: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str] | Forked]:
     """A `genie watch` that is ended at the latest when reading from it would hang. Its output is buffered."""
     variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("GENIE_") and name != "PYTHONUNBUFFERED"
     }
-    with subprocess.Popen(
-        [sys.executable, "-m", "genie.cli", "watch", *args, "--port", str(port)],
+    with start_genie(
+        *("watch", *args, "--port", str(port)),
         env=variables | {"PYTHONIOENCODING": "utf-8"},
         stdout=stdout,
         stderr=subprocess.PIPE,
-        encoding="utf-8",
+        text=True,
     ) as process:
         bound = Timer(WAIT_S, process.kill)
         bound.start()
@@ -46,7 +46,7 @@ def watching(port: int, *args: str, stdout: int = subprocess.PIPE) -> Iterator[s
             process.kill()
 
 
-def line(process: subprocess.Popen[str]) -> str:
+def line(process: subprocess.Popen[str] | Forked) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
 

@@ -14,6 +14,7 @@ import genie
 import genie.sync
 from commands import genie_cli
 from genie.client import reach
+from ports import free_port
 from servers import WAIT_S, Genie, running_server
 
 TOKEN, OTHER = "a-token-of-the-tests", "another-token-of-the-tests"
@@ -165,8 +166,29 @@ def test_commands_take_the_variables(words: tuple[str, ...], tmp_path: Path) -> 
         assert genie_cli(*words, port=server.port, token_file=str(written(tmp_path, TOKEN))).returncode == 0
         done = genie_cli(*words, port=server.port, token=WRONG)
         assert done.returncode != 0
-        assert "unauthorized" in done.stderr
+        assert "unauthorized: the token of hello is not known (the token sent is that of GENIE_TOKEN)" in done.stderr
         assert WRONG not in done.stderr
+        path = str(written(tmp_path, WRONG))
+        done = genie_cli(*words, port=server.port, token_file=path)
+        assert f"is not known (the token sent is that of GENIE_TOKEN_FILE, {path})" in done.stderr
+        done = genie_cli(*words, port=server.port)
+        assert done.returncode != 0
+        assert "unauthorized: hello carried no token" in done.stderr
+        assert "(no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("top", "--once"), ("deadlocks",)], ids=lambda words: words[0])
+def test_the_admin_port_tells_a_wrong_token_from_a_missing_one(words: tuple[str, ...]) -> None:
+    with running_server(token=TOKEN, admin_port=free_port()) as server:
+        port = server.settings["admin_port"]
+        missing, wrong = genie_cli(*words, admin_port=port), genie_cli(*words, admin_port=port, token=WRONG)
+        assert genie_cli(*words, admin_port=port, token=TOKEN).returncode == 0
+        reasons = [server.until("authentication failed at the admin port")["reason"] for _ in range(2)]
+    assert reasons == ["no token", "unknown token"]
+    assert "the request carried no token" in missing.stderr
+    assert "(no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)" in missing.stderr
+    assert "the token of the request is not known" in wrong.stderr
+    assert "(the token sent is that of GENIE_TOKEN)" in wrong.stderr
 
 
 def test_who_may_only_look_can_use_the_commands_that_look(tmp_path: Path) -> None:

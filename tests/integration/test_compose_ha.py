@@ -25,6 +25,7 @@ from redis.asyncio import Redis as Client
 from genie import connect
 from genie.config import Settings
 from genie.storage.url import RedisUrl
+from ports import free_port
 from redises.crowd import until
 from servers import WAIT_S
 
@@ -103,11 +104,14 @@ def test_the_token_is_made_as_in_the_other_file() -> None:
 
 
 class Stage:
-    """The services as processes. Each has an address of its own, and the ports that the file says."""
+    """The services as processes. Each has an address of its own, and the ports that the file says; but those of Genie are
+    free ones, as a Genie that really runs may listen at every address.
+    """
 
     def __init__(self, folder: Path) -> None:
         network = f"127.{random.randrange(1, 255)}.{random.randrange(255)}"  # noqa: S311 - no secret
         self.addresses = {name: f"{network}.{place}" for place, name in enumerate([*REDISES, *SENTINELS, *NODES], 1)}
+        self.port, self.admin_port = free_port(), free_port()
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "token").write_text(TOKEN)
@@ -126,7 +130,8 @@ class Stage:
         if name in NODES:
             own = {"GENIE_HOST": self.addresses[name], "GENIE_ADMIN_HOST": self.addresses[name]}
             given = {"GENIE_NAMESPACES": "genie", "GENIE_TOKEN_FILE": str(self._folder / "token")}
-            said |= own | given | {"GENIE_ADVERTISE": f"{self.addresses[name]}:7077"}
+            ports = {"GENIE_PORT": str(self.port), "GENIE_ADMIN_PORT": str(self.admin_port)}
+            said |= own | given | ports | {"GENIE_ADVERTISE": f"{self.addresses[name]}:{self.port}"}
             environment = clean | image_environment() | said
             command = [sys.executable, "-m", "genie.cli", "serve"]
         else:
@@ -212,7 +217,7 @@ async def test_a_master_and_a_leader_die_and_clients_go_on(tmp_path: Path) -> No
             made.start(name)
         await until("the sentinels know all", made.settled)
         await until("a server leads", lambda: leading(made))
-        to = [f"{made.addresses[name]}:7077" for name in NODES]
+        to = [f"{made.addresses[name]}:{made.port}" for name in NODES]
         async with connect(to, token=TOKEN, connect_timeout=WAIT_S, session_timeout=60) as client:
             lock = await client.acquire("x", transaction_timeout=600)
             old = await first("the sentinels agree", made.master)
@@ -241,13 +246,13 @@ async def first(what: str, look: Callable[[], Awaitable[T | None]]) -> T:
 
 async def leading(made: Stage) -> list[str]:
     """The servers that say so."""
-    return [name for name in NODES if await leads(made.addresses[name])]
+    return [name for name in NODES if await leads(made.addresses[name], made.admin_port)]
 
 
-async def leads(address: str) -> bool:
+async def leads(address: str, port: int) -> bool:
     """What the admin port says."""
-    reader, writer = await asyncio.open_connection(address, 7078)
-    writer.write(f"GET /leaderz HTTP/1.1\r\nHost: {address}:7078\r\nConnection: close\r\n\r\n".encode())
+    reader, writer = await asyncio.open_connection(address, port)
+    writer.write(f"GET /leaderz HTTP/1.1\r\nHost: {address}:{port}\r\nConnection: close\r\n\r\n".encode())
     status = await reader.readline()
     await reader.read()
     writer.close()

@@ -407,9 +407,8 @@ async def test_sigterm_without_redis_ends_in_time(redis: Redis) -> None:
 
 async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
     """While a commit is under way the server reads up to its bound, then leaves the rest to the client."""
-    with running_server(
-        redis, max_pending=1024, store_timeout_ms=600_000, lease=600, max_requests_per_connection=300_000
-    ) as genie:
+    requests = 28_000
+    with running_server(redis, max_pending=1024, store_timeout_ms=600_000, lease=600) as genie:
         client = await Wire.connect(genie.address)
         client.send("request", resources=["exclusive:warm"], transactionTimeout=1e9)
         await client.expect("queued")
@@ -417,9 +416,10 @@ async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
         redis.send(signal.SIGSTOP)
         client.send("request", resources=["exclusive:first"], transactionTimeout=1e9)
         genie.until("Redis is away")  # the first is under way
-        for number in range(200_000):
+        for number in range(requests):  # 16 MB, more than the sockets of both ends hold
             client.raw(
-                b'{"command":"request","payload":{"resources":["exclusive:%d"],"transactionTimeout":1e9}}\n' % number
+                b'{"command":"request","payload":{"resources":["exclusive:%0500d"],"transactionTimeout":1e9}}\n'
+                % number
             )
         memory = resident(genie)
         with pytest.raises(TimeoutError):
@@ -427,7 +427,7 @@ async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
                 await client.writer.drain()
         assert resident(genie) - memory < 8 << 20
         redis.send(signal.SIGCONT)
-        for _ in range(200_001):
+        for _ in range(requests + 1):
             await client.expect("queued")
             await client.expect("locked")
         await client.close()

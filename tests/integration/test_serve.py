@@ -12,6 +12,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from commands import genie_cli
 from genie.cli import main
 from genie.cli.serve import serve
 from genie.config import Settings
@@ -42,45 +43,35 @@ def test_every_setting_is_an_option() -> None:
         (["--log-level", "loud"], "log-level"),
         (["--redis-url", "http://x"], "redis"),
         (["--redis-host", "127.0.0.1", "--namespace", "a b{"], "namespace"),
-        (["--advertise", "foo"], "GENIE_ADVERTISE: it is one HOST:PORT or [IPv6]:PORT, not 'foo'"),
-        (["--advertise", "foo:0"], "GENIE_ADVERTISE"),
-        (["--advertise", "::1:7077"], "GENIE_ADVERTISE"),
-        (["--advertise", "genies://foo:7077"], "GENIE_ADVERTISE"),
+        (["--advertise", "foo"], "--advertise: it is one HOST:PORT or [IPv6]:PORT, not 'foo'"),
+        (["--advertise", "foo:0"], "--advertise"),
+        (["--advertise", "::1:7077"], "--advertise"),
+        (["--advertise", "genies://foo:7077"], "--advertise"),
         (["--host", "203.0.113.7"], "203.0.113.7"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
     ],
 )
 def test_a_wrong_setting_is_one_line(arguments: list[str], named: str) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "genie.cli",
-            "serve",
-            *(["--port", "0"] if "--port" not in arguments else []),
-            *arguments,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    port = ["--port", "0"] if "--port" not in arguments else []
+    done = genie_cli("serve", *port, *arguments, admin_port="")
     assert done.returncode != 0
     assert named in done.stderr
     assert "Traceback" not in done.stderr
     assert len([line for line in done.stderr.splitlines() if line.startswith("Error")]) == 1
 
 
-async def test_memory_is_warned_about_and_a_connection_is_one_line() -> None:
-    with running_server() as genie:
+@pytest.mark.parametrize(("level", "connections"), [("info", []), ("debug", ["connection"])])
+async def test_memory_is_warned_about_and_a_connection_is_one_line_at_debug(level: str, connections: list[str]) -> None:
+    with running_server(log_level=level) as genie:
         genie.until("locks are kept in memory and end with this process")
         client = await Wire.connect(genie.address)
         await client.release(await client.lock("exclusive:a"))
         await client.close()
-        genie.until("connection")
         genie.send(signal.SIGTERM)
         genie.until("stopped")
-        assert [line["event"].split()[0] for line in genie.log] == ["listening", "locks", "connection", "stopped"]
+        events = [line["event"].split()[0] for line in genie.log]
+        assert events == ["listening", "locks", *connections, "stopped"]
+        assert {next(iter(line)) for line in genie.log} == {"event"}
 
 
 async def test_redis_may_come_later() -> None:

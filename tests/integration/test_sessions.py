@@ -25,7 +25,7 @@ async def hello(genie: Genie, secret: str = SECRET, **payload: Any) -> tuple[Wir
     client.send("hello", session=secret, **payload)
     told = await client.expect("welcome")
     assert told["namespace"] == "genie"
-    assert told["version"]
+    assert told["server"].startswith("genie/")
     return client, told["resumed"]
 
 
@@ -219,7 +219,137 @@ async def test_nothing_of_a_session_is_left_in_redis(redis: Redis) -> None:
         assert (await client.expect("released"))["id"] == two
         key = redis.call("HGET", "{genie}:meta", "records")
         assert {int(field) for field in redis.call("HKEYS", key)} == {0, held, two}
+        three = await client.lock("exclusive:b", ref="three")
+        assert await client.release(three) == "success"
+        assert {int(field) for field in redis.call("HKEYS", key)} == {0, held, two, three}, "its ref is remembered"
         await client.close()
         await other.request("exclusive:a", queueTimeout=400)
         await other.expect("released")
         assert {int(field) for field in redis.call("HKEYS", key)} == {0, held}
+
+
+async def test_a_ref_of_an_own_release_outlives_a_restart(redis: Redis) -> None:
+    """Keep one lock, release another, restart, resume: repeating the ended one's ref must not lock again."""
+    with running_server(redis) as genie:
+        client, _ = await hello(genie, sessionTimeout=60_000)
+        kept = await client.lock("exclusive:kept", ref="kept", transactionTimeout=600_000)
+        job = await client.lock("exclusive:job", ref="job")
+        assert await client.release(job) == "success"
+        genie.kill()
+        genie.start()
+        again, resumed = await hello(genie, sessionTimeout=60_000)
+        assert resumed
+        assert await ids(again) == [("locked", kept)], "what the session released itself is not sent again"
+        again.send("request", resources=["exclusive:job"], ref="job")
+        assert await told(again) == [
+            ("queued", {"id": job, "ref": "job"}),
+            ("released", {"id": job, "reason": "success", "ref": "job"}),
+        ]
+        again.send("release", ref="job")
+        assert (await again.expect("released"))["id"] == job
+        again.send("inspect", resource="job")
+        assert (await again.expect("inspected"))["holdersTotal"] == 0
+
+
+async def test_a_ref_outlives_the_connection_whatever_ended_its_request(genie: Genie) -> None:
+    client, other = (await hello(genie))[0], await Wire.connect(genie.address)
+    ended = {}
+    for ref in ("own", "other", "timeout"):
+        timeout = 20 if ref == "timeout" else 600_000
+        ended[ref] = await client.lock(f"exclusive:{ref}", ref=ref, transactionTimeout=timeout)
+    await client.expect("released")
+    assert await client.release(ended["own"]) == "success"
+    assert await other.release(ended["other"]) == "success"
+    await client.expect("released")
+    await client.close()
+    again, _ = await hello(genie)
+    await told(again)
+    for ref, id_ in ended.items():
+        timeout = 20 if ref == "timeout" else 600_000
+        again.send("request", resources=[f"exclusive:{ref}"], ref=ref, transactionTimeout=timeout)
+        messages = await told(again)
+        assert [(word, payload["id"], payload["ref"]) for word, payload in messages] == [
+            ("queued", id_, ref),
+            ("released", id_, ref),
+        ]
+
+
+async def test_bye_ends_the_session_now(genie: Genie) -> None:
+    client, watcher = (await hello(genie, sessionTimeout=600_000))[0], await Wire.connect(genie.address)
+    kept = await client.lock("exclusive:kept", transactionTimeout=600_000)
+    bound = await client.lock("exclusive:bound", onDisconnect="release", transactionTimeout=600_000)
+    await client.request("exclusive:kept", ref="w", queueTimeout=600_000)
+    after = await watcher.request("exclusive:bound", queueTimeout=600_000)
+    client.send("bye", ref="b")
+    client.send("request", resources=["exclusive:behind"])
+    messages = [await client.receive() for _ in range(4)]
+    assert {(word, payload["reason"], payload.get("ref")) for word, payload in messages[:2]} == {
+        ("released", "disconnected", None),
+        ("released", "disconnected", "w"),
+    }
+    assert messages[2:] == [("bye", {"ref": "b"}), ("closed", {})]
+    assert (await watcher.expect("locked"))["id"] == after
+    assert await watcher.release(bound) == "disconnected"
+    watcher.send("inspect", resource="behind")
+    assert (await watcher.expect("inspected"))["holdersTotal"] == 0, "nothing behind bye is executed"
+    again, resumed = await hello(genie)
+    assert not resumed
+    assert await told(again) == []
+    assert await watcher.release(kept) == "success"
+    if genie.redis_url:
+        genie.kill()
+        genie.start()
+        _, resumed = await hello(genie)
+        assert not resumed
+
+
+async def test_bye_without_a_session_ends_what_the_connection_waits_for(genie: Genie) -> None:
+    client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    kept = await client.lock("exclusive:a")
+    waiting = await client.request("exclusive:a")
+    client.send("bye")
+    assert await client.receive() == ("released", {"id": waiting, "reason": "disconnected"})
+    assert await client.receive() == ("bye", {})
+    assert await client.receive() == ("closed", {})
+    assert await other.release(kept) == "success"
+
+
+async def test_a_quiet_client_is_sent_no_queued_for_requests_with_a_ref(genie: Genie) -> None:
+    client, other = (await hello(genie, quiet=True))[0], await Wire.connect(genie.address)
+    held = await other.lock("exclusive:a", transactionTimeout=600_000)
+    client.send("request", resources=["exclusive:b"], ref="1")
+    client.send("request", resources=["exclusive:a"], ref="2", queueTimeout=600_000)
+    client.send("request", anyOf=["exclusive:c"], target=1, ref="3")
+    client.send("request", resources=["exclusive:a"], ref="4", queueTimeout=0)
+    client.send("request", resources=["exclusive:d"])
+    messages = await told(client)
+    assert [(word, payload.get("ref")) for word, payload in messages] == [
+        ("locked", "1"),
+        ("locked", "3"),
+        ("released", "4"),
+        ("queued", None),
+        ("locked", None),
+    ]
+    await client.close()
+    again, resumed = await hello(genie, quiet=True)
+    assert resumed
+    assert {word for word, _ in await told(again)} == {"locked", "released"}
+    again.send("request", resources=["exclusive:a"], ref="2", queueTimeout=600_000)
+    assert await told(again) == [], "it waits"
+    assert await other.release(held) == "success"
+    assert (await again.expect("locked"))["ref"] == "2"
+    loud, _ = await hello(genie)
+    assert {word for word, _ in await told(loud)} == {"locked", "released"}
+
+
+async def test_a_waiting_request_is_cancelled_by_its_ref(genie: Genie) -> None:
+    client, other = (await hello(genie, quiet=True))[0], await Wire.connect(genie.address)
+    held = await other.lock("exclusive:a")
+    client.send("request", resources=["exclusive:a"], ref="w")
+    client.send("release", ref="w")
+    released = await client.expect("released")
+    assert (released["reason"], released["ref"]) == ("success", "w")
+    other.send("release", ref="w")
+    error = await other.expect("error")
+    assert (error["code"], error["ref"]) == ("unknown-id", "w"), "a ref is known to its own session only"
+    assert await other.release(held) == "success"

@@ -230,3 +230,39 @@ async def test_the_server_restarts_in_the_middle_of_selections(redis: Redis) -> 
             await asyncio.gather(*tasks)
     ledger.check(400)
     assert ledger.worth(f"{owner}-shop") == 300
+
+
+async def test_what_was_just_released_is_selected_again_although_the_events_of_its_locks_come_later(
+    genie: Genie,
+) -> None:
+    owner, ledger = await new_wallet(0, 1)
+    await ledger.add([Token(f"{owner}-{amount:03}", owner, "Fiat", "GBP", amount) for amount in range(1, 101)])
+    async with replicas(genie, ledger, 1) as [selector]:
+        for number in range(20):
+            held = await selector.select(1275, owner=owner, transaction=f"{owner}-{number}", prefer="small", **GBP)
+            assert len(held.tokens) == 50
+            await held.release()
+            async with await selector.select(
+                6, owner=owner, transaction=f"{owner}-{number}-next", prefer="small", **GBP
+            ) as again:
+                assert [each.amount for each in again.tokens] == [1, 2, 3]
+
+
+async def test_amounts_beyond_2_to_the_53_are_exact(genie: Genie) -> None:
+    """A floating-point number would round 2^60 + 1 to 2^60, and the selection would be one token short."""
+    owner, ledger = await new_wallet(0, 1)
+    great = 2**60
+    await ledger.add([Token(f"{owner}-{number}", owner, "Fiat", "GBP", great + number) for number in range(4)])
+    total = 4 * great + 6
+    async with replicas(genie, ledger, 2, retries=0) as (one, other):
+        async with await one.select(great + 4, owner=owner, transaction=f"{owner}-a", prefer="small", **GBP) as two:
+            assert (len(two.tokens), two.amount, two.change) == (2, 2 * great + 1, great - 3)
+            with pytest.raises(FundsLocked) as locked:
+                await other.select(2 * great + 6, owner=owner, transaction=f"{owner}-b", **GBP)
+            assert (locked.value.free, locked.value.locked) == (2 * great + 5, 2 * great + 1)
+            assert {type(locked.value.free), type(locked.value.locked)} == {int}
+            with pytest.raises(InsufficientFunds) as short:
+                await other.select(total + 1, owner=owner, transaction=f"{owner}-c", **GBP)
+            assert (short.value.free, short.value.locked) == (2 * great + 5, 2 * great + 1)
+        async with await other.select(total, owner=owner, transaction=f"{owner}-d", **GBP) as everything:
+            assert (everything.amount, everything.change) == (total, 0)

@@ -9,9 +9,10 @@ from wire import Wire
 async def test_a_slow_wait_names_who_is_in_the_way() -> None:
     with running_server(slow_wait=0.05) as genie:
         client = await Wire.connect(genie.address)
-        held = await client.lock("exclusive:a", transactionName="first")
-        ahead = await client.request("shared:a", transactionName="second")
+        held = await client.lock("exclusive:a", transactionName="first", note="cron@host-1")
+        ahead = await client.request("shared:a", transactionName="second", note="report, page 3")
         line = genie.until("slow wait")
+        assert (line["note"], line["blockers"][0]["note"]) == ("report, page 3", "cron@host-1")
         assert (line["level"], line["id"], line["transaction"]) == ("warning", ahead, "second")
         waits = await client.request("exclusive:a", "exclusive:b", transactionName="third", priority=-1)
         line = genie.until("slow wait")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from ports import free_port
 from servers import WAIT_S, Genie
@@ -14,10 +17,10 @@ from servers import WAIT_S, Genie
 WALLET = Path(__file__).parents[2] / "examples" / "wallet.py"
 
 
-def wallet(port: int, *args: str) -> subprocess.CompletedProcess[str]:
+def wallet(port: int, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(WALLET), *args],
-        env=os.environ | {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(port)},
+        env=os.environ | {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(port)} | environment,
         capture_output=True,
         text=True,
         timeout=4 * WAIT_S,
@@ -45,3 +48,42 @@ def test_options_that_make_no_sense_are_refused(genie: Genie) -> None:
         result = wallet(genie.port, *options)
         assert result.returncode == 2, options
         assert "usage:" in result.stderr
+
+
+SEND_SIGINT = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        in_replica = "--multiprocessing-fork" in sys.orig_argv
+        if name == "genie.tokens" and in_replica == (os.environ["SIGINT_IN"] == "replica"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("where", ["parent", "replica"])
+def test_ctrl_c_while_it_imports_prints_no_traceback(genie: Genie, tmp_path: Path, where: str) -> None:
+    """SIGINT arrives in the middle of the imports. It ends the parent; a replica leaves it to the parent."""
+    (tmp_path / "sitecustomize.py").write_text(SEND_SIGINT)
+    environment = {"PYTHONPATH": str(tmp_path), "SIGINT_IN": where}
+    result = wallet(genie.port, "--replicas", "1", "--seconds", "1", **environment)
+    assert result.stderr == ""
+    assert result.returncode == (-signal.SIGINT if where == "parent" else 0)
+
+
+def test_ctrl_c_while_it_pays_prints_no_traceback(genie: Genie) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(WALLET), "--replicas", "2", "--seconds", "600"],
+        env=os.environ | {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(genie.port)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert "in all" in process.stdout.readline()
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, errors) == (130, "")

@@ -85,6 +85,7 @@ def plain(reply: Any) -> Any:
     return reply
 
 
+@pytest.mark.server
 def test_it_answers_as_the_real_one_does(real: Redis) -> None:
     client = redis_py.connection.Connection(host="127.0.0.1", port=real.port, protocol=2)
     client.connect()

@@ -11,11 +11,11 @@ from multiprocessing import get_context
 from genie.testing.plan import CHOOSING, REPLICATED
 from genie.testing.soak import run
 
-COUNT = 300
-CHOOSERS = 60
-"""Worlds besides, in which clients also take any of several."""
-REPLICATORS = 60
-"""Worlds besides, with three Redises and sentinels."""
+COUNT = 30
+CHOOSERS = 10
+"""Worlds in addition, in which clients also take any of several."""
+REPLICATORS = 14
+"""Worlds in addition, with three Redises and sentinels. `make soak-worlds` runs hundreds of each kind."""
 PROCESSES = 2
 
 KEPT = [
@@ -52,7 +52,7 @@ KEPT = [
 
 SAME = """
 from genie.testing.soak import run
-for seed in (3, 17, 40, 2000012):
+for seed in (17, 2000012):
     print(run(seed)[0].history.digest())
 """
 
@@ -80,11 +80,11 @@ def test_a_seed_gives_the_same_history_in_every_process() -> None:
             text=True,
             check=True,
         ).stdout
-        for hash_seed in ("1", "2", "random")
+        for hash_seed in ("1", "2")
     }
     assert len(digests) == 1
 
 
 def test_a_seed_gives_the_same_history_each_time() -> None:
     """Also where what is asked of several at once is answered by several at once, and a set has no order."""
-    assert len({run(REPLICATED + 48)[0].history.digest() for _ in range(6)}) == 1
+    assert len({run(REPLICATED + 48)[0].history.digest() for _ in range(4)}) == 1

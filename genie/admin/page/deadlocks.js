@@ -1,12 +1,13 @@
 // Deadlocks that were found and ended: each a ring of transactions, with the resources on the arrows.
 
 import { ARROW, el, keyed, say, svg } from "./dom.js";
-import { count, cut, duration, visible } from "./format.js";
+import { briefly, count, cut, visible } from "./format.js";
 
 const MOST = 3; // rings
 const IN_RING = 6; // nodes of one
 const [WIDTH, HEIGHT] = [320, 212];
 const [NODE_WIDTH, NODE_HEIGHT] = [104, 26];
+const [BELOW_EVEN, BELOW_ODD] = [6, 36]; // px below the lowest nodes; in an odd ring an arrow with its resource runs there
 const NAME = 12;
 const RESOURCE = 20;
 
@@ -24,7 +25,7 @@ export class Deadlocks {
     const shown = deadlocks.slice(0, MOST);
     this.empty.hidden = shown.length > 0;
     keyed(this.rings, shown, (row) => `${row.at} ${row.id}`, ring, (figure, row) => {
-      say(figure.querySelector("time"), `${duration(now - row.at)} ago`);
+      say(figure.querySelector("time"), `${briefly(now - row.at)} ago`);
     });
     say(this.counter, total > 0 ? `${count(total)} since the start` : "");
     this.more.hidden = total <= shown.length;
@@ -35,11 +36,13 @@ export class Deadlocks {
 function ring(row) {
   const nodes = members(row);
   const victim = row.transactionName ?? `#${row.id}`;
+  const lowest = Math.max(...nodes.map((each) => each.y));
+  const height = Math.min(HEIGHT, lowest + NODE_HEIGHT / 2 + (nodes.length % 2 ? BELOW_ODD : BELOW_EVEN));
   const label = `Deadlock of ${row.cycle.length}: ${row.waits.map((step, place) => `${row.cycle[place]} waits for ${step.resource}`).join(", ")}`;
   return el(
     "figure",
     { class: "ring", "data-id": row.id },
-    svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label }, ...links(nodes), ...nodes.map(node)),
+    svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, ...links(nodes), ...nodes.map(node)),
     el("figcaption", {}, el("bdi", { class: "name", title: visible(victim) }, visible(victim)), el("span", { class: "quiet" }, " was the victim, "), el("time", { class: "quiet" })),
   );
 }

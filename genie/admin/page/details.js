@@ -44,7 +44,7 @@ export class Details {
     const row = holder ?? known?.queue.find((each) => each.id === id);
     const there = node !== undefined || row !== undefined;
     if (there) this.last = { ...row, ...node, id, state: node?.state ?? (holder ? "held" : "queued") };
-    this.ends = row === undefined ? undefined : now + row.expiresIn;
+    this.ends = row?.expiresIn === undefined ? undefined : now + row.expiresIn;
     const request = this.last?.id === id ? this.last : null;
     const names = new Map(waits.nodes.map((each) => [each.id, each.transactionName]));
     const edges = waits.edges.filter((edge) => edge.waiter === id);
@@ -67,6 +67,7 @@ export class Details {
     const facts = [
       ["Id", el("code", {}, `${id}`)],
       ["Transaction", request.transactionName === undefined ? "none" : el("bdi", {}, called(request))],
+      ...(request.note === undefined ? [] : [["Note", el("bdi", {}, visible(request.note))]]),
       [held ? "Held for" : "Waits for", since(request.since)],
       ["Since", el("time", {}, clock(request.since))],
       ...(this.ends === undefined || !there ? [] : [[held ? "Ends in" : "Gives up in", el("time", { class: "ends" })]]),

@@ -30,6 +30,13 @@ export function duration(ms) {
   return `${Math.floor(h / 24)} d ${h % 24} h`;
 }
 
+/** The same in one unit and at most six letters, where a name beside it must keep its room: `420 ms`, `3.2 s`, `4 min`. */
+export function briefly(ms) {
+  const whole = duration(ms).split(" ");
+  if (ms < 1000) return `${Math.min(999, Math.round(Math.max(0, ms)))} ms`;
+  return whole.slice(0, 2).join(" ");
+}
+
 /** A text without characters that nobody sees, or that turn others around: one name must not look like another. */
 export const visible = (text) =>
   text.replace(HIDDEN, (letter) => `‹${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);

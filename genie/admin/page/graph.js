@@ -2,14 +2,15 @@
 
 import { choose } from "./choose.js";
 import { ARROW, el, keyed, say, svg } from "./dom.js";
-import { called, count, cut, duration, parts, some, visible } from "./format.js";
-import { HEIGHT, LANE, place, WIDTH } from "./layout.js";
+import { briefly, called, count, cut, duration, parts, some, visible } from "./format.js";
+import { HEIGHT, LANE, place } from "./layout.js";
 
 const MARGIN = 6;
 const BENDS = 26; // room for links within the first column, to its left
 const AGES = [1_000, 10_000]; // ms of waiting, from which on a node is shown as late
-const LETTERS = 20; // of a name and a time that fit in a node
-const RESOURCE = 20;
+const [TEXT_LEFT, TEXT_RIGHT] = [18, 9]; // px between the sides of a node and its texts
+const TIME = "000 ms"; // the longest brief time: its room is kept, so that what is beside it does not change with the time
+const GAP = 4; // px between a resource and the time
 
 const LEGEND = [
   ["held", "waits for who holds it"],
@@ -72,11 +73,11 @@ export class Graph {
         keydown: press,
       },
       svg("title"),
-      svg("rect", { width: WIDTH, height: HEIGHT, rx: 7 }),
+      svg("rect", { height: HEIGHT, rx: 7 }),
       svg("rect", { class: "edge-mark", width: 4, height: HEIGHT - 14, x: 6, y: 7, rx: 2 }),
-      svg("text", { class: "name", x: 18, y: 17 }),
-      svg("text", { class: "resource", x: 18, y: 33 }),
-      svg("text", { class: "time", x: WIDTH - 9, y: 17 }),
+      svg("text", { class: "name", x: TEXT_LEFT, y: 17 }),
+      svg("text", { class: "resource", x: TEXT_LEFT, y: 33 }),
+      svg("text", { class: "time", y: 33 }),
     );
   }
 }
@@ -88,16 +89,19 @@ function told(total, left) {
 }
 
 function draw(group, node, now, selected, near) {
-  const [title, , , name, resource, time] = group.children;
+  const [title, box, , name, resource, time] = group.children;
   const age = now - node.since;
   const chosen = node.request !== undefined && node.request.id === selected?.request;
   const what = node.resources[0] ?? parts(node.request.resources[0]).name;
   const several = (node.request?.resourcesTotal ?? node.resources.length) - 1;
-  const others = several > 0 ? ` +${count(several)}` : "";
-  say(resource, cut(what, RESOURCE - others.length) + others);
+  const room = node.width - TEXT_LEFT - TEXT_RIGHT;
+  const beside = node.folds === undefined ? textWidth(time, TIME) + GAP : 0;
+  box.setAttribute("width", node.width);
+  time.setAttribute("x", node.width - TEXT_RIGHT);
+  say(resource, fitting(resource, what, several > 0 ? ` +${count(several)}` : "", room - beside));
   if (node.folds === undefined) {
-    say(name, cut(called(node.request), LETTERS - duration(age).length));
-    say(time, duration(age));
+    say(name, fitting(name, called(node.request), "", room));
+    say(time, briefly(age));
     const verb = node.state === "held" ? "holds" : "waits for";
     const text = `${called(node.request)} ${verb} ${visible(node.request.resources.join(", "))} since ${duration(age)}`;
     say(title, text);
@@ -114,6 +118,24 @@ function draw(group, node, now, selected, near) {
   group.classList.toggle("near", near.has(node.key));
   group.classList.toggle("late", node.state === "queued" && age >= AGES[0]);
   group.classList.toggle("very-late", node.state === "queued" && age >= AGES[1]);
+}
+
+const pen = document.createElement("canvas").getContext("2d");
+const fonts = new Map();
+
+/** Px that a text takes in the font of an element in the document. Elements of one class have one font. */
+function textWidth(element, text) {
+  const kind = element.getAttribute("class");
+  if (!fonts.has(kind)) fonts.set(kind, getComputedStyle(element).font);
+  pen.font = fonts.get(kind);
+  return pen.measureText(text).width;
+}
+
+/** As much of a text as there is room for, and all of `end`. */
+function fitting(element, text, end, room) {
+  let letters = Array.from(visible(text)).length;
+  while (letters > 1 && textWidth(element, cut(text, letters) + end) > room) letters -= 1;
+  return cut(text, letters) + end;
 }
 
 /** The selected node and those that it is linked with, by key. */
@@ -148,20 +170,22 @@ function course({ from, to, kind, via }) {
   const [y1, y2] = [from.y + HEIGHT / 2 + MARGIN, to.y + HEIGHT / 2 + MARGIN];
   const [left, right] = [from.x + MARGIN + BENDS, to.x + MARGIN + BENDS];
   const gap = kind === "same" ? 0 : 2;
+  const fromEnd = left + from.width;
+  const toEnd = right + to.width;
   if (from.x === to.x && kind === "same" && Math.abs(y2 - y1) < 2 * HEIGHT) {
     const half = (Math.sign(y2 - y1) * HEIGHT) / 2;
     return `M${left + 26} ${y1 + half}V${y2 - half}`;
   }
-  if (from.x === to.x) {
-    const bend = left - 10 - Math.min(20, Math.abs(y2 - y1) / 8);
+  if (from.x === to.x || from.stacked) {
+    const bend = Math.min(left, right) - 10 - Math.min(20, Math.abs(y2 - y1) / 8);
     return `M${left} ${y1}C${bend} ${y1} ${bend} ${y2 + 6} ${right - gap} ${y2 + 6}`;
   }
-  if (from.x > to.x) return `M${left} ${y1}${swing(left, y1, right + WIDTH + gap, y2)}`;
-  let [x, y, path] = [left + WIDTH, y1, `M${left + WIDTH} ${y1}`];
+  if (from.x > to.x) return `M${left} ${y1}${swing(left, y1, toEnd + gap, y2)}`;
+  let [x, y, path] = [fromEnd, y1, `M${fromEnd} ${y1}`];
   for (const bend of via) {
     const [begin, level] = [bend.x + MARGIN + BENDS, bend.y + LANE / 2 + MARGIN];
-    path += `${swing(x, y, begin, level)}H${begin + WIDTH}`;
-    [x, y] = [begin + WIDTH, level];
+    path += `${swing(x, y, begin, level)}H${begin + bend.width}`;
+    [x, y] = [begin + bend.width, level];
   }
   return path + swing(x, y, right - gap, y2);
 }

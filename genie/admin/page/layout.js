@@ -1,19 +1,23 @@
 // Where the nodes of the wait graph stand. Who waits is to the left of whom it waits for. A line stands in one column, in
-// its order, and so does what one transaction holds and waits for. The same graph gives the same picture.
+// its order, and so does what one transaction holds and waits for. A group that is too wide for that is stacked: waiters
+// stand below whom they wait for, indented. The same graph gives the same picture.
 
-export const WIDTH = 180;
+const WIDTH = 186;
 export const HEIGHT = 42;
 export const LANE = 8; // height of a link that passes a column
-const BETWEEN = 36; // columns
+const BETWEEN = 28; // columns
 const BELOW = 14; // nodes of one column
-const APART = 32; // groups
+const APART = 28; // groups
 const ROUNDS = 4;
+const INDENT = 18; // of a stacked node, for each holder that it waits for
+const [NARROWEST, WIDEST] = [150, 260]; // stacked nodes
 
-/** Sets `x` and `y` of all nodes and of the bends (`via`) of links, for a picture that is `width` wide (a wide group may need more); returns the size that it takes. */
+/** Sets `x`, `y` and `width` of all nodes and of the bends (`via`) of links, for a picture that is `width` wide; returns the size that it takes. */
 export function place(groups, width) {
   const placed = [];
   for (const group of groups) {
-    const size = arrange(group);
+    let size = arrange(group);
+    if (size.width > width) size = stack(group, width);
     const spot = lowest(placed, size, width);
     for (const node of [...group.nodes, ...group.links.flatMap((link) => link.via)]) {
       node.x += spot.x;
@@ -32,7 +36,7 @@ function arrange({ nodes, links }) {
   const depth = depths(nodes, links);
   const deepest = Math.max(...depth.values());
   const columns = Array.from({ length: deepest + 1 }, () => []);
-  for (const node of nodes) columns[depth.get(node)].push(Object.assign(node, { height: HEIGHT }));
+  for (const node of nodes) columns[depth.get(node)].push(Object.assign(node, { width: WIDTH, height: HEIGHT, stacked: false }));
   const near = new Map(nodes.map((node) => [node, []]));
   for (const link of links) {
     link.via = bends(link, depth, columns);
@@ -63,11 +67,40 @@ function arrange({ nodes, links }) {
   };
 }
 
+/** One group by itself in one column, for a picture that is `width` wide: waiters below whom they wait for. */
+function stack({ nodes, links }, width) {
+  const depth = depths(nodes, links);
+  for (const link of links) link.via = [];
+  for (const [row, node] of inReadingOrder(nodes, links).entries()) {
+    const x = Math.max(0, Math.min(depth.get(node) * INDENT, width - NARROWEST));
+    Object.assign(node, { x, y: row * (HEIGHT + BELOW), width: Math.min(WIDEST, width - x), stacked: true });
+  }
+  return { width: Math.max(...nodes.map((node) => node.x + node.width)), height: nodes.length * (HEIGHT + BELOW) - BELOW };
+}
+
+/** Each node behind those it is linked to, as near to them as can be; of several the one that has waited or held longest. */
+function inReadingOrder(nodes, links) {
+  const open = new Map(nodes.map((node) => [node, new Set()]));
+  for (const { from, to } of links) open.get(from).add(to);
+  const bySince = (some) => [...some].sort((a, b) => b.since - a.since);
+  const left = new Set(nodes);
+  const ready = bySince(nodes.filter((node) => open.get(node).size === 0));
+  const order = [];
+  while (left.size > 0) {
+    const next = ready.pop() ?? bySince(left).at(-1); // none is ready in a ring, which will be gone with the next answer
+    if (!left.delete(next)) continue;
+    order.push(next);
+    const freed = [...left].filter((node) => open.get(node).delete(next) && open.get(node).size === 0);
+    ready.push(...bySince(freed));
+  }
+  return order;
+}
+
 /** Places of its own for a link in the columns that it passes, lest it runs behind other nodes. */
 function bends({ from, to }, depth, columns) {
   const via = [];
   for (let place = depth.get(from) - 1; place > depth.get(to); place -= 1) {
-    via.push({ since: from.since, height: LANE });
+    via.push({ since: from.since, width: WIDTH, height: LANE });
     columns[place].push(via.at(-1));
   }
   return via;

@@ -1,9 +1,10 @@
 // Tables of resources, and what became of requests.
 
 import { el, keyed, renew, say } from "./dom.js";
-import { called, count, duration, some, visible } from "./format.js";
+import { briefly, called, count, cut, duration, some, visible } from "./format.js";
 
 const MOST = 20;
+const HOLDER = 30; // letters of a holder's name
 
 /** A name that is shown as far as there is room, whole where one points at it. */
 export function named(name, press) {
@@ -32,7 +33,7 @@ class Table {
   make({ resource }) {
     const [, ...others] = this.columns;
     const name = el("td", {}, named(resource, () => this.select({ resource })));
-    return el("tr", { "data-resource": resource }, name, ...others.map(({ number }) => el("td", { class: number ? "number" : "text" })));
+    return el("tr", { "data-resource": resource }, name, ...others.map(({ number, title }) => el("td", { class: number ? "number" : "text", "data-title": title })));
   }
 }
 
@@ -43,7 +44,7 @@ export class Lines extends Table {
       { title: "Waiting", text: (line) => count(line.waiting), number: true },
       { title: "Longest", text: (line, now) => duration(now - line.since), number: true },
       { title: "Holders", text: (line) => count(line.holders), number: true },
-      { title: "Held by", text: (line) => (line.holder === null ? "nobody" : called({ ...line, id: line.holder })) },
+      { title: "Held by", text: heldBy },
     ];
     super(table, columns, "No lines.", select);
     this.counter = counter;
@@ -56,11 +57,18 @@ export class Lines extends Table {
   }
 }
 
+/** The first holder of a line, and how many more there are. */
+function heldBy(line) {
+  if (line.holder === null) return "nobody";
+  const others = line.holders > 1 ? ` +${count(line.holders - 1)}` : "";
+  return cut(called({ ...line, id: line.holder }), HOLDER) + others;
+}
+
 export class Hot extends Table {
   constructor(table, counter, select) {
     const columns = [
       { title: "Resource" },
-      { title: "Waited", text: (hot) => duration(hot.waited), number: true },
+      { title: "Waited", text: (hot) => briefly(hot.waited), number: true },
       { title: "Collisions", text: (hot) => count(hot.collisions), number: true },
       { title: "Now", text: (hot) => count(hot.waiting), number: true },
     ];

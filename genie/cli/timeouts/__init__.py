@@ -10,6 +10,6 @@ import click
 from genie.cli.when_asked import WhenAsked
 
 
-@click.group(cls=WhenAsked, package=__name__, names=("finalize", "generate", "run", "shift", "status"))
+@click.group(cls=WhenAsked, package=__name__, names=("explain", "finalize", "generate", "run", "shift", "status"))
 def timeouts() -> None:
     """Find the transfers of a ledger whose time has passed."""

@@ -9,9 +9,17 @@ from typing import Any
 import click
 
 from genie.cli.asking import plain_errors
-from genie.cli.timeouts.options import ledger_options, progress, span, whole_span
+from genie.cli.timeouts.options import (
+    NO_TERMINAL,
+    ledger_options,
+    progress,
+    progress_option,
+    span,
+    whole_span,
+)
 from genie.timeouts import Ledger
 from genie.timeouts.opened import opened
+from genie.timeouts.trial.generate import CHUNK
 from genie.timeouts.trial.generate import generate as generate_into
 from genie.timeouts.trial.transfers import DataSet
 
@@ -41,7 +49,8 @@ from genie.timeouts.trial.transfers import DataSet
     metavar="FROM-TO",
     help="How far the dates are back; those of all others are as far ahead and an hour more.",
 )
-def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, **options: Any) -> None:
+@progress_option(NO_TERMINAL)
+def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, progress_every: int, **options: Any) -> None:
     """Fill a ledger with transfers by chance, to try a handler with.
 
     Most are final; about one in nine waits, and expires after an hour or later. Each has the state changes that lead
@@ -49,11 +58,11 @@ def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, **opti
     """
     seed = secrets.randbelow(1_000_000_000) if seed is None else seed
     data_set = DataSet(seed=seed, currencies=tuple(currencies.split(",")), **options)
-    changes = asyncio.run(_generate(url, ledger, data_set))
+    changes = asyncio.run(_generate(url, ledger, data_set, progress_every))
     click.echo(f"{data_set.transfers:,} transfers with {changes:,} state changes; seed {seed}")
 
 
-async def _generate(url: str, ledger: Ledger, data_set: DataSet) -> int:
+async def _generate(url: str, ledger: Ledger, data_set: DataSet, progress_every: int) -> int:
     async with opened(url, ledger, create=True) as database:
-        with progress() as told:
-            return await generate_into(database, ledger, data_set, told)
+        with progress(progress_every, "transfers") as told:
+            return await generate_into(database, ledger, data_set, told, chunk=min(CHUNK, progress_every))

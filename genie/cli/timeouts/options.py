@@ -15,9 +15,14 @@ from genie.timeouts import FINAL_STATES, PROCESSING_STATES, Ledger
 
 MOST = 1e9
 
+PROGRESS_ROWS = 5_000
+"""Rows after which the progress is written where there is no terminal: `debug` of the document's data set."""
+
+NO_TERMINAL = "Where stderr is no terminal, write a line each time that so many more rows are done."
+
 
 def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--database`, `--name`, `--processing` and `--final`; the command gets a `url` and a `ledger`."""
+    """`--database`, `--name`, `--processing`, `--final` and `--time-zone`; the command gets a `url` and a `ledger`."""
 
     @click.option(
         "--database",
@@ -49,14 +54,27 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="A state in which it is not waited for any more; repeatable, instead of the default. "
         f"[default: {', '.join(FINAL_STATES)}]",
     )
+    @click.option(
+        "--time-zone",
+        default="UTC",
+        show_default=True,
+        metavar="NAME",
+        help="The time zone in which the ledger writes expiration dates: Africa/Nairobi.",
+    )
     @functools.wraps(command)
     def wrapped(
-        database: str, names: tuple[str, ...], processing: tuple[str, ...], final: tuple[str, ...], **options: Any
+        database: str,
+        names: tuple[str, ...],
+        processing: tuple[str, ...],
+        final: tuple[str, ...],
+        time_zone: str,
+        **options: Any,
     ) -> Any:
         ledger = Ledger(
             names=dict(_pair(name) for name in names),
             processing_states=processing or PROCESSING_STATES,
             final_states=final or FINAL_STATES,
+            time_zone=time_zone,
         )
         return command(url=database, ledger=ledger, **options)
 
@@ -97,11 +115,35 @@ def whole_span(text: str) -> tuple[int, int]:
     return int(least), int(most)
 
 
+def progress_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`--progress`, after how many rows the progress is written; `what` says when."""
+    return click.option(
+        "--progress",
+        "progress_every",
+        type=click.IntRange(1),
+        default=PROGRESS_ROWS,
+        show_default=True,
+        metavar="ROWS",
+        help=what,
+    )
+
+
 @contextmanager
-def progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal's stderr; tell it how much is done, of how much."""
+def progress(every: int, rows: str) -> Iterator[Callable[[int, int], None]]:
+    """Show on stderr how many `rows` are done, of how many: call what this yields with both numbers.
+
+    On a terminal it is a bar, else a line each time that `every` more rows are done.
+    """
     if not sys.stderr.isatty():
-        yield lambda _done, _of: None
+        written = 0
+
+        def write_line(done: int, of: int) -> None:
+            nonlocal written
+            if done // every > written // every:
+                click.echo(f"genie: {done:,} of {of:,} {rows}", err=True)
+                written = done
+
+        yield write_line
         return
     with click.progressbar(length=1, file=sys.stderr) as bar:
 

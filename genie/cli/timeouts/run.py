@@ -8,7 +8,7 @@ import click
 
 from genie.cli.asking import plain_errors, seconds, server_options
 from genie.cli.timeouts import service
-from genie.cli.timeouts.options import ledger_options
+from genie.cli.timeouts.options import ledger_options, progress_option
 from genie.cli.timeouts.service import Order
 from genie.timeouts import Ledger
 from genie.timeouts.handler import MOST_BATCH
@@ -53,6 +53,7 @@ from genie.timeouts.handler import MOST_BATCH
     help="Hold exclusive:timeout-handler/NAME on the Genie server of --host in each run. "
     "Without it replicas are kept apart by a lock of the database.",
 )
+@progress_option("While it is behind, write a line each time that so many more state changes are read.")
 @server_options
 def run(url: str, ledger: Ledger, **options: Any) -> None:
     """Find expired transfers until SIGTERM.

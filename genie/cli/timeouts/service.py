@@ -23,7 +23,10 @@ SIGNAL = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to do where. Times in seconds; `lock`: the name under which runs are held, on the Genie server there."""
+    """What to do where. Times in seconds; `lock`: the name under which runs are held, on the Genie server there.
+
+    `progress_every`: state changes after which the progress is written.
+    """
 
     url: str
     ledger: Ledger
@@ -33,6 +36,7 @@ class Order:
     on_expired: str | None
     once: bool
     lock: str | None
+    progress_every: int
     host: str
     port: int
     namespace: str | None
@@ -109,7 +113,8 @@ class _Service:
 
     def _show(self, run: TimeoutRun) -> None:
         first, last = run.interval
-        if (run.behind or self.was_behind) and last > first:
+        every = self.order.progress_every
+        if (last // every > first // every) if run.behind else (self.was_behind and last > first):
             of = f" of {self.greatest:,}" if last <= self.greatest else ""
             _say(f"has read up to state change {last:,}{of}")
         self.was_behind = run.behind

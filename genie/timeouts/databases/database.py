@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Executable, Table
+from sqlalchemy import URL, ColumnElement, Executable, Table, bindparam
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -82,6 +82,23 @@ class Database(ABC):
     @abstractmethod
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert many rows, which all have the same columns (by their keys), as fast as the driver can."""
+
+    async def change(
+        self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], columns: Sequence[str]
+    ) -> None:
+        """Write these columns of many rows, each with values of its own.
+
+        A row has its primary key, these columns, and all others that can't be left out when a row is inserted.
+        """
+        if not rows:
+            return
+        (key,) = table.primary_key
+        values = {column: bindparam(f"new_{column}", type_=table.c[column].type) for column in columns}
+        statement = table.update().where(key == bindparam(f"old_{key.key}")).values(values)
+        given = [
+            {f"old_{key.key}": row[key.key], **{f"new_{column}": row[column] for column in columns}} for row in rows
+        ]
+        await connection.execute(statement, given)
 
 
 async def give_back(connection: AsyncConnection, release: Executable) -> None:

@@ -74,7 +74,7 @@ class Postgres(Database):
 
     def date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """See `Database`. What Python has no dates for (before the year 1, behind 9999) is the first or the last it has."""
-        return case((column > _LAST, _LAST), (column < _FIRST, _FIRST), else_=column)
+        return type_coerce(case((column > _LAST, _LAST), (column < _FIRST, _FIRST), else_=column), column.type)
 
     def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`."""

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Table, func
+from sqlalchemy import URL, ColumnElement, String, Table, case, func, or_, type_coerce
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
@@ -21,6 +21,10 @@ from genie.wal import keep_wal
 
 TURN = "-timeouts"
 """Added to the file's name: a file that is always empty, and locked by who has the turn."""
+
+
+_OFFSETS = ("*[zZ]", "*:*[+-][0-9][0-9]:[0-9][0-9]")
+"""What a date with an offset from UTC looks like to GLOB."""
 
 
 class Sqlite(Database):
@@ -85,14 +89,20 @@ class Sqlite(Database):
         return lock
 
     def date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """See `Database`. Others may have written it in any form; what is no date at all stays as it is."""
-        one_form = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=Utc)
-        return func.coalesce(one_form, column, type_=Utc)
+        """See `Database`. Others may have written it in any form; what is no date at all stays as it is.
+
+        So does what has an offset where dates are in a time zone: it is refused when it is read.
+        """
+        one_form: ColumnElement[Any] = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=column.type)
+        if isinstance(column.type, Utc) and column.type.zone is not None:
+            offset = or_(*(type_coerce(column, String).op("GLOB")(form) for form in _OFFSETS))
+            one_form = case((offset, column), else_=one_form)
+        return func.coalesce(one_form, column, type_=column.type)
 
     def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`. What is no date at all stays as it is."""
-        moved = func.strftime("%Y-%m-%d %H:%M:%f", column, f"{by.total_seconds():+.3f} seconds", type_=Utc)
-        return func.coalesce(moved, column, type_=Utc)
+        moved = func.strftime("%Y-%m-%d %H:%M:%f", column, f"{by.total_seconds():+.3f} seconds", type_=column.type)
+        return func.coalesce(moved, column, type_=column.type)
 
     async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`."""

@@ -16,18 +16,23 @@ from genie.timeouts.ledger import Ledger
 from genie.timeouts.steps import Steps
 from genie.timeouts.trial.transfers import DataSet, Transfer, transfers
 
-CHUNK = 10_000
-"""Transfers of one transaction."""
+CHUNK = 5_000
+"""Transfers of one transaction, if not said otherwise."""
 
 
 async def generate(
-    database: Database, ledger: Ledger, data_set: DataSet, told: Callable[[int, int], object] = lambda _, __: None
+    database: Database,
+    ledger: Ledger,
+    data_set: DataSet,
+    told: Callable[[int, int], object] = lambda _, __: None,
+    *,
+    chunk: int = CHUNK,
 ) -> int:
     """Write a data set to a ledger; returns how many state changes it has.
 
     `told` hears how many transfers are written, of how many.
 
-    They are written in chunks, each in one transaction. ValueError, where the ledger has some of these transfers
+    They are written in chunks of so many transfers, each in one transaction. ValueError, where the ledger has some of these transfers
     already; WrongSchema or DatabaseFailed, where they can't be written.
     """
     written = changes = 0
@@ -36,9 +41,9 @@ async def generate(
             await _check(connection, ledger)
             now = (await connection.execute(Steps(ledger, database).now())).scalar_one()
         made = transfers(data_set, ledger, now)
-        while chunk := list(islice(made, CHUNK)):
-            changes += await _write(database, ledger, chunk, data_set.seed)
-            written += len(chunk)
+        while some := list(islice(made, chunk)):
+            changes += await _write(database, ledger, some, data_set.seed)
+            written += len(some)
             told(written, data_set.transfers)
     return changes
 

@@ -3,8 +3,8 @@
 A claim is an object of its own, and an entry says which one has it. So whatever comes late from a claim whose time was
 over (a release, a spend) can't touch what somebody else has claimed since: it is not the one that the entry names.
 
-All claims last equally long, so in the order in which they were made they also end. Nobody waits for tokens, so it is
-enough to look at the clock when somebody asks: there are no timers.
+Claims of the same duration end in the order in which they were made, so they stand in one queue; there is one for each
+duration. Nobody waits for tokens, so it is enough to look at the clock when somebody asks: there are no timers.
 """
 
 from __future__ import annotations
@@ -12,21 +12,28 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 
 from genie.tokens.in_memory.buckets import GONE, Bucket, Buckets, Entry, give_back, take
 from genie.tokens.token import Token
 
+MAX_IDLE_QUEUES = 16
+"""With fewer queues an empty one is kept: the next claim is likely to have the same duration."""
+
 
 class Claim:
-    """A transaction's hold on some tokens. `deadline` is when it ends, by the claims' clock; -inf once it has ended.
+    """A transaction's hold on some tokens, for `duration` seconds from when it is made and when it is prolonged.
+
+    `deadline` is when it ends, by the claims' clock; -inf once it has ended.
 
     `ahead` are ids that were claimed before they were there. `passed_on`: another claim has some of it now.
     """
 
-    __slots__ = ("ahead", "deadline", "entries", "passed_on", "transaction")
+    __slots__ = ("ahead", "deadline", "duration", "entries", "passed_on", "transaction")
 
-    def __init__(self, transaction: str) -> None:
+    def __init__(self, transaction: str, duration: float) -> None:
         self.transaction = transaction
+        self.duration = duration
         self.deadline = -math.inf
         self.entries: list[Entry] = []
         self.ahead: tuple[str, ...] = ()
@@ -44,34 +51,35 @@ class Claim:
 
 
 class Claims:
-    """All claims, the first to end first. What is told of tokens comes through here: one that is claimed before it
-    comes is claimed when it does.
+    """All claims. What is told of tokens comes through here: one that is claimed before it comes is claimed when it
+    does. `clock` returns seconds.
     """
 
-    __slots__ = ("_ahead", "_by_transaction", "_live", "_soonest", "buckets", "clock", "duration")
+    __slots__ = ("_ahead", "_by_transaction", "_queues", "_soonest", "buckets", "clock")
 
-    def __init__(self, buckets: Buckets, duration: float, clock: Callable[[], float]) -> None:
+    def __init__(self, buckets: Buckets, clock: Callable[[], float]) -> None:
         self.buckets = buckets
-        self.duration = duration
         self.clock = clock
-        self._live: OrderedDict[Claim, None] = OrderedDict()
+        self._queues: dict[float, OrderedDict[Claim, None]] = {}
+        """The claims by duration, those that end first in front."""
         self._by_transaction: dict[str, set[Claim]] = {}
         self._ahead: dict[str, Claim] = {}
         self._soonest = math.inf
         """No claim ends before."""
 
     def __len__(self) -> int:
-        return len(self._live)
+        return sum(map(len, self._queues.values()))
 
     def hold(self, claim: Claim) -> None:
-        """Let a claim count from now on, for as long as claims last."""
-        if not self._live:
-            self._soonest = self.clock() + self.duration
-            claim.deadline = self._soonest
-        else:
-            claim.deadline = self.clock() + self.duration
-        self._live[claim] = None
-        self._live.move_to_end(claim)
+        """Let a claim count from now on, for its duration."""
+        claim.deadline = deadline = self.clock() + claim.duration
+        queue = self._queues.get(claim.duration)
+        if queue is None:
+            queue = self._queues[claim.duration] = OrderedDict()
+        queue[claim] = None
+        queue.move_to_end(claim)
+        if deadline < self._soonest:  # noqa: PLR1730 - min() takes a function call
+            self._soonest = deadline
         self._by_transaction.setdefault(claim.transaction, set()).add(claim)
 
     def end(self, claim: Claim) -> None:
@@ -83,7 +91,10 @@ class Claims:
         claim.ahead = ()
         if claim.deadline != -math.inf:
             claim.deadline = -math.inf
-            del self._live[claim]
+            queue = self._queues[claim.duration]
+            del queue[claim]
+            if not queue and len(self._queues) > MAX_IDLE_QUEUES:
+                del self._queues[claim.duration]
             same = self._by_transaction[claim.transaction]
             same.discard(claim)
             if not same:
@@ -102,22 +113,18 @@ class Claims:
         now = self.clock()
         if now < self._soonest:
             return
-        over: list[Claim] = []
-        self._soonest = math.inf
-        for claim in self._live:
-            if now < claim.deadline:
-                self._soonest = claim.deadline
-                break
-            over.append(claim)
-        for claim in over:
-            self.end(claim)
+        for queue in list(self._queues.values()):
+            for claim in list(takewhile(lambda claim: claim.deadline <= now, queue)):
+                self.end(claim)
+        self._soonest = min((next(iter(queue)).deadline for queue in self._queues.values() if queue), default=math.inf)
 
     def claimed(self, bucket: Bucket) -> Iterator[tuple[Entry, Claim]]:
         """What is claimed in a bucket, and by whom. Looks at every claim."""
-        for claim in self._live:
-            for entry in claim.owned:
-                if entry.owner is bucket or entry.account is bucket:
-                    yield entry, claim
+        for queue in self._queues.values():
+            for claim in queue:
+                for entry in claim.owned:
+                    if entry.owner is bucket or entry.account is bucket:
+                        yield entry, claim
 
     def held_by(self, transaction: str, bucket: Bucket) -> int:
         """What a transaction holds in a bucket."""

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from genie.tokens.guard import Guard
 from genie.tokens.in_memory.buckets import Entry
 from genie.tokens.in_memory.claims import Claim, Claims
 from genie.tokens.in_memory.follow import Follower
@@ -32,11 +33,12 @@ class Consolidation(InMemorySelection):
         claim: Claim,
         claims: Claims,
         follower: Follower,
+        guard: Guard,
         *,
         restored: bool = False,
     ) -> None:
         asked = sum(token.amount for token in tokens)
-        super().__init__(store, tokens, asked, claim, claims, follower, restored=restored)
+        super().__init__(store, tokens, asked, claim, claims, follower, guard, restored=restored)
         self.amounts = split(self.amount, into)
 
     def checkpoint(self) -> dict[str, Any]:

@@ -80,6 +80,11 @@ class Follower:
             self._fail_first(RuntimeError("it was closed before all tokens were read"))
 
     @property
+    def following(self) -> bool:
+        """Whether it was started, and not closed since."""
+        return self._following is not None
+
+    @property
     def ready(self) -> bool:
         """Whether all was read once, and it is followed since."""
         first = self._first

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from genie.tokens.errors import SelectionEnded, SpentAlready
+from genie.tokens.guard import Guard
 from genie.tokens.in_memory.claims import Claim, Claims
 from genie.tokens.in_memory.follow import Follower
 from genie.tokens.selection import Selection, State
@@ -29,10 +30,11 @@ class InMemorySelection(Selection):
         claim: Claim,
         claims: Claims,
         follower: Follower,
+        guard: Guard,
         *,
         restored: bool = False,
     ) -> None:
-        super().__init__(store, tokens, asked, claim.transaction)
+        super().__init__(store, tokens, asked, claim.transaction, guard)
         self._restored = restored
         self._claim = claim
         self._claims = claims
@@ -41,6 +43,7 @@ class InMemorySelection(Selection):
     @property
     def held(self) -> bool:
         """Whether all of the tokens are still this selection's, and none is known to be spent."""
+        self._guard.check()
         return self._claims.holds(self._claim) and not self.lost
 
     @property
@@ -50,6 +53,7 @@ class InMemorySelection(Selection):
         It may be that this transaction has spent them, before a restart or when the answer of the store was lost: then
         `spend` has no effect and says nothing. If it was another, `spend` raises SpentAlready.
         """
+        self._guard.check()
         missing = self._claims.missing(self._claim) if self._follower.ready else ()
         return (*self._claim.gone, *missing)
 
@@ -59,6 +63,7 @@ class InMemorySelection(Selection):
         SelectionEnded, where they are not held any more. A spend whose outcome is not known can be said again after a
         restart.
         """
+        self._guard.check()
         if self._state not in (State.HELD, State.SPENDING) or not self._claims.holds(self._claim):
             raise SelectionEnded(f"the selection of {self.transaction!r} holds nothing any more that could be restored")
         return {
@@ -73,6 +78,7 @@ class InMemorySelection(Selection):
         From here on the tokens are held for as long again as at first. What others turn out to have spent is not
         selected any more. What is issued can be selected as soon as this returns.
         """
+        self._guard.check()
         # Otherwise they may have been issued long ago, and be spent by now: the store tells.
         issued = () if self._restored or self._state is not State.HELD else outputs
         self._follower.expect(issued)

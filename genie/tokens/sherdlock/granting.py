@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from genie.errors import ConnectionLost, Insufficient, Unavailable
+from genie.tokens.sherdlock.held import Held
 from genie.tokens.sherdlock.locks import EXCLUSIVE_TOKEN, Client, Lock
 from genie.tokens.token import Token
 
@@ -24,9 +25,10 @@ RACES = 5
 class Grants:
     """Locks on tokens that were given for one transaction. `asked_at` is when the first of them was asked for."""
 
-    __slots__ = ("amount", "asked_at", "locks", "tokens")
+    __slots__ = ("_held", "amount", "asked_at", "locks", "tokens")
 
-    def __init__(self, asked_at: float) -> None:
+    def __init__(self, asked_at: float, held: Held) -> None:
+        self._held = held
         self.asked_at = asked_at
         self.locks: list[Lock] = []
         self.tokens: list[Token] = []
@@ -43,9 +45,14 @@ class Grants:
     async def give_back(self) -> None:
         """Release them. What can't be done now goes on in the background, or ends by its time."""
         if len(self.locks) == 1:
-            await _release(self.locks[0])
+            await self._release(self.locks[0])
         elif self.locks:
-            await all_of(*(_release(lock) for lock in self.locks))
+            await all_of(*(self._release(lock) for lock in self.locks))
+
+    async def _release(self, lock: Lock) -> None:
+        with suppress(Unavailable, ConnectionLost):  # the client goes on trying; where it is closed, the lease ends it
+            await lock.release()
+            self._held.released(lock.id, [name.removeprefix(EXCLUSIVE_TOKEN) for name in lock.resources])
 
 
 class Short(NamedTuple):
@@ -55,12 +62,14 @@ class Short(NamedTuple):
     locked: int
 
 
-async def take(client: Client, tokens: Sequence[Token], amount: int, transaction: str, lease: float) -> Grants | Short:
+async def take(
+    client: Client, held: Held, tokens: Sequence[Token], amount: int, transaction: str, lease: float
+) -> Grants | Short:
     """Lock tokens that reach the amount, the first that are free. If they don't reach it none are held.
 
     One request is one step. Where the names need several, what is free of the first is held while the next is asked.
     """
-    grants = Grants(asyncio.get_running_loop().time())
+    grants = Grants(asyncio.get_running_loop().time(), held)
     requests = list(parts(tokens))
     free = locked = 0
     try:
@@ -74,6 +83,25 @@ async def take(client: Client, tokens: Sequence[Token], amount: int, transaction
         raise
     await grants.give_back()
     return Short(free, locked)
+
+
+async def take_all(
+    client: Client, held: Held, tokens: Sequence[Token], transaction: str, lease: float
+) -> Grants | Short:
+    """Lock all of the tokens, or none. They may be worth more than a target can say, so each counts 1."""
+    grants = Grants(asyncio.get_running_loop().time(), held)
+    try:
+        for part in parts(tokens):
+            asked = {EXCLUSIVE_TOKEN + token.id: token for token in part}
+            lock = await client.acquire_any(list(asked), len(asked), transaction=transaction, transaction_timeout=lease)
+            grants.add(lock, asked)
+    except Insufficient:
+        await grants.give_back()
+        return Short(0, 0)
+    except BaseException:
+        await grants.give_back()
+        raise
+    return grants
 
 
 async def _take_part(
@@ -121,11 +149,6 @@ def parts(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 def _size(token: Token) -> int:
     escaped = token.id.count('"') + token.id.count("\\")
     return len(token.id.encode(errors="replace")) + escaped + len(EXCLUSIVE_TOKEN) + len(str(token.amount)) + 4
-
-
-async def _release(lock: Lock) -> None:
-    with suppress(Unavailable, ConnectionLost):  # the client goes on trying; where it is closed, the lease ends it
-        await lock.release()
 
 
 async def all_of(*ways: Coroutine[Any, Any, None]) -> None:

@@ -11,6 +11,10 @@ BELIEVED_LEASES = 2
 """For so many leases it is believed that a token is held. Where very much is held Genie does not tell all that is, nor
 all that is not any more.
 """
+MAX_RELEASED = 10_000
+"""Locks released here of which `Held` remembers that their `unlocked` is still to come. Genie lets no more messages than
+that wait for one watcher.
+"""
 
 
 class Hold:
@@ -47,7 +51,7 @@ class Held:
     known.
     """
 
-    __slots__ = ("_also", "_believed_s", "_freed", "_lasting", "mine", "others")
+    __slots__ = ("_also", "_believed_s", "_freed", "_lasting", "_released", "mine", "others")
 
     def __init__(self, lease: float, freed: Callable[[str], None]) -> None:
         self._believed_s = BELIEVED_LEASES * lease
@@ -60,6 +64,8 @@ class Held:
         """More locks on the same token: one transaction can hold it twice."""
         self._lasting: deque[Hold] = deque()
         """Holds that nobody will give back."""
+        self._released: dict[int, None] = {}
+        """Ids of locks that were released here, the oldest first, until their `unlocked` has come."""
 
     # -- who may have a token -------------------------------------------------------------------------------
 
@@ -118,6 +124,18 @@ class Held:
         while self._lasting and self._lasting[0].until <= now:
             self.drop(self._lasting.popleft())
 
+    def released(self, lock: int, ids: Iterable[str]) -> None:
+        """Genie has confirmed the release of one of this selector's locks, on these tokens.
+
+        The watch sends the events of a lock some milliseconds later than the answers to its owner. So whatever it still
+        sends of this lock is out of date.
+        """
+        self._released[lock] = None
+        if len(self._released) > MAX_RELEASED:
+            del self._released[next(iter(self._released))]
+        for id in ids:
+            self._remove(id, lock)
+
     # -- what Genie tells -----------------------------------------------------------------------------------
 
     def forget(self) -> None:
@@ -127,6 +145,8 @@ class Held:
 
     def locked(self, id: str, lock: int, transaction: str | None, now: float) -> None:
         """A token is locked."""
+        if lock in self._released:
+            return
         new = Other(lock, transaction, now)
         if id in self.others:
             self._also.setdefault(id, []).append(new)
@@ -135,11 +155,19 @@ class Held:
 
     def unlocked(self, id: str, lock: int) -> None:
         """One lock on a token has ended."""
+        self._released.pop(lock, None)
+        self._remove(id, lock)
+        if id not in self.others:
+            self._freed(id)
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _remove(self, id: str, lock: int) -> None:
+        """Remove a lock on a token from those that Genie has told of, if it is among them."""
         if id in self._also:
             left = [other for other in (self.others[id], *self._also.pop(id)) if other.lock != lock]
             self.others[id] = left[0]
             if len(left) > 1:
                 self._also[id] = left[1:]
-        elif id in self.others:
+        elif id in self.others and self.others[id].lock == lock:
             del self.others[id]
-            self._freed(id)

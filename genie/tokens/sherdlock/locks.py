@@ -65,13 +65,16 @@ class Client(Protocol):
     async def acquire_any(
         self,
         resources: Sequence[str],
-        target: float,
+        target: int,
         *,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[int] | None = None,
         transaction: str | None = None,
         transaction_timeout: float = 10.0,
     ) -> Lock:
-        """Lock in one step, in the order given, what is free until the weights reach the target; Insufficient."""
+        """Lock in one step, in the order given, what is free until the weights reach the target; Insufficient.
+
+        Weights and the target are integers from 1 to 2^63-1, and are never rounded. Without `weights` each counts 1.
+        """
 
     async def acquire(self, *resources: str, transaction: str | None = None, transaction_timeout: float = 10.0) -> Lock:
         """Lock all of them."""

@@ -15,11 +15,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from random import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from genie.errors import GenieError
 from genie.tokens.errors import FundsLocked
@@ -87,12 +87,16 @@ class Search:
             elif not await self._wait(ask, cache, survey, patience):
                 return await self._last(ask, cache)
 
-    async def hold(self, hold: Hold, picked: Picked, amount: int, limit: int | None = None) -> Grants | Short:
-        """Have Genie lock some of the tokens; if others were faster nothing is held. It must be the transaction's turn."""
+    async def hold(
+        self, hold: Hold, granting: Coroutine[Any, Any, Grants | Short], limit: int | None = None
+    ) -> Grants | Short:
+        """Have Genie lock tokens, as `take` or `take_all` does; if others were faster nothing is held. It must be the
+        transaction's turn.
+        """
         keeper, held = self._keeper, self._held
         held.take(hold)
         try:
-            grants = await take(keeper.client, picked.tokens, amount, hold.transaction, keeper.lease)
+            grants = await granting
             if isinstance(grants, Grants) and limit is not None and len(grants.tokens) > limit:
                 await grants.give_back()
                 grants = Short(grants.amount, 0)
@@ -129,7 +133,9 @@ class Search:
 
     async def _take(self, ask: Ask, picked: Picked) -> Found | Short:
         hold = Hold(ask.transaction, [token.id for token in picked.tokens[: picked.needed]])
-        grants = await self.hold(hold, picked, ask.amount, ask.limit)
+        keeper = self._keeper
+        granting = take(keeper.client, self._held, picked.tokens, ask.amount, ask.transaction, keeper.lease)
+        grants = await self.hold(hold, granting, ask.limit)
         return grants if isinstance(grants, Short) else Found(grants, hold)
 
     async def _last(self, ask: Ask, cache: Cache) -> Found:
@@ -175,7 +181,9 @@ class Search:
         total = sum(each.amount for each in others)
         if 0 < len(others) <= COUNTED and total < MAX_AMOUNT:
             with suppress(GenieError):
-                short = await take(self._keeper.client, others, total + 1, ask.transaction, self._keeper.lease)
+                short = await take(
+                    self._keeper.client, self._held, others, total + 1, ask.transaction, self._keeper.lease
+                )
                 if isinstance(short, Short):
                     return replace(survey, free=short.free, locked=survey.free + survey.locked - short.free)
         return survey

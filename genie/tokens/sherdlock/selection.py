@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from genie.errors import GenieError, LockLost
 from genie.tokens.errors import SelectionEnded, SpentAlready
+from genie.tokens.guard import Guard
 from genie.tokens.selection import Selection, State, read_checkpoint
 from genie.tokens.sherdlock.granting import Grants, all_of
 from genie.tokens.sherdlock.held import Held, Hold
@@ -25,6 +26,7 @@ class Keeper(Protocol):
     client: Client
     store: TokenStore
     lease: float
+    guard: Guard
     tokens_held: Held
     watching: Watching
     lingering: Lingering
@@ -60,7 +62,7 @@ class SherdlockSelection(Selection):
     __slots__ = ("_earlier", "_grants", "_hold", "_keeper")
 
     def __init__(self, keeper: Keeper, grants: Grants, hold: Hold, asked: int, earlier: Sequence[int] = ()) -> None:
-        super().__init__(keeper.store, grants.tokens, asked, hold.transaction)
+        super().__init__(keeper.store, grants.tokens, asked, hold.transaction, keeper.guard)
         self._keeper = keeper
         self._grants = grants
         self._hold = hold
@@ -94,6 +96,7 @@ class SherdlockSelection(Selection):
 
         What others turn out to have spent is not selected any more.
         """
+        self._guard.check()
         first = self._state is State.HELD and not self._earlier
         expected = self._keeper.expect(outputs)
         try:
@@ -143,6 +146,7 @@ class SherdlockSelection(Selection):
     async def _release(self, id: int) -> None:
         with suppress(GenieError):  # it may have ended long ago, and ends by its time
             await self._keeper.client.release(id)
+            self._keeper.tokens_held.released(id, [token.id for token in self.tokens])
 
 
 @dataclass(frozen=True, slots=True)

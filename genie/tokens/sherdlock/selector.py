@@ -7,7 +7,6 @@ held when it crashed comes free in the same way. How tokens are found is said in
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from inspect import iscoroutinefunction
 from math import inf
@@ -15,11 +14,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from genie.tokens.errors import SelectionEnded
+from genie.tokens.guard import Guard, ThreadGuard
 from genie.tokens.selection import check_limit
 from genie.tokens.sherdlock.bag import Prefer
 from genie.tokens.sherdlock.cache import Where
-from genie.tokens.sherdlock.candidates import Ask, Picked
-from genie.tokens.sherdlock.granting import Short
+from genie.tokens.sherdlock.candidates import Ask
+from genie.tokens.sherdlock.granting import Short, take_all
 from genie.tokens.sherdlock.held import Held, Hold
 from genie.tokens.sherdlock.hints import Hints
 from genie.tokens.sherdlock.lingering import Lingering
@@ -35,7 +35,8 @@ from genie.tokens.token import Token, check_amount, wallet
 class SherdlockSelector:
     """Selects unspent tokens and holds them in Genie, under `exclusive:token/<id>`, for the transaction that will spend
     them. Any number of selectors, in any number of processes, can serve the same wallets. An async context manager; the
-    client must be open while it is.
+    client must be open while it is. It belongs to the event loop in which it is started: RuntimeError where it is used from
+    another thread.
 
     `lease` (seconds) is how long a selection is held at most, and how long what is spent, or was held by a replica that
     crashed, stays locked. `immediate_retries` is how often it is tried again at once when others were faster. `retries` is
@@ -73,18 +74,19 @@ class SherdlockSelector:
             self, self._wallets, retries=retries, backoff=backoff, immediate_retries=immediate_retries
         )
         self._hints = None if replica is None else Hints(client, replica)
-        self._loop: asyncio.AbstractEventLoop
+        self.guard: Guard = ThreadGuard("Make one for each thread.")
 
     async def start(self) -> None:
         """Begin to follow the store."""
-        self._loop = asyncio.get_running_loop()
         self._wallets.start()
+        self.guard.bind()
         self.watching.start()
         if self._hints is not None:
             self._hints.start()
 
     async def close(self) -> None:
         """End what goes on in the background. Selections that are held stay so; who waits for one gets RuntimeError."""
+        self.guard.check()
         await self.lingering.close()
         await self.watching.close()
         if self._hints is not None:
@@ -132,6 +134,7 @@ class SherdlockSelector:
             raise ValueError(f"prefer must be 'small' or 'large', not {prefer!r}")
         of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
         self._wallets.check_open()
+        self.guard.check()
         grants, hold = await self._search.find(ask, of)
         if self._hints is not None:
             self._hints.saw(of, self.now())
@@ -161,13 +164,14 @@ class SherdlockSelector:
         SpentAlready.
         """
         self._wallets.check_open()
+        self.guard.check()
         of = Checkpoint.of(data)
         hold = Hold(of.transaction, [token.id for token in of.tokens])
-        total = sum(token.amount for token in of.tokens)
         async with self._search.turns.turn(of.transaction):
             if self.tokens_held.selected(hold.ids, self.now()):
                 raise SelectionEnded(f"the tokens of {of.transaction!r} are selected here already")
-            grants = await self._search.hold(hold, Picked(of.tokens, len(of.tokens), whole=True), total)
+            granting = take_all(self.client, self.tokens_held, of.tokens, of.transaction, self.lease)
+            grants = await self._search.hold(hold, granting)
         if isinstance(grants, Short):
             raise SelectionEnded(f"another transaction holds tokens of {of.transaction!r} by now")
         return SherdlockSelection(self, grants, hold, of.asked, of.locks)
@@ -176,7 +180,7 @@ class SherdlockSelector:
 
     def now(self) -> float:
         """The event loop's time."""
-        return self._loop.time()
+        return self.guard.time()
 
     def dropped(self, hold: Hold) -> None:
         """Tokens are held no longer."""

@@ -73,7 +73,7 @@ def test_every_option(orders: list[Order]) -> None:
         ("--timeout 0 a -- true", "not a number of seconds from 0.001"),
         ("--timeout soon a -- true", "not a number of seconds"),
         ("-E 256 a -- true", "0<=x<=255"),
-        ("--port 0 a -- true", "1<=x<=65535"),
+        ("--port 0 a -- true", "a port is a number from 1 to 65535"),
     ],
 )
 def test_wrong_arguments_are_explained(orders: list[Order], args: str, says: str) -> None:

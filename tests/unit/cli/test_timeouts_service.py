@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from genie.cli.timeouts.delivery import ToStdout
@@ -17,6 +19,7 @@ ORDER = Order(
     on_expired=None,
     once=False,
     lock=None,
+    progress_every=5,
     host="127.0.0.1",
     port=7077,
     namespace=None,
@@ -27,8 +30,10 @@ def a_run(*interval: int, expired: int = 0, behind: bool = False) -> TimeoutRun:
     return TimeoutRun(interval=interval, cleaned=0, inserted=0, expired=expired, refused=0, behind=behind)  # type: ignore[arg-type]
 
 
-def said(capsys: pytest.CaptureFixture[str], *came: TimeoutRun | Exception | None) -> list[str]:
-    service = _Service(ORDER, ToStdout(), greatest=25, task=None)
+def said(
+    capsys: pytest.CaptureFixture[str], *came: TimeoutRun | Exception | None, progress_every: int = 5
+) -> list[str]:
+    service = _Service(replace(ORDER, progress_every=progress_every), ToStdout(), greatest=25, task=None)
     for one in came:
         service._told(one)
     return capsys.readouterr().err.splitlines()
@@ -48,3 +53,13 @@ def test_how_far_it_has_come_is_said_while_it_is_behind(capsys: pytest.CaptureFi
         "genie: has read up to state change 30",
         "genie: 1,200 expired",
     ]
+
+
+def test_how_far_it_has_come_is_said_each_time_that_so_many_more_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [a_run(first, first + 4, behind=first < 20) for first in range(0, 24, 4)]
+    assert said(capsys, *runs, progress_every=8) == [
+        "genie: has read up to state change 8 of 25",
+        "genie: has read up to state change 16 of 25",
+        "genie: has read up to state change 24 of 25",
+    ]
+    assert said(capsys, *runs, progress_every=100) == ["genie: has read up to state change 24 of 25"]

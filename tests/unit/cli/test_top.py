@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from genie.admin.answers import HotList, Waits
@@ -33,11 +34,12 @@ def test_what_is_there_is_shown() -> None:
     ]
     line = lines.index("Longest lines (6 of 20)")
     assert lines[line + 2].split() == [
-        *["accounts/1[red]x\\x1b[31m", "30", "9.0", "s", str(HOLDER), "transfer-7", "10.0", "s", "1"]
+        *["accounts/1[red]x\\x1b[31m", "30", "9.0", "s", "transfer-7", str(HOLDER), "10.0", "s", "1"]
     ]
     line = lines.index("Who waits longest, and for whom (6 of 30)")
     assert lines[line + 2].split() == [
-        *[str(WAITERS[0]), "-", "9.0", "s", str(HOLDER), "+11", "transfer-7", "exclusive:a", "held", "10.0", "s"]
+        *[f"#{WAITERS[0]}", str(WAITERS[0]), "9.0", "s", "transfer-7", str(HOLDER), "+11"],
+        *["exclusive:a", "held", "10.0", "s"],
     ]
     line = lines.index("Hot within the last minutes (6 of 20)")
     assert lines[line + 2].split() == ["hot/0", "16", "min", "40", "s", "100", "3", "1"]
@@ -76,9 +78,29 @@ def test_one_that_waits_for_nobody_that_is_told_and_holders_unknown() -> None:
     lonely = Waits(nodes=WAITS.nodes[1:2], edges=[], queue_total=1, queue_shown=1)
     lines = texts(picture(Seen(state(lines=LINES[:1], lines_complete=False), lonely, HOT), 120, 30))
     line = lines.index("Who waits longest, and for whom")
-    assert lines[line + 2].split() == [str(WAITERS[0]), "-", "9.0", "s", "-", "-", "shared:a", "-", "-"]
+    assert lines[line + 2].split() == [*[f"#{WAITERS[0]}", str(WAITERS[0]), "9.0", "s", "-", "-", "shared:a", "-", "-"]]
     line = lines.index("Longest lines, of those who came first")
     assert lines[line + 2].split()[-2:] == ["-", "1"]
+
+
+def test_at_80_columns_ids_go_and_names_of_transactions_stay_whole() -> None:
+    names = {WAITERS[0]: "order-4711-settlement", HOLDER: "month-end-report-2026"}
+    nodes = [
+        msgspec.structs.replace(node, transaction_name=names.get(node.id, node.transaction_name))
+        for node in WAITS.nodes
+    ]
+    lines = [msgspec.structs.replace(line, transaction_name=names[HOLDER]) for line in LINES]
+    seen = Seen(state(lines=lines), msgspec.structs.replace(WAITS, nodes=nodes), HOT)
+    shown = texts(picture(seen, 80, 24))
+    longest = shown.index(next(line for line in shown if line.startswith("Longest lines")))
+    assert shown[longest + 1].split() == ["RESOURCE", "WAITING", "LONGEST", "HOLDER", "HELD", "FOR", "HOLDERS"]
+    assert names[HOLDER] in shown[longest + 2]
+    waits = shown.index(next(line for line in shown if line.startswith("Who waits longest")))
+    assert shown[waits + 1].split()[:3] == ["WAITER", "WAITS", "BLOCKER"]
+    assert names[WAITERS[0]] in shown[waits + 2]
+    assert names[HOLDER] in shown[waits + 2]
+    assert not any(f" {id_}" in line for id_ in (HOLDER, *WAITERS) for line in shown)
+    assert any(line.startswith(f"#{WAITERS[1]}") for line in shown), "a request without a name is known by its id"
 
 
 def test_a_server_that_does_not_lead_and_a_store_that_does_not_answer() -> None:
@@ -91,6 +113,15 @@ def test_a_server_that_does_not_lead_and_a_store_that_does_not_answer() -> None:
         "This server does not lead (starting),",
         "and knows of none that does.",
     ]
+
+
+def test_equal_columns_share_the_room() -> None:
+    equal = (Column("A", 0, least=4, preferred=8), Column("B", 0, least=4, preferred=8), Column("N", 1))
+    rows = [["a" * 20, "b" * 6, "123"]]
+    assert fitted(equal, rows, 40)[1] == "a" * 20 + "  " + "b" * 6 + "  123"
+    assert fitted(equal, rows, 21)[1] == "aaaaaaa…  bbbbbb  123"
+    assert fitted(equal, rows, 20)[1] == "a" * 11 + "…  bbbbbb"
+    assert fitted(equal, rows, 12)[1] == "aaaa…  bbbb…"
 
 
 COLUMNS = (Column("NAME", 0, least=8), Column("N", 1, right=True), Column("OWNER", 2, least=6))

@@ -7,7 +7,7 @@ its store.
 
 from __future__ import annotations
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from genie.client import calls
@@ -26,6 +26,7 @@ from genie.server.dispatch import Dispatch
 from genie.server.session import Session
 from genie.storage.base import Batch, Ending, Replica
 from genie.storage.records import Reader, encode
+from searches import examples
 
 SESSION_S = 10.0
 
@@ -286,7 +287,7 @@ RELEASED_BY_ID_WHILE_IT_WAITS = [("request", "a", 0, 60), ("request", "a", 60, 6
 """The client does not know the id of its request that waits, and the answer to the release has no `ref` of that."""
 
 
-@settings(max_examples=500, deadline=None)
+@examples(50)
 @example(RELEASED_BY_ID_WHILE_IT_WAITS)
 @example(TIMED_OUT_BEFORE_A_RESTART)
 @example(RELEASED_BEFORE_A_RESTART)

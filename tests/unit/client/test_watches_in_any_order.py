@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from genie.client import watches
 from genie.client.core import Core
 from genie.client.watches import Watch
+from searches import examples
 from talk import say, welcome
 
 PREFIXES = ("", "a", "ab", "b")
@@ -196,7 +197,7 @@ LAG_BEFORE_THE_ANSWER = [
 """The second watch has ended, but the server has yet to read its `watch` when it ends all watches of the connection."""
 
 
-@settings(max_examples=500, deadline=None)
+@examples(60)
 @example(LAG_BEFORE_THE_ANSWER)
 @given(st.lists(steps, min_size=20, max_size=100))
 def test_the_picture_is_right_in_the_end(script):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from driver import Driver
 from genie import core
 from genie.core.invariants import conflict
+from searches import examples
 
 NAMES = "ABCDE"
 OWNERS = [None, None, "T1", "T2", "T3", "T4", "T5"]
@@ -177,4 +177,4 @@ class Cycles(RuleBasedStateMachine):
 
 
 TestCycles = Cycles.TestCase
-TestCycles.settings = settings(max_examples=400, stateful_step_count=50, deadline=None)
+TestCycles.settings = examples(50, stateful_step_count=50)

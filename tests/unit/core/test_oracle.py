@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from driver import Driver
 from genie.testing.oracle import Oracle
+from searches import examples
 
 NAMES = "ABCD"
 MODES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["shared", "exclusive"]), min_size=1, max_size=3)
@@ -69,6 +69,6 @@ class OneResourcePriorities(Literal):
 
 
 TestLiteral = Literal.TestCase
-TestLiteral.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLiteral.settings = examples(30, stateful_step_count=40)
 TestOneResourcePriorities = OneResourcePriorities.TestCase
-TestOneResourcePriorities.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestOneResourcePriorities.settings = examples(20, stateful_step_count=40)

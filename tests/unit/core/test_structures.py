@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from bisect import insort
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genie.core import Request
 from genie.core import queue as queue_module
 from genie.core.deadlines import Deadlines
 from genie.core.queue import Queue
+from searches import examples
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integers(-3, 3), st.integers(0, 10**6)))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(60)
 @given(STEPS, st.integers(2, 8))
 def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int) -> None:
     queue_module.CHUNK, usual = chunk, queue_module.CHUNK
@@ -43,7 +44,7 @@ def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int)
         queue_module.CHUNK = usual
 
 
-@settings(max_examples=200, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.sampled_from(["add", "add", "discard", "due"]), st.integers(0, 50), st.integers(0, 50))))
 def test_deadlines_are_a_sorted_set(steps: list[tuple[str, int, int]]) -> None:
     deadlines = Deadlines()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from driver import Driver
 from genie import core
 from genie.core.invariants import conflict, graph
+from searches import examples
 
 NAMES = "ABCDE"
 
@@ -163,7 +163,7 @@ class Takes(RuleBasedStateMachine):
 
 
 TestTakes = Takes.TestCase
-TestTakes.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestTakes.settings = examples(40, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("chosen", [None, "", "0123"])

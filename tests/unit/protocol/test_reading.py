@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
 from genie.protocol import commands, fields
 from genie.protocol.commands import Bye, Hello, Inspect, Ping, ReleaseByRef, Unwatch, Watch, Within
+from searches import examples
 
 SCALARS = st.one_of(
     st.none(),
@@ -82,7 +83,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=2_000, deadline=None)
+@examples(200)
 @given(MESSAGE)
 def test_what_is_refused_is_explained_and_nothing_else(message: dict[str, Any]) -> None:
     command, payload = message["command"], message.get("payload")
@@ -107,7 +108,7 @@ def test_what_is_refused_is_explained_and_nothing_else(message: dict[str, Any]) 
         assert rejected.id is None or command in ("release", "extend")
 
 
-@settings(max_examples=500, deadline=None)
+@examples(100)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_command_or_an_error(line: bytes) -> None:
     code = None

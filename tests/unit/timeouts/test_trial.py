@@ -55,7 +55,7 @@ async def test_as_many_are_expired_as_were_asked_for_and_nothing_else_within_the
         changes = await generate(
             database, LEDGER, DataSet(transfers=25_000, expired=41, seed=1), lambda *heard: told.append(heard)
         )
-    assert told == [(number, 25_000) for number in (10_000, 20_000, 25_000)]
+    assert told == [(number, 25_000) for number in (5_000, 10_000, 15_000, 20_000, 25_000)]
     assert len(overdue(file)) == 41
     assert {state for _, state in overdue(file)} == {"RECEIVED_PREPARE", "RESERVED"}
     assert overdue(file, "+59 minutes") == overdue(file)

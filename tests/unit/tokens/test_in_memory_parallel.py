@@ -14,6 +14,7 @@ from genie.tokens.in_memory import InMemorySelector
 from genie.tokens.stores.memory import MemoryTokenStore
 from genie.tokens.token import Token
 from scripted_tokens import coins, virtual
+from searches import SOAK
 
 GBP = {"token_type": "Fiat", "identifier": "GBP"}
 INSERTERS = 2
@@ -47,7 +48,8 @@ class Ledger(MemoryTokenStore):
             self.worth[token.owner] += token.amount
 
 
-@pytest.mark.parametrize(("spends", "max_tokens"), [(10_000, None), (1_000, 30)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("spends", "max_tokens"), [(10_000 if SOAK else 1_000, None), (1_000 if SOAK else 200, 30)])
 @virtual
 async def test_nothing_is_spent_twice_by_many_at_once(spends: int, max_tokens: int | None) -> None:
     chance = random.Random(1)  # noqa: S311

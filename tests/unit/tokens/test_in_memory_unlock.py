@@ -144,3 +144,82 @@ async def test_tokens_whose_spend_failed_are_free_when_their_time_is_over() -> N
             await selector.select(100, transaction="b", **ALICE)
         await asyncio.sleep(10)
         assert (await selector.select(100, transaction="b", **ALICE)).held
+
+
+@virtual
+async def test_each_selection_can_say_its_own_time() -> None:
+    async with InMemorySelector(ScriptedStore(coins([1] * 100)), auto_unlock=10) as selector:
+        times = [7, 25, None, 0.5, 3, 12.25, 10, 1.5]
+        selections = [
+            await selector.select(1, transaction=f"a{n}", auto_unlock=t, **ALICE) for n, t in enumerate(times)
+        ]
+        passed = 0.0
+        for end in sorted({10 if each is None else each for each in times}):
+            await asyncio.sleep(end - passed - 0.01)
+            held = [10 if each is None else each for each, one in zip(times, selections, strict=True) if one.held]
+            assert sorted(held) == sorted(each for each in (10 if t is None else t for t in times) if each >= end)
+            passed = end - 0.01
+            await asyncio.sleep(0.01)
+            passed = end
+            free = 100 - sum((10 if each is None else each) > end for each in times)
+            async with await selector.select(free, transaction="b", auto_unlock=0.001, **ALICE):
+                with pytest.raises(InsufficientFunds):
+                    await selector.select(1, transaction="c", **ALICE)
+        assert len(selector._claims) == 0
+
+
+@virtual
+async def test_a_spend_has_the_time_of_its_selection_again_and_so_have_the_others() -> None:
+    store = ScriptedStore(coins([100] * 3))
+
+    async def wait(_tokens: Any) -> None:
+        await asyncio.sleep(18)
+        raise ConnectionError("no database")
+
+    store.before["spend"] = wait
+    async with InMemorySelector(store, auto_unlock=10) as selector:
+        selection = await selector.select(100, transaction="a", auto_unlock=20, **ALICE)
+        await asyncio.sleep(19)
+        with pytest.raises(ConnectionError):
+            await selection.spend()
+        await asyncio.sleep(1.9)
+        assert selector._claims.holds(selection._claim)
+        await asyncio.sleep(0.1)
+        assert not selector._claims.holds(selection._claim)
+        joined = await selector.consolidate(transaction="b", auto_unlock=30, **ALICE)
+        assert joined is not None
+        again = await selector.restore(joined.checkpoint(), auto_unlock=40)
+        await asyncio.sleep(39)
+        assert again.held
+        await asyncio.sleep(1)
+        assert not again.held
+
+
+@virtual
+async def test_selections_of_many_different_times_leave_nothing_behind() -> None:
+    async with InMemorySelector(ScriptedStore(coins([1] * 10))) as selector:
+        for number in range(1000):
+            async with await selector.select(1, transaction="a", auto_unlock=1 + number / 7, **ALICE):
+                pass
+        assert len(selector._claims._queues) <= 20
+        assert len(selector._claims) == 0
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), "10", True, None])
+@virtual
+async def test_an_auto_unlock_that_is_no_time_is_rejected(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="auto_unlock must be a number of seconds above 0, not"):
+        InMemorySelector(ScriptedStore(), auto_unlock=wrong)
+    if wrong is None:
+        return  # of a selection it means the selector's
+    async with InMemorySelector(ScriptedStore(coins([1] * 10))) as selector:
+        first = await selector.select(1, transaction="a", **ALICE)
+        for call in (
+            selector.select(1, transaction="a", auto_unlock=wrong, **ALICE),
+            selector.consolidate(transaction="a", auto_unlock=wrong, **ALICE),
+            selector.restore(first.checkpoint(), auto_unlock=wrong),
+        ):
+            with pytest.raises(ValueError, match="auto_unlock must be a number of seconds above 0, not"):
+                await call
+        assert first.held
+        assert (await selector.select(9, transaction="b", **ALICE)).amount == 9

@@ -11,6 +11,7 @@ from genie.tokens import MemoryTokenStore
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
 from genie.tokens.sherdlock import SherdlockSelector, lingering
 from genie.tokens.store import Added, Spent
+from genie.tokens.token import MAX_AMOUNT
 from sherdlock_world import ALICE, GBP, FakeGenie, FakeLock, bustle, listen, settle, store_of, token, tokens, virtual
 
 
@@ -1034,6 +1035,20 @@ async def test_a_checkpoint_holds_the_same_tokens_again_in_another_replica():
             await other.restore(data | {"transaction": "tx"})
         with pytest.raises(SelectionEnded):
             again.checkpoint()
+
+
+@virtual
+async def test_a_checkpoint_of_tokens_worth_more_than_a_target_can_say_is_restored_and_all_or_nothing():
+    genie, store = FakeGenie(), store_of(tokens(2, 2**62))
+    async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
+        selection = await one.select(MAX_AMOUNT, transaction="tx", **ALICE)
+        data = selection.checkpoint()
+        async with await other.restore(data) as again:
+            assert (again.amount, len(again.tokens)) == (MAX_AMOUNT + 1, 2)
+        genie.take("t1", transaction="thief")
+        with pytest.raises(SelectionEnded):
+            await other.restore(data)
+        assert genie.tokens_held == {"t1"}
 
 
 @virtual

@@ -1,0 +1,139 @@
+"""Dates that were moved in the ledger: found among many rows, by runs that each compare few of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import event
+
+from genie.timeouts import TimeoutHandler, TimeoutRun
+from ledgers import FUTURE, PAST, Books, Desk, catch_up
+from servers import WAIT_S
+
+ROWS, PER_RUN, PER_SCAN = 120, 5, 20
+ALL = {f"{number}" for number in range(ROWS)}
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run compares few rows, so that these are many; and slices between two runs follow each other at once."""
+    monkeypatch.setattr("genie.timeouts.sweep.ROWS_PER_RUN", PER_RUN)
+    monkeypatch.setattr("genie.timeouts.reading.ROWS_PER_SCAN", PER_SCAN)
+    monkeypatch.setattr("genie.timeouts.handler.SCAN_INTERVAL_S", 0.0)
+
+
+@pytest.fixture
+async def waiting(books: Books) -> Books:
+    """A ledger whose transfers wait, all taken in."""
+    async with books.transaction() as entries:
+        for id in sorted(ALL):
+            await entries.add_transfer(id, FUTURE)
+    await catch_up(books.handler(Desk().take, longest_transaction=0))
+    await catch_up(books.handler(Desk().take, longest_transaction=0))
+    return books
+
+
+async def until(handler: TimeoutHandler, done: Callable[[], bool]) -> list[TimeoutRun]:
+    """Let it run until something is true; its runs until then."""
+    runs: list[TimeoutRun] = []
+    reached = asyncio.Event()
+
+    def told(came: TimeoutRun | Exception | None) -> None:
+        assert isinstance(came, TimeoutRun), came
+        runs.append(came)
+        if done():
+            reached.set()
+
+    running = asyncio.create_task(handler.run(told))
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await reached.wait()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+    return runs
+
+
+@pytest.mark.parametrize("moved", [{"70"}, {"3", "44", "119"}, ALL], ids=["one", "some", "all"])
+async def test_all_are_found_before_the_next_run_would_begin(waiting: Books, moved: set[str]) -> None:
+    desk = Desk()
+    async with waiting.transaction() as entries:
+        for id in moved:
+            await entries.move(id, PAST)
+    handler = waiting.handler(desk.take, every=3_600.0, batch=50)
+    runs = await until(handler, lambda: len(desk.ids) >= len(moved))
+    assert sorted(desk.ids) == sorted(moved)
+    assert len(runs) <= 2 + 2 * min(len(moved), 3) + ROWS // 50, "dates that were moved in bulk are found in bulk"
+
+
+async def test_a_run_with_nothing_new_compares_few_rows(waiting: Books) -> None:
+    handler = waiting.handler(Desk().take)
+    numbers = [row[0] for row in await waiting.run("SELECT `transferTimeoutId` FROM `transferTimeout` ORDER BY 1")]
+    seen: set[int] = set()
+    counts = []
+    for _ in range(ROWS // PER_RUN + 1):
+        statements: list[str] = []
+
+        def note(*args: object, said: list[str] = statements) -> None:
+            said.append(str(args[2]))
+
+        engine = handler._database._engine.sync_engine
+        event.listen(engine, "before_cursor_execute", note)
+        look = await handler._reading.look()
+        event.remove(engine, "before_cursor_execute", note)
+        assert look.nothing
+        first, last = look.compared.first, look.compared.last
+        some = [n for n in numbers if (n > first or n <= last if look.compared.wrapped else first < n <= last)]
+        assert len(some) <= 2 * PER_RUN if look.compared.wrapped else len(some) == PER_RUN
+        seen.update(some)
+        counts.append(len(statements))
+        handler._reading.go_on(look, refused=False)
+    assert seen == set(numbers), "in the end it has compared all"
+    assert max(counts) <= 12
+
+
+async def test_the_runs_that_follow_a_moved_date_compare_many(waiting: Books) -> None:
+    desk = Desk()
+    handler = waiting.handler(desk.take, batch=50)
+    await waiting.run("UPDATE `transfer` SET `expirationDate` = '2001-02-03 04:05:06'")
+    runs = await catch_up(handler)
+    assert set(desk.ids) == ALL
+    assert len(desk.ids) == ROWS
+    assert len(runs) <= 2 + ROWS // 50 + 1
+
+
+async def test_what_a_run_that_failed_has_found_is_found_by_the_next(waiting: Books) -> None:
+    desk = Desk()
+    await waiting.run("UPDATE `transfer` SET `expirationDate` = '2001-02-03 04:05:06'")
+    handler = waiting.handler(desk.take)
+    desk.fails = RuntimeError("the switch is away")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the switch"):
+            await handler.run_once()
+    desk.fails = None
+    await handler.run_once()
+    assert len(desk.given[0]) >= PER_RUN
+    assert desk.given[0] == desk.given[1] == desk.given[2]
+
+
+async def test_after_a_run_that_failed_nothing_is_compared(waiting: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moved date would start the next run at once, and that one would fail, too."""
+    desk = Desk()
+    await waiting.add_transfer("late", PAST)
+    desk.fails = RuntimeError("the switch is away")
+    handler = waiting.handler(desk.take, every=3_600.0)
+    slept: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    async def sleep(seconds: float) -> None:
+        slept.set_result(seconds)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("genie.timeouts.handler.asyncio.sleep", sleep)
+    came: list[object] = []
+    running = asyncio.create_task(handler.run(came.append))
+    async with asyncio.timeout(WAIT_S):
+        assert await slept == 3_600.0
+    running.cancel()
+    assert came == [desk.fails]

@@ -1,0 +1,134 @@
+"""Tables that another implementation of the document has worked with: rows it left, and a segment that it has moved."""
+
+from __future__ import annotations
+
+import pytest
+
+from genie.timeouts import TimeoutRun
+from ledgers import FUTURE, PAST, Books, Desk, catch_up
+
+INSERT = (
+    "INSERT INTO `transferTimeout` (`transferId`, `expirationDate`) "
+    "SELECT `transferId`, `expirationDate` FROM `transfer` WHERE `transferId` IN ({})"
+)
+
+
+async def leave(books: Books, *ids: str) -> None:
+    """Rows of `transferTimeout`, written as the document's step 6 writes them."""
+    await books.run(INSERT.format(", ".join(f"'{id}'" for id in ids)))
+
+
+async def begin_at(books: Books, value: int) -> None:
+    insert = "INSERT INTO `segment` (`segmentType`, `enumeration`, `tableName`, `value`) VALUES ('timeout', 0, :name, :value)"
+    await books.run(insert, name="transferStateChange", value=value)
+
+
+async def test_rows_that_are_final_up_to_the_segment_are_cleaned_by_the_next_run(books: Books) -> None:
+    for id, *states in (("a", "COMMITTED"), ("b", "RESERVED"), ("c", "ABORTED"), ("d", "RESERVED")):
+        await books.add_transfer(id, FUTURE, "RECEIVED_PREPARE", *states)
+    await books.change("d", "FAILED")
+    await leave(books, *"abcd")
+    await begin_at(books, 8)
+    desk = Desk()
+    run = await books.handler(desk.take).run_once()
+    assert run == TimeoutRun(interval=(8, 9), cleaned=3, inserted=0, expired=0, refused=0, behind=False)
+    assert await books.kept() == {"b": False}
+    assert desk.given == []
+
+
+async def test_also_those_that_come_while_this_handler_is_in_use(books: Books) -> None:
+    desk = Desk()
+    handler = books.handler(desk.take)
+    await books.add_transfer("a", FUTURE, "RECEIVED_PREPARE", "COMMITTED")
+    await books.add_transfer("b", FUTURE)
+    await handler.run_once()
+    await leave(books, "a")
+    run = await handler.run_once()
+    assert run == TimeoutRun(interval=(3, 3), cleaned=1, inserted=0, expired=0, refused=0, behind=False)
+    assert await books.kept() == {"b": False}
+
+
+async def test_more_of_them_than_a_run_looks_at(books: Books) -> None:
+    """It looks at them in batches, one run at once after the other; and at none of them twice."""
+    ids = [f"{number}" for number in range(7)]
+    for id in ids:
+        await books.add_transfer(id, FUTURE, "RESERVED" if id == "3" else "COMMITTED")
+    await leave(books, *ids)
+    await begin_at(books, 7)
+    handler = books.handler(Desk().take, batch=2)
+    runs = await catch_up(handler)
+    assert [run.cleaned for run in runs] == [2, 1, 2, 1]
+    assert [run.behind for run in runs] == [True, True, True, False]
+    assert await books.kept() == {"3": False}
+    look = await handler._reading.look()
+    assert look.nothing
+
+
+async def test_rows_whose_transfer_is_final_because_another_has_moved_the_segment(books: Books) -> None:
+    """This handler has taken it in; the other read that it is final, and did not clean it up any more."""
+    desk = Desk()
+    handler = books.handler(desk.take)
+    for id in "abc":
+        await books.add_transfer(id, FUTURE)
+    await handler.run_once()
+    await books.change("a", "COMMITTED")
+    await books.change("b", "ABORTED")
+    await books.run("UPDATE `segment` SET `value` = 5")
+    await books.change("c", "FAILED")
+    run = await handler.run_once()
+    assert run == TimeoutRun(interval=(3, 6), cleaned=3, inserted=0, expired=0, refused=0, behind=False)
+    assert await books.kept() == {}
+    assert await books.segment() == 6
+
+
+async def test_a_segment_that_another_has_moved_is_never_moved_back(books: Books) -> None:
+    desk = Desk()
+    handler = books.handler(desk.take, batch=2)
+    await books.add_transfer("a", FUTURE)
+    await handler.run_once()
+    for _ in range(4):
+        await books.change("a", "RESERVED")
+    await books.add_transfer("b", PAST)
+    await books.run("UPDATE `segment` SET `value` = 5")
+    values = []
+    for _ in range(4):
+        await handler.run_once()
+        values.append(await books.segment())
+    assert values == [5, 5, 6, 6]
+    assert desk.ids == ["b"]
+    look = await handler._reading.look()
+    assert look.nothing
+
+
+@pytest.mark.parametrize("state", ["RESERVED", "SUSPENDED"])
+async def test_rows_of_transfers_that_are_not_final_are_kept(books: Books, state: str) -> None:
+    desk = Desk()
+    await books.add_transfer("a", FUTURE, state)
+    await leave(books, "a")
+    await begin_at(books, 1)
+    handler = books.handler(desk.take)
+    await handler.run_once()
+    before = await books.ours()
+    await handler.run_once()
+    assert await books.ours() == before
+    await books.change("a", "COMMITTED")
+    await handler.run_once()
+    assert await books.kept() == {}
+
+
+async def test_they_are_looked_at_again_if_the_run_fails(books: Books) -> None:
+    desk = Desk()
+    await books.add_transfer("late", PAST)
+    await books.add_transfer("done", PAST, "COMMITTED")
+    await leave(books, "late", "done")
+    await begin_at(books, 2)
+    handler = books.handler(desk.take)
+    desk.fails = RuntimeError("the switch is away")
+    with pytest.raises(RuntimeError, match="the switch"):
+        await handler.run_once()
+    assert await books.kept() == {"late": False, "done": False}
+    desk.fails = None
+    run = await handler.run_once()
+    assert run is not None
+    assert (run.cleaned, run.expired) == (1, 1)
+    assert await books.kept() == {"late": True}

@@ -1,0 +1,151 @@
+"""A ledger that writes expiration dates in local time."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from sqlalchemy.dialects import postgresql, sqlite
+
+from genie.timeouts import ExpiredTransfer, Ledger, WrongDate, WrongSchema
+from genie.timeouts.opened import opened
+from genie.timeouts.status import status
+from genie.timeouts.times import Utc
+from ledgers import PAST, Books, Desk, New, hours
+
+NEAR = 0.1
+"""Hours: less than any time zone is away from UTC."""
+
+
+@pytest.fixture(params=["Asia/Kolkata", "America/New_York"])
+async def local(books: Books, request: pytest.FixtureRequest) -> Books:
+    books.zone = ZoneInfo(request.param)
+    return books
+
+
+def of(books: Books) -> Ledger:
+    return Ledger(time_zone=str(books.zone))
+
+
+async def test_dates_are_in_the_time_zone_of_the_ledger(local: Books) -> None:
+    given: list[ExpiredTransfer] = []
+
+    def refuse(expired: list[ExpiredTransfer]) -> list[str]:
+        given.extend(expired)
+        return [one.transfer_id for one in expired]
+
+    await local.add_transfer("over", -NEAR)
+    await local.add_transfer("not yet", NEAR)
+    for _ in range(2):  # from a row that the same run writes, and from one that was there
+        await local.handler(refuse, ledger=of(local)).run_once()
+        (one,) = given
+        assert one.transfer_id == "over"
+        assert one.expiration_date.tzinfo is UTC
+        assert abs(one.expiration_date - hours(-NEAR)) < timedelta(minutes=5)
+        given.clear()
+    async with opened(local.url, of(local)) as database:
+        assert (await status(database, of(local))).overdue == 1
+    copies = (
+        "SELECT k.`expirationDate`, t.`expirationDate` FROM `transferTimeout` k "
+        "JOIN `transfer` t ON t.`transferId` = k.`transferId`"
+    )
+    for copy, original in await local.run(copies):
+        assert str(copy)[:19] == str(original)[:19], "the copy is in the ledger's time, too"
+    for (written,) in await local.run("SELECT `createdDate` FROM `transferTimeout`"):
+        assert abs(datetime.fromisoformat(str(written)).replace(tzinfo=UTC) - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+async def test_a_date_that_is_moved_counts(local: Books) -> None:
+    desk = Desk()
+    handler = local.handler(desk.take, ledger=of(local))
+    for id in "ab":
+        await local.add_transfer(id, NEAR)
+    await handler.run_once()
+    await local.move("a", -NEAR)
+    await handler.run_once()
+    await local.move("a", NEAR)
+    await handler.run_once()
+    assert (desk.given, await local.kept()) == ([["a"]], {"a": False, "b": False})
+    look = await handler._reading.look()
+    assert look.nothing
+
+
+TYPES = [("postgres", "TIMESTAMPTZ", "TIMESTAMP"), ("mariadb", "TIMESTAMP", "TIMESTAMP")]
+
+
+@pytest.mark.parametrize("table", ["transfer", "transferTimeout"])
+@pytest.mark.parametrize(("kind", "type", "shown"), TYPES)
+async def test_a_column_that_holds_instants_has_no_local_times(
+    kind: str, type: str, shown: str, table: str, new_books: New
+) -> None:
+    books = await new_books(kind)
+    change = f"ALTER COLUMN `expirationDate` TYPE {type}"
+    if kind == "mariadb":
+        change = f"MODIFY `expirationDate` {type} NOT NULL DEFAULT CURRENT_TIMESTAMP"
+    await books.run(f"ALTER TABLE `{table}` {change}")
+    said = f"table {table}: column expirationDate is {shown}, which is in UTC already: leave out the time zone Asia/Kolkata"
+    with pytest.raises(WrongSchema, match=f"^{re.escape(said)}$"):
+        await books.handler(Desk().take, ledger=Ledger(time_zone="Asia/Kolkata")).run_once()
+
+
+@pytest.mark.parametrize("date", ["2001-02-03T04:05:06Z", "2001-02-03 09:35:06+05:30", "2001-02-03 04:05-01:00"])
+async def test_in_sqlite_a_local_date_has_no_offset(new_books: New, date: str) -> None:
+    books = await new_books("sqlite")
+    await books.add_transfer("a", PAST)
+    await books.run("UPDATE `transfer` SET `expirationDate` = :date", date=date)
+    handler = books.handler(Desk().take, ledger=Ledger(time_zone="Asia/Kolkata"))
+    with pytest.raises(
+        WrongDate, match=r"^'2001-.*' has an offset from UTC: with the time zone Asia/Kolkata dates must"
+    ):
+        await handler.run_once()
+
+
+async def test_in_sqlite_a_local_date_may_have_any_other_form(new_books: New) -> None:
+    books = await new_books("sqlite")
+    given: dict[str, datetime] = {}
+
+    def take(expired: list[ExpiredTransfer]) -> None:
+        given.update((one.transfer_id, one.expiration_date) for one in expired)
+
+    forms = ("2001-02-03T04:05:06", "2001-02-03 04:05:06.789", "2001-02-03 04:05", "2001-02-03")
+    for form in forms:
+        await books.add_transfer(form, PAST)
+        await books.run("UPDATE `transfer` SET `expirationDate` = :form WHERE `transferId` = :form", form=form)
+    await books.handler(take, ledger=Ledger(time_zone="Asia/Kolkata")).run_once()
+    zone = ZoneInfo("Asia/Kolkata")
+    assert given == {form: datetime.fromisoformat(form).replace(tzinfo=zone) for form in forms}
+
+
+NEW_YORK = Utc(ZoneInfo("America/New_York"))
+
+
+@pytest.mark.parametrize(
+    ("local", "utc"),
+    [
+        ("2025-07-01 12:00:00.000", "2025-07-01 16:00:00+00:00"),
+        ("2025-01-01 12:00:00.000", "2025-01-01 17:00:00+00:00"),
+        ("2025-11-02 00:59:59.000", "2025-11-02 04:59:59+00:00"),
+        ("2025-11-02 01:30:00.000", "2025-11-02 06:30:00+00:00"),  # it occurs twice: the second one
+        ("2025-03-09 02:30:00.000", "2025-03-09 07:30:00+00:00"),  # it is skipped: as if clocks had not been set yet
+        ("9999-12-31 23:59:59.000", "9999-12-31 23:59:59.999999+00:00"),
+    ],
+)
+def test_nothing_expires_early_when_clocks_are_set(local: str, utc: str) -> None:
+    assert NEW_YORK.process_result_value(local, sqlite.dialect()) == datetime.fromisoformat(utc)
+
+
+@pytest.mark.parametrize("utc", ["2025-11-02 06:30:00+00:00", "2025-07-01 16:00:00+00:00", "0001-01-01 00:00:00+00:00"])
+def test_what_is_written_is_read_again(utc: str) -> None:
+    at, dialect = datetime.fromisoformat(utc), postgresql.dialect()
+    read = NEW_YORK.process_result_value(NEW_YORK.process_bind_param(at, dialect), dialect)
+    assert read is not None
+    assert abs(read - at) < timedelta(hours=5) if at.year == 1 else read == at
+
+
+@pytest.mark.parametrize("name", ["Mars/Olympus", "", "../UTC", "+03:00", "Europe"])
+def test_a_time_zone_that_is_unknown(name: str) -> None:
+    said = f"time_zone: {name!r} is no time zone; one is named as in the IANA database: UTC, Europe/Berlin, Etc/GMT-3"
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        Ledger(time_zone=name)

@@ -1,0 +1,146 @@
+"""Messages of the commands name the option or the variable that a wrong value came from, and what listens on a port."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from certificates import Certificates
+from commands import genie_cli
+from genie.cli import port_probe
+from genie.cli.port_probe import describe_listener
+from ports import free_port
+from servers import Genie, running_redis, running_server
+
+TOKEN = "t" * 20
+HOST, EVERYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "variable", "value", "expected"),
+    [
+        (("serve",), "--port", "port", "abc", "a port is a number from 0 to 65535, not 'abc'"),
+        (("serve",), "--port", "port", "70000", "a port is a number from 0 to 65535, not '70000'"),
+        (("serve",), "--admin-port", "admin_port", "abc", "a port is a number from 0 to 65535, not 'abc'"),
+        (("serve",), "--redis-port", "redis_port", "0", "a port is a number from 1 to 65535, not '0'"),
+        (("serve",), "--token", "token", "short", "must have 16 to 1024 characters, and has 5"),
+        (("serve",), "--tls-cert", "tls_cert", "/no/file", ": /no/file can't be read"),
+        (("serve",), "--advertise", "advertise", "host", "it is one HOST:PORT or [IPv6]:PORT, not 'host'"),
+        (("serve",), "--host", "host", EVERYWHERE, "would let in anybody"),
+        (("serve",), "--namespaces", "namespace", "a b", "1 to 128 letters"),
+        (("status",), "--port", "port", "abc", "a port is a number from 1 to 65535, not 'abc'"),
+        (("status",), "--namespace", "namespace", "a b", "1 to 128 letters"),
+        (("run", "a", "--", "true"), "--port", "port", "0", "a port is a number from 1 to 65535, not '0'"),
+        (("top",), "--admin-port", "admin_port", "abc", "a port is a number from 1 to 65535, not 'abc'"),
+        (("top",), "--admin-host", "admin_host", "a/b", "it is a name or an address"),
+        (("top",), "--admin-port", "admin_port", "", "is empty"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_source(
+    command: tuple[str, ...], option: str, variable: str, value: str, expected: str
+) -> None:
+    by_option = genie_cli(command[0], option, value, *command[1:])
+    by_variable = genie_cli(*command, **{variable: value})
+    name = f"GENIE_{variable.upper()}"
+    for done, source, other in ((by_option, option, name), (by_variable, name, option)):
+        message = next(line for line in done.stderr.splitlines() if line.startswith("Error"))
+        assert done.returncode != 0
+        assert source in message
+        assert other not in message
+        assert expected in message
+
+
+# -- the port of a server that is there already --------------------------------------------------------------------
+
+
+def test_a_second_server_is_told_about_the_first_one() -> None:
+    with running_server(admin_port=free_port()) as first:
+        done = genie_cli("serve", **first.settings)
+        on_its_admin_port = genie_cli("serve", port=free_port(), admin_port=first.settings["admin_port"])
+    assert done.returncode == 1
+    assert f"can't serve on 127.0.0.1:{first.port}: another Genie server (" in done.stderr
+    assert "listens there already; GENIE_PORT chooses the port" in done.stderr
+    assert "admin port" not in done.stderr
+    assert on_its_admin_port.returncode == 1
+    assert f"can't have the admin port, 127.0.0.1:{first.settings['admin_port']}: " in on_its_admin_port.stderr
+
+
+def test_a_second_server_while_the_first_one_starts() -> None:
+    """The first one waits for its Redis: it has both ports, and listens on its admin port only."""
+    with running_redis() as redis:
+        redis.kill()
+        first = Genie(redis, admin_port=free_port())
+        first.start(wait=False)
+        try:
+            first.until("Redis can't be reached")
+            done = genie_cli("serve", **first.settings)
+        finally:
+            first.kill()
+    assert f"can't serve on 127.0.0.1:{first.port}: another server is starting on this address" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["open", "with a token", "with TLS"])
+def test_a_genie_server_is_recognized(kind: str, tmp_path: Path) -> None:
+    settings: dict[str, object] = {
+        "open": dict,
+        "with a token": lambda: {"token": TOKEN},
+        "with TLS": lambda: {"tls_cert": Certificates(tmp_path).server},
+    }[kind]()
+    with running_server(**settings) as server:
+        found = describe_listener(*server.address)
+    assert found.startswith("another Genie server")
+    assert (" (" in found) is (kind == "open")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"-ERR unknown command\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[1]\n", b'{"command":"hi"}\n', b"\n", b""],
+)
+def test_another_program_is_not_taken_for_a_genie_server(reply: bytes) -> None:
+    with listener(reply) as port:
+        assert describe_listener(HOST, port).startswith("a program that is not a Genie server")
+
+
+def test_a_program_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_probe, "PROBE_TIMEOUT_S", 0.05)
+    with listener(None) as port:
+        assert describe_listener(HOST, port) == "a program that does not answer within 0.05 s"
+
+
+def test_a_port_without_a_listener() -> None:
+    assert describe_listener(HOST, free_port()) == ""
+
+
+@contextmanager
+def listener(reply: bytes | None) -> Iterator[int]:
+    """A program that sends `reply` to each connection, after it received something, and closes it; None: never."""
+    with socket.create_server((HOST, 0)) as server:
+        kept: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                kept.append(connection)
+                if reply is not None:
+                    with suppress(OSError):
+                        connection.recv(1024)
+                        connection.sendall(reply)
+                    connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in kept:
+                connection.close()

@@ -1,0 +1,29 @@
+"""How many cases the random searches of the tests try: a few, always the same ones, in `make test`; many, others each time,
+in `make soak-tests`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+SOAK = os.environ.get("GENIE_TESTS_SOAK") == "1"
+"""Whether this is the long run. `make soak-tests` sets the variable."""
+FACTOR = 50
+"""How many times as many examples each search tries then."""
+
+
+def examples(number: int, **more: int) -> settings:
+    """Settings of Hypothesis for a search that tries `number` examples in `make test`."""
+    return settings(max_examples=number * FACTOR if SOAK else number, **more)
+
+
+def load_profile() -> None:
+    """The settings of every search that says nothing else.
+
+    No deadline for a single example: how long one takes depends on the machine.
+    """
+    settings.register_profile("short", deadline=None, derandomize=True, max_examples=40)
+    settings.register_profile("soak", deadline=None, print_blob=True, max_examples=40 * FACTOR)
+    settings.load_profile("soak" if SOAK else "short")

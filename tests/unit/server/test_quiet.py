@@ -1,0 +1,93 @@
+"""What a quiet client saves: counted in messages and in writes, for a lock that two connections contend for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import orjson
+import pytest
+
+from genie.config import Settings
+from genie.core import LockManager
+from genie.observability.stats import Stats
+from genie.server.connection import Connection
+from genie.server.pump import Pump
+from genie.server.registry import Registry
+from genie.storage.memory import MemoryStore
+from hearing import Hearing
+
+ROUNDS = 10
+
+
+class Client:
+    """Takes one lock over and over: it requests the next turn in the read in which it learns that it holds this one."""
+
+    def __init__(self, pump: Pump, registry: Registry, quiet: bool) -> None:
+        self.messages: list[str] = []
+        self.writes = 0
+        self.asked = 0
+        self.connection = Connection(pump, Settings(), registry)
+        self.connection.connection_made(Hearing(self._receive))
+        self._send("hello", quiet=quiet)
+
+    def request(self) -> None:
+        self.asked += 1
+        self._send("request", resources=["exclusive:hot"], ref=f"{self.asked}")
+
+    def _send(self, command: str, **payload: object) -> None:
+        line = orjson.dumps({"command": command, "payload": payload}) + b"\n"
+        asyncio.get_running_loop().call_soon(self.connection.data_received, line)
+
+    def _receive(self, data: bytes) -> None:
+        self.writes += 1
+        for message in map(orjson.loads, data.splitlines()):
+            self.messages.append(message["command"])
+            if message["command"] == "locked":
+                self._send("release", ref=message["payload"]["ref"])
+            elif message["command"] == "released" and self.asked < ROUNDS:
+                self.request()
+
+
+async def until(done: Callable[[], bool]) -> None:
+    """Let the event loop run until something is done, within a bounded number of steps."""
+    for _ in range(10_000):
+        if done():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it is never done")
+
+
+async def contend(quiet: bool) -> tuple[list[str], int]:
+    """Messages and writes of two clients, without `welcome`."""
+    failed: list[BaseException] = []
+    pump = Pump(LockManager(), MemoryStore(), Settings(), Stats(), lambda: 0.0, failed.append)
+    registry = Registry(Settings())
+    clients = [Client(pump, registry, quiet) for _ in range(2)]
+    await until(lambda: all(client.messages == ["welcome"] for client in clients))
+    for client in clients:
+        client.request()
+    await until(lambda: all(client.messages.count("released") == ROUNDS for client in clients))
+    pump.stop()
+    assert not failed
+    messages = [message for client in clients for message in client.messages if message != "welcome"]
+    return messages, sum(client.writes - 1 for client in clients)
+
+
+async def test_a_contended_lock_costs_a_quiet_client_one_message_and_one_write_less() -> None:
+    loud, loud_writes = await contend(quiet=False)
+    quiet, quiet_writes = await contend(quiet=True)
+    assert sorted(set(loud)) == ["locked", "queued", "released"]
+    assert sorted(set(quiet)) == ["locked", "released"]
+    assert (len(loud), len(quiet)) == (3 * 2 * ROUNDS, 2 * 2 * ROUNDS)
+    assert loud_writes - quiet_writes >= 2 * ROUNDS - 2, "each request but the uncontended ones saves one"
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+async def test_a_request_without_a_ref_is_answered_by_queued(quiet: bool) -> None:
+    pump = Pump(LockManager(), MemoryStore(), Settings(), Stats(), lambda: 0.0, lambda _: None)
+    client = Client(pump, Registry(Settings()), quiet)
+    client._send("request", resources=["exclusive:a"])
+    await until(lambda: "locked" in client.messages)
+    assert client.messages == ["welcome", "queued", "locked"]
+    pump.stop()

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from click.testing import CliRunner
+
+from genie.testing import soak
+from genie.testing.plan import CHOOSING, REPLICATED
+
+
+class Quiet:
+    def tail(self, *_: object, **__: object) -> str:
+        return "a history"
+
+
+class World:
+    history = Quiet()
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    seeds: list[int] = []
+
+    def run(seed: int) -> tuple[World, list[str]]:
+        seeds.append(seed)
+        return World(), ["something went wrong"] if seed == CHOOSING + 1 else []
+
+    monkeypatch.setattr(soak, "run", run)
+    return seeds
+
+
+def test_without_a_first_seed_all_kinds_of_worlds_take_turns(ran: list[int]) -> None:
+    done = CliRunner().invoke(soak.main, ["--seeds", "6"])
+    assert ran == [1, CHOOSING, REPLICATED, 2, CHOOSING + 1, REPLICATED + 1]
+    assert done.exit_code == 1
+    assert f"again: python -m genie.testing.soak --seed {CHOOSING + 1}\n" in done.output
+    assert list(islice(soak.seeds_of_all_kinds(), 7))[-1] == 3
+
+
+def test_with_a_first_seed_seeds_are_consecutive(ran: list[int]) -> None:
+    assert CliRunner().invoke(soak.main, ["--first", "7", "--seeds", "3"]).exit_code == 0
+    assert ran == [7, 8, 9]
+
+
+def test_it_stops_at_the_first_world_that_goes_wrong_if_it_is_told_to(ran: list[int]) -> None:
+    assert CliRunner().invoke(soak.main, ["--stop", "--first", str(CHOOSING), "--seeds", "10"]).exit_code == 1
+    assert ran == [CHOOSING, CHOOSING + 1]
