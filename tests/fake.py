@@ -12,9 +12,17 @@ import orjson
 from ports import free_port
 from servers import WAIT_S
 
+PONG = '{"command":"pong","payload":{}}'
 
-def pong(ref: str) -> str:
-    return f'{{"command":"pong","payload":{{"ref":"{ref}"}}}}'
+ANSWERS = {
+    "pong": "ping",
+    "watching": "watch",
+    "unwatched": "unwatch",
+    "inspected": "inspect",
+    "extended": "extend",
+    "released": "release",
+}
+"""Answers, and the commands that they answer."""
 
 
 def locked(ref: str, id: int = 101, expires_in: int | None = None) -> str:
@@ -22,8 +30,8 @@ def locked(ref: str, id: int = 101, expires_in: int | None = None) -> str:
     return f'{{"command":"locked","payload":{{"id":{id},"fence":{id},"ref":"{ref}"{left}}}}}'
 
 
-def released(ref: str, reason: str, id: int = 101) -> str:
-    return f'{{"command":"released","payload":{{"id":{id},"reason":"{reason}","ref":"{ref}"}}}}'
+def released(reason: str, id: int = 101) -> str:
+    return f'{{"command":"released","payload":{{"id":{id},"reason":"{reason}"}}}}'
 
 
 def error(code: str, message: str = "no", **more: object) -> str:
@@ -31,43 +39,80 @@ def error(code: str, message: str = "no", **more: object) -> str:
 
 
 class Line:
-    """One connection as the server has it."""
+    """One connection as the server has it. `bye` is answered at once, and ends it; other commands are for `expect`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.commands: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        """What the client sent; None at the end."""
+        self.last = ""
+        """The `ref` of the command that was expected last."""
+        self.refs: dict[str, str] = {}
+        """The same, of each kind."""
+
+    async def listen(self) -> None:
+        with suppress(OSError):
+            while line := await self.reader.readline():
+                message = orjson.loads(line)
+                if message["command"] == "bye":
+                    self.writer.write(line)
+                    self.writer.close()
+                else:
+                    self.commands.put_nowait(message)
+        self.commands.put_nowait(None)
 
     async def expect(self, command: str) -> dict[str, Any]:
-        """The next command. A client that asks meanwhile whether the server is there is told so."""
+        """The payload of the next command, without its `ref` where nothing but its answer needs it.
+
+        A client that asks meanwhile whether the server is there is answered.
+        """
         while True:
             async with asyncio.timeout(WAIT_S):
-                line = await self.reader.readline()
-            assert line, f"the client left, and did not send {command}"
-            message = orjson.loads(line)
+                message = await self.commands.get()
+            assert message is not None, f"the client left, and did not send {command}"
+            payload = message["payload"]
+            self.last = self.refs[message["command"]] = payload.get("ref", "")
             if message["command"] == command:
-                return message["payload"]
+                if command not in ("request", "hello") and len(payload) > 1:
+                    del payload["ref"]
+                return payload
             assert message["command"] == "ping", f"the client sent {message}, not {command}"
-            self.say(pong(message["payload"]["ref"]))
+            self.say(PONG)
+
+    async def rest(self) -> list[str]:
+        """The commands that it still sends, up to the end of the connection."""
+        left = []
+        async with asyncio.timeout(WAIT_S):
+            while (message := await self.commands.get()) is not None:
+                left.append(message["command"])
+        return left
 
     def say(self, *lines: str) -> None:
-        self.writer.write("".join(line + "\n" for line in lines).encode())
+        """Send messages. An answer without a `ref` gets that of the last command of its kind that was expected."""
+        self.writer.write("".join(self.with_ref(line) + "\n" for line in lines).encode())
+
+    def with_ref(self, line: str) -> str:
+        try:
+            message = orjson.loads(line)
+        except ValueError:
+            return line  # a test of what a client does then
+        kind = message["command"]
+        ref = self.last if kind == "error" else self.refs.get(ANSWERS.get(kind, ""), "")
+        if ref and "ref" not in message["payload"]:
+            message["payload"]["ref"] = ref
+        return orjson.dumps(message).decode()
 
     async def grant(self, id: int = 101) -> None:
-        ref = (await self.expect("request"))["ref"]
-        self.say(locked(ref, id))
+        self.say(locked((await self.expect("request"))["ref"], id))
 
     async def release(self, id: int = 101, reason: str = "success") -> None:
-        payload = await self.expect("release")
-        assert payload["id"] == id
-        self.say(released(payload["ref"], reason, id))
+        assert await self.expect("release") == {"id": id}
+        self.say(released(reason, id))
 
-    async def cancel(self, ref: str, id: int = 101, reason: str = "success") -> None:
+    async def cancelled(self, ref: str, id: int = 101) -> None:
+        """The client cancels a request whose id it does not know."""
         assert await self.expect("release") == {"ref": ref}
-        self.say(released(ref, reason, id))
-
-    async def bye(self) -> None:
-        payload = await self.expect("bye")
-        self.say(orjson.dumps({"command": "bye", "payload": payload}).decode())
-        self.cut()
+        self.say(released("success", id))
 
     def cut(self) -> None:
         self.writer.transport.abort()
@@ -99,10 +144,12 @@ class Fake:
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = Line(reader, writer)
         self.open.append(line)
+        listening = asyncio.create_task(line.listen())
         if not self.silent:
             with suppress(AssertionError, OSError):  # it may leave again at once
                 await self.greet(line)
         self.lines.put_nowait(line)
+        await listening
 
     async def greet(self, line: Line) -> None:
         hello = await line.expect("hello")
@@ -117,7 +164,7 @@ class Fake:
             f'"protocol":1,"server":"fake/1","namespace":"{namespace}","resumed":{resumed},"quiet":true,"ref":"hello"'
         )
         welcome = f'{{"command":"welcome","payload":{{{fields}}}}}'
-        line.say(welcome, *(self.last_words if session in self.sessions else ()), pong("resume"))
+        line.say(welcome, *(self.last_words if session in self.sessions else ()), PONG)
         self.sessions.add(session)
 
 

@@ -456,9 +456,20 @@ class Core:
             self._ended(call.request, released, outcomes)
         if isinstance(call, Release):
             outcomes.append((call, released.reason, None))
+            if request is None and call.request is None and released.reason == reasons.SUCCESS:
+                self._ask_all()
         elif isinstance(call, Extend):
             error = None if call.request is None else call.request.error
             outcomes.append((call, None, reasons.again(error or reasons.over(released))))
+
+    def _ask_all(self) -> None:
+        """Repeat all requests that wait, since one of them may have ended by a release of its id.
+
+        The answer to that release is all that the server sends, and the ids of waiting requests are not known here.
+        """
+        for request in self._requests.waiting():
+            if request.asked_at is not None:
+                self._out.append(request.line)
 
     def _ended(self, request: Request, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
         state = request.state

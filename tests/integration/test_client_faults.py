@@ -7,12 +7,11 @@ import socket
 
 import pytest
 
-from fake import PONG, error, fake_server, locked, queued
+from fake import PONG, error, fake_server, locked
 from genie import Client, ConnectionLost, LockLost, TransactionTimeout, Unavailable, connect, sync
 from ports import free_port
 from servers import WAIT_S, Genie
 
-QUEUED = queued("1")
 HELD = locked("1", expires_in=10_000)
 
 
@@ -35,7 +34,7 @@ async def gone(client: Client) -> None:
         await wire.gone.wait()
 
 
-@pytest.mark.parametrize("told", ["", QUEUED[:20]])
+@pytest.mark.parametrize("told", ["", HELD[:20]])
 async def test_a_request_that_was_not_answered_is_sent_again(client, fake, told):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
@@ -44,22 +43,20 @@ async def test_a_request_that_was_not_answered_is_sent_again(client, fake, told)
     line.writer.close()
     line = await fake.accept()
     assert await line.expect("request") == asked
-    line.say(QUEUED, locked("1"))
+    line.say(locked("1"))
     assert (await call).id == 101
 
 
-@pytest.mark.parametrize("heard", [True, False])
-@pytest.mark.parametrize("told", [[QUEUED], [HELD]])
-async def test_a_waiting_acquire_goes_on_waiting_on_the_next_connection(client, fake, told, heard):
+@pytest.mark.parametrize("granted", [True, False])
+async def test_a_waiting_acquire_goes_on_waiting_on_the_next_connection(client, fake, granted):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
-    await line.expect("request")
-    if heard:
-        line.say(QUEUED)
-    fake.last_words = told
+    asked = await line.expect("request")
+    fake.last_words = [HELD] if granted else []
     line.writer.close()
     line = await fake.accept()
-    if told == [QUEUED]:
+    if not granted:
+        assert await line.expect("request") == asked, "repeated, which is the same request"
         line.say(locked("1"))
     lock = await call
     assert (lock.id, lock.lost.is_set()) == (101, False)
@@ -69,15 +66,13 @@ async def test_a_waiting_acquire_is_asked_for_anew_where_the_session_is_unknown(
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     asked = await line.expect("request")
-    line.say(QUEUED)
     fake.sessions.clear()
     line.cut()
     line = await fake.accept()
-    await line.release(101, "disconnected")
     again = await line.expect("request")
     assert again.pop("queueTimeout") < asked.pop("queueTimeout")
     assert again == asked
-    line.say(queued("1", 201), locked("1", 201))
+    line.say(locked("1", 201))
     assert (await call).id == 201
 
 
@@ -85,23 +80,21 @@ async def test_what_is_cancelled_while_there_is_no_connection_is_released_on_the
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     await line.expect("request")
-    line.say(QUEUED)
-    fake.last_words = [QUEUED]
     line.cut()
     await gone(client)
     call.cancel()
     await asyncio.wait([call])
-    await (await fake.accept()).release(101)
+    await (await fake.accept()).cancelled("1")
 
 
-async def test_what_was_cancelled_before_its_id_came_is_released_when_it_comes(client, fake):
+async def test_what_is_cancelled_before_its_id_is_known_is_released_at_once(client, fake):
     line = await fake.accept()
     call = asyncio.create_task(client.acquire("a"))
     await line.expect("request")
     call.cancel()
     await asyncio.wait([call])
-    line.say(QUEUED, locked("1"))
-    await line.release(101)
+    line.say(locked("1"))
+    await line.cancelled("1")
 
 
 @pytest.mark.parametrize("name", ["ping", "inspect", "extend"])
@@ -296,15 +289,14 @@ async def test_closing_ends_what_waits_and_gives_it_back(client, fake):
     acquiring, first = asyncio.create_task(client.acquire("a")), asyncio.create_task(client.ping())
     await line.expect("request")
     await line.expect("ping")
-    line.say(QUEUED, PONG)
+    line.say(PONG)
     await first
     second = asyncio.create_task(client.ping())
     await line.expect("ping")
     closing = asyncio.create_task(client.close())
     with pytest.raises(ConnectionLost, match="the client was closed"):
         await acquiring
-    await line.release(101)
-    line.cut()
+    await line.cancelled("1")
     await closing
     with pytest.raises(ConnectionLost):
         await second
@@ -367,7 +359,6 @@ async def test_a_lock_that_is_lost_before_its_block_begins_is_not_entered(client
     task = asyncio.create_task(work())
     await line.expect("request")
     line.say(
-        QUEUED,
         locked("1"),
         '{"command":"released","payload":{"id":101,"reason":"transaction-timeout","held":5,"ref":"1"}}',
     )
@@ -430,10 +421,8 @@ async def test_threads_a_waiting_acquire_goes_on_waiting_on_the_next_connection(
     task = asyncio.create_task(asyncio.to_thread(work))
     line = await fake.accept()
     await line.expect("request")
-    line.say(QUEUED)
-    fake.last_words = [QUEUED]
     line.writer.close()
-    (await fake.accept()).say(locked("1"))
+    await (await fake.accept()).grant()
     assert await task == 101
 
 
@@ -538,8 +527,7 @@ async def test_threads_more_than_a_socket_takes_at_once_gets_through():
         line.writer.transport.pause_reading()
         await full.wait()
         line.writer.transport.resume_reading()
-        ref = (await line.expect("request"))["ref"]
-        line.say(queued(ref), locked(ref))
+        await line.grant()
         await task
 
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from clocks import LONG_S, pass_the_first_by_soon, skip
-from fake import PONG, Fake, error, fake_server, locked, queued
+from fake import PONG, Fake, error, fake_server
 from genie import ConnectionLost, Unavailable, connect, sync
 from ports import free_port
 from servers import WAIT_S, Genie
@@ -129,7 +129,7 @@ async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
     pass_the_first_by_soon(client._link._servers)
     async with client:
         await client.ping()
-        await (await nodes[0].accept()).reader.read()  # to the end
+        await (await nodes[0].accept()).rest()
 
 
 async def test_threads_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
@@ -143,7 +143,7 @@ async def test_threads_a_server_that_does_not_answer_hello_is_passed_by(nodes, g
     left = threading.Event()
     nodes[0].silent = True
     task = asyncio.create_task(asyncio.to_thread(work))
-    await (await nodes[0].accept()).reader.read()  # to the end
+    await (await nodes[0].accept()).rest()
     left.set()
     await task
 
@@ -180,14 +180,12 @@ async def test_the_next_leader_goes_on_with_the_session(nodes, named):
         line = await first.accept()
         waiting = asyncio.create_task(client.acquire("a"))
         await line.expect("request")
-        line.say(queued("1"))
-        second.refusal, second.last_words = None, [queued("1")]
+        second.refusal = None
         first.refusal = follower(second if named else None)
         if named:
             line.say(first.refusal)
         line.cut()
-        line = await second.accept()
-        line.say(locked("1"))
+        await (await second.accept()).grant()
         assert (await waiting).id == 101
 
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from clocks import LONG_S, skip
+from clocks import LONG_S
 from commands import genie_cli
-from fake import PONG, Fake, Line, error, fake_server, locked, queued
+from fake import PONG, Fake, Line, error, fake_server, locked
 from genie import RequestRejected, Unavailable, connect, sync
 from genie.client import reach
-from genie.client.servers import Servers
 from servers import WAIT_S, Genie
 
 MUST = "must be a string of 1 to 128 letters, digits or any of _.:-"
@@ -77,8 +76,8 @@ async def test_it_is_said_first_on_every_connection_and_to_every_server(
         pinging = asyncio.create_task(ping(addresses(first), namespace=given, session=SECRET, token="a-token"))
         await answer_ping(await second.accept())
         await pinging
-        expected = {"session": SECRET, "sessionTimeout": 10_000, "token": "a-token", "namespace": said}
-        assert (first.hellos.pop(), second.hellos.pop()) == (expected, expected)
+        for hello in (first.hellos.pop(), second.hellos.pop()):
+            assert (hello["session"], hello["token"], hello["namespace"]) == (SECRET, "a-token", said)
 
 
 @both
@@ -101,17 +100,8 @@ async def test_a_server_that_does_not_know_the_field_is_not_taken(nodes: list[Fa
 
 
 @both
-async def test_a_server_that_does_not_serve_it(
-    genie: Genie, ping: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told, loop = Servers.elsewhere, asyncio.get_running_loop()
-
-    def told_for_the_last_time(servers: Servers, *node: Any) -> None:
-        told(servers, *node)
-        skip(monkeypatch, loop, LONG_S)
-
-    monkeypatch.setattr(Servers, "elsewhere", told_for_the_last_time)
-    with pytest.raises(Unavailable, match="this server does not serve the namespace 'billing'"):
+async def test_a_server_that_does_not_serve_it_is_a_final_error(genie: Genie, ping: Callable[..., Any]) -> None:
+    with pytest.raises(RequestRejected, match="unknown-namespace: this server does not serve the namespace 'billing'"):
         await ping(addresses(genie), namespace="billing", connect_timeout=LONG_S)
     await ping(addresses(genie), namespace="genie")
 
@@ -132,14 +122,13 @@ async def test_who_waits_is_not_asked_for_in_another_namespace_after_a_lost_conn
     first.namespace = None
     waiting = asyncio.create_task(asyncio.to_thread(work) if threads else wait())
     line = await first.accept()
-    ref = (await line.expect("request"))["ref"]
-    line.say(queued(ref))
-    first.last_words = [queued(ref)]
+    asked = await line.expect("request")
     line.cut()
     line = await second.accept()
-    assert await line.reader.read() == b"", "it leaves a server of another namespace without a word"
+    assert await line.rest() == [], "it leaves a server of another namespace without a word"
     line = await first.accept()
-    line.say(locked(ref))
+    assert await line.expect("request") == asked
+    line.say(locked(asked["ref"]))
     assert await waiting == 101
 
 

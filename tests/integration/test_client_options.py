@@ -42,10 +42,10 @@ async def until_queued(client: Client, name: str) -> None:
 
 
 class TestALockThatEndsWithItsClient:
-    """Each is asked for with a short session and a long hold, so nothing but the session's end can release it."""
+    """Each is asked for with a long session and a long hold, so nothing but the end of the client can release it."""
 
-    async def test_is_free_when_the_session_has_ended(self, genie, other):
-        async with connect(*genie.address, session_timeout=0.01) as client:
+    async def test_is_free_when_the_client_was_closed(self, genie, other):
+        async with connect(*genie.address, session_timeout=3600) as client:
             options = {"on_disconnect": "release", "transaction_timeout": 3600}
             locks = [
                 await client.acquire("options/a", **options),
@@ -65,13 +65,13 @@ class TestALockThatEndsWithItsClient:
     async def test_is_lost_for_a_block_that_its_client_is_closed_under(self, genie):
         client = connect(*genie.address)
         await client.__aenter__()
-        with pytest.raises(Disconnected, match="the client was closed"):
+        with pytest.raises(Disconnected):
             async with client.lock("options/under", on_disconnect="release", transaction_timeout=3600):
                 await client.close()
                 await asyncio.Event().wait()
 
     def test_of_threads(self, genie, other_threads):
-        with sync.connect(*genie.address, session_timeout=0.01) as client:
+        with sync.connect(*genie.address, session_timeout=3600) as client:
             options = {"on_disconnect": "release", "transaction_timeout": 3600}
             locks = [
                 client.acquire("options/s/a", **options),
@@ -188,7 +188,7 @@ class TestWaitingWithoutALimit:
             waiting = asyncio.create_task(other.acquire("options/forever", queue_timeout=None))
             await until_queued(client, "options/forever")
             [row] = (await client.inspect(resource="options/forever")).queue
-            assert row.expires_in > 2_000_000
+            assert row.expires_in is None
         await (await waiting).release()
 
     def test_of_threads(self, threads, other_threads):
@@ -196,7 +196,7 @@ class TestWaitingWithoutALimit:
             waiting = pool.submit(other_threads.acquire, "options/s/forever", queue_timeout=None)
             while not (found := threads.inspect(resource="options/s/forever")).queue_total:
                 pass
-            assert found.queue[0].expires_in > 2_000_000
+            assert found.queue[0].expires_in is None
             other_threads.release(found.queue[0].id)
             assert "cancelled by a release" in str(waiting.exception(WAIT_S))
 

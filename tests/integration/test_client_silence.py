@@ -100,7 +100,7 @@ async def test_a_server_that_falls_silent_is_asked_and_then_left() -> None:
         bear_little_silence(client._link.core, asyncio.get_running_loop().time())
         client._link.flush_soon()
         await line.expect("ping")
-        assert await line.reader.read() == b"", "nothing more is said, and the connection ends"
+        assert await line.rest() == [], "nothing more is said, and the connection ends"
         await (await second.accept()).grant()
         assert (await waiting).id == 101
 
@@ -119,6 +119,6 @@ async def test_threads_a_server_that_falls_silent_is_asked_and_then_left() -> No
             bear_little_silence(client._link._core, time.monotonic())
             client._link._ring()
         await line.expect("ping")
-        assert await line.reader.read() == b"", "nothing more is said, and the connection ends"
+        assert await line.rest() == [], "nothing more is said, and the connection ends"
         await (await second.accept()).grant()
         assert await task == 101

@@ -375,7 +375,7 @@ async def test_a_server_that_falls_silent_is_left(fake):
             bear_little_silence(client._link.core, asyncio.get_running_loop().time())
             client._link.flush_soon()
             await line.expect("ping")
-            assert await line.reader.read() == b"", "nothing more is said, and the connection ends"
+            assert await line.rest() == [], "nothing more is said, and the connection ends"
             line = await second.accept()
             await line.expect("watch")
             line.say(watching())

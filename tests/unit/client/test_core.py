@@ -223,6 +223,17 @@ class TestRelease:
         assert type(lost[2]) is LockLost
         assert answer == (release_, "success", None)
 
+    def test_by_id_of_a_request_of_ones_own_that_waits_ends_it(self):
+        core = connected()
+        request, release_ = ask(core), Release(101)
+        core.send(release_, 0.0)
+        core.outgoing()
+        assert core.receive(released(101, "success", release_.ref), 0.0) == [(release_, "success", None)]
+        assert core.outgoing() == request.line, "it is not known whether that was this request: the server tells"
+        [(call, _, why)] = core.receive(released(101, "success", request.ref), 0.0)
+        assert call is request
+        assert type(why) is LockError
+
     def test_of_an_unknown_id_is_rejected(self):
         core = connected()
         release_ = Release(5)

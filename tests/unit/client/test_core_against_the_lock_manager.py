@@ -79,6 +79,11 @@ class Server:
         self.outbox += b"".join(self.client.out)
         self.client.out.clear()
 
+    def id_of(self, request: Request) -> int:
+        """The id of a request that waits, which its client is not told; 0 where there is none."""
+        waiting = self.manager.table.waiting.values()
+        return next((other.id for other in waiting if other.ref == request.ref), 0)
+
     def release(self, id: int, now: float) -> None:
         self.dispatch.now = now * 1000
         self.dispatch.take(self.stranger, iter([messages.command("release", id=id)]))  # type: ignore[arg-type]
@@ -227,8 +232,8 @@ def act(world: World, name: str, values: list) -> None:
             core.abandon(request, world.now)
         case "extend", [_, hold] if request and request.state is State.HELD and core.up:
             world.ask(Extend(request.id, hold, request))
-        case "by id", _ if request and request.id:
-            world.ask(calls.Release(request.id))
+        case "by id", _ if request and (id_ := request.id or server.id_of(request)):
+            world.ask(calls.Release(id_))
         case "ping", _ if core.up:
             world.ask(Ping())
         case "stranger", _ if request and request.id:
@@ -278,8 +283,12 @@ TIMED_OUT_BEFORE_A_RESTART = [
 RELEASED_BEFORE_A_RESTART = [("request", "a", 0, 3), ("up",), ("leave", 0, 1), ("send",), ("lose", True), ("restart",)]
 """The release was executed, its answer was lost, and the server has forgotten the id: nothing is left of the request."""
 
+RELEASED_BY_ID_WHILE_IT_WAITS = [("request", "a", 0, 60), ("request", "a", 60, 60), ("up",), ("by id", 0, 1)]
+"""The client does not know the id of its request that waits, and the answer to the release has no `ref` of that."""
+
 
 @examples(50)
+@example(RELEASED_BY_ID_WHILE_IT_WAITS)
 @example(TIMED_OUT_BEFORE_A_RESTART)
 @example(RELEASED_BEFORE_A_RESTART)
 @given(st.lists(steps, min_size=30, max_size=100))
