@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 
 from scale_parts.table import run
+from timeouts_parts.moved import moved_in_mariadb, moved_in_postgres, moved_in_sqlite
 from timeouts_parts.parts import mariadb, postgres, sqlite
 
 if __name__ == "__main__":
-    sys.exit(run("How fast expired transfers are found.", mariadb, postgres, sqlite))
+    parts = (mariadb, postgres, sqlite, moved_in_mariadb, moved_in_postgres, moved_in_sqlite)
+    sys.exit(run("How fast expired transfers are found.", *parts))

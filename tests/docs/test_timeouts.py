@@ -10,6 +10,7 @@ from pages import Block, blocks, code, errors_of, table
 from running import run_python, run_shell
 
 from genie import timeouts
+from genie.timeouts.explain import Progress
 from servers import Genie
 
 PAGE = "docs/timeouts.md"
@@ -40,3 +41,8 @@ def test_the_arguments_are_the_code_s() -> None:
         assert (None if default == "none" else code(default)) == (
             None if parameters[name].default is inspect.Parameter.empty else repr(parameters[name].default)
         )
+
+
+def test_how_far_the_handler_is_is_explained() -> None:
+    shown = [code(row["`handler` with `--json`"]) for row in table(PAGE, "`handler` with `--json`")]
+    assert shown == [progress.value for progress in Progress]
