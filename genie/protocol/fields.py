@@ -280,12 +280,10 @@ def _explain_message(message: dict[str, Any], command: str, payload: Any) -> Req
     id_ = id_ if _id(id_) is None else None
     for name in message:
         if name not in ("command", "payload"):
-            why = f"{command}: unknown field {name[:64]!r} beside command and payload"
-            return RequestRejected(Code.BAD_MESSAGE, why, ref=ref, id=id_)
-    explanation = wrong(command, payload)
-    if explanation is None:
-        return None
-    return RequestRejected(Code.BAD_REQUEST, f"{command}: {explanation}", ref=ref, id=id_)
+            unknown = f"{command}: unknown field {name[:64]!r} beside command and payload"
+            return RequestRejected(Code.BAD_MESSAGE, unknown, ref=ref, id=id_)
+    why = wrong(command, payload)
+    return None if why is None else RequestRejected(Code.BAD_REQUEST, f"{command}: {why}", ref=ref, id=id_)
 
 
 def is_hello(line: bytes) -> bool:

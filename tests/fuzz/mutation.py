@@ -11,6 +11,7 @@ WORDS = (
     *(b"9223372036854775807", b"9223372036854775808", b"18446744073709551616", b"1" * 400, b"2147483648", b"1e-9"),
     *(b'""', b'"\\ud800"', b'"\\u0000"', b'"\\u00a0"', b'"\x7f"', b"[]", b"{}", b'"' + b"x" * 513 + b'"'),
     *(b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\r", b"\x00", b",", b":", b"}", b"]", b'"', b"\\"),
+    *(b'"note":', b'"quiet":', b'"protocol":', b'"client":', b'"1"', b'"007"'),
     *(b'"id":', b'"ref":', b'"payload":', b'"command":', b'"resources":', b'"anyOf":', b'"weights":', b'"target":'),
 )
 """What is put into a line."""
@@ -52,7 +53,9 @@ def _other_values(random: Random, said: dict[str, Any], *, doubled: bool) -> byt
     if choice < 0.15:
         del outer[name]
     elif choice < 0.3:
-        outer[random.choice(("ref", "id", "other", "priority", "target", "payload"))] = random.choice(VALUES)
+        outer[random.choice(("ref", "id", "other", "priority", "target", "payload", "note", "quiet", "notes"))] = (
+            random.choice(VALUES)
+        )
     elif choice < 0.45 and isinstance(outer[name], list) and outer[name]:
         outer[name][random.randrange(len(outer[name]))] = random.choice(VALUES)
     elif choice < 0.5:

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields as fields_of
 from random import Random
 from typing import Any
-
-import msgspec
 
 from genie import core
 from genie.client import reach
 from genie.core import Extend, Reason, Release, Request, State, Take
 from genie.errors import RequestRejected
-from genie.protocol import commands, messages, replies, resources
+from genie.protocol import codec, commands, fields, messages, replies, resources
 from genie.protocol import framing as framing_module
 from genie.protocol.commands import Hello, Inspect, Unwatch, Watch, Within
 from genie.protocol.framing import SPLIT_BYTES, Lines, LineTooLong
 
 CODES = {"bad-json", "bad-message", "bad-request", "unknown-command"}
-_FIELDS = [field.name for field in fields_of(Request) if field.init]
 
 
 # -- framing ----------------------------------------------------------------------------------------------
@@ -67,46 +63,70 @@ def by_the_rule(stream: bytes, limit: int) -> tuple[list[bytes], bool]:
 
 
 def command(line: bytes) -> str:
-    """A command within its bounds or RequestRejected; and the fast way takes nothing that the slow one would refuse."""
-    slow, refused = None, None
-    try:
-        slow = commands._slowly(line)
-    except RequestRejected as rejected:
-        refused = rejected
-        assert rejected.code in CODES, rejected.code
-        assert rejected.ref is None or 0 < len(rejected.ref) <= 128
-        assert rejected.id is None or abs(rejected.id) < 2**53
-        json.loads(replies.error(rejected))
-    try:
-        payload = commands._decode(line).payload
-        fast = Release(payload.id) if type(payload) is commands._Release else commands._request(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        fast = None
-    if fast is not None:
-        assert refused is None, f"the fast way takes what the slow one refuses: {refused}"
-        assert seen(fast) == seen(slow), f"the fast way reads {seen(fast)}, the slow one {seen(slow)}"
+    """A command within its bounds, or RequestRejected with the `ref` and the `id` of the line.
+
+    What decides (the typed decoder) and what explains (`fields`) are different code: they must agree.
+    """
     try:
         read = commands.read(line)
     except RequestRejected as rejected:
-        assert refused is not None, f"refused, though right by the rule: {rejected}"
-        assert str(rejected) == str(refused)
+        _explained(line, rejected)
         return f"command refused {rejected.code}"
-    assert refused is None, f"taken, though wrong by the rule: {refused}"
-    assert seen(read) == seen(slow)
+    message = json.loads(line)
+    payload = message.get("payload") or {}
+    assert message.keys() <= {"command", "payload"}
+    assert fields.wrong(message["command"], payload) is None, "taken, though it is explained as wrong"
+    _as_said(read, {name: value for name, value in payload.items() if value is not None})
     within_bounds(read)
-    return f"command {type(read).__name__}{' fast' if fast is not None else ''}"
+    return f"command {type(read).__name__}"
 
 
-def seen(value: Any) -> Any:
-    """A command in a form that can be compared, with the kinds of its weights."""
-    if isinstance(value, Within):
-        return value.namespace, seen(value.command)
-    if isinstance(value, Take):
-        kinds = [type(weight) for weight in [*value.weights, value.target]]
-        return seen(value.request), value.choices, list(value.weights), value.target, kinds
-    if isinstance(value, Request):
-        return {name: getattr(value, name) for name in _FIELDS}
-    return value
+def _explained(line: bytes, rejected: RequestRejected) -> None:
+    assert rejected.code in CODES, rejected.code
+    assert rejected.ref is None or 0 < len(rejected.ref) <= 128
+    assert rejected.id is None or abs(rejected.id) < 2**53
+    json.loads(replies.error(rejected))
+    if rejected.code != "bad-request":
+        return
+    message = codec.loads(line)
+    name, payload = message["command"], message.get("payload") or {}
+    wrong = fields.wrong(name, payload)
+    assert wrong is not None, f"refused as {rejected.message}, and nothing explains it"
+    assert rejected.message == f"{name}: {wrong}"
+    ref, id_ = payload.get("ref"), payload.get("id")
+    if type(ref) is str and 0 < len(ref) <= 128:
+        assert rejected.ref == ref
+    if name in ("release", "extend") and type(id_) is int and abs(id_) < 2**53:
+        assert rejected.id == id_
+    assert rejected.id is None or name in ("release", "extend")
+
+
+def _as_said(read: Any, payload: dict[str, Any]) -> None:
+    """Whether a command is what its payload says."""
+    if isinstance(read, Within):
+        assert read.namespace == payload["namespace"]
+        read = read.command
+    ref = read.request.ref if isinstance(read, Take) else read.ref
+    assert ref == payload.get("ref")
+    if isinstance(read, (Release, Extend, Inspect)):
+        assert read.id == payload.get("id")
+    if isinstance(read, Take):
+        assert [f"{'exclusive' if alone else 'shared'}:{name}" for name, alone in read.choices] == payload["anyOf"]
+        assert list(read.weights) == [int(weight) for weight in payload.get("weights") or [1] * len(read.choices)]
+        assert (read.target, read.as_strings) == (int(payload["target"]), type(payload["target"]) is str)
+    request = read.request if isinstance(read, Take) else read
+    if isinstance(request, Request):
+        assert (request.transaction, request.note) == (payload.get("transactionName"), payload.get("note"))
+        assert request.transaction_timeout_ms == payload.get("transactionTimeout", 10_000)
+        assert request.release_on_disconnect == (payload.get("onDisconnect") == "release")
+    if isinstance(read, Request):
+        assert request.queue_timeout_ms == payload.get("queueTimeout", 10_000)
+        assert request.priority == payload.get("priority", 0)
+        assert {f"shared:{name}" for name in read.shared} <= set(payload["resources"])
+        assert {f"exclusive:{name}" for name in read.exclusive} <= set(payload["resources"])
+    if isinstance(read, Hello):
+        assert (read.session, read.client) == (payload.get("session"), payload.get("client"))
+        assert (read.quiet, read.protocol) == (payload.get("quiet", False), payload.get("protocol", 1))
 
 
 def within_bounds(read: Any) -> None:
@@ -118,7 +138,7 @@ def within_bounds(read: Any) -> None:
     elif isinstance(read, Take):
         names = [name for name, _ in read.choices]
         assert 0 < len(names) == len(set(names)) == len(read.weights) <= 10_000
-        assert all(type(weight) in (int, float) and 0 < weight <= 2**63 - 1 for weight in [*read.weights, read.target])
+        assert all(type(weight) is int and 0 < weight < 10**78 for weight in [*read.weights, read.target])
         _names(names)
         _request(read.request)
     elif isinstance(read, Request):
@@ -133,6 +153,9 @@ def within_bounds(read: Any) -> None:
     elif isinstance(read, Hello):
         assert read.session is None or 16 <= len(read.session) <= 128
         assert 1 <= read.session_timeout_ms <= 2**31 - 1
+        assert type(read.protocol) is int
+        assert type(read.quiet) is bool
+        _text(read.client, 128)
         _namespace("a" if read.namespace is None else read.namespace)
     elif isinstance(read, Inspect):
         _names([name for name in (read.resource, read.transaction) if name is not None])
@@ -149,6 +172,7 @@ def _request(request: Request) -> None:
     assert abs(request.priority) <= 2**31
     assert request.ref is None or 0 < len(request.ref) <= 128
     assert type(request.release_on_disconnect) is bool
+    _text(request.note, 256)
     _names([] if request.transaction is None else [request.transaction])
 
 
@@ -159,8 +183,13 @@ def _namespace(name: str) -> None:
 
 def _names(names: list[str]) -> None:
     for name in names:
-        assert 0 < len(name) <= 512
-        assert not any(char < " " or "\x7f" <= char <= "\x9f" or "\ud800" <= char <= "\udfff" for char in name)
+        _text(name, 512)
+
+
+def _text(text: str | None, most: int) -> None:
+    if text is not None:
+        assert 0 < len(text) <= most
+        assert not any(char < " " or "\x7f" <= char <= "\x9f" or "\ud800" <= char <= "\udfff" for char in text)
 
 
 # -- messages ---------------------------------------------------------------------------------------------
@@ -187,7 +216,7 @@ def reply(data: bytes) -> str:
     request.shared, request.transaction, request.owner = (text[:512],), transaction, transaction or request.id
     request.since = chance.choice((0.0, 1.5, 1e9 / 3))
     request.since_unix_ms, request.deadline, request.state = 1.79e12, 2**31, State.HELD
-    now, kind = request.since + chance.choice((0.0, 0.1, 2147483647.25)), chance.randrange(8)
+    now, kind = request.since + chance.choice((0.0, 0.1, 2147483647.25)), chance.randrange(9)
     read: Any
     if kind == 0:
         read = _read(replies.queued(request))
@@ -199,9 +228,15 @@ def reply(data: bytes) -> str:
         read = _read(replies.ended(request.id, chance.choice(list(Reason)), ref))
         assert (read.payload.id, read.payload.ref) == (request.id, ref)
     elif kind == 3:
-        free = chance.choice((0, 2**63 * 9999, 1e-300, 2.0**63, 0.1 + 0.2))
-        read = _read(replies.released(core.Refused(request, Reason.INSUFFICIENT, free, 0.5), now))
-        assert (read.payload.free, type(read.payload.free), read.payload.ref) == (free, type(free), ref)
+        free, as_strings = chance.choice((0, 1, 2**63 * 9999, 10**78)), chance.random() < 0.5
+        refused = core.Refused(request, Reason.INSUFFICIENT, free, 10**70, as_strings)
+        line = replies.released(refused, now, "the answer's")
+        if as_strings:
+            payload = json.loads(line)["payload"]
+            assert (payload["free"], payload["locked"], payload.get("ref")) == (str(free), str(10**70), ref)
+            return "reply Released"
+        read = _read(line)
+        assert (read.payload.free, type(read.payload.free), read.payload.ref) == (free, int, ref)
     elif kind == 4:
         rejected = RequestRejected("bad-request", text, ref=ref, id=request.id)
         read = _read(replies.error(rejected))
@@ -210,11 +245,16 @@ def reply(data: bytes) -> str:
         read = _read(replies.event(request, text, exclusive=True, state="locked"))
         assert (read.payload.resource, read.payload.transactionName) == (text, transaction)
     elif kind == 6:
-        read = _read(replies.watching(text, [replies.held(request, text, exclusive=False)], truncated=False))
+        read = _read(replies.watching(text, [replies.held(request, text, exclusive=False)], False, ref))
         assert (read.payload.prefix, read.payload.held[0].resource) == (text, text)
+    elif kind == 7:
+        line = replies.welcome("1.0", text, resumed=True, quiet=chance.random() < 0.5, ref=ref)
+        read = _read(line)
+        payload = json.loads(line)["payload"]
+        assert (payload["protocol"], payload["namespace"], payload.get("ref")) == (1, text, ref)
     else:
         timeout = chance.choice((1.0, 0.5, 2147483647.0, 1e9 / 3))
-        read = _read(replies.extended(core.Extended(request, timeout)))
+        read = _read(replies.extended(core.Extended(request, timeout), ref))
         assert abs(read.payload.transactionTimeout - timeout) <= 0.001
     return f"reply {type(read).__name__}"
 

@@ -88,8 +88,9 @@ class Client:
             return
         if self.half_closed or self.ear.ends:
             self.stage.seen[f"closed: {self.ear.ends or 'half-closed'}"] += 1
-            if self.half_closed and not self.ear.ends and not self._stolen and self.ear.due:
-                self.stage.wrong(Wrong(f"a half-closed connection was not answered: {list(self.ear.due)[:3]}"))
+            due = [said for said in self.ear.due if not self.ear.silent_now(said)]
+            if self.half_closed and not self.ear.ends and not self._stolen and due:
+                self.stage.wrong(Wrong(f"a half-closed connection was not answered: {due[:3]}"))
         elif self._stolen:
             self.stage.seen["closed: stolen"] += 1
         else:
@@ -423,7 +424,8 @@ class Stage:
         due = [said for said in ear.due if not ear.silent_now(said)]
         if due:
             self.wrong(Wrong(f"never answered: {due[:3]}"))
-        silent = {said.ref for said in [*ear.silent.values(), *ear.due] if said not in due}
+        silent = {said.ref or "" for said in [*ear.silent.values(), *ear.due] if said not in due}
+        silent = {ref for ref in silent if self.book.named(ear.owner, ref) is None}
         waiting = {request.ref for request in table.waiting.values() if request.origin is client.connection.session}
         if silent - waiting:
             self.wrong(Wrong(f"{silent - waiting} of a quiet client don't wait, and it was told nothing"))
