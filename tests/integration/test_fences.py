@@ -49,14 +49,15 @@ async def test_a_stopped_process_that_writes_too_late_is_refused(
     accounts = Accounts(kind, url)
     await accounts.create()
     with paused_holder(genie.port, kind, url) as process:
-        async with package.connect("127.0.0.1", genie.port) as client:
-            lock = await client.acquire("accounts/1", queue_timeout=WAIT_S, transaction_timeout=WAIT_S)
+        async with (
+            package.connect("127.0.0.1", genie.port) as client,
+            client.lock("accounts/1", queue_timeout=WAIT_S, transaction_timeout=WAIT_S) as lock,
+        ):
             balance = await accounts.read(lock.fence)
             if newer == "has written":
                 await accounts.write(lock.fence, balance + 20)
             assert resumed(process) == "StaleFence"
             if newer == "has read":
                 await accounts.write(lock.fence, balance + 20)
-            await lock.release()
     assert await accounts.balance() == 120
     await accounts.engine.dispose()
