@@ -1,8 +1,9 @@
-"""A process that has imported Genie and forks a `genie` command for each order: `python tests/fork_server.py FD`.
+"""A process that has imported Genie and forks a program for each order: `python tests/fork_server.py FD`.
 
 Importing Genie takes most of the time of a short command. FD is a socket (SOCK_SEQPACKET). Each message is an order:
 
-- as JSON, `arguments` (of `genie`), `environment` (all of it), `folder` and `session` (whether it leads a session of its own),
+- as JSON, `script` (null for the `genie` command), its `arguments`, `environment` (all of it), `folder`, `session` (whether it
+  leads a session of its own), and `load`, the modules that it needs and that are imported before the fork,
 - as ancillary data, the descriptors of its stdin, stdout and stderr, and of a pipe that gets a line with its process id, and
   when it has ended, a line with its wait status.
 
@@ -18,6 +19,7 @@ import io
 import json
 import os
 import random
+import runpy
 import selectors
 import signal
 import socket
@@ -53,8 +55,8 @@ def load() -> None:
     gc.freeze()
 
 
-def serve(orders: socket.socket) -> list[str]:
-    """Carry out orders. Returns in each child, with the arguments of its command."""
+def serve(orders: socket.socket) -> dict[str, Any]:
+    """Carry out orders. Returns in each child, with its order."""
     selector = selectors.DefaultSelector()
     selector.register(orders, selectors.EVENT_READ)
     running: dict[int, tuple[int, int]] = {}
@@ -74,13 +76,17 @@ def serve(orders: socket.socket) -> list[str]:
                 for pid, _ in running.values():
                     os.kill(pid, signal.SIGKILL)
                 os._exit(0)
+            order = json.loads(message)
+            for name in order["load"]:
+                importlib.import_module(name)
             pid = os.fork()
             if not pid:
                 selector.close()
                 orders.close()
                 for opened in (*running, *(status for _, status in running.values())):
                     os.close(opened)
-                return begin(json.loads(message), files)
+                begin(order, files)
+                return order
             for file in files[:3]:
                 os.close(file)
             pidfd = os.pidfd_open(pid)
@@ -94,24 +100,22 @@ def tell(status: int, number: int) -> None:
         os.write(status, b"%d\n" % number)
 
 
-def begin(order: dict[str, Any], files: list[int]) -> list[str]:
+def begin(order: dict[str, Any], files: list[int]) -> None:
     """Make this process what was ordered, but for its code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if order["session"]:
-        os.setsid()
-    tell(files[3], os.getpid())  # not before: who knows the process may look at its session, or interrupt it
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
-    for file in files:
-        os.close(file)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(order["environment"])
     sys.stdin, sys.stdout, sys.stderr = reading(0), writing(1), writing(2)
     os.chdir(order["folder"])
     time.tzset()
     random.seed()
-    arguments: list[str] = order["arguments"]
-    return arguments
+    if order["session"]:
+        os.setsid()
+    tell(files[3], os.getpid())  # from now on it can be treated as any other process
+    for file in files:
+        os.close(file)
 
 
 def reading(file: int) -> io.TextIOWrapper:
@@ -133,7 +137,12 @@ if __name__ == "__main__":
     sys.path[0] = str(Path.cwd())  # as `python -m genie.cli` has it
     with socket.socket(fileno=int(sys.argv[1])) as its_orders:
         load()
-        sys.argv = ["genie", *serve(its_orders)]
-    from genie.cli import main
+        its_order = serve(its_orders)
+    sys.argv = [its_order["script"] or "genie", *its_order["arguments"]]
+    if its_order["script"]:
+        sys.path[0] = str(Path(its_order["script"]).parent)
+        runpy.run_path(its_order["script"], run_name="__main__")
+    else:
+        from genie.cli import main
 
-    main(prog_name="genie")
+        main(prog_name="genie")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -58,6 +58,16 @@ def start_genie(
             start_new_session=start_new_session,
         )
     return Forked(arguments, env, text, (stdin, stdout, stderr), start_new_session)
+
+
+def start_script(
+    script: Path, *arguments: str, load: Sequence[str] = (), **pipes: int
+) -> subprocess.Popen[bytes] | Forked:
+    """Start a Python script. `load` are modules that it imports, which is done only once for all that are started."""
+    if not FORKS:
+        return subprocess.Popen([sys.executable, str(script), *arguments], **pipes)  # type: ignore[call-overload, no-any-return]
+    streams = pipes.get("stdin"), pipes.get("stdout"), pipes.get("stderr")
+    return Forked(arguments, os.environ, text=False, streams=streams, session=False, script=script, load=load)
 
 
 def run_genie(
@@ -105,8 +115,10 @@ class Forked:
         text: bool,
         streams: tuple[int | IO[Any] | None, ...],
         session: bool,
+        script: Path | None = None,
+        load: Sequence[str] = (),
     ) -> None:
-        self.args = ["genie", *arguments]
+        self.args = ["genie" if script is None else str(script), *arguments]
         self.returncode: int | None = None
         ends: list[IO[Any] | None] = []
         files: list[int] = []
@@ -119,7 +131,14 @@ class Forked:
                 to_close.append(file)
         self.stdin, self.stdout, self.stderr = ends
         self._status, status = os.pipe()
-        order = {"arguments": arguments, "environment": dict(env), "folder": os.getcwd(), "session": session}  # noqa: PTH109
+        order = {
+            "script": None if script is None else str(script),
+            "arguments": arguments,
+            "environment": dict(env),
+            "folder": str(Path.cwd()),
+            "session": session,
+            "load": list(load),
+        }
         socket.send_fds(_orders(), [json.dumps(order).encode()], [*files, status])
         for file in (*to_close, status):
             os.close(file)

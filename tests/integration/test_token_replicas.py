@@ -6,7 +6,6 @@ The ledger here knows nothing of selectors and stores: it adds up what the repli
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import orjson
 import pytest
 
 from genie.tokens import SqlTokenStore, Token
+from programs import start_script
 from servers import WAIT_S, Genie, Redis, running_server
 from token_replica import KIND
 from wire import Wire
@@ -32,8 +32,9 @@ class Replica:
     """One that runs, or has been killed."""
 
     def __init__(self, genie: Genie, url: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(REPLICA), *map(str, genie.address), url],
+        self.process = start_script(
+            *(REPLICA, *map(str, genie.address), url),
+            load=["sqlalchemy.ext.asyncio", "aiosqlite", "genie.tokens.sherdlock", "genie.tokens.stores.sql"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
