@@ -15,6 +15,7 @@ from servers import WAIT_S
 PONG = '{"command":"pong","payload":{}}'
 
 ANSWERS = {
+    "bye": "bye",
     "pong": "ping",
     "watching": "watch",
     "unwatched": "unwatch",
@@ -39,10 +40,13 @@ def error(code: str, message: str = "no", **more: object) -> str:
 
 
 class Line:
-    """One connection as the server has it. `bye` is answered at once, and ends it; other commands are for `expect`."""
+    """One connection as the server has it. `bye` is answered at once, and ends it; other commands are for `expect`.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
+    With `polite=False` that is for `expect`, too.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, polite: bool) -> None:
+        self.reader, self.writer, self.polite = reader, writer, polite
         self.commands: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         """What the client sent; None at the end."""
         self.last = ""
@@ -54,7 +58,7 @@ class Line:
         with suppress(OSError):
             while line := await self.reader.readline():
                 message = orjson.loads(line)
-                if message["command"] == "bye":
+                if message["command"] == "bye" and self.polite:
                     self.writer.write(line)
                     self.writer.close()
                 else:
@@ -133,6 +137,7 @@ class Fake:
         self.last_words: list[str] = []
         self.refusal: str | None = None
         self.silent = False
+        self.polite = True
         self.namespace: str | None = "n"
         self.hellos: list[dict[str, Any]] = []
 
@@ -142,7 +147,7 @@ class Fake:
             return await self.lines.get()
 
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line = Line(reader, writer)
+        line = Line(reader, writer, polite=self.polite)
         self.open.append(line)
         listening = asyncio.create_task(line.listen())
         if not self.silent:

@@ -236,8 +236,9 @@ class Core:
         for request in list(self._requests.living.values()):
             if request.state is not State.HELD:
                 self._end(request)
-            elif request.bound:
-                self._requests.forget(request)
+                continue
+            self._requests.forget(request)  # it is held by no session any more, and can be released by its id
+            if request.bound:
                 self._lose(request, reasons.closed(request.id), outcomes)
         return outcomes
 

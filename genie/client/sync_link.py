@@ -20,8 +20,6 @@ class Link(Wire):
     waits for its answer.
     """
 
-    _closing = False
-
     def open(self) -> None:
         """Connect to the first server that leads.
 

@@ -58,6 +58,8 @@ class Wire:
         self._dropped: list[socket.socket] = []
         """Sockets that the thread is to close."""
         self._unsent = bytearray()
+        self._closing = False
+        """The session is to end: no new connection is made, which would begin another one."""
         self._closed = False
         self._dialing = False
         self._thread: threading.Thread | None = None
@@ -201,7 +203,7 @@ class Wire:
             else:
                 self._servers.failed(why)
             outcomes = self._core.disconnected(why, time.monotonic())
-            dial = not self._dialing and not self._closed
+            dial = not self._dialing and not self._closing
             self._dialing = self._dialing or dial
             self._changed.notify_all()
             self._ring()

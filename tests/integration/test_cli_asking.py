@@ -135,7 +135,7 @@ async def test_nobody_leads(args: list[str]) -> None:
         node.refusal = error("unavailable", "nobody leads")
         result = await asyncio.to_thread(patiently, node.port, *args)
     assert (result.returncode, result.stdout) == (1, "")
-    assert f"no server at 127.0.0.1:{node.port}: the server said nobody leads" in result.stderr
+    assert f"no server at 127.0.0.1:{node.port}: the server answered nobody leads" in result.stderr
     assert is_one_line(result.stderr)
 
 
@@ -148,7 +148,7 @@ async def test_a_server_that_can_not_release_says_why() -> None:
         if not is_silence(result.stderr):
             break
     assert (result.returncode, result.stdout) == (1, "")
-    assert "the server said no store" in result.stderr
+    assert "the server answered no store" in result.stderr
     assert is_one_line(result.stderr)
     await refusing
 
@@ -230,7 +230,7 @@ def test_the_limit_of_inspect_counts_holders_and_waiters_separately(genie: Genie
         ]
         for thread in threads:
             thread.start()
-        while client.inspect(limit=1)["queueTotal"] < 3:
+        while client.inspect(limit=1).queue_total < 3:
             pass
         few = genie_cli(genie.port, "inspect", "--limit", "2")
         told = json.loads(genie_cli(genie.port, "inspect", "--limit", "2", "--json").stdout)

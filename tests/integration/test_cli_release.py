@@ -38,7 +38,7 @@ async def release(server: Genie, *args: str, answer: str = "") -> Result:
 
 
 async def held(client: genie.Client, resource: str) -> list[int]:
-    return [row["id"] for row in (await client.inspect(resource=resource, only="holders"))["holders"]]
+    return [row.id for row in (await client.inspect(resource=resource, only="holders")).holders]
 
 
 @asynccontextmanager
@@ -47,7 +47,7 @@ async def waiting(client: genie.Client, resource: str, transaction: str) -> Asyn
     task = asyncio.create_task(
         client.acquire(resource, transaction=transaction, queue_timeout=HOUR, transaction_timeout=HOUR)
     )
-    while not (await client.inspect(resource=resource))["queueTotal"]:
+    while not (await client.inspect(resource=resource)).queue_total:
         assert not task.done()
     try:
         yield task
@@ -116,7 +116,7 @@ async def test_many_locks(server: Genie, client: genie.Client) -> None:
     done = await release(server, "--prefix", "m/", "--yes")
     assert "Held: 250\n" in done.stdout
     assert done.stdout.endswith("Released: 250\n")
-    assert (await client.inspect())["holdersTotal"] == 0
+    assert (await client.inspect()).holders_total == 0
 
 
 async def test_what_ended_before_the_answer_is_told(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fake import fake_server
-from genie import Client, Disconnected, LockLost, QueueTimeout, RequestRejected, connect, sync
+from fake import fake_server, released
+from genie import Client, ConnectionLost, Deadlock, Disconnected, LockLost, QueueTimeout, RequestRejected, connect, sync
 from servers import WAIT_S, Genie
 
 
@@ -229,6 +230,101 @@ class TestAProgramThatWaitsForItself:
     def test_of_threads(self, threads):
         with threads.lock("options/s/self"), pytest.raises(QueueTimeout, match="transaction=NAME"):
             threads.acquire("options/s/self", queue_timeout=0.01)
+
+
+class TestNote:
+    async def test_is_shown_to_those_who_look_and_to_those_who_waited(self, client, other):
+        async with client.lock("options/note", note="billing@host-7", transaction="t"):
+            [row] = (await other.inspect(resource="options/note")).holders
+            assert row.note == "billing@host-7"
+            with pytest.raises(QueueTimeout, match=r"of 't' \(billing@host-7\) holds") as caught:
+                await other.acquire("options/note", queue_timeout=0, note="x")
+            assert caught.value.blockers[0].note == "billing@host-7"
+        lock = await client.acquire_any(["options/note"], 1, note="any")
+        [row] = (await other.inspect(id=lock.id)).holders
+        assert row.note == "any"
+        await lock.release()
+
+    def test_of_threads(self, threads, other_threads):
+        lock = threads.try_acquire("options/s/note", note="n")
+        assert lock is not None
+        assert other_threads.inspect(id=lock.id).holders[0].note == "n"
+        lock.release()
+
+    async def test_is_that_of_the_waiter_in_a_cycle(self, client, other):
+        async with client.lock("options/cycle/a", transaction="ta"), other.lock("options/cycle/b", transaction="tb"):
+            waiting = asyncio.create_task(client.acquire("options/cycle/b", transaction="ta", note="first"))
+            await until_queued(other, "options/cycle/b")
+            with pytest.raises(Deadlock) as caught:
+                await other.acquire("options/cycle/a", transaction="tb", note="second")
+            assert [step.note for step in caught.value.waits] == ["second", "first"]
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+
+class TestTheEndOfAClient:
+    async def test_ends_its_session_at_once(self, genie, other):
+        async with connect(*genie.address, session_timeout=3600) as client, other.lock("options/bye"):
+            waiting = asyncio.create_task(client.acquire("options/bye", queue_timeout=None))
+            await until_queued(other, "options/bye")
+            await client.close()
+            with pytest.raises(ConnectionLost):
+                await waiting
+            assert (await other.inspect(resource="options/bye")).queue_total == 0
+
+    @pytest.mark.parametrize("threads", [False, True])
+    async def test_does_not_wait_for_ever_for_a_server_that_hangs(self, threads):
+        async with asyncio.timeout(WAIT_S), fake_server() as fake:
+            fake.polite = False
+            if threads:
+                client = sync.connect("127.0.0.1", fake.port)
+                await asyncio.to_thread(client.__enter__)
+                client._link._connect_timeout = 0.05
+            else:
+                client = connect("127.0.0.1", fake.port)
+                await client.__aenter__()
+                client._link.connect_timeout = 0.05
+            line = await fake.accept()
+            await (asyncio.to_thread(client.close) if threads else client.close())
+            assert await line.rest() == ["bye"]
+
+    async def test_of_threads_makes_no_further_connection(self):
+        async with asyncio.timeout(WAIT_S), fake_server() as fake:
+            client = sync.connect("127.0.0.1", fake.port)
+            await asyncio.to_thread(client.__enter__)
+            stop, lost = client._link._stop, client._link._lost
+            seen = threading.Event()
+            client._link._lost = lambda *arguments: (lost(*arguments), seen.set())
+            client._link._stop = lambda: (seen.wait(WAIT_S), stop())
+            await asyncio.to_thread(client.close)
+            assert not client._link._dialing
+            assert len(fake.open) == 1
+
+    async def test_is_said_behind_everything_else(self):
+        async with asyncio.timeout(WAIT_S), fake_server() as fake:
+            fake.polite = False
+            async with connect("127.0.0.1", fake.port) as client:
+                line = await fake.accept()
+                task = asyncio.create_task(client.acquire("a"))
+                ref = (await line.expect("request"))["ref"]
+                closing = asyncio.create_task(client.close())
+                assert await line.expect("release") == {"ref": ref}
+                line.say(released("success"))
+                assert "ref" in await line.expect("bye")
+                line.say('{"command":"bye","payload":{}}')
+                await closing
+                with pytest.raises(ConnectionLost):
+                    await task
+
+    async def test_releases_a_lock_by_id_when_it_is_opened_again(self, genie, other):
+        client = connect(*genie.address)
+        async with client:
+            lock = await client.acquire("options/again", transaction_timeout=3600)
+        async with client:
+            assert lock.held
+            await lock.release()
+            assert not lock.lost.is_set()
+        assert await other.try_acquire("options/again") is not None
 
 
 class TestAClientThatWasNotEntered:

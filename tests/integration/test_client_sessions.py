@@ -137,7 +137,6 @@ async def test_a_client_goes_on_with_the_session_of_an_earlier_one(genie):
     await wire.request("exclusive:lives", queueTimeout=3_600_000, ref="2")
     async with connect(*genie.address, session=secret) as client:
         assert await wire.receive() == ("closed", {})
-        await until_waiting(client, "lives", 0)
         assert await client.try_acquire("lives") is None, "it is held for as long as the earlier life said"
         assert await client.release(held) == "success"
         lock = await client.acquire("lives")
@@ -295,7 +294,7 @@ async def is_free(genie: Genie, name: str) -> bool:
 
 @pytest.mark.parametrize("number", [0, 1, 5])
 @pytest.mark.parametrize(
-    "command", ["hello", "ping", "request", "release", "extend", "queued", "locked", "released", "extended", "pong"]
+    "command", ["hello", "ping", "request", "release", "extend", "locked", "released", "extended", "pong"]
 )
 async def test_nobody_notices_a_cut_in_place_of_a_message(genie, command, number):
     name = f"cut/{command}/{number}"

@@ -33,16 +33,16 @@ def test_it_prints_where_to_look_and_gives_its_locks_back(genie: Genie, number: 
         assert "240 orders hold their locks" in process.stdout.readline()
         assert "Look at http://127.0.0.1:8123/" in process.stdout.readline()
         with sync.connect(*genie.address) as client:
-            while not client.inspect(resource="stock/lamp-brass")["queueTotal"]:
+            while not client.inspect(resource="stock/lamp-brass").queue_total:
                 assert process.poll() is None
-            assert client.inspect()["holdersTotal"] >= 240
+            assert client.inspect().holders_total >= 240
             process.send_signal(number)
             output, errors = process.communicate(timeout=WAIT_S)
             assert (process.returncode, errors) == (0, "")
             assert output == "All its locks are released.\n"
             for name in ("orders/4100", "stock/lamp-brass", "catalogue", "ledger/2026-11"):
-                assert client.inspect(resource=name)["holdersTotal"] == 0
-            while client.inspect()["holdersTotal"]:
+                assert client.inspect(resource=name).holders_total == 0
+            while client.inspect().holders_total:
                 pass  # a worker's last lock ends by its timeout, if it was granted while the worker was stopped
     finally:
         process.kill()
