@@ -22,7 +22,10 @@ QUIET_S = 0.25
 PATIENCE_S = 0.8
 """and after so long it takes the connection for lost."""
 REPEATS = 0.3
-"""How often it says its request again though it was told of it: a `ref` may be repeated at any time."""
+"""How often it sends a request again on a new connection though it was told of it, or of its end: a `ref` may be repeated
+at any time."""
+QUIET = 0.5
+"""How often a connection is one that is sent no `queued`."""
 PAUSE_S = 0.02
 """Between attempts to find a server that leads."""
 
@@ -43,7 +46,12 @@ class WireClient:
         self._heard_at = 0.0
         self._request: Request | None = None
         self._number = 0
+        self._commands = 0
         self._own: set[int] = set()
+        self._ended: Request | None = None
+        """The request before this one."""
+        self._quiet = False
+        """The connection that is being made, or that there is, is sent no `queued`."""
 
     def __str__(self) -> str:
         request = self._request
@@ -76,16 +84,24 @@ class WireClient:
             request.state, request.sent_on = State.LEAVING, None
         while request.state is not State.ENDED:
             await self._talk()
-        self._request = None
+        self._request, self._ended = None, request
         return request.reason
 
     async def leave(self) -> None:
-        """End the session: it is to outlive its last connection by a millisecond."""
+        """End the session."""
         self.drop()
-        while self._link is None:
-            await self._connect(1)
-        self._link.send("ping")
-        self.drop()
+        command = ""
+        while command != "bye":
+            if self._link is None:
+                await self._connect(SESSION_MS)
+                continue
+            self._send(self._link, "bye")
+            try:
+                while command not in ("bye", "error"):
+                    command, _ = await self._link.next(PATIENCE_S)
+            except (Lost, TimeoutError):
+                command = ""
+            self.drop()
 
     async def close(self) -> None:
         """Be gone."""
@@ -109,7 +125,7 @@ class WireClient:
             command, payload = await link.next(QUIET_S)
         except TimeoutError:
             if time.monotonic() - self._heard_at < PATIENCE_S:
-                link.send("ping")
+                self._send(link, "ping")
                 return
             self._lost("says nothing", leave_open=True)
         except Lost:
@@ -125,11 +141,18 @@ class WireClient:
             return
         if request.state is State.ASKED:
             self._ask(link, request)
+        elif request.state is State.LEAVING and self._random.random() < 0.5:
+            link.send("release", ref=request.ref)
         elif request.state is State.LEAVING:
-            link.send("release", id=request.id)
+            self._send(link, "release", id=request.id)
         elif request.state is State.HELD and request.extension_ms:
-            link.send("extend", id=request.id, transactionTimeout=request.extension_ms)
+            self._send(link, "extend", id=request.id, transactionTimeout=request.extension_ms)
         request.sent_on = link
+
+    def _send(self, link: Link, command: str, **payload: Any) -> None:
+        """Send a command with a ref of its own."""
+        self._commands += 1
+        link.send(command, **payload, ref=f"{self.name}/{self._commands}")
 
     def _ask(self, link: Link, request: Request) -> None:
         link.send(
@@ -138,6 +161,7 @@ class WireClient:
             ref=request.ref,
             queueTimeout=QUEUE_MS,
             transactionTimeout=request.hold_ms,
+            note=f"the wire client {self.name}",
         )
 
     def _lost(self, why: str, *, leave_open: bool = False) -> None:
@@ -162,7 +186,11 @@ class WireClient:
             await self._pause()
             return
         try:
-            link.send("hello", session=self.secret, sessionTimeout=session_ms)
+            self._quiet = self._random.random() < QUIET
+            secret, client = self.secret, "faults/1"
+            self._send(
+                link, "hello", session=secret, sessionTimeout=session_ms, protocol=1, client=client, quiet=self._quiet
+            )
             command, payload = await link.next(PATIENCE_S)
             if command == "welcome":
                 await self._resume(link)
@@ -186,7 +214,7 @@ class WireClient:
     async def _resume(self, link: Link) -> None:
         """Hear the last word on everything: all that comes before the pong."""
         request = self._request
-        link.send("ping")
+        self._send(link, "ping")
         while True:
             command, payload = await link.next(PATIENCE_S)
             if command == "pong":
@@ -198,10 +226,14 @@ class WireClient:
             await self._take(link, command, payload)
         self._link, self._heard_at = link, time.monotonic()
         self._watch.note(self.name, f"resumes on {link.address[1]}")
-        if request is not None and request.told_on is not link and request.state in (State.QUEUED, State.HELD):
+        known = (State.HELD,) if self._quiet else (State.QUEUED, State.HELD)
+        if request is not None and request.told_on is not link and request.state in known:
             self._watch.violate(f"{self} is forgotten by {link.address[1]}")
         if request is not None and request.state in (State.QUEUED, State.HELD) and self._random.random() < REPEATS:
             self._ask(link, request)
+        if self._ended is not None and self._ended.reason != "unknown-id" and self._random.random() < REPEATS:
+            self._watch.counts["asked again behind the end"] += 1
+            self._ask(link, self._ended)
 
     # -- what is said -------------------------------------------------------------------------------------
 
@@ -213,7 +245,7 @@ class WireClient:
             mine = request is not None and (payload.get("ref") == request.ref or payload["id"] == request.id)
             if mine and request is not None:
                 self._told(request, link, command, payload)
-            elif payload["id"] not in self._own or command != "released":
+            elif not self._of_ended(command, payload):
                 self._watch.violate(f"{self} is told of a stranger's, or of what has ended: {command} {payload}")
         elif command == "extended":
             if request is not None and payload["id"] == request.id:
@@ -221,9 +253,16 @@ class WireClient:
         elif command != "pong":
             self._watch.violate(f"{self} does not know what this is: {command} {payload}")
 
+    def _of_ended(self, command: str, payload: dict[str, Any]) -> bool:
+        """Whether a message may be about a request that has ended: it is never locked again."""
+        again = self._ended is not None and payload.get("ref") == self._ended.ref
+        return payload["id"] in self._own and (command == "released" or (command == "queued" and again))
+
     def _told(self, request: Request, link: Link, command: str, payload: dict[str, Any]) -> None:
         if request.id not in (0, payload["id"]):
             self._watch.violate(f"{self} is {payload['id']} now")
+        if command == "queued" and self._quiet:
+            self._watch.violate(f"{self} is told {command} {payload}, and is quiet")
         request.id = payload["id"]
         self._own.add(request.id)
         self._watch.known_as(self.name, request.ref, request.id)
@@ -268,7 +307,8 @@ class WireClient:
             await self._pause()
             if request is not None:
                 request.sent_on = None
-        elif code == "unknown-id" and request is not None and request.state is State.LEAVING:
+        elif code == "unknown-id" and "id" in payload and request is not None and request.state is State.LEAVING:
+            # Its release was executed, and the answer was lost with the server: ids are forgotten by a restart, refs not.
             request.state, request.reason = State.ENDED, "unknown-id"
             self._watch.counts["unknown-id"] += 1
         else:

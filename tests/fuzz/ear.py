@@ -351,8 +351,8 @@ class Ear:
             self.told[id_] += 1
             if answered.by_ref:
                 self._unsure[ref or ""] += 1
-        elif known is not None and known.reason is not None and self._next_request(ref) is not None:
-            pass  # it was asked for again
+        elif known is not None and known.reason is not None and self._asked_again(id_, ref):
+            pass
         elif mine and id_ not in self.unasked:
             self.unasked.add(id_)
             self.told[id_] += 1
@@ -368,6 +368,10 @@ class Ear:
             sent = self.sent[id_] + self._sent_by_ref[known.ref or ""]
             if reason == "success" and releasers <= {self} and self.told[id_] > sent:
                 raise Wrong("more answers than releases")
+
+    def _asked_again(self, id_: int, ref: str | None) -> bool:
+        """Take the request that repeats one that ended, where this client knows of the end, or it was before its time."""
+        return (id_ in self.over or id_ not in self.here) and self._next_request(ref) is not None
 
     def _peek(self, fits: Callable[[Said], bool]) -> Said | None:
         """The first command that fits, if all before it may have no answer."""

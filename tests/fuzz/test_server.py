@@ -69,6 +69,8 @@ SUCCESS = b'{"command":"released","payload":{"id":101,"reason":"success"}}\n'
         (QUEUED + b'{"command":"pong","payload":{}}\n', "no answer to what is due"),
         (QUEUED + b'{"command":"error","payload":{"code":"bad-json","message":""}}\n', "nothing is due"),
         (QUEUED + LOCKED.replace(b"9", b'9,"ref":"r"'), "has another ref"),
+        (QUEUED.replace(b"101", b'101,"ref":"r"'), "no answer to what is due"),
+        (QUEUED + b'{"command":"bye","payload":{}}\n', "no answer to what is due"),
         (QUEUED + b'{"command":"lokked","payload":{}}\n', "no message that anybody knows"),
         (QUEUED[:-1], "half a line"),
         (b'{"command":"error","payload":{"code":"unknown-id","message":"","id":1}}\n', "does not fit"),
@@ -79,3 +81,62 @@ def test_what_must_not_be_told_is_seen(heard: bytes, why: str) -> None:
     ear.says(b'{"command":"request","payload":{"resources":["exclusive:a"]}}\n', 0)
     with pytest.raises(Wrong, match=why):
         ear.hears(heard)
+
+
+WELCOME = (
+    b'{"command":"welcome","payload":{"protocol":1,"server":"genie/1","features":[],"pingInterval":2000,'
+    b'"namespace":"genie","resumed":false,"quiet":true,"ref":"0"}}\n'
+)
+REF = b'"ref":"r"'
+QUIET_LOCKED = LOCKED.replace(b"9", b"9," + REF)
+
+
+def quiet_ear() -> Ear:
+    """Of a client that has asked for no `queued`, and then for a lock, twice; it releases it by its ref and by its id."""
+    ear = Ear(Book(), Counter(), 1000)
+    ear.says(b'{"command":"hello","payload":{"quiet":true,"ref":"0"}}\n', 0)
+    ear.hears(WELCOME)
+    ear.says(b'{"command":"request","payload":{"resources":["exclusive:a"],"ref":"r"}}\n', 0)
+    return ear
+
+
+@pytest.mark.parametrize(
+    ("heard", "why"),
+    [
+        (QUEUED.replace(b"101", b"101," + REF), "it is quiet"),
+        (LOCKED, "nobody has asked for it"),
+        (QUIET_LOCKED + SUCCESS, "another ref"),
+        (QUIET_LOCKED + b'{"command":"pong","payload":{}}\n', "no answer to what is due"),
+        (QUIET_LOCKED.replace(b'"r"', b'"s"'), "nobody has asked for it"),
+        (QUIET_LOCKED + QUIET_LOCKED.replace(b"101", b"102"), "nobody has asked for it"),
+        (WELCOME, "welcomed twice"),
+    ],
+)
+def test_what_a_quiet_client_must_not_be_told_is_seen(heard: bytes, why: str) -> None:
+    ear = quiet_ear()
+    with pytest.raises(Wrong, match=why):
+        ear.hears(heard)
+
+
+def test_what_a_quiet_client_is_told() -> None:
+    ear = quiet_ear()
+    ear.says(b'{"command":"release","payload":{"ref":"r"}}\n{"command":"bye","payload":{"ref":"b"}}\n', 0)
+    ended = SUCCESS.replace(b'"success"', b'"success",' + REF)
+    ear.hears(QUIET_LOCKED + ended + b'{"command":"bye","payload":{"ref":"b"}}\n')
+    assert ear.ends == "bye"
+    assert not ear.due
+
+
+@pytest.mark.parametrize("code", ["unavailable", "unknown-id"])
+def test_behind_a_rejected_hello_everything_is_unavailable(code: str) -> None:
+    ear = Ear(Book(), Counter(), 1000)
+    ear.says(b'{"command":"hello","payload":{"protocol":2}}\n{"command":"release","payload":{"id":7}}\n', 0)
+    answer = b'{"command":"error","payload":{"code":"%b","message":""%b}}\n'
+    ear.hears(answer % (b"unsupported-protocol", b""))
+    refusal = answer % (code.encode(), b',"id":7')
+    if code == "unavailable":
+        ear.hears(refusal)
+        assert not ear.due
+    else:
+        with pytest.raises(Wrong, match="does not fit"):
+            ear.hears(refusal)
