@@ -111,7 +111,7 @@ class Steps:
         kept = self._timeout
         query, _ = self._found(kept, kept, kept)
         query = query.where(kept.c.stateChangeId.is_(None))
-        return query.order_by(kept.c.stateChangeId, kept.c.transferTimeoutId).limit(most)
+        return _in_order(query.order_by(kept.c.stateChangeId, kept.c.transferTimeoutId).limit(most))
 
     def due(self, now: datetime, most: int, behind: tuple[datetime, int] | None) -> Select[Any]:
         """Of what was taken in: whose date has passed and nobody has dealt with, the longest first (step 7).
@@ -142,14 +142,14 @@ class Steps:
         kept = self._timeout
         query, _ = self._found(kept, kept, kept)
         query = query.where(kept.c.transferTimeoutId > first, self._moved(kept))
-        return query if last is None else query.where(kept.c.transferTimeoutId <= last)
+        return _in_order(query if last is None else query.where(kept.c.transferTimeoutId <= last))
 
     def first_moved(self, first: int, last: int | None) -> Select[Any]:
         """The number of the first of these rows whose date has changed in the ledger."""
         kept, id = self._timeout, self._timeout.c.transferTimeoutId
         joined = kept.join(self._transfer, self._transfer.c.transferId == kept.c.transferId)
         query = select(id).select_from(joined).where(id > first, self._moved(kept)).order_by(id).limit(1)
-        return query if last is None else query.where(id <= last)
+        return _in_order(query if last is None else query.where(id <= last))
 
     def refresh(self, timeout_ids: Sequence[int]) -> Update:
         """Copy the ledger's dates anew."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genie.timeouts import TimeoutRun
+from genie.timeouts import Ledger, TimeoutRun
 from ledgers import FUTURE, PAST, Books, Desk, catch_up
 
 INSERT = (
@@ -132,3 +132,19 @@ async def test_they_are_looked_at_again_if_the_run_fails(books: Books) -> None:
     assert run is not None
     assert (run.cleaned, run.expired) == (1, 1)
     assert await books.kept() == {"late": True}
+
+
+async def test_columns_of_any_name_are_written(empty_books: Books) -> None:
+    """Many rows are written past SQLAlchemy's own statements."""
+    odd = {"expirationDate": 'bis 100% "x"', "handedOverDate": "a `b", "stateChangeId": "%s ?"}
+    names = {f"transferTimeout.{ours}": theirs for ours, theirs in odd.items()}
+    desk = Desk()
+    handler = empty_books.handler(desk.take, ledger=Ledger(names=names))
+    await handler.open()
+    await empty_books.add_transfer("a", FUTURE)
+    await handler.run_once()
+    await empty_books.move("a", PAST)
+    for _ in range(2):
+        await handler.run_once()
+    assert desk.given == [["a"]]
+    assert (await handler._reading.look()).nothing

@@ -100,6 +100,7 @@ class Mysql(Database):
         literals = [converted(driver.literal, column) for column in columns]
         lines = [f"({','.join(line)})" for line in zip(*literals, strict=True)]
         insert = insert_into(connection, table, names).replace("%%", "%")  # which it is with parameters only
+        rest = rest.replace("%%", "%")
         for start in range(0, len(lines), MOST):
             text = insert + ",".join(lines[start : start + MOST]) + rest
             await connection.exec_driver_sql(text, execution_options={"no_parameters": True})
