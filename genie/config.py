@@ -58,6 +58,8 @@ class Settings:
     """Locks held, in all. A request that holds three resources has three."""
     max_pending: int = 32 << 20
     """Bytes of commands that wait for the store, in all. Beyond it nothing more is read."""
+    max_partial: int = 64 << 20
+    """Bytes of incomplete lines, of all connections together. Beyond it those with the most are closed."""
     max_unread: int = 16 << 20
     """Bytes that wait for a client to read them. One that leaves more unread is cut off."""
     store_timeout_ms: int = 2_000

@@ -122,6 +122,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 @_option("--max-queue", click.IntRange(1), "Places in the lines of all resources.")
 @_option("--max-locks", click.IntRange(1), "Locks held, in all.")
 @_option("--max-pending", click.IntRange(1), "Bytes of commands that may wait for Redis before no more are read.")
+@_option("--max-partial", click.IntRange(1 << 20), "Bytes of incomplete lines, of all connections together.")
 @_option("--max-unread", click.IntRange(1 << 16), "Bytes that a client may leave unread.")
 @_option("--store-timeout-ms", click.IntRange(1), "How long Redis may take before waiting commands are refused.")
 @_option("--drain-timeout-ms", click.IntRange(0), "How long a stopping server waits for its last commit.")

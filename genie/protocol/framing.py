@@ -67,6 +67,14 @@ class Lines:
         self._limit = limit
         self._rest = bytearray()
 
+    def __len__(self) -> int:
+        """Bytes of the line that is not ended yet."""
+        return len(self._rest)
+
+    def clear(self) -> None:
+        """Drop the line that is not ended yet."""
+        self._rest = bytearray()
+
     def feed(self, data: bytes) -> list[bytes] | UnsplitLines:
         """The lines that these bytes complete, without their ends (a CR of CRLF stays)."""
         if len(data) > SPLIT_BYTES and len(self._rest) + len(data) <= self._limit:

@@ -97,6 +97,7 @@ class Connection(Outlet):
         "_door",
         "_first",
         "_lines",
+        "_partial",
         "_registry",
         "ahead",
         "busy_until",
@@ -136,6 +137,8 @@ class Connection(Outlet):
         self.state = ConnectionState.AWAIT_HELLO
         self.inbox: Inbox = deque()
         """Its queued commands, read by read."""
+        self._partial = 0
+        """Bytes of its incomplete line, as they are counted over all connections."""
         self.ahead = 0
         """Bytes of its commands that wait for their turn."""
         self.busy_until = self.overran_until = 0.0
@@ -162,6 +165,7 @@ class Connection(Outlet):
     def data_received(self, data: bytes) -> None:
         """Hand the lines that the bytes complete to the desk. They are decoded when their turn comes."""
         if self.ending:
+            self._discard(data)
             return
         if self._first is not None:
             data = self._let_in(data)
@@ -170,6 +174,12 @@ class Connection(Outlet):
         if self.state is ConnectionState.AWAIT_HELLO and data.startswith(TLS_RECORD):
             self._hang_up(RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS"))  # it would wait for a line
             return
+        lines = self._split(data)
+        if lines:
+            self._submit(lines, len(data))
+
+    def _split(self, data: bytes) -> list[bytes] | UnsplitLines:
+        """Return the lines that the bytes complete. A line that is too long ends the connection."""
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
@@ -177,14 +187,27 @@ class Connection(Outlet):
             if not self.ending:
                 limit = self._settings.max_line
                 self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"))
-            return
+            return []
+        if self._lines or self._partial:
+            self._partial = len(self._lines)
+            self._registry.partial_lines.update(self, self._partial, new=bool(lines))
         if isinstance(lines, list) and len(data) < SHORTEST * len(lines):
             lines = [line for line in lines if line]  # blank ones may be many, and would fill the memory
-        if lines:
-            self._submit(lines, len(data))
+        return lines
+
+    def drop_partial_line(self, why: RequestRejected) -> None:
+        """Close the connection, whose incomplete line is beyond a bound."""
+        self._lines.clear()
+        if self._first is None:
+            self._hang_up(why)
+        else:
+            self._turn_away(why)
 
     def eof_received(self) -> bool:
         """The client has said all (as `printf … | nc` does) and still listens, which with TLS it can't."""
+        self._eof = True
+        if self._lingers_until:
+            return False
         if self._first is None or self.principal is not None:
             if not self.ending:
                 self._hang_up()
@@ -241,9 +264,11 @@ class Connection(Outlet):
         self._first = bytearray()
         if self._door is not None:
             self._door.refused(why)
-        self.stop_reading()
+        self._registry.partial_lines.forget(self)
         self._write(replies.error(why))
-        if self._transport is not None:
+        if not self._registry.crowded:
+            self.linger()
+        elif self._transport is not None:
             self._transport.close()
 
     def _ask(self, entrance: Door) -> None:
@@ -271,6 +296,7 @@ class Connection(Outlet):
         principal = self.principal
         too_long = len(line) - line.endswith(b"\r") > (HELLO_LINE if principal is None else self._settings.max_line)
         if end < 0 and not too_long and not first.startswith(TLS_RECORD):
+            self._registry.partial_lines.update(self, len(first), new=False)
             return b""
         if end >= 0 and not too_long:
             principal = entrance.enters(bytes(line), principal)
@@ -280,6 +306,7 @@ class Connection(Outlet):
         if principal is not self.principal:
             self.principal, self.certificate = principal, None
         self._first = None
+        self._registry.partial_lines.forget(self)
         if self._bell is not None:
             self._bell.cancel()
         return bytes(first)
@@ -351,6 +378,9 @@ class Connection(Outlet):
         if last is None:
             self.ending = True
         else:
+            self.lingers = True
             self.stop_reading()
+        self._lines.clear()
+        self._registry.partial_lines.forget(self)
         tail = [] if last is None else [last]
         self.desk.submit(self, [*tail, HANGUP], 0)

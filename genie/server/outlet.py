@@ -19,16 +19,29 @@ CUT_S = 5.0
 """How long a client that has left too much unread is given to read it after all, and why it is cut off."""
 
 
+LINGER_S = 5.0
+"""Seconds for which a connection that is closed after an error discards what its client still sends. Unread bytes would
+make the kernel reset the connection, and the error would be lost."""
+LINGER_BYTES = 64 << 20
+"""Bytes that it discards at most."""
+LINGER_IDLE_S = 0.25
+"""Seconds without a byte after which it is closed where it could not be half-closed (TLS)."""
+
+
 class Outlet(asyncio.Protocol):
     """The side of a connection that writes; reading waits for it where the client does not keep up."""
 
     __slots__ = (
         "_behind",
+        "_eof",
+        "_lingered",
+        "_lingers_until",
         "_settings",
         "_transport",
         "closed",
         "ending",
         "late",
+        "lingers",
         "out",
         "paused",
         "shown",
@@ -47,7 +60,15 @@ class Outlet(asyncio.Protocol):
         self.shown = 0
         """Bytes of what it watches, in `out` and `late`."""
         self.ending = False
-        """Nothing more is read; what was read is answered."""
+        """Nothing more is executed; what was read is answered."""
+        self.lingers = False
+        """Its last message is an error or `bye`, which bytes that nothing reads must not destroy; see `linger`."""
+        self._eof = False
+        """The client has sent everything."""
+        self._lingers_until = 0.0
+        """Until when (event loop's clock) the client's bytes are discarded. 0: they are not."""
+        self._lingered = 0
+        """Bytes that were discarded."""
         self.closed = False
         self._behind = False
         """The client leaves answers unread."""
@@ -85,7 +106,7 @@ class Outlet(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         transport = self._transport
-        if not data or self.closed or transport is None:
+        if not data or self.closed or transport is None or self._lingers_until:
             return
         if self._behind and transport.get_write_buffer_size() > self._settings.max_unread:
             self._cut(transport)  # asked before writing: who reads may be told much at once
@@ -96,8 +117,7 @@ class Outlet(asyncio.Protocol):
         """The client leaves too much unread: that is the last thing it is told, if it reads on before long."""
         why = f"{self._settings.max_unread} bytes wait to be read, and more: the connection ends here"
         transport.write(replies.error(RequestRejected(Code.TOO_MANY, why)))
-        self.stop_reading()
-        transport.close()
+        self.linger()
         self.closed = True
         self.gone()
         log.warning("cut off", peer=transport.get_extra_info("peername"), unread=transport.get_write_buffer_size())
@@ -109,10 +129,46 @@ class Outlet(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def finish(self) -> None:
-        """Close when all that was written has been sent."""
+        """Close when everything that was written has been sent."""
         if self.late:
             self.flush_late()
-        if self._transport is not None:
+        if self.lingers:
+            self.linger()
+        elif self._transport is not None and not self._lingers_until:
+            self._transport.close()
+
+    def linger(self) -> None:
+        """Close after an error: send everything, and discard what the client still sends for a moment before."""
+        self.ending = True
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._lingers_until:
+            return
+        if self._eof:
+            transport.close()
+            return
+        loop = asyncio.get_running_loop()
+        self._lingers_until = loop.time() + LINGER_S
+        if transport.can_write_eof():
+            transport.write_eof()
+            loop.call_later(LINGER_S, transport.close)
+        else:
+            loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)
+        self._read_on()
+
+    def _end_lingering(self, lingered: int) -> None:
+        """Close, unless the client has sent more than `lingered` bytes, the number when this was last called."""
+        transport, loop = self._transport, asyncio.get_running_loop()
+        if transport is None or transport.is_closing():
+            return
+        if self._lingered == lingered or loop.time() >= self._lingers_until:
+            transport.close()
+        else:
+            loop.call_later(LINGER_IDLE_S, self._end_lingering, self._lingered)
+
+    def _discard(self, data: bytes) -> None:
+        """Discard what the client sends after the error that ended its connection."""
+        self._lingered += len(data)
+        if self._lingers_until and self._lingered > LINGER_BYTES and self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
@@ -149,7 +205,9 @@ class Outlet(asyncio.Protocol):
         """Read, unless there is a reason not to. (Both calls may be repeated.)"""
         if self._transport is None or self._transport.is_closing():
             return
-        if self._behind or self.paused or self.ending:
+        if self._lingers_until:
+            self._transport.resume_reading()
+        elif self._behind or self.paused or self.ending:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from genie.server.partial_lines import PartialLines
+
 if TYPE_CHECKING:
     from genie.config import Settings
     from genie.server.connection import Connection
@@ -23,14 +25,18 @@ class Registry:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._open: dict[Connection, str] = {}
+        self._open: dict[Connection, str | None] = {}
+        """Every open connection with its address; None where it was refused, and does not count."""
+        self._turned_away = 0
+        """How many of them were refused."""
         self._beginning: dict[Handshake, str] = {}
         self._refused: set[Handshake] = set()
         """Handshakes beyond the limits."""
         self._from: Counter[str] = Counter()
+        self.partial_lines = PartialLines(settings.max_partial)
 
     def __len__(self) -> int:
-        return len(self._open) + len(self._beginning)
+        return len(self._open) - self._turned_away + len(self._beginning)
 
     def __iter__(self) -> Iterator[Connection]:
         return iter(self._open)
@@ -60,15 +66,28 @@ class Registry:
         self._forget(self._beginning.pop(handshake, None))
 
     def enter(self, connection: Connection, address: str) -> str | None:
-        """Count a connection in; returns why there is no place for it, if so. It is counted until it leaves even then."""
+        """Count a connection in; returns why there is no place for it, if so. Then it is listed, and does not count."""
         why = self._full(address)
-        self._open[connection] = address
-        self._from[address] += 1
+        if why is None:
+            self._open[connection] = address
+            self._from[address] += 1
+        else:
+            self._open[connection] = None
+            self._turned_away += 1
         return why
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so many refused connections are open that the next one must be closed at once."""
+        return self._turned_away > SPARE
 
     def leave(self, connection: Connection) -> None:
         """A connection has ended."""
-        self._forget(self._open.pop(connection, None))
+        self.partial_lines.forget(connection)
+        if connection in self._open:
+            address = self._open.pop(connection)
+            self._turned_away -= address is None
+            self._forget(address)
 
     def _full(self, address: str) -> str | None:
         most, most_of_one = self._settings.max_connections, self._settings.max_connections_per_address

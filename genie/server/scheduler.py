@@ -32,7 +32,7 @@ LIGHT_SHARE = 0.01
 """A connection that used up its quantum twice is busy until its last turn is only this share of the time since."""
 
 MAX_BATCH = 2_000
-"""Commands of one batch, rounded up to a chunk."""
+"""Commands of one batch. The turn that is running then is completed."""
 
 MAX_BATCH_BYTES = 512 << 10
 """Bytes of the commands of one batch, rounded up to what was read at once."""

@@ -15,7 +15,7 @@ from genie.config import Settings
 from genie.core import Reason, Request, blame, ended
 from genie.errors import Code
 from genie.protocol import commands, fields, framing, replies, resources
-from genie.server import door, scheduler, session, sessions, watches
+from genie.server import door, outlet, partial_lines, scheduler, session, sessions, watches
 from servers import Genie, running_server
 
 PAGE = "protocol.md"
@@ -184,6 +184,8 @@ def test_the_limits_are_the_code_s() -> None:
         "Greatest id in a command, and least with a minus": fields.MAX_ID,
         "Bytes of one connection's commands that wait to be executed": scheduler.MAX_AHEAD,
         "Bytes of commands that wait for the store": SETTINGS.max_pending,
+        "Bytes of incomplete lines of all connections together": SETTINGS.max_partial,
+        "Seconds from the first byte of a line to its last": partial_lines.MAX_AGE_S,
         "Bytes that a client leaves unread before it is disconnected": SETTINGS.max_unread,
     }
     rows = table(PAGE, "What", "Limit")
@@ -199,6 +201,8 @@ def test_the_limits_are_the_code_s() -> None:
     [
         f"from 1 to {fields.MAX_ROWS:,}, by default {commands.Inspect().limit}: the rows",
         f"the first {blame.NAMED} of them",
+        f"for at most {outlet.LINGER_S:.0f} s and {outlet.LINGER_BYTES >> 20} MiB",
+        f"not completed within {partial_lines.MAX_AGE_S:.0f} s",
         f"exact up to {blame.COUNTED:,} and",
         f"the last {ended.REMEMBERED:,} ids",
         f"remembers the last {session.MAX_ENDINGS:,} requests that ended, and all sessions together the last {sessions.MAX_ENDINGS_IN_ALL:,};",

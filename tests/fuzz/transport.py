@@ -91,6 +91,13 @@ class Transport(asyncio.Transport):
             self.paused = False
             self._loop.call_soon(self._read)
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """The client ends its side when the server has ended the other."""
+        self.close()
+
     def close(self) -> None:
         if not self.closing:
             self.closing = self.hung_up = True

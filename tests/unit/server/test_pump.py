@@ -92,7 +92,10 @@ async def test_who_says_much_does_not_keep_others_waiting(line: bytes) -> None:
     if line is LOOK:  # a batch ends with it
         await asyncio.sleep(0)
     assert ("quiet", 1) in room.told
-    assert sum(lines for name, lines in room.told if name == "loud") <= scheduler.MAX_BATCH + scheduler.CHUNK
+    assert (
+        sum(lines for name, lines in room.told if name == "loud")
+        <= scheduler.MAX_BATCH + scheduler.QUANTUM + scheduler.CHUNK
+    )
     await room.pump.settled()
     assert sum(lines for name, lines in room.told if name == "loud") == 20_000
     assert (loud.ahead, room.pump._scheduler.bytes, loud.inbox, room.failed) == (0, 0, type(loud.inbox)(), [])
@@ -108,7 +111,9 @@ async def test_input_is_read_between_any_two_batches() -> None:
         await asyncio.sleep(0)
     before = sum(lines for _, lines in room.told)
     await asyncio.sleep(0)
-    assert 0 < sum(lines for _, lines in room.told) - before <= scheduler.MAX_BATCH + scheduler.CHUNK
+    assert (
+        0 < sum(lines for _, lines in room.told) - before <= scheduler.MAX_BATCH + scheduler.QUANTUM + scheduler.CHUNK
+    )
     await room.pump.settled()
 
 
