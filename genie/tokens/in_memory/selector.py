@@ -51,7 +51,7 @@ class InMemorySelector:
         self._guard = ThreadGuard("Threads use genie.tokens.sync.InMemorySelector.") if guard is None else guard
         self._claims = Claims(Buckets(max_tokens), self._guard.time)
         self._follower = Follower(store, self._claims)
-        self._picker = Picker(self._claims, store)
+        self._picker = Picker(self._claims, store, self._guard)
 
     @property
     def trouble(self) -> Exception | None:
@@ -105,7 +105,7 @@ class InMemorySelector:
         claim = Claim(transaction, self._auto_unlock if auto_unlock is None else self._duration(auto_unlock))
         of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
         if not self._follower.ready:
-            self._guard.check()
+            self._guard.check_can_wait()
             await self._follower.loaded()
         self._claims.expire()  # looks at the guard's clock, which rejects calls from elsewhere
         tokens = await self._picker.pick(claim, of, amount, where, limit)
@@ -135,6 +135,7 @@ class InMemorySelector:
         claim = Claim(transaction, self._duration(auto_unlock))
         of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
         if not self._follower.ready:
+            self._guard.check_can_wait()
             await self._follower.loaded()
         try:
             while True:
