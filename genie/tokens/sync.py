@@ -28,7 +28,7 @@ class InMemorySelector:
     """`genie.tokens.InMemorySelector` for any number of threads. A context manager, to be entered once.
 
     The store is opened (by `async with`, if it can be) and closed by the selector, in the selector's own event loop. Give
-    it a store that no other event loop uses; `run` does whatever else is to be done with it.
+    it a store that no other event loop uses meanwhile; `run` does whatever else is to be done with it.
 
     One call at a time is executed, and the others wait for it. So a `where` must only look at the token: RuntimeError
     where it calls the selector or a selection.
@@ -37,8 +37,8 @@ class InMemorySelector:
     def __init__(self, store: TokenStore, *, auto_unlock: float = 300.0, max_tokens: int | None = None) -> None:
         self._background = Background("genie-tokens")
         self._store = store
-        self._selector = selector.InMemorySelector(
-            store, auto_unlock=auto_unlock, max_tokens=max_tokens, guard=self._background.mutex
+        self._selector = selector.InMemorySelector.guarded_by(
+            self._background.mutex, store, auto_unlock=auto_unlock, max_tokens=max_tokens
         )
         self._spends = _Spends()
         self._started = False

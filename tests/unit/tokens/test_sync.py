@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +19,16 @@ from typing import Any, Self
 
 import pytest
 
-from genie.tokens import FundsLocked, InsufficientFunds, MemoryTokenStore, SelectionEnded, SpentAlready, Token
+from genie.tokens import (
+    FundsLocked,
+    InsufficientFunds,
+    MemoryTokenStore,
+    SelectionEnded,
+    SpentAlready,
+    Token,
+    TooManyTokens,
+)
+from genie.tokens import InMemorySelector as AsyncSelector
 from genie.tokens.in_memory import background
 from genie.tokens.in_memory.background import Background
 from genie.tokens.sync import Consolidation, InMemorySelection, InMemorySelector
@@ -114,6 +125,30 @@ def test_threads_that_take_all_of_a_wallet_are_given_no_token_twice(
                 selector.select(1, transaction="more", **ALICE)
             everywhere(pool, lambda number: [each.release() for each in selections[number::THREADS]])  # noqa: B023
         assert selector.select(3000, transaction="all", **ALICE).change == 0
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_call_is_atomic_also_where_its_predicate_lets_other_threads_run(pool: ThreadPoolExecutor) -> None:
+    def where(_token: Token) -> bool:
+        time.sleep(0)
+        return True
+
+    def take(number: int) -> list[InMemorySelection]:
+        taken = []
+        try:
+            while True:
+                taken.append(selector.select(100, transaction=f"tx{number}", where=where, limit=2, **ALICE))
+        except (InsufficientFunds, TooManyTokens):
+            return taken
+
+    amounts = [1 + number * 37 % 100 for number in range(200)]
+    with InMemorySelector(ScriptedStore(coins(amounts))) as selector:
+        selections = [selection for taken in everywhere(pool, take) for selection in taken]
+        given = Counter(token.id for selection in selections for token in selection.tokens)
+        assert set(given.values()) == {1}
+        assert all(selection.held and len(selection.tokens) <= 2 for selection in selections)
+        rest = sum(amounts) - sum(selection.amount for selection in selections)
+        assert selector.select(rest, transaction="rest", **ALICE).change == 0
 
 
 class Ledger(MemoryTokenStore):
@@ -484,6 +519,15 @@ def test_calls_that_meet_the_end_of_the_loop_fail_and_none_hangs(pool: ThreadPoo
 
         messages = everywhere(pool, work)
         assert all("closed" in message for message in messages)
+
+
+@pytest.mark.parametrize("call", ["__init__", "select", "consolidate", "restore"])
+def test_the_arguments_are_those_of_the_asyncio_selector(call: str) -> None:
+    def arguments(kind: type) -> list[tuple[str, object, object]]:
+        parameters = inspect.signature(getattr(kind, call)).parameters.values()
+        return [(each.name, each.kind, each.default) for each in parameters]
+
+    assert arguments(InMemorySelector) == arguments(AsyncSelector)
 
 
 # -- the rest of the calls ----------------------------------------------------------------------------------
