@@ -1,4 +1,4 @@
-"""How fast tokens are selected: in the memory of one process, and by replicas that lock them in Genie.
+"""How fast tokens are selected: in the memory of one process, by its threads, and by replicas that lock them in Genie.
 
     python benchmarks/tokens.py [PART ...] [--json]
 
@@ -13,6 +13,7 @@ import sys
 from scale_parts.table import run
 from tokens_parts.in_memory import in_memory
 from tokens_parts.replicas import replicas
+from tokens_parts.threads import threads
 
 if __name__ == "__main__":
-    sys.exit(run("How fast tokens are selected.", in_memory, replicas))
+    sys.exit(run("How fast tokens are selected.", in_memory, threads, replicas))

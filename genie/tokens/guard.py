@@ -22,6 +22,11 @@ class Guard(Protocol):
     def check(self) -> None:
         """RuntimeError where the caller may not use the selector."""
 
+    def check_can_wait(self) -> None:
+        """Called before the store is awaited. Raises what the caller is to be told where it can't wait, or RuntimeError
+        as `check` does.
+        """
+
     def time(self) -> float:
         """Seconds of a clock that never goes back. RuntimeError where the caller may not use the selector."""
 
@@ -51,6 +56,10 @@ class ThreadGuard:
         """RuntimeError in any other thread."""
         if get_ident() != self._ident:
             self._meet()
+
+    def check_can_wait(self) -> None:
+        """The same: in its own thread a selector can always wait."""
+        self.check()
 
     def time(self) -> float:
         """The event loop's time, in seconds. RuntimeError in any other thread."""

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 import spending_process
+from genie.tokens.errors import InsufficientFunds
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.stores import sqlite as sqlite_module
 from genie.tokens.stores.rows import unspent_page
 from genie.tokens.stores.schema import WrongSchema
 from genie.tokens.stores.sql import SqlTokenStore
+from genie.tokens.sync import InMemorySelector
 from postgres import Postgres, postgres
 from servers import WAIT_S
 from tokens_made import ids, token
@@ -347,3 +350,29 @@ async def test_closing_leaves_no_connection(postgres_database: Database) -> None
     async with asyncio.timeout(WAIT_S):  # the server ends a session when it reads that it was left
         while postgres_database.run(f"SELECT count(*) {OTHERS}") != "0":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+def test_threads_select_and_spend_from_a_store_that_the_selector_opens_and_closes(database: Database) -> None:
+    def pay(number: int) -> int:
+        try:
+            selection = selector.select(
+                3, owner="alice", token_type="Fiat", identifier="GBP", transaction=f"tx{number}"
+            )
+        except InsufficientFunds:
+            return 0
+        with selection:
+            selection.spend([token(f"paid{number}", amount=3, owner="bob")])
+            return 1
+
+    async def issue() -> None:
+        async with SqlTokenStore(database.url) as store:
+            await store.add([token(f"t{number}") for number in range(60)])
+
+    asyncio.run(issue())
+    selector = InMemorySelector(SqlTokenStore(database.url), max_tokens=30)
+    with selector, ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(pay, range(30), timeout=WAIT_S)) == 20
+        paid = selector.select(60, owner="bob", token_type="Fiat", identifier="GBP", transaction="all")
+        assert len(paid.tokens) == 20
+    with pytest.raises(RuntimeError, match="closed"):
+        paid.spend()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from genie.tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
+from genie.tokens.guard import Guard
 from genie.tokens.in_memory.buckets import Bucket, Entry, largest, take
 from genie.tokens.in_memory.claims import Claim, Claims
 from genie.tokens.store import TokenStore
@@ -24,9 +25,10 @@ READ_AT_ONCE = 500
 class Picker:
     """Chooses from the buckets, and reads from the store what they don't keep."""
 
-    __slots__ = ("_buckets", "_claims", "_store")
+    __slots__ = ("_buckets", "_claims", "_guard", "_store")
 
-    def __init__(self, claims: Claims, store: TokenStore) -> None:
+    def __init__(self, claims: Claims, store: TokenStore, guard: Guard) -> None:
+        self._guard = guard
         self._claims = claims
         self._buckets = claims.buckets
         self._store = store
@@ -68,6 +70,7 @@ class Picker:
         return tokens
 
     async def _read(self, entries: Sequence[Entry]) -> dict[str, Token]:
+        self._guard.check_can_wait()
         return await self._store.get([entry.id for entry in entries])
 
     # -- without a predicate ------------------------------------------------------------------------------

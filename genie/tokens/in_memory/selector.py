@@ -33,7 +33,7 @@ class InMemorySelector:
     A selection that was neither spent nor released is over after `auto_unlock` seconds, and its tokens are free again; a
     call that makes a selection can say another time for it.
     At most `max_tokens` tokens are kept in memory; of the rest it keeps the ids and amounts, and reads the tokens from
-    the store when they are selected, or asked about by a `where`. `guard` is for facades that protect it in another way.
+    the store when they are selected, or asked about by a `where`.
     """
 
     def __init__(
@@ -42,16 +42,25 @@ class InMemorySelector:
         *,
         auto_unlock: float = 300.0,
         max_tokens: int | None = None,
-        guard: Guard | None = None,
     ) -> None:
+        self._set_up(store, auto_unlock, max_tokens, ThreadGuard("Threads use genie.tokens.sync.InMemorySelector."))
+
+    @classmethod
+    def guarded_by(cls, guard: Guard, store: TokenStore, *, auto_unlock: float, max_tokens: int | None) -> Self:
+        """A selector whose state is protected in another way than by confining it to a thread: for facades."""
+        selector = cls.__new__(cls)
+        cls._set_up(selector, store, auto_unlock, max_tokens, guard)
+        return selector
+
+    def _set_up(self, store: TokenStore, auto_unlock: float, max_tokens: int | None, guard: Guard) -> None:
         if max_tokens is not None and max_tokens < 0:
             raise ValueError(f"max_tokens must not be less than 0, but is {max_tokens!r}")
         self._store = store
         self._auto_unlock = check_duration(auto_unlock, "auto_unlock")
-        self._guard = ThreadGuard("Threads use genie.tokens.sync.InMemorySelector.") if guard is None else guard
-        self._claims = Claims(Buckets(max_tokens), self._guard.time)
+        self._guard = guard
+        self._claims = Claims(Buckets(max_tokens), guard.time)
         self._follower = Follower(store, self._claims)
-        self._picker = Picker(self._claims, store)
+        self._picker = Picker(self._claims, store, guard)
 
     @property
     def trouble(self) -> Exception | None:
@@ -105,7 +114,7 @@ class InMemorySelector:
         claim = Claim(transaction, self._auto_unlock if auto_unlock is None else self._duration(auto_unlock))
         of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
         if not self._follower.ready:
-            self._guard.check()
+            self._guard.check_can_wait()
             await self._follower.loaded()
         self._claims.expire()  # looks at the guard's clock, which rejects calls from elsewhere
         tokens = await self._picker.pick(claim, of, amount, where, limit)
@@ -135,6 +144,7 @@ class InMemorySelector:
         claim = Claim(transaction, self._duration(auto_unlock))
         of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
         if not self._follower.ready:
+            self._guard.check_can_wait()
             await self._follower.loaded()
         try:
             while True:

@@ -1,0 +1,612 @@
+"""Selecting in memory from threads: what the facade adds. How tokens are chosen is tested with the asyncio selector."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import get_ident
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from genie.tokens import (
+    FundsLocked,
+    InsufficientFunds,
+    MemoryTokenStore,
+    SelectionEnded,
+    SpentAlready,
+    Token,
+    TooManyTokens,
+)
+from genie.tokens import InMemorySelector as AsyncSelector
+from genie.tokens.in_memory import background
+from genie.tokens.in_memory.background import Background
+from genie.tokens.sync import Consolidation, InMemorySelection, InMemorySelector
+from scripted_tokens import ScriptedStore, coins
+from servers import WAIT_S
+
+GBP = {"token_type": "Fiat", "identifier": "GBP"}
+ALICE = {"owner": "alice", **GBP}
+THREADS = 8
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take each other's place as often as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(THREADS) as threads:
+        yield threads
+
+
+def everywhere(pool: ThreadPoolExecutor, work: Callable[[int], Any]) -> list[Any]:
+    """What each of the threads returns; they begin together."""
+    begin = threading.Barrier(THREADS)
+
+    def one(number: int) -> Any:
+        begin.wait(WAIT_S)
+        return work(number)
+
+    return [future.result(WAIT_S) for future in [pool.submit(one, number) for number in range(THREADS)]]
+
+
+def elsewhere(pool: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
+    """What one other thread returns."""
+    return pool.submit(work).result(WAIT_S)
+
+
+def add(selector: InMemorySelector, tokens: list[Token]) -> None:
+    """Issue tokens, and wait until the selector has heard of them."""
+
+    async def add() -> None:
+        await selector._store.add(tokens)
+        while any(selector._selector._claims.buckets.entry(token.id) is None for token in tokens):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+    selector.run(add())
+
+
+class Gate:
+    """Stops the store: `reached` is set when it waits, and it goes on after `open`."""
+
+    def __init__(self, store: ScriptedStore, call: str) -> None:
+        self.reached = threading.Event()
+        self._open = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+        store.before[call] = self._pass
+
+    def open(self) -> None:
+        self._loop.call_soon_threadsafe(self._open.set)
+
+    async def _pass(self, _told: object) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.reached.set()
+        await self._open.wait()
+
+
+# -- many threads -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("max_tokens", [None, 100])
+def test_threads_that_take_all_of_a_wallet_are_given_no_token_twice(
+    pool: ThreadPoolExecutor, max_tokens: int | None
+) -> None:
+    def take(number: int) -> list[InMemorySelection]:
+        taken = []
+        try:
+            while True:
+                taken.append(selector.select(3, transaction=f"tx{number}", **ALICE))
+        except InsufficientFunds:
+            return taken
+
+    with InMemorySelector(ScriptedStore(coins([1] * 3000), page=500), max_tokens=max_tokens) as selector:
+        for _ in range(3):
+            selections = [selection for taken in everywhere(pool, take) for selection in taken]
+            given = Counter(token.id for selection in selections for token in selection.tokens)
+            assert (len(given), set(given.values())) == (3000, {1})
+            with pytest.raises(FundsLocked):
+                selector.select(1, transaction="more", **ALICE)
+            everywhere(pool, lambda number: [each.release() for each in selections[number::THREADS]])  # noqa: B023
+        assert selector.select(3000, transaction="all", **ALICE).change == 0
+
+
+@pytest.mark.usefixtures("restless")
+def test_a_call_is_atomic_also_where_its_predicate_lets_other_threads_run(pool: ThreadPoolExecutor) -> None:
+    def where(_token: Token) -> bool:
+        time.sleep(0)
+        return True
+
+    def take(number: int) -> list[InMemorySelection]:
+        taken = []
+        try:
+            while True:
+                taken.append(selector.select(100, transaction=f"tx{number}", where=where, limit=2, **ALICE))
+        except (InsufficientFunds, TooManyTokens):
+            return taken
+
+    amounts = [1 + number * 37 % 100 for number in range(200)]
+    with InMemorySelector(ScriptedStore(coins(amounts))) as selector:
+        selections = [selection for taken in everywhere(pool, take) for selection in taken]
+        given = Counter(token.id for selection in selections for token in selection.tokens)
+        assert set(given.values()) == {1}
+        assert all(selection.held and len(selection.tokens) <= 2 for selection in selections)
+        rest = sum(amounts) - sum(selection.amount for selection in selections)
+        assert selector.select(rest, transaction="rest", **ALICE).change == 0
+
+
+class Ledger(MemoryTokenStore):
+    """Notes who spends what, before the store judges it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spends: list[tuple[str, str]] = []
+
+    async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
+        await asyncio.sleep(0)
+        self.spends += [(token.id, transaction) for token in tokens]
+        await super().spend(tokens, transaction=transaction, outputs=outputs)
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("max_tokens", [None, 50])
+def test_threads_that_spend_and_issue_change_spend_nothing_twice_and_lose_nothing(
+    pool: ThreadPoolExecutor, max_tokens: int | None
+) -> None:
+    ledger = Ledger()
+    rounds, issued = 100, 200
+
+    def pay(number: int) -> int:
+        paid = 0
+        for turn in range(rounds):
+            name = f"{number}-{turn}"
+            if number == 0:  # one thread issues tokens meanwhile
+                selector.run(ledger.add(coins([issued], f"issued-{name}-")))
+                continue
+            try:
+                selection = selector.select(5 + turn % 7, transaction=name, **ALICE)
+            except FundsLocked:
+                continue
+            with selection:
+                assert selection.held
+                if turn % 3:
+                    change = coins([selection.change] if selection.change else [], f"change-{name}-")
+                    selection.spend(change)
+                    paid += selection.asked
+        return paid
+
+    with InMemorySelector(ledger, max_tokens=max_tokens) as selector:
+        add(selector, coins([20] * 300))
+        paid = sum(everywhere(pool, pay))
+        assert paid > 0
+        spent = Counter(id for id, _ in ledger.spends)
+        assert set(spent.values()) == {1}
+        left = 300 * 20 + rounds * issued - paid
+        assert selector.select(left, transaction="rest", **ALICE).change == 0
+
+
+def test_change_can_be_selected_by_another_thread_as_soon_as_the_spend_returns(pool: ThreadPoolExecutor) -> None:
+    with InMemorySelector(MemoryTokenStore()) as selector:
+        add(selector, coins([1000]))
+        for number in range(100):
+            selection = selector.select(1, transaction=f"tx{number}", **ALICE)
+            elsewhere(pool, lambda: selection.spend(coins([selection.change], f"c{number}-")))  # noqa: B023
+        assert selector.select(900, transaction="rest", **ALICE).amount == 900
+
+
+# -- which thread does what ---------------------------------------------------------------------------------
+
+
+def test_a_call_that_needs_no_store_is_executed_by_its_own_thread_and_one_of_the_main_thread_is_not(
+    pool: ThreadPoolExecutor,
+) -> None:
+    seen: set[int] = set()
+
+    def where(_token: Token) -> bool:
+        seen.add(get_ident())
+        return True
+
+    def select() -> int:
+        selector.select(1, transaction="tx", where=where, **ALICE).release()
+        return get_ident()
+
+    with InMemorySelector(ScriptedStore(coins([1]))) as selector:
+        assert seen == set()
+        me = elsewhere(pool, select)
+        assert seen == {me}
+        seen.clear()
+        assert select() not in seen
+        [loop] = [thread for thread in threading.enumerate() if thread.name == "genie-tokens"]
+        assert seen == {loop.ident}
+
+
+@pytest.mark.parametrize("call", ["select", "held", "release", "spend", "run"])
+@pytest.mark.parametrize("main", [False, True])
+def test_a_where_that_uses_the_selector_is_told_so_and_changes_nothing(
+    pool: ThreadPoolExecutor, call: str, main: bool
+) -> None:
+    with InMemorySelector(ScriptedStore(coins([1] * 10))) as selector:
+        first = selector.select(1, transaction="tx", **ALICE)
+        calls: dict[str, Callable[[], object]] = {
+            "select": lambda: selector.select(1, transaction="tx", **ALICE),
+            "held": lambda: first.held,
+            "release": first.release,
+            "spend": first.spend,
+            "run": lambda: selector.run(asyncio.sleep(0)),
+        }
+
+        def where(_token: Token) -> bool:
+            calls[call]()
+            return True
+
+        def select() -> None:
+            with pytest.raises(RuntimeError, match="while it executes a call"):
+                selector.select(1, transaction="tx", where=where, **ALICE)
+
+        select() if main else elsewhere(pool, select)
+        assert first.held
+        assert selector.select(9, transaction="rest", **ALICE).amount == 9
+
+
+def test_a_selector_can_be_neither_used_nor_closed_by_what_runs_in_its_event_loop() -> None:
+    with InMemorySelector(ScriptedStore(coins([1]))) as selector:
+
+        async def close() -> None:
+            selector.close()
+
+        async def select() -> None:
+            selector.select(1, transaction="tx", **ALICE)
+
+        for coroutine in (close(), select()):
+            with pytest.raises(RuntimeError, match="while it executes a call"):
+                selector.run(coroutine)
+        assert selector.select(1, transaction="tx", **ALICE).held
+
+
+# -- interrupts ---------------------------------------------------------------------------------------------
+
+
+class Interrupt:
+    """Interrupts the main thread once, as Ctrl-C does."""
+
+    def __init__(self) -> None:
+        self._main = get_ident()
+        self._raised = threading.Event()
+
+    def handle(self, *_: object) -> None:
+        if not self._raised.is_set():
+            self._raised.set()
+            raise KeyboardInterrupt
+
+    def send(self) -> None:
+        signal.pthread_kill(self._main, signal.SIGINT)
+
+    def after(self, reached: threading.Event) -> None:
+        """A signal that comes a moment before a thread begins to wait does not wake it, so it is sent until it does."""
+        assert reached.wait(WAIT_S)
+        self.send()
+        while not self._raised.wait(0.05):
+            self.send()
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    interrupt = Interrupt()
+    before = signal.signal(signal.SIGINT, interrupt.handle)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_a_select_that_waits_for_the_store_holds_nothing(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(coins([1] * 10))
+    with InMemorySelector(store, max_tokens=0) as selector, interruptible() as interrupt:
+        gate = Gate(store, "get")
+        interrupted = pool.submit(interrupt.after, gate.reached)
+        with pytest.raises(KeyboardInterrupt):
+            selector.select(10, transaction="tx", **ALICE)
+        interrupted.result(WAIT_S)
+        gate.open()
+        assert selector.select(10, transaction="other", **ALICE).amount == 10
+
+
+def test_ctrl_c_when_the_selection_is_made_and_not_yet_taken_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with InMemorySelector(ScriptedStore(coins([1] * 10))) as selector, interruptible() as interrupt:
+        select = selector._selector.select
+
+        async def made(*args: Any, **options: Any) -> Any:
+            selection = await select(*args, **options)
+            interrupt.send()
+            return selection
+
+        monkeypatch.setattr(selector._selector, "select", made)
+        with pytest.raises(KeyboardInterrupt):
+            selector.select(10, transaction="tx", **ALICE)
+        monkeypatch.undo()
+        selector.run(asyncio.sleep(0))  # what is to be done in the loop is done in order
+        assert selector.select(10, transaction="other", **ALICE).amount == 10
+
+
+def test_ctrl_c_in_a_spend_leaves_the_tokens_held_and_it_can_be_repeated(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(coins([1] * 10))
+    with InMemorySelector(store) as selector, interruptible() as interrupt:
+        selection = selector.select(10, transaction="tx", **ALICE)
+        gate = Gate(store, "spend")
+        interrupted = pool.submit(interrupt.after, gate.reached)
+        with pytest.raises(KeyboardInterrupt):
+            selection.spend()
+        interrupted.result(WAIT_S)
+        gate.open()
+        selection.release()
+        with pytest.raises(InsufficientFunds):
+            selector.select(1, transaction="other", **ALICE)
+        selection.spend()
+        assert set(store.spenders.values()) == {"tx"}
+
+
+def test_ctrl_c_while_the_store_is_loaded_closes_the_selector(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(coins([1] * 10))
+    gate = Gate(store, "page")
+    selector = InMemorySelector(store)
+    with interruptible() as interrupt:
+        interrupted = pool.submit(interrupt.after, gate.reached)
+        with pytest.raises(KeyboardInterrupt):
+            selector.start()
+        interrupted.result(WAIT_S)
+    assert "genie-tokens" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(RuntimeError, match="closed"):
+        selector.select(1, transaction="tx", **ALICE)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_what_was_undone_is_undone_once(failing: bool) -> None:
+    undone: list[int] = []
+    loop = Background("genie-tokens")
+    with interruptible() as interrupt:
+
+        async def work() -> int:
+            interrupt.send()
+            if failing:
+                raise ZeroDivisionError
+            return 5
+
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(work(), undone.append)
+        loop.run(asyncio.sleep(0))
+        assert undone == ([] if failing else [5])
+    loop.stop()
+
+
+# -- opening and closing ------------------------------------------------------------------------------------
+
+
+class Opened(MemoryTokenStore):
+    """Notes in which thread it is opened and closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[tuple[str, str]] = []
+
+    async def __aenter__(self) -> Self:
+        self.log.append(("opened", threading.current_thread().name))
+        return self
+
+    async def close(self) -> None:
+        self.log.append(("closed", threading.current_thread().name))
+        await super().close()
+
+
+def test_the_store_is_opened_and_closed_in_the_event_loop_of_the_selector() -> None:
+    store = Opened()
+    with InMemorySelector(store) as selector:
+        assert store.log == [("opened", "genie-tokens")]
+        add(selector, coins([7]))
+        assert selector.select(7, transaction="tx", **ALICE).amount == 7
+        assert selector.trouble is None
+    assert store.log == [("opened", "genie-tokens"), ("closed", "genie-tokens")]
+    assert "genie-tokens" not in {thread.name for thread in threading.enumerate()}
+    selector.close()
+    assert len(store.log) == 2
+
+
+def test_a_store_that_can_not_be_loaded_says_so_and_is_closed() -> None:
+    class Broken(Opened):
+        def changes(self) -> Any:
+            raise ConnectionError("no database")
+
+    store = Broken()
+    selector = InMemorySelector(store)
+    with pytest.raises(ConnectionError, match="no database"), selector:
+        pass
+    assert [what for what, _ in store.log] == ["opened", "closed"]
+    assert "genie-tokens" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_selector_is_started_once_and_used_only_while_it_is_open(pool: ThreadPoolExecutor) -> None:
+    selector = InMemorySelector(ScriptedStore(coins([1] * 10)))
+
+    def check(message: str) -> None:
+        for place in (lambda work: work(), lambda work: elsewhere(pool, work)):
+            with pytest.raises(RuntimeError, match=message):
+                place(lambda: selector.select(1, transaction="tx", **ALICE))
+
+    check("not read: start")
+    with selector:
+        with pytest.raises(RuntimeError, match="started once"):
+            selector.start()
+        selection = selector.select(1, transaction="tx", **ALICE)
+    check("the selector is closed")
+    for call in (selection.spend, selection.checkpoint, lambda: selection.held, lambda: selector.run(asyncio.sleep(0))):
+        with pytest.raises(RuntimeError, match="the selector is closed"):
+            call()
+    assert (selection.amount, len(selection.tokens), selection.transaction) == (1, 1, "tx")
+    selection.release()
+    elsewhere(pool, selection.release)
+
+
+def test_closing_waits_for_a_spend_and_not_for_a_select(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(coins([1] * 10))
+    selector = InMemorySelector(store, max_tokens=1)
+    selector.start()
+    selection = selector.select(1, transaction="tx", **ALICE)
+    reading, spending = Gate(store, "get"), Gate(store, "spend")
+    select = pool.submit(lambda: selector.select(9, transaction="late", **ALICE))
+    spend = pool.submit(selection.spend)
+    assert reading.reached.wait(WAIT_S)
+    assert spending.reached.wait(WAIT_S)
+    closed = pool.submit(selector.close)
+    also = pool.submit(selector.close)
+    while not selector._spends._closed:
+        pass
+    with pytest.raises(RuntimeError, match="closed"):
+        selector.run(selector._spends.spend(selection._inner, ()))
+    assert [spend.done(), closed.done(), also.done()] == [False] * 3
+    spending.open()
+    for future in (spend, closed, also):
+        future.result(WAIT_S)
+    assert set(store.spenders.values()) == {"tx"}
+    with pytest.raises(RuntimeError, match="the selector is closed: the call was cancelled"):
+        select.result(WAIT_S)
+
+
+def test_threads_that_select_while_the_store_is_loaded_wait_for_it(pool: ThreadPoolExecutor) -> None:
+    store = ScriptedStore(coins([1] * 10))
+    gate = Gate(store, "page")
+    selector = InMemorySelector(store)
+    starting = pool.submit(selector.start)
+    assert gate.reached.wait(WAIT_S)
+    selecting: list[Future[InMemorySelection]] = [
+        pool.submit(selector.select, 1, transaction=f"tx{number}", **ALICE) for number in range(5)
+    ]
+    gate.open()
+    starting.result(WAIT_S)
+    assert len({each.result(WAIT_S).tokens[0].id for each in selecting}) == 5
+    selector.close()
+
+
+@pytest.mark.usefixtures("restless")
+def test_calls_that_meet_the_end_of_the_loop_fail_and_none_hangs(pool: ThreadPoolExecutor) -> None:
+    for _ in range(20):
+        selector = InMemorySelector(ScriptedStore(coins([1])))
+        selector.start()
+
+        def work(number: int) -> str:
+            if number == 0:
+                selector.close()  # noqa: B023
+                return "closed"
+            try:
+                while True:
+                    selector.run(asyncio.sleep(0))  # noqa: B023
+            except RuntimeError as error:
+                return str(error)
+
+        messages = everywhere(pool, work)
+        assert all("closed" in message for message in messages)
+
+
+@pytest.mark.parametrize("call", ["__init__", "select", "consolidate", "restore"])
+def test_the_arguments_are_those_of_the_asyncio_selector(call: str) -> None:
+    def arguments(kind: type) -> list[tuple[str, object, object]]:
+        parameters = inspect.signature(getattr(kind, call)).parameters.values()
+        return [(each.name, each.kind, each.default) for each in parameters]
+
+    assert arguments(InMemorySelector) == arguments(AsyncSelector)
+
+
+# -- the rest of the calls ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("main", [False, True])
+def test_the_calls_are_those_of_the_asyncio_selector(pool: ThreadPoolExecutor, main: bool) -> None:
+    store = ScriptedStore(coins([10] * 50, account="household"))
+    with InMemorySelector(store) as selector:
+
+        def use() -> None:
+            with selector.select(25, transaction="tx", account="household", limit=3, **GBP) as selection:
+                assert (selection.amount, selection.asked, selection.change) == (30, 25, 5)
+                assert (selection.transaction, selection.held, selection.lost) == ("tx", True, ())
+                saved = json.loads(json.dumps(selection.checkpoint()))
+                restored = selector.restore(saved)
+                assert not selection.held
+                assert restored.held
+                assert type(restored) is InMemorySelection
+                restored.release()
+            joined = selector.consolidate(transaction="join", into=2, at_most=20, **ALICE)
+            assert joined is not None
+            assert (len(joined.tokens), joined.amounts) == (20, (100, 100))
+            again = selector.restore(joined.checkpoint())
+            assert isinstance(again, Consolidation)
+            assert again.amounts == (100, 100)
+            again.release()
+            assert selector.consolidate(transaction="join", where=lambda _: False, **ALICE) is None
+            paid = selector.select(10, transaction="pay", **ALICE)
+            paid.spend()
+            with pytest.raises(SelectionEnded):
+                paid.spend()
+            stolen = selector.select(10, transaction="stolen", **ALICE)
+            selector.run(store.spend(stolen.tokens, transaction="thief"))
+            with pytest.raises(SpentAlready):
+                stolen.spend()
+            with pytest.raises(ValueError, match="amount"):
+                selector.select(0, transaction="tx", **ALICE)
+
+        use() if main else elsewhere(pool, use)
+
+
+@pytest.mark.parametrize("main", [False, True])
+def test_what_was_held_before_a_restart_is_restored_before_the_start(pool: ThreadPoolExecutor, main: bool) -> None:
+    tokens = coins([10] * 3)
+    with InMemorySelector(ScriptedStore(tokens)) as selector:
+        saved = selector.select(20, transaction="before", **ALICE).checkpoint()
+    selector = InMemorySelector(ScriptedStore(tokens))
+    restored = selector.restore(saved) if main else elsewhere(pool, lambda: selector.restore(saved))
+    with selector:
+        with pytest.raises(FundsLocked):
+            selector.select(20, transaction="after", **ALICE)
+        assert restored.held
+
+
+def test_a_selection_is_over_after_its_own_time(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: now))
+    with InMemorySelector(ScriptedStore(coins([1] * 4)), auto_unlock=100) as selector:
+        default = selector.select(1, transaction="default", **ALICE)
+        short = selector.select(1, transaction="short", auto_unlock=10, **ALICE)
+        joined = selector.consolidate(transaction="join", at_most=2, auto_unlock=20, **ALICE)
+        assert joined is not None
+        now = 1010.0
+        assert (default.held, short.held, joined.held) == (True, False, True)
+        again = elsewhere(pool, lambda: selector.restore(joined.checkpoint(), auto_unlock=200))
+        now = 1100.0
+        assert (default.held, again.held) == (False, True)
+        now = 1210.0
+        assert selector.select(4, transaction="all", **ALICE).amount == 4
+
+
+def test_what_the_facade_protects_is_reached_in_no_other_way(pool: ThreadPoolExecutor) -> None:
+    with InMemorySelector(ScriptedStore(coins([1]))) as selector:
+        selection = selector.select(1, transaction="tx", **ALICE)
+
+        def around() -> None:
+            asyncio.run(selection._inner.release())
+
+        with pytest.raises(RuntimeError, match="only through its facade"):
+            elsewhere(pool, around)
+        assert selection.held
