@@ -38,6 +38,7 @@ class Mariadb(DatabaseServer):
             "bind-address": "127.0.0.1",
             "port": self.port,
             "socket": self.folder / "socket",
+            "tmpdir": self.folder,  # a server that starts deletes temporary tables from the one that it shares with others
             "character-set-server": "utf8mb4",
             "default-time-zone": TIME_ZONE,
             "max-connections": 200,

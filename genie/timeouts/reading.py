@@ -16,7 +16,7 @@ from genie.timeouts.ledger import Ledger
 from genie.timeouts.look import Look, Segment
 from genie.timeouts.plan import Found, plan
 from genie.timeouts.steps import Steps
-from genie.timeouts.sweep import ROWS_PER_SCAN, Compared, Scan, Sweep
+from genie.timeouts.sweep import ROWS_PER_SCAN, Compared, Phase, Scan, Sweep
 
 
 class Reading:
@@ -32,7 +32,7 @@ class Reading:
     @property
     def catching_up(self) -> bool:
         """Whether the next run compares a whole batch of dates, because the last one has found moved ones."""
-        return self._sweep.catching_up
+        return self._sweep.phase is not Phase.SAMPLE
 
     def go_on(self, look: Look, refused: bool) -> None:
         """What was found is dealt with, but for what was refused: that does not keep the rest from its turn.
@@ -55,7 +55,7 @@ class Reading:
             rows = await self._rows(connection, self._steps.due(now, self._batch, self._due_behind))
             due_to = _place(rows[-1]) if len(rows) == self._batch else None
             of_others = await self._rows(connection, self._steps.unchecked(self._batch))
-            moved, compared = await self._compare(connection)
+            moved, compared = await self._compare(connection, now)
             rows += [*of_others, *moved]
             stretches = [(one.first, one.last) for one, _ in recounted.again]
             if changes:
@@ -110,18 +110,23 @@ class Reading:
             self._sweep.position = random.randint(0, newest)  # noqa: S311 - no secret
         return self._sweep.position
 
-    async def _compare(self, connection: AsyncConnection) -> tuple[list[Found], Compared]:
+    async def _compare(self, connection: AsyncConnection, now: datetime) -> tuple[list[Found], Compared]:
         """Compare the dates of the next rows with the ledger's, from the beginning again after the end."""
         first, most = await self._position(connection), self._sweep.rows
         last = (await connection.execute(self._steps.end_of_some(first, most))).scalar()
-        rows = await self._rows(connection, self._steps.moved(first, last))
+        stretches = [(first, last)]
         wrapped, whole = last is None, last is None and not first
         if wrapped and first:
             end = (await connection.execute(self._steps.end_of_some(0, most))).scalar()
             whole = end is None or end >= first
             last = first if whole else end
-            rows += await self._rows(connection, self._steps.moved(0, last))
-        return rows, Compared(first=first, last=last or 0, wrapped=wrapped, whole=whole, moved=len(rows))
+            stretches.append((0, last))
+        before = now if self._sweep.phase is Phase.OVERDUE else None
+        rows = [row for each in stretches for row in await self._rows(connection, self._steps.moved(*each, before))]
+        moved = bool(rows)
+        if before is not None and not moved:
+            moved = any([(await connection.execute(self._steps.first_moved(*each))).first() for each in stretches])
+        return rows, Compared(first=first, last=last or 0, wrapped=wrapped, whole=whole, moved=moved)
 
     async def _rows(self, connection: AsyncConnection, query: Select[Any]) -> list[Found]:
         rows: Sequence[Any] = (await connection.execute(query)).all()

@@ -137,11 +137,13 @@ class Steps:
         id = self._timeout.c.transferTimeoutId
         return select(id).where(id > first).order_by(id).limit(1).offset(most - 1)
 
-    def moved(self, first: int, last: int | None) -> Select[Any]:
-        """What is kept, above `first`, up to `last`, and whose date has changed in the ledger."""
+    def moved(self, first: int, last: int | None, before: datetime | None) -> Select[Any]:
+        """What is kept, above `first`, up to `last`, and whose date has changed in the ledger: to one before `before`."""
         kept = self._timeout
-        query, _ = self._found(kept, kept, kept)
+        query, expires = self._found(kept, kept, kept)
         query = query.where(kept.c.transferTimeoutId > first, self._moved(kept))
+        if before is not None:
+            query = query.where(expires < before)
         return _in_order(query if last is None else query.where(kept.c.transferTimeoutId <= last))
 
     def first_moved(self, first: int, last: int | None) -> Select[Any]:

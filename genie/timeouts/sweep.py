@@ -1,14 +1,18 @@
 """Comparing the dates of `transferTimeout` with those of the ledger: which rows come next, and how many at a time.
 
 A date that was moved in the ledger is found by nothing but this comparison. Each run compares `ROWS_PER_RUN` rows, which
-takes a few milliseconds however large the table is. When one of them has another date, the following runs compare a
-whole batch each, one at once after the other, until a batch has no moved date: dates are usually moved in bulk. Between
-its runs, `TimeoutHandler.run` reads on in slices of `ROWS_PER_SCAN` rows and starts a run when it finds a moved date.
+takes a few milliseconds however large the table is. Between its runs, `TimeoutHandler.run` reads on in slices of
+`ROWS_PER_SCAN` rows, and starts a run when it finds a moved date.
+
+Dates are usually moved in bulk. So after a moved date was found, the following runs compare a whole batch each, one at
+once after the other, until a batch has no moved date or all rows were compared: first they only take the transfers that
+are overdue by that, which are what matters, and then all others from where they began.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 ROWS_PER_RUN = 1_000
 """Rows whose dates a run compares when no moved date is known."""
@@ -19,8 +23,16 @@ ROWS_PER_SCAN = 10_000
 SCAN_INTERVAL_S = 0.3
 """Seconds from one slice to the next: 1,000,000 rows take 30 s."""
 
-MAX_ROUNDS = 2
-"""How often runs go through the whole table in batches, one at once after the other, while they find moved dates."""
+
+class Phase(Enum):
+    """What a run compares."""
+
+    SAMPLE = auto()
+    """`ROWS_PER_RUN` rows: no moved date is known."""
+    OVERDUE = auto()
+    """A batch, of which it takes the rows that are overdue."""
+    COPY = auto()
+    """A batch, of which it takes all rows whose date was moved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +40,14 @@ class Compared:
     """What was compared: the rows after `first`, up to `last` (both are numbers of rows of `transferTimeout`).
 
     `wrapped`: the end of the table was reached, and its beginning compared, too. `whole`: these were all rows there are.
-    `moved`: how many have another date than the ledger.
+    `moved`: whether one of them has another date than the ledger.
     """
 
     first: int
     last: int
     wrapped: bool
     whole: bool
-    moved: int
+    moved: bool
 
 
 @dataclass(slots=True)
@@ -70,24 +82,33 @@ class Sweep:
     """Rows that a run compares after a moved date was found."""
     position: int | None = None
     """The last row that was compared; None before the first."""
-    catching_up: bool = False
-    """Whether moved dates were found by the last comparison, so that more are likely."""
-    rounds: int = 0
-    """How often the end of the table was reached while catching up."""
+    phase: Phase = Phase.SAMPLE
+    begin: int = 0
+    """The row after which the phases OVERDUE and COPY begin."""
+    wrapped: bool = False
+    """Whether this phase has reached the end of the table."""
 
     @property
     def rows(self) -> int:
         """How many rows the next run compares."""
-        return max(self.batch, ROWS_PER_RUN) if self.catching_up else ROWS_PER_RUN
+        return ROWS_PER_RUN if self.phase is Phase.SAMPLE else max(self.batch, ROWS_PER_RUN)
 
     def advance(self, compared: Compared) -> None:
         """Go on after a run that has compared these rows, and whose results are written."""
         self.position = compared.last
-        self.rounds += compared.wrapped
-        self.catching_up = compared.moved > 0 and not compared.whole and self.rounds < MAX_ROUNDS
-        if not self.catching_up:
-            self.rounds = 0
+        self.wrapped = self.wrapped or compared.wrapped
+        round_complete = compared.whole or (self.wrapped and compared.last >= self.begin)
+        match self.phase:
+            case Phase.SAMPLE if compared.moved and not compared.whole:
+                self._start(Phase.OVERDUE, compared.last)
+            case Phase.OVERDUE if round_complete or not compared.moved:
+                self._start(Phase.COPY, self.begin)
+            case Phase.COPY if round_complete or not compared.moved:
+                self.phase = Phase.SAMPLE
 
     def found(self, row: int) -> None:
         """Let the next run begin with this row, whose date was moved."""
-        self.position, self.catching_up = row - 1, True
+        self._start(Phase.OVERDUE, row - 1)
+
+    def _start(self, phase: Phase, begin: int) -> None:
+        self.phase, self.position, self.begin, self.wrapped = phase, begin, begin, False

@@ -137,3 +137,27 @@ async def test_after_a_run_that_failed_nothing_is_compared(waiting: Books, monke
         assert await slept == 3_600.0
     running.cancel()
     assert came == [desk.fails]
+
+
+async def test_what_is_overdue_is_found_before_the_other_dates_are_copied(waiting: Books) -> None:
+    desk = Desk()
+    overdue = {"3", "44", "99", "119"}
+    await waiting.run("UPDATE `transfer` SET `expirationDate` = '2091-02-03 04:05:06'")
+    async with waiting.transaction() as entries:
+        for id in overdue:
+            await entries.move(id, PAST)
+    copied = "SELECT COUNT(*) FROM `transferTimeout` WHERE `expirationDate` = '2091-02-03 04:05:06'"
+    if waiting.kind == "sqlite":
+        copied = copied.replace("06'", "06.000'")
+    handler = waiting.handler(desk.take, batch=40)
+    while len(desk.ids) < len(overdue):
+        run = await handler.run_once()
+        assert run is not None
+        assert run.behind
+    ((number,),) = await waiting.run(copied)
+    assert number <= PER_RUN, "what the first run has compared, and no more"
+    assert set(desk.ids) == overdue
+    await catch_up(handler)
+    ((number,),) = await waiting.run(copied)
+    assert number == ROWS - len(overdue)
+    assert (await handler._reading.look()).nothing

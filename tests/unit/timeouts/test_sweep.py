@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from genie.timeouts import sweep
-from genie.timeouts.sweep import ROWS_PER_RUN, ROWS_PER_SCAN, SCAN_INTERVAL_S, Compared, Scan, Sweep
+from genie.timeouts.sweep import ROWS_PER_RUN, ROWS_PER_SCAN, SCAN_INTERVAL_S, Compared, Phase, Scan, Sweep
 
 
-def compared(first: int, last: int, *, moved: int = 0, wrapped: bool = False, whole: bool = False) -> Compared:
+def compared(first: int, last: int, *, moved: bool = False, wrapped: bool = False, whole: bool = False) -> Compared:
     return Compared(first=first, last=last, wrapped=wrapped, whole=whole, moved=moved)
 
 
@@ -15,39 +14,44 @@ def test_a_million_rows_are_compared_in_half_a_minute() -> None:
     assert 1_000_000 / ROWS_PER_SCAN * SCAN_INTERVAL_S <= 30
 
 
-def test_a_moved_date_lets_the_next_run_compare_a_batch_until_one_has_none() -> None:
+def test_after_a_moved_date_runs_take_what_is_overdue_and_then_all_from_there() -> None:
     state = Sweep(batch=50_000)
-    assert state.rows == ROWS_PER_RUN
-    state.advance(compared(0, 1_000, moved=1))
-    assert (state.rows, state.position) == (50_000, 1_000)
-    state.advance(compared(1_000, 51_000, moved=7))
-    assert state.catching_up
+    assert (state.rows, state.phase) == (ROWS_PER_RUN, Phase.SAMPLE)
+    state.advance(compared(0, 1_000, moved=True))
+    assert (state.rows, state.position, state.phase) == (50_000, 1_000, Phase.OVERDUE)
+    state.advance(compared(1_000, 51_000, moved=True))
+    assert (state.position, state.phase) == (51_000, Phase.OVERDUE)
     state.advance(compared(51_000, 101_000))
-    assert (state.catching_up, state.rows, state.position) == (False, ROWS_PER_RUN, 101_000)
+    assert (state.position, state.phase) == (1_000, Phase.COPY)
+    state.advance(compared(1_000, 51_000, moved=True))
+    assert (state.rows, state.position, state.phase) == (50_000, 51_000, Phase.COPY)
+    state.advance(compared(51_000, 101_000))
+    assert (state.rows, state.position, state.phase) == (ROWS_PER_RUN, 101_000, Phase.SAMPLE)
 
 
 def test_a_small_batch_is_not_less_than_a_run_compares_anyway() -> None:
     state = Sweep(batch=1)
-    state.advance(compared(0, 1_000, moved=1))
+    state.advance(compared(0, 1_000, moved=True))
     assert state.rows == ROWS_PER_RUN
 
 
 def test_where_all_rows_were_compared_no_run_follows_at_once() -> None:
     state = Sweep(batch=50)
-    state.advance(compared(10, 10, moved=3, wrapped=True, whole=True))
-    assert not state.catching_up
+    state.advance(compared(10, 10, moved=True, wrapped=True, whole=True))
+    assert state.phase is Phase.SAMPLE
 
 
-def test_dates_that_can_not_be_copied_do_not_let_it_run_for_ever() -> None:
+def test_all_rows_are_compared_once_in_each_phase_at_most() -> None:
+    """Dates that can't be copied are found again and again, and must not let it run for ever."""
     state = Sweep(batch=50)
-    state.advance(compared(0, 1_000, moved=1))
-    rounds = 0
-    while state.catching_up:
-        rounds += 1
-        state.advance(compared(1_000, 500, moved=1, wrapped=True))
-    assert rounds == sweep.MAX_ROUNDS
-    state.found(7)
-    assert (state.position, state.catching_up, state.rounds) == (6, True, 0)
+    state.found(61)
+    phases = []
+    for first, last, wrapped in ((60, 110, False), (110, 10, True), (10, 60, False)) * 2:
+        assert state.position == first
+        phases.append(state.phase)
+        state.advance(compared(first, last, moved=True, wrapped=wrapped))
+    assert phases == [Phase.OVERDUE] * 3 + [Phase.COPY] * 3
+    assert state.phase is Phase.SAMPLE
 
 
 def test_the_slices_between_two_runs_end_where_they_began() -> None:
