@@ -45,6 +45,8 @@ class Ear:
         self.owner: Any = self
         self.resuming = False
         self.repeated: int | None = None
+        self._stands: int | None = None
+        """It asked for this again, and was told that it has: how it stands, granted or ended, must be told next."""
         self.watched: dict[str, None] = {}
         self.mirror: dict[tuple[str, int], str] = {}
         """The locks that it knows of by watching."""
@@ -97,6 +99,7 @@ class Ear:
                 raise Wrong(f"no message that anybody knows: {line!r}")
             try:
                 self.seen[f"told {message['command']}"] += 1
+                self._check_stands(message["payload"])
                 method(message["payload"])
                 if self.phase is Phase.AWAIT:
                     self.phase = Phase.READY  # its first command was no `hello`
@@ -104,6 +107,11 @@ class Ear:
                     self.repeated = None  # how it stands is told right behind
             except (Wrong, KeyError) as wrong:
                 raise Wrong(f"{wrong!r}: {line[:500].decode()} while {list(self.due)[:2]} is due") from wrong
+
+    def _check_stands(self, payload: dict[str, Any]) -> None:
+        if self._stands is not None and self._stands != payload.get("id"):
+            raise Wrong(f"it was not told how {self._stands} stands, which it asked for again")
+        self._stands = None
 
     # -- answers ------------------------------------------------------------------------------------------
 
@@ -272,6 +280,7 @@ class Ear:
             return
         said = self._answers("request", payload)
         if known is None:
+            self._only_once(ref)
             if book.order and id_ <= max(self.here - {id_}, default=0):
                 raise Wrong("ids must grow")
             book.new(id_, self.owner, said, ref)
@@ -281,6 +290,14 @@ class Ear:
             self._mine(known, ref)
             self.seen["repeated"] += 1
             self.repeated = id_
+            if known.fence is not None or known.reason is not None:
+                self._stands = id_
+
+    def _only_once(self, ref: str | None) -> None:
+        """A request that was granted is the only one with its ref, also after its end and after a restart."""
+        before = None if ref is None else self.book.named(self.owner, ref)
+        if before is not None and before.fence is not None:
+            raise Wrong(f"{before.id} had this ref, and was granted")
 
     def _mine(self, known: Known, ref: str | None) -> None:
         if known.owner != self.owner or known.ref != ref:
@@ -295,6 +312,7 @@ class Ear:
             said = None
         elif said is None and not self.resumed:  # else it may have been asked for on an earlier connection
             return None
+        self._only_once(ref)
         return self.book.new(id_, self.owner, said, ref)
 
     def _locked(self, payload: dict[str, Any]) -> None:

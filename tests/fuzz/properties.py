@@ -113,6 +113,8 @@ def _as_said(read: Any, payload: dict[str, Any]) -> None:
     if isinstance(read, Take):
         assert [f"{'exclusive' if alone else 'shared'}:{name}" for name, alone in read.choices] == payload["anyOf"]
         assert list(read.weights) == [int(weight) for weight in payload.get("weights") or [1] * len(read.choices)]
+        amounts = [*(payload.get("weights") or []), payload["target"]]
+        assert not any(type(amount) is str and amount.startswith("0") for amount in amounts)
         assert (read.target, read.as_strings) == (int(payload["target"]), type(payload["target"]) is str)
     request = read.request if isinstance(read, Take) else read
     if isinstance(request, Request):

@@ -118,6 +118,27 @@ def test_what_a_quiet_client_must_not_be_told_is_seen(heard: bytes, why: str) ->
         ear.hears(heard)
 
 
+def test_who_asks_again_must_be_told_how_it_stands() -> None:
+    ear, ask = (
+        Ear(Book(), Counter(), 1000),
+        b'{"command":"request","payload":{"resources":["exclusive:a"],"ref":"r"}}\n',
+    )
+    ear.says(ask + ask + b'{"command":"ping","payload":{}}\n', 0)
+    ear.hears(QUEUED.replace(b"101", b"101," + REF) + QUIET_LOCKED + QUEUED.replace(b"101", b"101," + REF))
+    with pytest.raises(Wrong, match="how 101 stands"):
+        ear.hears(b'{"command":"pong","payload":{}}\n')
+
+
+def test_a_ref_that_was_granted_makes_no_second_request() -> None:
+    ear, ask = (
+        Ear(Book(), Counter(), 1000),
+        b'{"command":"request","payload":{"resources":["exclusive:a"],"ref":"r"}}\n',
+    )
+    ear.says(ask + ask, 0)
+    with pytest.raises(Wrong, match="101 had this ref, and was granted"):
+        ear.hears(QUEUED.replace(b"101", b"101," + REF) + QUIET_LOCKED + QUEUED.replace(b"101", b"102," + REF))
+
+
 def test_what_a_quiet_client_is_told() -> None:
     ear = quiet_ear()
     ear.says(b'{"command":"release","payload":{"ref":"r"}}\n{"command":"bye","payload":{"ref":"b"}}\n', 0)

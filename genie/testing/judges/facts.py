@@ -105,8 +105,8 @@ class Facts:
         self.conversations: dict[int, Conversation] = {}
         self.asked: dict[tuple[str, str], tuple[Message, float, Conversation]] = {}
         """By client and `ref`: the payload, when it was said first, and where."""
-        self._said_here: dict[tuple[int, str], tuple[Message, float]] = {}
-        """By conversation and `ref`, what was said there last, and when."""
+        self._said_last: dict[tuple[str, str], tuple[Message, float, Conversation]] = {}
+        """The same, when and where it was said last."""
         self.cases: dict[int, Case] = {}
         self.by_ref: dict[tuple[str, str], int] = {}
         self._releases: dict[int, float] = {}
@@ -183,7 +183,7 @@ class Facts:
         conversation = self.conversations[entry.connection]
         if command == "request":
             self.asked.setdefault((conversation.client, payload["ref"]), (payload, entry.at, conversation))
-            self._said_here[conversation.number, payload["ref"]] = payload, entry.at
+            self._said_last[conversation.client, payload["ref"]] = payload, entry.at, conversation
         elif command == "release" and "id" in payload:
             self._releases.setdefault(payload["id"], entry.at)
         elif command == "release":
@@ -240,10 +240,9 @@ class Facts:
             return None
         asked, said_at, where = self.asked[key]
         if key in self.by_ref:
-            here = conversation.number, str(ref)
-            if here not in self._said_here or not self.may_be_new(self.by_ref[key], conversation):
+            asked, said_at, where = self._said_last[key]
+            if where.life != conversation.life or not self.may_be_new(self.by_ref[key], conversation):
                 return None
-            (asked, said_at), where = self._said_here[here], conversation
         self.by_ref[key] = id_
         case = self.cases[id_] = Case(id_, conversation.client, asked, said_at, where, conversation.life)
         return case

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 from genie.testing.history import SAY, TELL, Entry, Message
 from genie.testing.judges.facts import LATE_S, Case, Conversation, Facts, Judge, modes, stored_modes
 
@@ -105,9 +107,12 @@ class Words(Judge):
                 continue
             if case.locked_at is None or case.payload.get("onDisconnect") == "release":
                 facts.blame(entry.at, f"{case.id} goes on, and the bye of its session was answered")
+        key = (
+            None if conversation.session is None else blake2b(conversation.session.encode(), digest_size=16).hexdigest()
+        )
         for id_, record in facts.known.items():
-            asked = (conversation.client, record.get("ref")) in facts.asked
-            if asked and record.get("state") == "queued" and not facts.exempt(id_):
+            mine = key is not None and record.get("session") == key
+            if mine and record.get("state") == "queued" and not facts.exempt(id_):
                 facts.blame(entry.at, f"{id_} waits in the store, and the bye of its session was answered")
 
     def _note(self, row: Message, entry: Entry) -> None:
