@@ -36,7 +36,7 @@ soak: soak-worlds soak-tests fuzz soak-faults
 soak-worlds: $(VENV)/.tested
 	$(BIN)/python -m genie.testing.soak $(WORLDS)
 
-soak-tests: $(VENV)/.tested
+soak-tests: $(VENV)/.tested redis postgres mariadb
 	GENIE_TESTS_SOAK=1 $(BIN)/python -m pytest -n 2 -m "soak or hypothesis"
 
 soak-faults: $(VENV)/.tested redis

@@ -52,5 +52,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The same for what the tests of a file have left in caches."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.freeze()
+
+
 load_profile()
 restore_defaults_for_children()

@@ -12,6 +12,7 @@ It ends when the other end of the socket is closed, and kills what it has starte
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -24,6 +25,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -132,17 +134,40 @@ def writing(file: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(binary, encoding, errors, line_buffering=lines)
 
 
+def run(order: dict[str, Any]) -> None:
+    """Run what was ordered."""
+    sys.argv = [order["script"] or "genie", *order["arguments"]]
+    if order["script"]:
+        sys.path[0] = str(Path(order["script"]).parent)
+        runpy.run_path(order["script"], run_name="__main__")
+    else:
+        from genie.cli import main
+
+        main(prog_name="genie")
+
+
+def end(status: int) -> None:
+    """End this process as Python does, but without freeing every object, which takes three times as long as all the rest."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return  # Python itself says what it says then
+    os._exit(status & 0xFF)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and those end this
     sys.path[0] = str(Path.cwd())  # as `python -m genie.cli` has it
     with socket.socket(fileno=int(sys.argv[1])) as its_orders:
         load()
         its_order = serve(its_orders)
-    sys.argv = [its_order["script"] or "genie", *its_order["arguments"]]
-    if its_order["script"]:
-        sys.path[0] = str(Path(its_order["script"]).parent)
-        runpy.run_path(its_order["script"], run_name="__main__")
-    else:
-        from genie.cli import main
-
-        main(prog_name="genie")
+    try:
+        run(its_order)
+        end(0)
+    except SystemExit as its_end:
+        if its_end.code is None or isinstance(its_end.code, int):
+            end(its_end.code or 0)
+        raise

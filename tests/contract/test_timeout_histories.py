@@ -16,9 +16,10 @@ import pytest
 
 from genie.timeouts import FINAL_STATES, PROCESSING_STATES, DatabaseFailed, TimeoutHandler
 from ledgers import FUTURE, PAST, Books, Desk, Entries, Fault, catch_up, refuse
+from searches import SOAK
 
 STEPS = 120
-SEEDS = (1, 2)
+SEEDS = range(1, 21) if SOAK else (1,)
 MOST_OPEN = 3
 OPEN_FOR_S = 3_600.0
 
@@ -246,6 +247,7 @@ class History:
         self._deal(given)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_history(books: Books, seed: int) -> None:
     history = History(books, seed)

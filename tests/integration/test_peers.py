@@ -27,7 +27,7 @@ def test_a_peer_is_measured_and_its_servers_end(peer: WirePeer | LibraryPeer, tm
     assert peer.missing() is None
     with peer.running(tmp_path, ()) as running:
         for shape in SHAPES:
-            sample = measure(peer, running, shape, seconds=1, warmup=0.05)
+            sample = measure(peer, running, shape, seconds=0.4, warmup=0.05)
             assert sample.cycles > 0
             assert sample.errors == 0
             assert 0 < sample.p50_us <= sample.p99_us
