@@ -149,7 +149,7 @@ async def test_the_rest_behind_a_wrong_token_is_not_carried_out(genie: Genie) ->
 
 async def test_a_line_in_pieces_and_blank_ones_before(genie: Genie) -> None:
     wire = await Wire.connect(genie.address)
-    line = hello(token=LIMITS, padding=1)
+    line = hello(token=LIMITS, client="pieces/1")
     for piece in (b"\r\n", b" \n\n", line[:1], line[1:9], line[9:-1], b"\r", b"\n", b'{"command":"pi', b'ng"}\n'):
         wire.raw(piece)
         await wire.writer.drain()
@@ -160,10 +160,10 @@ async def test_a_line_in_pieces_and_blank_ones_before(genie: Genie) -> None:
 
 async def test_the_longest_first_line_and_a_long_one_behind_it_in_the_same_read(genie: Genie) -> None:
     wire = await Wire.connect(genie.address)
-    line = hello(token=LIMITS, padding="")
-    first = hello(token=LIMITS, padding="x" * (4097 - len(line)))
+    line = hello(token=LIMITS)
+    first = line[:1] + b" " * (4097 - len(line)) + line[1:]
     assert len(first) == 4097
-    long = orjson.dumps({"command": "ping", "payload": {"padding": "x" * 100_000}})
+    long = orjson.dumps({"command": "ping", "payload": {}}).replace(b"{}", b"{" + b" " * 100_000 + b"}")
     wire.raw(first[:-1] + b"\r\n" + long + b"\n" + b'{"command":"ping"}\n')
     await wire.expect("welcome")
     await wire.expect("pong")
