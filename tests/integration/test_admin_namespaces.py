@@ -174,7 +174,7 @@ async def test_metrics_count_where_it_happens(genie: Genie) -> None:
     }
     assert [told["genie_held_locks", namespace] for namespace in ("orders", "billing")] == [0, 1]
     assert [told["genie_requests_total", namespace, "granted"] for namespace in ("orders", "billing")] == [0, 1]
-    refused = [told["genie_errors_total", "unavailable", namespace] for namespace in ("orders", "billing")]
+    refused = [told["genie_errors_total", "unknown-namespace", namespace] for namespace in ("orders", "billing")]
     assert refused == [1, 0], "of those who are nowhere"
     assert told["genie_connections",] == 2
 

@@ -28,7 +28,7 @@ SLOTS = 4
 FOREVER = ["--connections", str(SLOTS), "--warm-up", "0", "--seconds", "1000"]
 HOT = re.compile(r"exclusive:genie-bench/[0-9a-f]+/hot/hot")
 PONG = messages.command("pong")
-WELCOME = messages.command("welcome", version="0", namespace="genie", resumed=False)
+WELCOME = messages.command("welcome", protocol=1, server="genie/0", namespace="genie", resumed=False)
 SHORT = ["--connections", "5", "--depth", "3", "--warm-up", "0.05", "--seconds", "1"]
 
 

@@ -329,7 +329,7 @@ async def test_a_client_that_closes_leaves_nothing_that_was_cancelled(genie, oth
     async with connect(*genie.address) as client:
         task = asyncio.create_task(client.acquire("leaving"))
         await asyncio.sleep(0)
-        assert client._link.core._requests.asked
+        assert client._link.core._requests.living
         task.cancel()
         await asyncio.wait([task])
     async with other.lock("leaving", queue_timeout=0):
