@@ -27,8 +27,7 @@ from servers import WAIT_S, Genie, running_server
 SLOTS = 4
 FOREVER = ["--connections", str(SLOTS), "--warm-up", "0", "--seconds", "1000"]
 HOT = re.compile(r"exclusive:genie-bench/[0-9a-f]+/hot/hot")
-PONG = messages.command("pong")
-WELCOME = messages.command("welcome", protocol=1, server="genie/0", namespace="genie", resumed=False)
+WELCOME = {"protocol": 1, "server": "genie/0", "namespace": "genie", "resumed": False}
 SHORT = ["--connections", "5", "--depth", "3", "--warm-up", "0.05", "--seconds", "1"]
 
 
@@ -302,11 +301,19 @@ def first_line(connection: socket.socket, lines: IO[bytes]) -> bytes:
     first = lines.readline()
     if b"hello" not in first:
         return first
-    connection.sendall(WELCOME)
+    connection.sendall(messages.command("welcome", **WELCOME, ref=ref_of(first)))
     for line in lines:
         if b"ping" in line:
-            connection.sendall(PONG)
+            connection.sendall(messages.command("pong", ref=ref_of(line)))
+        if b"bye" in line:
+            connection.sendall(messages.command("bye", ref=ref_of(line)))
     return b""
+
+
+def ref_of(line: bytes) -> str | None:
+    """The `ref` of a command, which its answer repeats."""
+    ref: str | None = json.loads(line)["payload"].get("ref")
+    return ref
 
 
 @pytest.mark.parametrize(
@@ -397,7 +404,7 @@ def test_a_server_without_its_store_is_named() -> None:
     with served(talk) as port:
         done = bench(port)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"Error: no server at 127.0.0.1:{port}: the server said {why}\n"
+    assert done.stderr == f"Error: no server at 127.0.0.1:{port}: the server answered {why}\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -271,7 +271,7 @@ async def test_what_a_raw_client_is_told_on_each_node(redis: Redis) -> None:
         nobody = await hello(first, "d")
         told = await nobody.expect("error")
         assert told == {
-            "code": "unavailable",
+            "code": "unknown-namespace",
             "message": "this server does not serve the namespace 'd'; it serves a, b, c",
         }
         with pytest.raises(Unavailable, match="does not serve the namespace 'd'"):

@@ -342,8 +342,8 @@ MUTANTS = [
     Mutant(
         "commands behind a bye are answered",
         "server/greeting.py",
-        '        self.say(connection, replies.bare("bye", bye.ref))\n        self._detach(connection)',
-        '        self.say(connection, replies.bare("bye", bye.ref))',
+        "        connection.lingers = True\n        self._detach(connection)",
+        "        connection.lingers = True",
         first=FEATURED,
     ),
     # -- the lock manager

@@ -100,7 +100,7 @@ class Answers(Judge):
             return
         if case is not None and case.payload.get("ref") != ref and not by_id:
             self.facts.blame(entry.at, f"{entry.what} answers nothing, and has not the ref of the request")
-        if case is None and not by_id:
+        if case is None and not by_id and not self.facts.exempt(id_):  # exempt: heard first on a branch that was lost
             self.facts.blame(entry.at, f"{entry.what} answers nothing that was asked")
         conversation = self.facts.conversations[entry.connection]
         of_request = [one for one in due if one.command == "request" and one.ref == ref and ref is not None]
