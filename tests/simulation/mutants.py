@@ -340,10 +340,10 @@ MUTANTS = [
         first=FEATURED,
     ),
     Mutant(
-        "commands behind a bye are answered",
+        "a connection goes on after bye",
         "server/greeting.py",
-        '        self.say(connection, replies.bare("bye", bye.ref))\n        self._detach(connection)',
-        '        self.say(connection, replies.bare("bye", bye.ref))',
+        "        connection.stop_reading()\n        self.ending.append(connection)",
+        "        connection.stop_reading()",
         first=FEATURED,
     ),
     # -- the lock manager
