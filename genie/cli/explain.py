@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import click
@@ -19,7 +20,7 @@ from genie.cli.asking import (
     server_options,
 )
 from genie.cli.inspect import COLUMNS, INDENT, TRANSACTION_COLUMNS, Row, blocker_lines
-from genie.cli.tables import clip, duration, printable, some
+from genie.cli.tables import clip, duration, printable, remaining, some
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
 from genie.protocol.resources import EXCLUSIVE
@@ -79,7 +80,7 @@ def _report(answers: Answers, now_ms: float) -> Iterator[str]:
 
 
 def _waiting(row: Row, blockers: dict[str, Answer], now_ms: float) -> Iterator[str]:
-    yield f"{_who(row)} has waited for {duration(now_ms - row['since'])} and gives up in {duration(row['expiresIn'])}."
+    yield f"{_who(row)} has waited for {duration(now_ms - row['since'])} and {_gives_up(row)}."
     yield f"Wants: {some(row['resources'], row['resourcesTotal'], COLUMNS - len('Wants: '))}"
     if not row["blockers"]:
         yield "Nobody is in its way any more."
@@ -94,7 +95,7 @@ def _waiting(row: Row, blockers: dict[str, Answer], now_ms: float) -> Iterator[s
     if more > 0:
         yield f"{INDENT}and the {more:,} more are out of its way too"
     ends = [holder["expiresIn"] for answer in blockers.values() for holder in answer["holders"]]
-    if max(ends, default=0) > row["expiresIn"]:
+    if max(ends, default=0) > row.get("expiresIn", inf):
         yield "If nobody releases before, it gives up first."
 
 
@@ -104,7 +105,7 @@ def _end(state: str, answer: Answer) -> str:
         now = "releases" if state == "held" else "(granted by now) releases"
         return f"{now} or times out: in {duration(holder['expiresIn'])} at the latest, unless it is extended"
     for waiter in answer["queue"]:
-        return f"is granted and releases, or leaves: it gives up in {duration(waiter['expiresIn'])} if it still waits"
+        return f"is granted and releases, or leaves: it {_gives_up(waiter)} if it still waits"
     return "has ended by now"
 
 
@@ -129,7 +130,7 @@ def _behind(row: Row, resource: str, lines: dict[str, Answer], now_ms: float) ->
     answer = lines[name]
     waiters = [waiter for waiter in answer["queue"] if _waits_for(waiter, row, resource)]
     for waiter in waiters[:SHOWN]:
-        lasted = f" ({duration(now_ms - waiter['since'])}, gives up in {duration(waiter['expiresIn'])})"
+        lasted = f" ({duration(now_ms - waiter['since'])}, {_gives_up(waiter)})"
         wanted = next((wanted for wanted in waiter["resources"] if bare_name(wanted) == name), name)
         line = f"└ {_who(waiter)} for {printable(wanted)}"
         yield INDENT + clip(line, COLUMNS - len(INDENT) - len(lasted)) + lasted
@@ -155,6 +156,11 @@ def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
     if resource.startswith(EXCLUSIVE) or EXCLUSIVE + name in waiter["resources"]:
         return True
     return any((blocker["id"], blocker["resource"]) == (holder["id"], name) for blocker in waiter["blockers"])
+
+
+def _gives_up(row: Row) -> str:
+    """When a waiting request times out."""
+    return f"gives up in {remaining(row)}" if "expiresIn" in row else "never gives up"
 
 
 def _who(row: Row) -> str:

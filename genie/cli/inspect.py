@@ -9,13 +9,14 @@ from typing import Any
 import click
 
 from genie.cli.asking import Asker, as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
-from genie.cli.tables import clip, duration, printable, some, table, width
+from genie.cli.tables import clip, duration, printable, remaining, some, table, width
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
 
 COLUMNS = 100
 """What every line fits into."""
 TRANSACTION_COLUMNS = 20
+NOTE_COLUMNS = 16
 INDENT = "  "
 RESOURCES = 2
 """The column of the resources, which take what room the others leave."""
@@ -102,8 +103,12 @@ def _report(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
 
 def holder_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
     """Requests that hold their locks, as a table; no line where there are none."""
-    if rows:
-        yield from _indent(_table(rows, now_ms, "HELD FOR", "ENDS IN"))
+    if not rows:
+        return
+    header, *lines = _table(rows, now_ms, "HELD FOR", "ENDS IN")
+    yield from _indent([header])
+    for row, line in zip(rows, lines, strict=True):
+        yield from _indent([line, *_note_lines(row)])
 
 
 def waiter_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
@@ -113,7 +118,12 @@ def waiter_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
     header, *lines = _table(rows, now_ms, "WAITS FOR", "GIVES UP IN")
     yield from _indent([header])
     for row, line in zip(rows, lines, strict=True):
-        yield from _indent([line, *blocker_lines(row, now_ms)])
+        yield from _indent([line, *_note_lines(row), *blocker_lines(row, now_ms)])
+
+
+def _note_lines(row: Row) -> Iterator[str]:
+    if "note" in row:
+        yield INDENT + clip(f"note: {row['note']}", COLUMNS - 2 * len(INDENT))
 
 
 def _title(what: str, rows: list[Row], total: int) -> str:
@@ -122,7 +132,7 @@ def _title(what: str, rows: list[Row], total: int) -> str:
 
 
 def _table(rows: list[Row], now_ms: float, since: str, until: str) -> list[str]:
-    """One line a request. Priorities have a column only where somebody has one."""
+    """One line a request. Priorities have a column only where a request has one."""
     priorities = any(row["priority"] for row in rows)
     headers = ["ID", "TRANSACTION", "RESOURCES", since, until, *(["PRIORITY"] if priorities else [])]
     cells = [
@@ -131,7 +141,7 @@ def _table(rows: list[Row], now_ms: float, since: str, until: str) -> list[str]:
             clip(row.get("transactionName") or "-", TRANSACTION_COLUMNS),
             "",
             duration(now_ms - row["since"]),
-            duration(row["expiresIn"]),
+            remaining(row),
             *([str(row["priority"])] if priorities else []),
         ]
         for row in rows
@@ -148,6 +158,8 @@ def blocker_lines(row: Row, now_ms: float) -> Iterator[str]:
         owner = f" of {clip(blocker['transactionName'], TRANSACTION_COLUMNS)}" if "transactionName" in blocker else ""
         verb = "holds" if blocker["state"] == "held" else "is ahead for"
         lasted = f" ({duration(now_ms - blocker['since'])})"
+        note = f", {clip(blocker['note'], NOTE_COLUMNS)}" if "note" in blocker else ""
+        lasted = note + lasted
         line = f"└ {blocker['id']}{owner} {verb} {blocker['mode']}:{printable(blocker['resource'])}"
         yield INDENT + clip(line, COLUMNS - 2 * len(INDENT) - len(lasted)) + lasted
     more = row["blockersTotal"] - len(row["blockers"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 GAP = "  "
 
@@ -11,6 +12,11 @@ SECOND = 1_000
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
+
+
+def remaining(row: Mapping[str, Any]) -> str:
+    """How long until a request of `inspect` times out; `never` where it waits without a limit."""
+    return duration(row["expiresIn"]) if "expiresIn" in row else "never"
 
 
 def duration(ms: float) -> str:

@@ -334,20 +334,17 @@ class Connection(Outlet):
                 if self.state is ConnectionState.AWAIT_HELLO:
                     self.state = ConnectionState.READY
                     return lines[index:]
-                if self.desk.leads:
-                    self._answer(refusal(line, "hello was rejected; it must be sent again first"))
-                else:
-                    self.desk.submit(self, [line], 0)  # it knows the leader
+                self._reject(line, refusal(line, "hello was rejected; it must be sent again first"))
             else:
-                self._greet(hello)
+                self._greet(line, hello)
                 if self.state is ConnectionState.READY:
                     return lines[index + 1 :]
             if self.ending:
                 break
         return []
 
-    def _greet(self, hello: Hello | RequestRejected) -> None:
-        """Submit a `hello` to the desk of its namespace, or answer why it is rejected."""
+    def _greet(self, line: bytes, hello: Hello | RequestRejected) -> None:
+        """Submit a `hello`, which was decoded from `line`, to the desk of its namespace, or answer why it is rejected."""
         desk = self.desk
         if isinstance(hello, Hello) and self._desks is not None:
             found = self._desks(hello.namespace)
@@ -357,18 +354,25 @@ class Connection(Outlet):
                 desk = found
         if isinstance(hello, RequestRejected):
             self.state = ConnectionState.HELLO_REJECTED
-            self._answer(hello)
+            self._reject(line, hello)
             return
         log.debug("hello received", client=hello.client, namespace=hello.namespace, session=hello.session is not None)
         self.desk, self.state = desk, ConnectionState.READY
         desk.submit(self, [hello], 0)
 
-    def _answer(self, rejected: RequestRejected | None) -> None:
-        """Send an error at once. The desk has nothing to send to a connection that it has not accepted."""
-        if rejected is not None:
-            if self._door is not None:
-                self._door.refused(rejected)
-            self._write(replies.error(rejected))
+    def _reject(self, line: bytes, rejected: RequestRejected | None) -> None:
+        """Answer a line that is not executed because of `hello`, at once: no desk has anything to send here yet.
+
+        A follower answers `unavailable` instead, with the leader, which could accept the line.
+        """
+        if rejected is None:
+            return
+        if not self.desk.leads and rejected.code != Code.UNKNOWN_NAMESPACE:
+            self.desk.submit(self, [line], 0)
+            return
+        if self._door is not None:
+            self._door.refused(rejected)
+        self._write(replies.error(rejected))
 
     def _hang_up(
         self,

@@ -42,6 +42,10 @@ async def test_a_follower_says_who_leads(redis: Redis) -> None:
         address = f"127.0.0.1:{leader.port}"
         for command, payload in [
             ("hello", {"session": SECRET}),
+            ("hello", {"session": "short"}),
+            ("hello", {"protocol": 2}),
+            ("request", {"resources": ["no mode"], "ref": "r"}),
+            ("fly", {}),
             ("request", {"resources": ["exclusive:a"], "ref": "r"}),
             ("release", {"id": 7}),
             ("ping", {}),

@@ -73,7 +73,7 @@ MUTANTS = [
         "storage/lua/commit.lua",
         "if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then",
         "if false then",
-        first=REPLICATED + 30,
+        first=REPLICATED + 94,
     ),
     Mutant(
         "who has just come leads before those who have seen more",
@@ -108,7 +108,7 @@ MUTANTS = [
         "storage/follower.py",
         "await self._namespace.verify()  # last",
         "pass  # last",
-        first=REPLICATED + 31059,
+        first=REPLICATED + 31197,
     ),
     Mutant(
         "the script does not see a gap",
@@ -295,7 +295,7 @@ MUTANTS = [
         "server/telling.py",
         "self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))",
         "self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, id=event.id))",
-        first=17,
+        first=21,
     ),
     Mutant(
         "errors of a release lack its id",
@@ -340,10 +340,10 @@ MUTANTS = [
         first=FEATURED,
     ),
     Mutant(
-        "commands behind a bye are answered",
+        "a connection goes on after bye",
         "server/greeting.py",
-        "        connection.lingers = True\n        self._detach(connection)",
-        "        connection.lingers = True",
+        "        connection.stop_reading()\n        self.ending.append(connection)",
+        "        connection.stop_reading()",
         first=FEATURED,
     ),
     # -- the lock manager

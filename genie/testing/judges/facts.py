@@ -29,7 +29,7 @@ class Conversation:
     life: tuple[str | int, int] = ("", 0)
     """What knows the refs: the session and how many there were before by the same secret, or this connection."""
     bye_sent_at: float | None = None
-    bye_answered: bool = False
+    bye_answered_at: float | None = None
     client_left: float | None = None
     server_left: float | None = None
 
@@ -203,7 +203,7 @@ class Facts:
         if command == "welcome":
             self._welcomed(conversation, payload["resumed"], entry.at)
         elif command == "bye":
-            conversation.bye_answered = True
+            conversation.bye_answered_at = entry.at
         case = self.case(entry)
         if case is None:
             return

@@ -7,6 +7,10 @@ from hashlib import blake2b
 from genie.testing.history import SAY, TELL, Entry, Message
 from genie.testing.judges.facts import LATE_S, Case, Conversation, Facts, Judge, modes, stored_modes
 
+CLOSED_S = 10.0
+"""How long before the end of a world `bye` must have been answered for the connection to be closed by then: the server
+gives the client some seconds to read."""
+
 
 class Words(Judge):
     """Judges each `queued`, `locked` and `released`."""
@@ -45,7 +49,8 @@ class Words(Judge):
         for case in self.facts.cases.values():
             self._end(case)
         for conversation in self.facts.conversations.values():
-            if conversation.bye_answered and conversation.server_left is None and conversation.client_left is None:
+            answered_at = conversation.bye_answered_at
+            if answered_at is not None and answered_at + CLOSED_S < self.facts.now and conversation.left is None:
                 self.facts.blame(float("inf"), f"bye was answered on {conversation.number}, which goes on")
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -66,7 +71,7 @@ class Words(Judge):
         command, payload = entry.what["command"], entry.what["payload"]
         if command != "error" and self.facts.leader not in ("", entry.who):
             self.facts.blame(entry.at, f"{entry.who} says {command}, and {self.facts.leader} leads")
-        if self.facts.conversations[entry.connection].bye_answered:
+        if self.facts.conversations[entry.connection].bye_answered_at is not None:
             self.facts.blame(entry.at, f"{command} is told behind bye on {entry.connection}")
         if command == "welcome":
             self._welcome(entry)

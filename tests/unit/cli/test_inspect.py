@@ -49,8 +49,19 @@ def test_rows_beyond_the_limit_and_priorities_are_told() -> None:
     assert lines[2].endswith("6.8 s       2.5")
 
 
+def test_notes_are_shown_and_a_wait_without_a_limit_never_gives_up() -> None:
+    waits = row(8, "exclusive:a", blockers=[blocker(7, note="cron@host-1")], note="page 3") | {"blockersTotal": 1}
+    del waits["expiresIn"]
+    payload = {"holders": [], "holdersTotal": 0, "queue": [waits], "queueTotal": 1}
+    assert report(payload)[-3:] == [
+        "  8   -            exclusive:a      3.2 s        never",
+        "    note: page 3",
+        "    └ 7 holds exclusive:a, cron@host-1 (3.2 s)",
+    ]
+
+
 def test_every_line_fits_into_100_columns() -> None:
-    long = {"transactionName": "t" * 512, "priority": -(2**31), "since": NOW - 999 * 86_400_000}
+    long = {"transactionName": "t" * 512, "note": "n" * 256, "priority": -(2**31), "since": NOW - 999 * 86_400_000}
     names = [f"exclusive:{letter * 512}" for letter in "ab口"]
     waits = row(2**53 - 1, *names, **long, blockers=[blocker(2**53 - 1, **(long | {"resource": "b" * 512}))])
     waits |= {"blockersTotal": 1, "expiresIn": 86_369_000}
