@@ -53,6 +53,7 @@ fuzz: $(VENV)/.tested redis
 
 bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/fairness.py
 	$(BIN)/python benchmarks/tokens.py
 	$(BIN)/python benchmarks/timeouts.py
 	$(BIN)/python benchmarks/admin.py

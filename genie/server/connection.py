@@ -267,7 +267,7 @@ class Connection(Outlet):
         self._registry.partial_lines.forget(self)
         self._write(replies.error(why))
         if not self._registry.crowded:
-            self.linger()
+            self.finish()
         elif self._transport is not None:
             self._transport.close()
 
@@ -382,7 +382,6 @@ class Connection(Outlet):
         if last is None:
             self.ending = True
         else:
-            self.lingers = True
             self.stop_reading()
         self._lines.clear()
         self._registry.partial_lines.forget(self)

@@ -75,7 +75,6 @@ class Greeting(Telling):
             session.close()
         connection.session = Session(connection)
         self.say(connection, replies.bare("bye", bye.ref))
-        connection.lingers = True
         self._detach(connection)
 
     def _detach(self, connection: Connection) -> None:

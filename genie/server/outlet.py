@@ -20,12 +20,11 @@ CUT_S = 5.0
 
 
 LINGER_S = 5.0
-"""Seconds for which a connection that is closed after an error discards what its client still sends. Unread bytes would
-make the kernel reset the connection, and the error would be lost."""
+"""Seconds for which a connection that is being closed discards what its client still sends, at most."""
 LINGER_BYTES = 64 << 20
 """Bytes that it discards at most."""
-LINGER_IDLE_S = 0.25
-"""Seconds without a byte after which it is closed where it could not be half-closed (TLS)."""
+LINGER_IDLE_S = 1.0
+"""Seconds without a byte after which it is closed."""
 
 
 class Outlet(asyncio.Protocol):
@@ -41,7 +40,6 @@ class Outlet(asyncio.Protocol):
         "closed",
         "ending",
         "late",
-        "lingers",
         "out",
         "paused",
         "shown",
@@ -61,8 +59,6 @@ class Outlet(asyncio.Protocol):
         """Bytes of what it watches, in `out` and `late`."""
         self.ending = False
         """Nothing more is executed; what was read is answered."""
-        self.lingers = False
-        """Its last message is an error or `bye`, which bytes that nothing reads must not destroy; see `linger`."""
         self._eof = False
         """The client has sent everything."""
         self._lingers_until = 0.0
@@ -117,8 +113,8 @@ class Outlet(asyncio.Protocol):
         """The client leaves too much unread: that is the last thing it is told, if it reads on before long."""
         why = f"{self._settings.max_unread} bytes wait to be read, and more: the connection ends here"
         transport.write(replies.error(RequestRejected(Code.TOO_MANY, why)))
-        self.linger()
         self.closed = True
+        self.finish()
         self.gone()
         log.warning("cut off", peer=transport.get_extra_info("peername"), unread=transport.get_write_buffer_size())
         asyncio.get_running_loop().call_later(CUT_S, transport.abort)
@@ -129,16 +125,12 @@ class Outlet(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def finish(self) -> None:
-        """Close when everything that was written has been sent."""
+        """Send everything, then close, and discard for a moment what the client still sends.
+
+        Bytes that nothing reads would make the kernel reset the connection, and the last messages would be lost.
+        """
         if self.late:
             self.flush_late()
-        if self.lingers:
-            self.linger()
-        elif self._transport is not None and not self._lingers_until:
-            self._transport.close()
-
-    def linger(self) -> None:
-        """Close after an error: send everything, and discard what the client still sends for a moment before."""
         self.ending = True
         transport = self._transport
         if transport is None or transport.is_closing() or self._lingers_until:
@@ -150,9 +142,7 @@ class Outlet(asyncio.Protocol):
         self._lingers_until = loop.time() + LINGER_S
         if transport.can_write_eof():
             transport.write_eof()
-            loop.call_later(LINGER_S, transport.close)
-        else:
-            loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)
+        loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)
         self._read_on()
 
     def _end_lingering(self, lingered: int) -> None:
@@ -166,7 +156,7 @@ class Outlet(asyncio.Protocol):
             loop.call_later(LINGER_IDLE_S, self._end_lingering, self._lingered)
 
     def _discard(self, data: bytes) -> None:
-        """Discard what the client sends after the error that ended its connection."""
+        """Discard what the client sends after its connection was ended."""
         self._lingered += len(data)
         if self._lingers_until and self._lingered > LINGER_BYTES and self._transport is not None:
             self._transport.close()

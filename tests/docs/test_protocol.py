@@ -201,7 +201,7 @@ def test_the_limits_are_the_code_s() -> None:
     [
         f"from 1 to {fields.MAX_ROWS:,}, by default {commands.Inspect().limit}: the rows",
         f"the first {blame.NAMED} of them",
-        f"for at most {outlet.LINGER_S:.0f} s and {outlet.LINGER_BYTES >> 20} MiB",
+        f"nothing for {outlet.LINGER_IDLE_S:.0f} s, for at most {outlet.LINGER_S:.0f} s and {outlet.LINGER_BYTES >> 20} MiB",
         f"not completed within {partial_lines.MAX_AGE_S:.0f} s",
         f"exact up to {blame.COUNTED:,} and",
         f"the last {ended.REMEMBERED:,} ids",
