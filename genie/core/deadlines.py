@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 NEVER = 2**62
-"""The tick of an id that never falls due. It is not kept."""
+"""The deadline of a request that waits without a limit. It is not kept here."""
 
 SLACK = 1024
 """Empty ticks that are kept at most, beside one for each that is not."""
@@ -31,9 +31,7 @@ class Deadlines:
         """Nothing falls due before this. `next` says when something does."""
 
     def add(self, tick: int, id: int) -> None:
-        """Let `id` fall due at the millisecond `tick`, unless that is `NEVER`."""
-        if tick >= NEVER:
-            return
+        """Let `id` fall due at the millisecond `tick`."""
         ids = self._ticks.get(tick)
         if ids is not None:
             ids.add(id)
@@ -46,8 +44,7 @@ class Deadlines:
 
     def discard(self, tick: int, id: int) -> None:
         """Forget the deadline that was added for `id`."""
-        if tick < NEVER:
-            self._ticks[tick].remove(id)
+        self._ticks[tick].remove(id)
 
     @property
     def next(self) -> float:

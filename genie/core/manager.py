@@ -81,14 +81,14 @@ class LockManager:
     def adopt(self, request: Request) -> None:
         """Take in a request as it is, held or waiting. Nobody is granted anything by it: that was decided elsewhere."""
         self.table.restore(request)
-        self.deadlines.add(request.deadline, request.id)
+        self._set_deadline(request)
 
     def forget(self, id: int) -> None:
         """Let go of a request, if there is one with this id. Nobody is granted anything by it."""
         request = self.table.find(id)
         if request is None:
             return
-        self.deadlines.discard(request.deadline, id)
+        self._clear_deadline(request)
         if request.state is HELD:
             self.table.unhold(request)
         else:
@@ -155,7 +155,7 @@ class LockManager:
         else:
             timeout_ms = request.queue_timeout_ms
             request.deadline = NEVER if timeout_ms >= NO_TIMEOUT_MS else ceil(now + timeout_ms)
-            self.deadlines.add(request.deadline, request.id)
+            self._set_deadline(request)
             if before:
                 self._settle([(name, True, None) for name in before], now, events, newcomer=request)
             elif clear(table, request):
@@ -214,7 +214,7 @@ class LockManager:
         for request in requests:
             if request.state is WAITING:
                 touched += self._places(request)
-                self.deadlines.discard(request.deadline, request.id)
+                self._clear_deadline(request)
                 self.table.dequeue(request)
                 self._end(Released(request, reason), events)
             elif request.state is HELD and request.release_on_disconnect:
@@ -264,6 +264,15 @@ class LockManager:
         self.deadlines.discard(request.deadline, request.id)
         return self.table.unhold(request)
 
+    def _set_deadline(self, request: Request) -> None:
+        """Let a request fall due at its deadline. One that waits may have none; one that is held always has one."""
+        if request.deadline < NEVER:
+            self.deadlines.add(request.deadline, request.id)
+
+    def _clear_deadline(self, request: Request) -> None:
+        if request.deadline < NEVER:
+            self.deadlines.discard(request.deadline, request.id)
+
     def _places(self, request: Request) -> Touched:
         """The lines in which a waiting request stands, for when it has left them."""
         return [(name, exclusive, request.entry(name)) for name, exclusive in request.wants()]
@@ -308,7 +317,7 @@ class LockManager:
     def _promote(self, request: Request, now: float, events: list[Event]) -> None:
         """Let a waiting request hold what it waited for."""
         self.table.dequeue(request)
-        self.deadlines.discard(request.deadline, request.id)
+        self._clear_deadline(request)
         waited_ms = now - request.since
         self._grant(request, now)
         events.append(Locked(request, waited_ms))
