@@ -61,43 +61,40 @@ class UnsplitLines:
 class Lines:
     """Cuts a stream of bytes into lines. Holds no more than one line that is not ended yet."""
 
-    __slots__ = ("_limit", "_rest")
+    __slots__ = ("_limit", "rest")
 
     def __init__(self, limit: int = MAX_LINE) -> None:
         self._limit = limit
-        self._rest = bytearray()
-
-    def __len__(self) -> int:
-        """Bytes of the line that is not ended yet."""
-        return len(self._rest)
+        self.rest = bytearray()
+        """The line that is not ended yet."""
 
     def clear(self) -> None:
         """Drop the line that is not ended yet."""
-        self._rest = bytearray()
+        self.rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes] | UnsplitLines:
         """The lines that these bytes complete, without their ends (a CR of CRLF stays)."""
-        if len(data) > SPLIT_BYTES and len(self._rest) + len(data) <= self._limit:
+        if len(data) > SPLIT_BYTES and len(self.rest) + len(data) <= self._limit:
             end = data.rfind(b"\n") + 1
             if not end:
-                self._rest += data
+                self.rest += data
                 return []
-            whole = bytes(self._rest) + data[:end]
-            self._rest = bytearray(data[end:])
+            whole = bytes(self.rest) + data[:end]
+            self.rest = bytearray(data[end:])
             return UnsplitLines(whole)
         lines = data.split(b"\n")
         rest = lines.pop()
-        if not rest and not self._rest and len(data) <= self._limit:
+        if not rest and not self.rest and len(data) <= self._limit:
             return lines  # whole lines and nothing else, as nearly always
-        size = len(self._rest) + len(data)
-        if lines and self._rest:
-            lines[0] = bytes(self._rest) + lines[0]
-            self._rest.clear()
+        size = len(self.rest) + len(data)
+        if lines and self.rest:
+            lines[0] = bytes(self.rest) + lines[0]
+            self.rest.clear()
         if size > self._limit:
             for number, line in enumerate(lines):
                 if len(line) - line.endswith(b"\r") > self._limit:
                     raise LineTooLong(lines[:number])
-            if len(self._rest) + len(rest) > self._limit + 1:  # the one may be the end's \r
+            if len(self.rest) + len(rest) > self._limit + 1:  # the one may be the end's \r
                 raise LineTooLong(lines)
-        self._rest += rest
+        self.rest += rest
         return lines

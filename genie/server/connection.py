@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 
@@ -63,6 +63,11 @@ class ConnectionState(Enum):
     """Its commands go to the desk of its namespace."""
     DETACHED = "detached"
     """Its session has ended, or is another connection's: nothing more of what it sent is executed."""
+
+
+READY: Final = ConnectionState.READY
+DETACHED: Final = ConnectionState.DETACHED
+"""Names of the module, since looking a member up on its class takes three times as long: they are asked for in each read."""
 
 
 class Hangup:
@@ -167,33 +172,39 @@ class Connection(Outlet):
         if self.ending:
             self._discard(data)
             return
-        if self._first is not None:
-            data = self._let_in(data)
-            if not data:
-                return
-        if self.state is ConnectionState.AWAIT_HELLO and data.startswith(TLS_RECORD):
-            self._hang_up(RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS"))  # it would wait for a line
-            return
-        lines = self._split(data)
-        if lines:
-            self._submit(lines, len(data))
-
-    def _split(self, data: bytes) -> list[bytes] | UnsplitLines:
-        """Return the lines that the bytes complete. A line that is too long ends the connection."""
+        if self.state is not READY:
+            data = self._authenticated(data)
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
-            self._submit(too_long.lines, 0)
-            if not self.ending:
-                limit = self._settings.max_line
-                self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"))
-            return []
-        if self._lines or self._partial:
-            self._partial = len(self._lines)
+            self._refuse_long_line(too_long)
+            return
+        if self._lines.rest or self._partial:
+            self._partial = len(self._lines.rest)
             self._registry.partial_lines.update(self, self._partial, new=bool(lines))
-        if isinstance(lines, list) and len(data) < SHORTEST * len(lines):
+        if type(lines) is list and len(data) < SHORTEST * len(lines):
             lines = [line for line in lines if line]  # blank ones may be many, and would fill the memory
-        return lines
+        if lines and self.state is not READY:
+            lines = self._open([*lines])
+        if lines:
+            self.desk.submit(self, lines, len(data))
+
+    def _authenticated(self, data: bytes) -> bytes:
+        """Return what a connection that is not open yet has sent, as far as it may be read: nothing before its token."""
+        if self._first is not None:
+            data = self._let_in(data)
+        if self.state is ConnectionState.AWAIT_HELLO and data.startswith(TLS_RECORD) and not self.ending:
+            self._hang_up(RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS"))  # it would wait for a line
+        return b"" if self.ending else data
+
+    def _refuse_long_line(self, too_long: LineTooLong) -> None:
+        """Execute the lines before it, then say that it is too long, and close."""
+        lines = too_long.lines if self.state is READY else self._open(too_long.lines)
+        if lines:
+            self.desk.submit(self, lines, 0)
+        if not self.ending:
+            limit = self._settings.max_line
+            self._hang_up(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"))
 
     def drop_partial_line(self, why: RequestRejected) -> None:
         """Close the connection, whose incomplete line is beyond a bound."""
@@ -242,7 +253,7 @@ class Connection(Outlet):
 
         After a `hello` the connection waits for another one.
         """
-        if self.state is ConnectionState.DETACHED:
+        if self.state is DETACHED:
             return None
         if isinstance(item, Hello):
             self.state = ConnectionState.HELLO_REJECTED
@@ -311,13 +322,6 @@ class Connection(Outlet):
             self._bell.cancel()
         return bytes(first)
 
-    def _submit(self, lines: list[bytes] | UnsplitLines, size: int) -> None:
-        """Submit lines, of a read of `size` bytes, to the desk, once the first of them have opened the connection."""
-        if self.state is not ConnectionState.READY:
-            lines = self._open([*lines])
-        if lines:
-            self.desk.submit(self, lines, size)
-
     def _open(self, lines: list[bytes]) -> list[bytes]:
         """Handle lines until one opens the connection: an accepted `hello`, or any other command first. Return the rest.
 
@@ -337,7 +341,7 @@ class Connection(Outlet):
                 self._reject(line, refusal(line, "hello was rejected; it must be sent again first"))
             else:
                 self._greet(line, hello)
-                if self.state is ConnectionState.READY:
+                if self.state is READY:
                     return lines[index + 1 :]
             if self.ending:
                 break

@@ -28,7 +28,7 @@ from genie.protocol.commands import (
 )
 from genie.protocol.replies import granted, released
 from genie.protocol.resources import MAX_RESOURCES
-from genie.server.connection import HANGUP, Connection, ConnectionState, Item
+from genie.server.connection import DETACHED, HANGUP, Connection, Item
 from genie.server.greeting import Greeting
 from genie.server.refusal import spanning
 from genie.server.rights import refused, sees
@@ -96,7 +96,7 @@ class Dispatch(Greeting):
         """Carry out what a connection asks for, in order, up to a long look (`inspect`). Returns whether that ended it."""
         # Every command comes through this loop. The two that nearly all are, with the one event that nearly every one
         # of them brings, are dealt with on the spot; whatever else there is has a method of its own.
-        if connection.state is ConnectionState.DETACHED:
+        if connection.state is DETACHED:
             for item in items:
                 if item is HANGUP:
                     self._note(connection, item)

@@ -61,6 +61,7 @@ class Pump:
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._scheduler = CommandScheduler(settings.max_pending)
+        self._light, self._busy = self._scheduler.light, self._scheduler.busy
         self._direct = not store.durable
         self._commits = Commits(self, self._dispatch, store, settings, stats, clock)
         self._scheduled: asyncio.Handle | None = None
@@ -82,10 +83,11 @@ class Pump:
         `size` is how many bytes they came in: what waits for the store is bounded.
         """
         if (
-            size <= SPLIT_BYTES
-            and connection is self._talker
+            connection is self._talker
             and self._direct
-            and not self._scheduler
+            and not self._light
+            and not self._busy
+            and size <= SPLIT_BYTES
             and not isinstance(items, UnsplitLines)
             and len(items) <= CHUNK
         ):
@@ -120,7 +122,7 @@ class Pump:
         any two commands would drive them out.
         """
         if self._scheduled is None and not self._commits.in_flight:
-            self._scheduled = self._loop.call_soon(self._run)
+            self._scheduled = self._loop.call_soon(self._run_scheduled)
 
     # -- one batch ----------------------------------------------------------------------------------------
 
@@ -134,6 +136,10 @@ class Pump:
             self._deliver()
         except Exception as error:  # noqa: BLE001 - see `_run`
             self.on_failure(error)
+
+    def _run_scheduled(self) -> None:
+        self._scheduled = None
+        self._run()
 
     def _run(self) -> None:
         if self._scheduled is not None:
@@ -156,7 +162,7 @@ class Pump:
         except Exception as error:  # noqa: BLE001 - a defect: better no server than one that has lost its way
             self.on_failure(error)
             return
-        if self._scheduler:
+        if self._light or self._busy:
             self._kick()  # others are read in between
 
     @property
@@ -190,7 +196,7 @@ class Pump:
         except Exception as defect:  # noqa: BLE001 - see `_run`
             self.on_failure(defect)
             return
-        if self._scheduler:
+        if self._light or self._busy:
             self._run()
 
     def on_failure(self, error: BaseException) -> None:

@@ -58,22 +58,24 @@ class CommandScheduler:
         """Bytes of all queued commands."""
         self._max_bytes = max_bytes
         self._clock = time.monotonic  # not the event loop's: uvloop reads its own once an iteration
-        self._light: deque[Connection] = deque()
-        self._busy: deque[Connection] = deque()
+        self.light: deque[Connection] = deque()
+        """Light connections that have commands queued; neither queue is ever replaced."""
+        self.busy: deque[Connection] = deque()
+        """Busy ones."""
         self._room = self._room_bytes = 0
         """Commands, and bytes of them, that the batch may still run."""
 
     def __bool__(self) -> bool:
         """Whether commands are queued."""
-        return bool(self._light or self._busy)
+        return bool(self.light or self.busy)
 
     def add(self, connection: Connection, items: Input, size: int) -> None:
         """Queue commands of one connection, in order, that came in `size` bytes."""
         if not connection.inbox:
             if size > SPLIT_BYTES or (connection.busy_until and connection.busy_until > self._clock()):
-                self._busy.append(connection)
+                self.busy.append(connection)
             else:
-                self._light.append(connection)
+                self.light.append(connection)
         connection.inbox.append((iter(items), maxsize if isinstance(items, UnsplitLines) else len(items), size))
         if size:
             self.bytes += size
@@ -83,7 +85,7 @@ class CommandScheduler:
 
     def run_batch(self, take: Take) -> None:
         """Run queued commands, as many as fit into one batch."""
-        light, busy, clock = self._light, self._busy, self._clock
+        light, busy, clock = self.light, self.busy, self._clock
         now = clock()
         end = now + BATCH_S
         self._room, self._room_bytes = MAX_BATCH, MAX_BATCH_BYTES
@@ -124,9 +126,9 @@ class CommandScheduler:
         if now >= end or self._room <= last:
             self._overran(connection, began, now)
             if inbox:
-                self._busy.append(connection)
+                self.busy.append(connection)
         elif inbox:
-            self._light.append(connection)
+            self.light.append(connection)
         return now
 
     def _run_chunk(self, connection: Connection, queued: Queued, take: Take) -> bool:
@@ -153,7 +155,7 @@ class CommandScheduler:
 
     def drain(self) -> Iterator[tuple[Connection, Iterable[Item]]]:
         """Take everything out without running it: each connection with its commands. What is added meanwhile stays."""
-        drained = [*self._light, *self._busy]
+        drained = [*self.light, *self.busy]
         self.clear()
         for connection in drained:
             inbox, connection.inbox = connection.inbox, deque()
@@ -163,8 +165,8 @@ class CommandScheduler:
 
     def clear(self) -> None:
         """Forget the connections that have commands queued."""
-        self._light.clear()
-        self._busy.clear()
+        self.light.clear()
+        self.busy.clear()
 
     def _finished(self, connection: Connection, size: int) -> None:
         self.bytes -= size

@@ -41,7 +41,7 @@ def framing(data: bytes) -> str:
             except LineTooLong as too_long:
                 got += too_long.lines
                 ended = True
-            assert len(lines._rest) <= limit + 1, "more than one line is kept"
+            assert len(lines.rest) <= limit + 1, "more than one line is kept"
             place += size
         framing_module.SPLIT_BYTES = SPLIT_BYTES
         assert (got, ended) == (expected, ends), f"cut by {step}: {got} {ended}, not {expected} {ends}"

@@ -41,4 +41,4 @@ def test_an_endless_line_is_not_kept() -> None:
     with pytest.raises(LineTooLong):
         for _ in range(200):
             lines.feed(b"x")
-    assert len(lines._rest) <= 102
+    assert len(lines.rest) <= 102
