@@ -269,7 +269,10 @@ def read(line: bytes) -> WireCommand:
         elif type(payload) is ReleasePayload and payload.namespace is None and payload.id is not None:
             return Release(payload.id, payload.ref)
         return _command(decoded)
-    except _REFUSALS:
+    except _REFUSALS as error:
+        why = str(error)
+        if why.startswith("JSON is malformed"):  # says where: no need to read it again
+            raise fields.bad_json(why.removeprefix("JSON is malformed: ")) from None
         rejected = fields.explain(line)
     if rejected is not None:
         raise rejected

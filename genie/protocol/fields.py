@@ -250,6 +250,11 @@ WITH_ID: Final = ("release", "extend")
 """Commands whose errors carry the `id` that they named."""
 
 
+def bad_json(why: str) -> RequestRejected:
+    """Return the refusal of a line that is not JSON."""
+    return RequestRejected(Code.BAD_JSON, f"the line is not strict JSON in UTF-8: {why}")
+
+
 def explain(line: bytes) -> RequestRejected | None:
     """Say what is wrong with a line that the typed decoder refused; None where nothing is.
 
@@ -258,7 +263,7 @@ def explain(line: bytes) -> RequestRejected | None:
     try:
         message = codec.loads(line)
     except ValueError as error:
-        return RequestRejected(Code.BAD_JSON, f"the line is not strict JSON in UTF-8: {error}")
+        return bad_json(str(error))
     if _deeper(message, MAX_DEPTH):
         return RequestRejected(Code.BAD_JSON, f"nested deeper than {MAX_DEPTH}")
     if type(message) is not dict or type(message.get("command")) is not str:

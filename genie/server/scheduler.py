@@ -62,6 +62,8 @@ class CommandScheduler:
         """Light connections that have commands queued; neither queue is ever replaced."""
         self.busy: deque[Connection] = deque()
         """Busy ones."""
+        self._paused: dict[Connection, None] = {}
+        """Connections that are paused because of all queued bytes, not only of their own."""
         self._room = self._room_bytes = 0
         """Commands, and bytes of them, that the batch may still run."""
 
@@ -80,7 +82,10 @@ class CommandScheduler:
         if size:
             self.bytes += size
             connection.ahead += size
-            if connection.ahead > MAX_AHEAD or self.bytes > self._max_bytes:
+            if self.bytes > self._max_bytes:
+                self._paused[connection] = None
+                connection.pause()
+            elif connection.ahead > MAX_AHEAD:
                 connection.pause()
 
     def run_batch(self, take: Take) -> None:
@@ -143,7 +148,7 @@ class CommandScheduler:
             self._room_bytes -= size
             connection.ahead -= size
             if connection.paused:
-                connection.resume()
+                self._resume(connection)
         return not stopped
 
     def _overran(self, connection: Connection, began: float, now: float) -> None:
@@ -172,7 +177,20 @@ class CommandScheduler:
         self.bytes -= size
         connection.ahead -= size
         if connection.paused:
+            self._resume(connection)
+
+    def _resume(self, connection: Connection) -> None:
+        """Read on from a paused connection, and from those paused for the sum, if what is queued is below the bounds again."""
+        if self.bytes > self._max_bytes:
+            self._paused[connection] = None
+            return
+        if connection.ahead <= MAX_AHEAD:
+            self._paused.pop(connection, None)
             connection.resume()
+        while self._paused:
+            paused, _ = self._paused.popitem()
+            if paused.ahead <= MAX_AHEAD:
+                paused.resume()
 
 
 def _first_chunk(inbox: Inbox, items: Iterator[Item], count: int, size: int) -> Queued:

@@ -22,10 +22,10 @@ TURNS_OF_A_BATCH = round(module.BATCH_S / module.QUANTUM_S)
 class World:
     """A scheduler, and connections by name. A command `name cost` takes so many ms."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = 1 << 30) -> None:
         self.now = 100.0
         self.ran: list[str] = []
-        self.scheduler = CommandScheduler(1 << 30)
+        self.scheduler = CommandScheduler(max_bytes)
         self.scheduler._clock = lambda: self.now
         self.connections: dict[str, Connection] = {}
 
@@ -159,3 +159,46 @@ async def test_what_is_drained_is_all_of_it_in_order() -> None:
     assert not world.scheduler
     assert world.scheduler.bytes == 0
     await asyncio.sleep(0)
+
+
+def test_a_connection_is_read_again_only_when_little_of_it_is_queued() -> None:
+    world = World()
+    size = module.MAX_AHEAD // 2 + 1
+    for _ in range(3):
+        world.add("a", *[1.0] * module.CHUNK, size=size)
+    connection = world.connections["a"]
+    assert connection.paused
+    paused = []
+    while world.scheduler:
+        world.batch()
+        paused.append((connection.paused, connection.ahead > module.MAX_AHEAD))
+    assert all(is_paused == is_above for is_paused, is_above in paused)
+    assert {is_paused for is_paused, _ in paused} == {True, False}
+
+
+def test_connections_that_were_paused_for_the_sum_are_read_again_when_it_is_small() -> None:
+    world = World(max_bytes=1_000)
+    world.add("a", *[1.0] * 20, size=900)
+    world.add("b", 0.1, size=200)
+    a, b = world.connections["a"], world.connections["b"]
+    assert (a.paused, b.paused) == (False, True)
+    world.put("b", [b"b 0.1"], 900)
+    while world.scheduler:
+        world.batch()
+        assert b.paused == (world.scheduler.bytes > 1_000)
+    assert not b.paused
+
+
+def test_a_connection_that_is_empty_before_the_sum_is_small_is_read_again_later() -> None:
+    world = World(max_bytes=1_000)
+    world.add("a", *[3.0] * 4 * module.CHUNK, size=2_000)
+    world.add("b", 0.1, size=200)
+    b = world.connections["b"]
+    world.batch()
+    world.batch()
+    assert not b.inbox
+    assert b.paused
+    while world.scheduler:
+        world.batch()
+    assert not b.paused
+    assert not world.connections["a"].paused
