@@ -94,6 +94,10 @@ class LockManager:
         else:
             self.table.dequeue(request)
 
+    def remember_ended(self, id: int, reason: Reason) -> None:
+        """Take in how a request ended before the state was loaded."""
+        self._ended.add(id, reason)
+
     def reason(self, id: int) -> Reason | None:
         """Why a request ended, for as long as that is remembered."""
         return self._ended.get(id)

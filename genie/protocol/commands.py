@@ -387,14 +387,22 @@ def _prefix(payload: WatchPayload) -> str:
     return payload.prefix and check_name(payload.prefix)
 
 
+_NO_COMMAND = (Code.BAD_JSON, Code.BAD_MESSAGE, Code.UNKNOWN_COMMAND)
+
+
 def read_hello(line: bytes) -> Hello | RequestRejected | None:
-    """Decode a line if it is a `hello`; None if it is something else. A wrong `hello` gives what is wrong with it."""
-    if b"hello" not in line and b"\\u" not in line:
+    """Decode a line if it is a `hello`; None if it is something else. A wrong `hello` gives what is wrong with it.
+
+    A line that is no command and contains `hello` counts as a wrong one: what follows it may rely on a session.
+    """
+    says_hello = b"hello" in line.lower()
+    if not says_hello and b"\\u" not in line:
         return None
     try:
         command = read(line)
     except RequestRejected as rejected:
-        return rejected if fields.is_hello(line) else None
+        meant = (says_hello and rejected.code in _NO_COMMAND) or fields.is_hello(line)
+        return rejected if meant else None
     if type(command) is not Hello:
         return None
     if command.protocol != fields.PROTOCOL:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Final, cast
 
 import structlog
@@ -15,6 +17,7 @@ from genie.access import Principal
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.protocol.commands import Hello, Within, http_refused, is_http, read_hello
+from genie.protocol.fields import hello_token
 from genie.protocol.framing import SHORTEST, Lines, LineTooLong, UnsplitLines
 from genie.server.door import GONE, HELLO_LINE, NO_HELLO, Denial
 from genie.server.outlet import Outlet
@@ -65,6 +68,9 @@ class ConnectionState(Enum):
     """Its session has ended, or is another connection's: nothing more of what it sent is executed."""
 
 
+OPENING_S = 0.0005
+"""Seconds for which a connection judges lines after a rejected `hello`, before others are read in between."""
+
 READY: Final = ConnectionState.READY
 DETACHED: Final = ConnectionState.DETACHED
 """Names of the module, since looking a member up on its class takes three times as long: they are asked for in each read."""
@@ -104,6 +110,7 @@ class Connection(Outlet):
         "_lines",
         "_partial",
         "_registry",
+        "_unopened",
         "ahead",
         "busy_until",
         "certificate",
@@ -140,6 +147,8 @@ class Connection(Outlet):
         """Who this is, and what it may do. None: nobody was asked, and everybody may do everything."""
         self.session = Session(self)
         self.state = ConnectionState.AWAIT_HELLO
+        self._unopened: Iterator[bytes] | None = None
+        """Lines after a rejected `hello` that were not judged yet. The connection is paused until they are."""
         self.inbox: Inbox = deque()
         """Its queued commands, read by read."""
         self._partial = 0
@@ -175,19 +184,24 @@ class Connection(Outlet):
         if self.state is not READY:
             data = self._authenticated(data)
         try:
-            lines = self._lines.feed(data)
+            fed = lines = self._lines.feed(data)
         except LineTooLong as too_long:
             self._refuse_long_line(too_long)
             return
-        if self._lines.rest or self._partial:
-            self._partial = len(self._lines.rest)
-            self._registry.partial_lines.update(self, self._partial, new=bool(lines))
         if type(lines) is list and len(data) < SHORTEST * len(lines):
             lines = [line for line in lines if line]  # blank ones may be many, and would fill the memory
         if lines and self.state is not READY:
-            lines = self._open([*lines])
+            lines = self._open(iter(lines))
         if lines:
             self.desk.submit(self, lines, len(data))
+        if self._lines.rest or self._partial:
+            self._count_partial_line(new=type(fed) is not list or bool(fed))
+
+    def _count_partial_line(self, *, new: bool) -> None:
+        """Count the line that is not complete yet; `new`: since the last read. Last, since it may close the connection."""
+        if not self.ending:
+            self._partial = len(self._lines.rest)
+            self._registry.partial_lines.update(self, self._partial, new=new)
 
     def _authenticated(self, data: bytes) -> bytes:
         """Return what a connection that is not open yet has sent, as far as it may be read: nothing before its token."""
@@ -199,7 +213,7 @@ class Connection(Outlet):
 
     def _refuse_long_line(self, too_long: LineTooLong) -> None:
         """Execute the lines before it, then say that it is too long, and close."""
-        lines = too_long.lines if self.state is READY else self._open(too_long.lines)
+        lines = too_long.lines if self.state is READY else self._open(iter(too_long.lines))
         if lines:
             self.desk.submit(self, lines, 0)
         if not self.ending:
@@ -273,6 +287,8 @@ class Connection(Outlet):
     def _turn_away(self, why: RequestRejected) -> None:
         """Say why, and close. No desk hears of it, so that it need not wait for the store."""
         self._first = bytearray()
+        if self._bell is not None:
+            self._bell.cancel()
         if self._door is not None:
             self._door.refused(why)
         self._registry.partial_lines.forget(self)
@@ -322,30 +338,71 @@ class Connection(Outlet):
             self._bell.cancel()
         return bytes(first)
 
-    def _open(self, lines: list[bytes]) -> list[bytes]:
+    def _open(self, lines: Iterator[bytes]) -> list[bytes]:
         """Handle lines until one opens the connection: an accepted `hello`, or any other command first. Return the rest.
 
-        Each `hello` is judged by itself, and goes to the desk of its namespace.
+        Each `hello` is judged by itself, and goes to the desk of its namespace. Many lines after a rejected one are
+        judged a few at a time.
         """
-        for index, line in enumerate(lines):
-            if not line or line.isspace():
-                continue
-            if self.state is ConnectionState.AWAIT_HELLO and is_http(line):
-                self._hang_up(http_refused())  # a page may have sent it: nothing of it is executed
-                return []
-            hello = read_hello(line)
-            if hello is None:
-                if self.state is ConnectionState.AWAIT_HELLO:
-                    self.state = ConnectionState.READY
-                    return lines[index:]
-                self._reject(line, refusal(line, "hello was rejected; it must be sent again first"))
-            else:
-                self._greet(line, hello)
-                if self.state is READY:
-                    return lines[index + 1 :]
+        if self._unopened is not None:
+            self._unopened = chain(self._unopened, lines)
+            return []
+        end = time.monotonic() + OPENING_S
+        for line in lines:
+            if line and not line.isspace() and self._opens(line):
+                return [*lines] if self.state is READY else self._first_command(line, lines)
             if self.ending:
                 break
+            if self.state is ConnectionState.HELLO_REJECTED and time.monotonic() > end:
+                self._unopened = lines
+                self.pause()
+                asyncio.get_running_loop().call_soon(self._open_more)
+                break
         return []
+
+    def _first_command(self, line: bytes, lines: Iterator[bytes]) -> list[bytes]:
+        """Begin without a `hello`."""
+        self.state = READY
+        return [line, *lines]
+
+    def _opens(self, line: bytes) -> bool:
+        """Whether the connection is open with this line: a `hello` that was submitted, or a first command to be executed."""
+        if self.state is ConnectionState.AWAIT_HELLO and is_http(line):
+            self._hang_up(http_refused())  # a page may have sent it: nothing of it is executed
+            return False
+        hello = read_hello(line)
+        if hello is None:
+            if self.state is ConnectionState.AWAIT_HELLO:
+                return True
+            self._reject(line, refusal(line, "hello was rejected; it must be sent again first"))
+        elif self._authenticates(line):
+            self._greet(line, hello)
+        return self.state is READY
+
+    def _open_more(self) -> None:
+        """Go on with the lines that were not judged yet."""
+        unopened, self._unopened = self._unopened, None
+        if unopened is None or self.closed or self.ending:
+            return
+        lines = self._open(unopened)
+        if lines:
+            self.desk.submit(self, lines, sum(map(len, lines)))
+        if self._unopened is None and not self.ahead:
+            self.resume()
+
+    def _authenticates(self, hello: bytes) -> bool:
+        """Whether a line with a `hello` may be judged: what came with an earlier one that was rejected does not count."""
+        door = self._door
+        if self.state is not ConnectionState.HELLO_REJECTED or self.principal is None or door is None:
+            return True
+        certificate = None if self._transport is None else name_of(self._transport.get_extra_info("peercert"))
+        principal = door.enters(hello, None if certificate is None else door.access.by_certificate(certificate))
+        if principal is None:
+            self.refuse(door.denial(hello))
+            return False
+        self.principal = principal
+        self.certificate = None if hello_token(hello) is not None else certificate
+        return True
 
     def _greet(self, line: bytes, hello: Hello | RequestRejected) -> None:
         """Submit a `hello`, which was decoded from `line`, to the desk of its namespace, or answer why it is rejected."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from genie.errors import Code
 from genie.protocol import replies
+from genie.server.scheduler import CommandScheduler
 
 if TYPE_CHECKING:
     from genie.observability.stats import Stats
-    from genie.server.connection import Connection, Input
+    from genie.server.connection import Connection, Input, Item
 
 
 class Desk(Protocol):
@@ -31,9 +34,11 @@ class Refusing:
     leads = False
     leader: str | None = None
 
-    def __init__(self, stats: Stats, namespace: str) -> None:
+    def __init__(self, stats: Stats, namespace: str, max_bytes: int) -> None:
         self._stats = stats
         self._namespace = namespace
+        self._scheduler = CommandScheduler(max_bytes)
+        self._scheduled: asyncio.Handle | None = None
 
     def _why(self) -> str:
         if self.leader is None:
@@ -43,18 +48,38 @@ class Refusing:
             )
         return f"this server does not lead the namespace {self._namespace!r}; {self.leader} does"
 
-    def submit(self, connection: Connection, items: Input, size: int) -> None:  # noqa: ARG002 - none waits
-        """Refuse what was said. Nothing changes by it, so that there is nothing to wait for."""
+    def submit(self, connection: Connection, items: Input, size: int) -> None:
+        """Refuse commands: at once as many as fit into one batch, the rest when others were read in between."""
+        self._scheduler.add(connection, items, size)
+        if self._scheduled is None:
+            self._run()
+
+    def complete(self) -> None:
+        """Refuse what is queued, now: the connections get another desk."""
+        while self._scheduler:
+            self._scheduler.run_batch(self._refuse)
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+
+    def _run(self) -> None:
+        self._scheduler.run_batch(self._refuse)
+        self._scheduled = asyncio.get_running_loop().call_soon(self._run) if self._scheduler else None
+
+    def _refuse(self, connection: Connection, items: Iterator[Item]) -> bool:
         why = self._why()
         for item in items:
+            if connection.closed:
+                continue
             rejected = connection.unavailable(item, why)
             if rejected is not None:
                 self._stats.errors[rejected.code] += 1
                 leader = self.leader if rejected.code == Code.UNAVAILABLE else None
                 connection.out.append(replies.error(rejected, leader))
         connection.flush()
-        if connection.ending:
+        if connection.ending and not connection.inbox:
             connection.finish()
+        return False
 
     def gone(self, connection: Connection) -> None:
         """It had nothing here."""

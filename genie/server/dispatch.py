@@ -84,6 +84,9 @@ class Dispatch(Greeting):
     def recover(self, endings: Iterable[Ending]) -> None:
         """The step after loading: nobody who asked before is connected now, but sessions may come back."""
         requests = [*self._held.values(), *self._waiting.values()]
+        endings = list(endings)
+        for ending in endings:
+            self.manager.remember_ended(ending.id, ending.reason)
         self.sessions.restore(requests, endings, self.now)
         self._tell(self.manager.step(core.Recover(), self.now), None)
 

@@ -135,13 +135,12 @@ class Outlet(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing() or self._lingers_until:
             return
-        if self._eof:
+        if self._eof or not transport.can_write_eof():  # TLS has no half-close: its close discards what comes by itself
             transport.close()
             return
         loop = asyncio.get_running_loop()
         self._lingers_until = loop.time() + LINGER_S
-        if transport.can_write_eof():
-            transport.write_eof()
+        transport.write_eof()
         loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)
         self._read_on()
 
@@ -175,6 +174,11 @@ class Outlet(asyncio.Protocol):
         """Go on reading."""
         self.paused = False
         self._read_on()
+
+    @property
+    def reading_is_paused(self) -> bool:
+        """Whether the server reads nothing from the client now, but will again."""
+        return self.paused or self._behind
 
     def stop_reading(self) -> None:
         """Take no more commands from this client."""

@@ -73,8 +73,14 @@ class PartialLines:
             if began > now - MAX_AGE_S:
                 self._timer = loop.call_later(began + MAX_AGE_S - now, self._close_oldest)
                 return
+            if connection.reading_is_paused:  # the rest may have been sent
+                del self._began[connection]
+                self._began[connection] = now
+                continue
             why = f"the line was not completed within {MAX_AGE_S:g} s"
             self._close(connection, RequestRejected(Code.BAD_MESSAGE, why))
+        if self._began:
+            self._timer = loop.call_later(MAX_AGE_S, self._close_oldest)
 
     def _close(self, connection: Connection, why: RequestRejected) -> None:
         log.warning("connection with an incomplete line closed", bytes=self._sizes[connection], reason=why.message)

@@ -8,11 +8,12 @@ stored.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from genie.config import NAMESPACE
 from genie.core import LockManager
+from genie.protocol.commands import Hello
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
 from genie.server.commits import Commits
 from genie.server.connection import HANGUP, Connection, Input, Item
@@ -70,6 +71,8 @@ class Pump:
         self._timer_at = float("inf")
         self._due = False
         """The timer has rung: something may have expired."""
+        self._left: list[Connection] = []
+        """Connections that ended while the store was away."""
         self._late: dict[Connection, None] = {}
         """Those that watch and have to be told of what is stored."""
         self._stopped = False
@@ -96,8 +99,8 @@ class Pump:
         self._talker = connection
         if self._stopped:
             return
-        if self._commits.away:
-            self._refuse(connection, items)
+        if self._commits.away and type(items) is list and type(items[0]) is Hello:
+            self._refuse(connection, iter(items))  # at once: it decides what becomes of the lines after it
             return
         self._put(connection, items, size)
 
@@ -121,7 +124,7 @@ class Pump:
         One pass over all of it finds the code and the tables in the processor's caches, where a system call between
         any two commands would drive them out.
         """
-        if self._scheduled is None and not self._commits.in_flight:
+        if self._scheduled is None and (not self._commits.in_flight or self._commits.away):
             self._scheduled = self._loop.call_soon(self._run_scheduled)
 
     # -- one batch ----------------------------------------------------------------------------------------
@@ -139,7 +142,10 @@ class Pump:
 
     def _run_scheduled(self) -> None:
         self._scheduled = None
-        self._run()
+        if self._commits.away:
+            self._run_away()
+        else:
+            self._run()
 
     def _run(self) -> None:
         if self._scheduled is not None:
@@ -196,6 +202,9 @@ class Pump:
         except Exception as defect:  # noqa: BLE001 - see `_run`
             self.on_failure(defect)
             return
+        for connection in self._left:
+            self._scheduler.add(connection, [HANGUP], 0)
+        self._left.clear()
         if self._light or self._busy:
             self._run()
 
@@ -252,25 +261,42 @@ class Pump:
     # -- bad days -----------------------------------------------------------------------------------------
 
     def on_away(self) -> None:
-        """The store does not answer. What it has been given waits for its outcome; the rest is refused."""
-        for connection, items in self._scheduler.drain():
-            self._refuse(connection, items)
+        """The store does not answer. What it has been given waits for its outcome; the rest is refused, batch by batch."""
+        if self._scheduler:
+            self._kick()
 
-    def _refuse(self, connection: Connection, items: Iterable[Item]) -> None:
+    def _run_away(self) -> None:
+        """Refuse commands, as many as fit into one batch."""
+        try:
+            self._scheduler.run_batch(self._refuse)
+        except Exception as error:  # noqa: BLE001 - see `_run`
+            self.on_failure(error)
+            return
+        if self._light or self._busy:
+            self._kick()
+
+    def _refuse(self, connection: Connection, items: Iterator[Item]) -> bool:
         """Answer commands that were not taken up, without overtaking what this connection is still to be told."""
-        waiting = bool(connection.out)
+        waiting, all_of_it = bool(connection.out), False
         for item in items:
             if item is HANGUP:
-                self._put(connection, [item], 0)
+                self._left.append(connection)
                 continue
+            all_of_it = all_of_it or isinstance(item, Hello)
             rejected = connection.unavailable(item)
             if rejected is not None:
                 self._dispatch.reject(connection, rejected)
+        if (
+            all_of_it
+        ):  # what was sent after a `hello` must not run without its session, if the store is back before its turn
+            for more in self._scheduler.take_all(connection):
+                self._refuse(connection, more)
         if not waiting and connection.out:
             self._dispatch.touched.pop()  # nobody else was told anything since
             connection.flush()
         elif len(connection.out) > MAX_UNTOLD + MOST_EVENTS:
             connection.abort()
+        return False
 
     async def settled(self) -> None:
         """Wait until everything that was taken up is stored and told."""
@@ -291,6 +317,7 @@ class Pump:
         """Let go of all locks and lines, when this was stopped and another leads: it may be much memory."""
         self._dispatch.forget()
         self._scheduler.clear()
+        self._left.clear()
         self._late.clear()
 
     def recover(self, endings: Iterable[Ending]) -> None:

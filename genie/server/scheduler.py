@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import length_hint
 from sys import maxsize
@@ -158,15 +158,13 @@ class CommandScheduler:
             connection.busy_until = until
         connection.overran_until = until
 
-    def drain(self) -> Iterator[tuple[Connection, Iterable[Item]]]:
-        """Take everything out without running it: each connection with its commands. What is added meanwhile stays."""
-        drained = [*self.light, *self.busy]
-        self.clear()
-        for connection in drained:
-            inbox, connection.inbox = connection.inbox, deque()
-            for items, _, size in inbox:
-                yield connection, items
-                self._finished(connection, size)
+    def take_all(self, connection: Connection) -> Iterator[Iterator[Item]]:
+        """Take out everything that is queued of a connection whose turn it is."""
+        inbox = connection.inbox
+        while inbox:
+            items, _, size = inbox.popleft()
+            yield items
+            self._finished(connection, size)
 
     def clear(self) -> None:
         """Forget the connections that have commands queued."""

@@ -48,7 +48,7 @@ class Seat:
         self._connections = connections
         self._ready = ready
         self._errands: set[Errand] = set()
-        self._refusing = Refusing(self.stats, namespace)
+        self._refusing = Refusing(self.stats, namespace, settings.max_pending)
         self.pump: Pump | None = None
         """That of the present time as leader, or of the last until it is known who leads now."""
         self.leads = False
@@ -173,6 +173,7 @@ class Seat:
         gc.freeze()  # what is there now stays: the collector need not look at it again
         if self.pulse is not None:
             self.pulse.pump = pump
+        self._refusing.complete()
         for connection in self._own(self._refusing):
             connection.desk = pump
         if self._ready.is_set():

@@ -50,8 +50,8 @@ class Session:
         self.number = 0
         self.alive = 0
         """How many of its requests are held or wait."""
-        self.since = 0.0
-        """When its connection came."""
+        self.since = inf
+        """When its connection came. Infinite where that is unknown: none of its endings counts as received."""
         self.until = 0
         """When it ends, while it has no connection."""
         self.bound: dict[int, Request] = {}

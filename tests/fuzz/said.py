@@ -71,7 +71,8 @@ def understood(line: bytes, now_ms: float) -> Said:
     try:
         command = read(line)
     except RequestRejected as wrong:
-        return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, greets=is_hello(line))
+        meant = wrong.code in ("bad-json", "bad-message", "unknown-command") and b"hello" in line.lower()
+        return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, greets=meant or is_hello(line))
     if isinstance(command, Within):
         if command.namespace != NAMESPACE:
             wrong = spanning(command, NAMESPACE)

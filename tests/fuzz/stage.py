@@ -142,11 +142,13 @@ class Stage:
         manager.unix_offset_ms = 1.79e12
         manager.max_places = self.settings.max_queue
         manager.next_id, manager.next_fence = max(manager.next_id, 100), max(manager.next_fence, 100)
-        self.desk: Any = Refusing(self.stats, NAMESPACE)
+        self.desk: Any = Refusing(self.stats, NAMESPACE, 1 << 20)
         self.pump = Pump(manager, self.store, self.settings, self.stats, lambda: self.now_ms - began, self._failed)
         self.pump._scheduler._clock = self.loop.time
         self.pump.recover(replica.endings.values())
         await self._quiet()
+        if isinstance(self.desk, Refusing):
+            self.desk.complete()
         self.desk = self.pump
         for client in self.clients.values():
             client.connection.desk = self.pump
@@ -159,7 +161,7 @@ class Stage:
 
     def _cut_all(self) -> None:
         self.killing = True
-        self.desk = Refusing(self.stats, NAMESPACE)
+        self.desk = Refusing(self.stats, NAMESPACE, 1 << 20)
         for connection in list(self.registry):
             connection.abort()
 

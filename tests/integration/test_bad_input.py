@@ -122,7 +122,7 @@ async def test_one_error_and_nothing_changed(wire: Wire, line: bytes, code: str,
     assert error["code"] == code, error
     assert named is None or named in error["message"], error
     assert error.get("ref") == ("r" if b'"ref":"r"' in line else None)
-    if b'"hello"' in line:
+    if b"hello" in line:
         wire.send("hello")
         await wire.expect("welcome")
     wire.send("inspect")

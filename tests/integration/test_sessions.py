@@ -247,6 +247,8 @@ async def test_a_ref_of_an_own_release_outlives_a_restart(redis: Redis) -> None:
         ]
         again.send("release", ref="job")
         assert (await again.expect("released"))["id"] == job
+        again.send("release", id=job, ref="again")
+        assert await again.expect("released") == {"id": job, "reason": "success", "ref": "again"}
         again.send("inspect", resource="job")
         assert (await again.expect("inspected"))["holdersTotal"] == 0
 

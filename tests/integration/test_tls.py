@@ -24,7 +24,7 @@ from certificates import Certificates
 from commands import genie_cli
 from genie.config import Settings
 from genie.errors import Unavailable
-from genie.server import handshake
+from genie.server import handshake, outlet
 from genie.server.app import Server
 from servers import WAIT_S, Genie, running_server
 
@@ -426,3 +426,21 @@ async def test_the_admin_port_speaks_it_too(made: Certificates, tmp_path: Path) 
         server.send(signal.SIGHUP)
         await asyncio.to_thread(server.until, "certificates read again")
         assert await live(other.context()) == "ok\n"
+
+
+def test_a_close_is_sent_at_once(
+    run: Callable[[Any], Any], made: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS can't be half-closed: waiting for the client to close first would tell it nothing."""
+    monkeypatch.setattr(outlet, "LINGER_S", 10 * WAIT_S)
+    monkeypatch.setattr(outlet, "LINGER_IDLE_S", 10 * WAIT_S)
+
+    async def work() -> None:
+        async with serving(made) as (_, address):
+            reader, writer = await asyncio.open_connection(*address, ssl=made.context())
+            writer.write(b'{"command":"bye"}\n')
+            assert orjson.loads(await reader.readline())["command"] == "bye"
+            assert await reader.read() == b""
+            writer.close()
+
+    run(work())

@@ -191,6 +191,37 @@ async def test_a_session_that_is_wrong_is_told_to_whom_the_token_is_right(genie:
     await wire.lock("exclusive:behind a wrong session")
 
 
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [({}, "carried no token"), ({"token": WRONG}, "is not known")],
+    ids=["none", "wrong"],
+)
+async def test_a_hello_after_a_rejected_one_needs_a_token_of_its_own(
+    genie: Genie, payload: dict[str, Any], message: str
+) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.send("hello", protocol=7, token=LIMITS)
+    assert (await wire.expect("error"))["code"] == "unsupported-protocol"
+    wire.send("hello", **payload)
+    wire.send("request", resources=["exclusive:nothing"])
+    error = await wire.expect("error")
+    assert error["code"] == "unauthorized"
+    assert message in error["message"]
+    await wire.expect("closed")
+    await wire.close()
+
+
+async def test_a_hello_after_a_rejected_one_decides_the_name(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.send("hello", protocol=7, token=LIMITS)
+    wire.send("hello", token=LOOK_OUT)
+    wire.send("request", resources=["exclusive:nothing"])
+    assert (await wire.expect("error"))["code"] == "unsupported-protocol"
+    await wire.expect("welcome")
+    assert "look out" in (await wire.expect("error"))["message"]
+    await wire.close()
+
+
 async def test_a_second_hello_changes_nothing(genie: Genie) -> None:
     wire = await enter(genie, PAYMENTS)
     wire.send("hello", token=OPS)
@@ -255,7 +286,7 @@ async def test_a_server_that_follows_or_whose_store_is_away_asks_alike(tmp_path:
             known = await Wire.connect(follower.address)
             known.send("hello", token=LIMITS)
             assert (await known.expect("error"))["leader"].endswith(str(leader.port))
-            known.send("hello")  # it was let in: what it says again needs no token
+            known.send("hello", token=LIMITS)
             assert (await known.expect("error"))["code"] == "unavailable"
         with running_server(redis, namespace="away", token_file=path, store_timeout_ms=1000, lease=600) as server:
             wire = await enter(server, LIMITS)

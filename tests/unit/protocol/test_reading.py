@@ -318,8 +318,10 @@ def test_what_is_no_namespace_is_named(command: str, wrong: object) -> None:
         (b'{"command":"hello","payload":["namespace"]}', "bad-message"),
         (line("request", namespace="billing"), None),
         (line("watch", prefix="hello"), None),
-        (b'["hello"]', None),
-        (b"hello", None),
+        (b'["hello"]', "bad-message"),
+        (b"hello", "bad-json"),
+        (b'{"command":"HELLO"}', "unknown-command"),
+        (b'{"command":"request","payload":{"resources":["hello"]}}', None),
         (b"\xff", None),
     ],
 )

@@ -13,6 +13,8 @@ from genie.config import Settings
 from genie.core import LockManager
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
+from genie.server import connection as connection_module
+from genie.server import scheduler
 from genie.server.connection import Connection
 from genie.server.desk import Desk, Refusing
 from genie.server.pump import Pump
@@ -41,20 +43,21 @@ class Held(MemoryStore):
 class World:
     """Two namespaces, a and b. Who says none is at a."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
+        self.settings = Settings(**settings)
         self.stores = {"a": Held(), "b": Held()}
         self.pumps = {
             name: Pump(LockManager(), store, Settings(), Stats(), lambda: 0.0, lambda _: None, name)
             for name, store in self.stores.items()
         }
         self.desks: dict[str | None, Desk] = {None: self.pumps["a"], **self.pumps}
-        self.registry = Registry(Settings())
+        self.registry = Registry(self.settings)
 
     def enter(self) -> tuple[Connection, list[dict[str, Any]]]:
         def desk_of(namespace: str | None) -> Desk | RequestRejected:
             return self.desks.get(namespace) or RequestRejected(Code.UNKNOWN_NAMESPACE, f"no {namespace}")
 
-        connection = Connection(self.desks[None], Settings(), self.registry, None, desk_of)
+        connection = Connection(self.desks[None], self.settings, self.registry, None, desk_of)
         told: list[dict[str, Any]] = []
         connection.connection_made(Hearing(lambda data: told.extend(map(orjson.loads, data.splitlines()))))
         return connection, told
@@ -123,7 +126,7 @@ async def test_each_hello_is_judged_by_itself(in_one_read: bool) -> None:
 
 async def test_a_hello_without_a_namespace_is_for_the_first_also_behind_one_that_was_refused() -> None:
     world = World()
-    follower = Refusing(Stats(), "b")
+    follower = Refusing(Stats(), "b", 1 << 20)
     world.desks["b"] = follower
     connection, told = world.enter()
     connection.data_received(line("hello", namespace="b"))
@@ -133,4 +136,125 @@ async def test_a_hello_without_a_namespace_is_for_the_first_also_behind_one_that
     world.stores["a"].answer()
     assert told[-1]["command"] == "welcome"
     assert told[-1]["payload"]["namespace"] == "a"
+    world.stop()
+
+
+async def turns_until(condition: Callable[[], object]) -> int:
+    """Let the event loop run; return how many turns that took."""
+    for turn in range(10_000):
+        if condition():
+            return turn
+        await asyncio.sleep(0)
+    raise AssertionError("this never came")
+
+
+async def test_lines_after_a_rejected_hello_are_judged_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "OPENING_S", 0.0)
+    world = World()
+    connection, told = world.enter()
+    refused = [line("ping", ref=str(number)) for number in range(50)]
+    connection.data_received(line("hello", protocol=7) + b"".join(refused) + line("hello", ref="at last"))
+    connection.data_received(line("ping", ref="now"))
+    assert len(told) < 5
+    assert connection.paused
+    await turns_until(lambda: world.stores["a"].waiting)
+    world.stores["a"].answer()
+    assert [message["payload"].get("ref") for message in told] == [None, *map(str, range(50)), "at last", "now"]
+    assert commands(told)[-2:] == ["welcome", "pong"]
+    assert not connection.paused
+    world.stop()
+
+
+@pytest.mark.parametrize(
+    "first", [b"hello\n", b'{"command":"Hello"}\n', b'{"command":"hello","payload":{"session":"\xff"}}\n']
+)
+async def test_a_first_line_that_may_have_meant_hello_opens_nothing(first: bytes) -> None:
+    world = World()
+    connection, told = world.enter()
+    connection.data_received(first + line("request", resources=["exclusive:1"], ref="1"))
+    await asyncio.sleep(0)
+    codes = [message["payload"]["code"] for message in told]
+    assert codes[0] in ("bad-json", "unknown-command")
+    assert codes[1:] == ["unavailable"]
+    assert not world.stores["a"].waiting
+    world.stop()
+
+
+async def test_commands_run_before_the_incomplete_line_that_ends_their_connection() -> None:
+    world = World(max_partial=100)
+    connection, told = world.enter()
+    connection.data_received(line("ping", ref="1"))
+    await asyncio.sleep(0)
+    world.stores["a"].answer()
+    connection.data_received(line("request", resources=["exclusive:1"], ref="2", onDisconnect="release") + b"x" * 101)
+    await asyncio.sleep(0)
+    world.stores["a"].answer()
+    assert commands(told) == ["pong", "queued", "locked", "error", "released"]
+    assert not world.pumps["a"].manager.table.held
+    world.stop()
+
+
+async def test_a_follower_refuses_much_in_batches_and_the_rest_when_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MAX_BATCH", 10)
+    world = World()
+    follower = Refusing(Stats(), "a", 1 << 20)
+    world.desks[None] = follower
+    connection, told = world.enter()
+    count = 10 * scheduler.QUANTUM
+    connection.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
+    assert 0 < len(told) < count
+    before = len(told)
+    await asyncio.sleep(0)
+    assert before < len(told) < count
+    follower.complete()
+    assert [message["payload"]["ref"] for message in told] == [str(number) for number in range(count)]
+    assert not follower._scheduler
+    assert connection.ahead == 0
+    world.stop()
+
+
+async def test_much_is_refused_in_batches_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    pump = world.pumps["a"]
+    (other, _), (connection, told), (left, _) = world.enter(), world.enter(), world.enter()
+    other.data_received(line("request", resources=["exclusive:1"]))
+    await turns_until(lambda: world.stores["a"].waiting)
+    monkeypatch.setattr(scheduler, "MAX_BATCH", 10)
+    count = 10 * scheduler.QUANTUM
+    connection.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
+    left.data_received(line("request", resources=["exclusive:2"], onDisconnect="release"))
+    left.connection_lost(None)
+    pump._commits.away = True
+    pump.on_away()
+    assert told == []
+    await asyncio.sleep(0)
+    assert 0 < len(told) < count
+    await turns_until(lambda: len(told) == count)
+    assert {message["payload"]["code"] for message in told} == {"unavailable"}
+    world.stores["a"].answer()
+    await asyncio.sleep(0)
+    assert not pump._scheduler
+    assert list(pump.manager.table.held) == [min(pump.manager.table.held)], "nothing of the connection that was lost"
+    world.stop()
+
+
+async def test_what_was_sent_after_a_hello_does_not_run_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MAX_BATCH", 1)
+    monkeypatch.setattr(scheduler, "QUANTUM", 1)
+    world = World()
+    pump = world.pumps["a"]
+    (other, _), (connection, told) = world.enter(), world.enter()
+    other.data_received(line("request", resources=["exclusive:1"]))
+    await turns_until(lambda: world.stores["a"].waiting)
+    connection.data_received(
+        line("hello", session="a-secret-of-the-tests") + line("request", resources=["exclusive:2"], ref="1")
+    )
+    pump._commits.away = True
+    pump.on_away()
+    await asyncio.sleep(0)
+    world.stores["a"].answer()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert [message["payload"].get("code") for message in told] == ["unavailable", "unavailable"]
+    assert len(pump.manager.table.held) == 1
     world.stop()

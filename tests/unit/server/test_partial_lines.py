@@ -16,6 +16,7 @@ class Sender:
 
     def __init__(self) -> None:
         self.closed: asyncio.Future[RequestRejected] = asyncio.get_running_loop().create_future()
+        self.reading_is_paused = False
 
     def drop_partial_line(self, why: RequestRejected) -> None:
         self.closed.set_result(why)
@@ -68,4 +69,20 @@ async def test_a_line_that_takes_too_long_is_closed_and_one_that_began_later_is_
         assert not steady.closed.done(), "each of its lines was completed in time"
         assert later.closed.done()
         assert (await steady.closed).code == "bad-message"
+    assert lines.bytes == 0
+
+
+async def test_no_line_is_too_slow_while_the_server_does_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_lines, "MAX_AGE_S", 0.01)
+    lines = PartialLines(1000)
+    paused, other = senders(lines, 1, 1)
+    paused.reading_is_paused = True
+    async with asyncio.timeout(60):
+        await other.closed
+        for _ in range(3):
+            later = senders(lines, 1)[0]
+            await later.closed
+        assert not paused.closed.done()
+        paused.reading_is_paused = False
+        await paused.closed
     assert lines.bytes == 0

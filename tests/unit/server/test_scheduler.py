@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -35,7 +34,7 @@ class World:
 
     def put(self, name: str, items: Input, size: int) -> None:
         if name not in self.connections:
-            self.connections[name] = Connection(Refusing(Stats(), "genie"), Settings(), Registry(Settings()))
+            self.connections[name] = Connection(Refusing(Stats(), "genie", 1 << 20), Settings(), Registry(Settings()))
         self.scheduler.add(self.connections[name], items, size)
 
     def batch(self) -> list[str]:
@@ -145,20 +144,28 @@ def test_lines_are_split_when_their_turn_comes() -> None:
     assert (world.scheduler.bytes, world.connections["a"].ahead) == (0, 0)
 
 
-async def test_what_is_drained_is_all_of_it_in_order() -> None:
+def test_everything_of_one_connection_is_taken_out_in_order() -> None:
     world = World()
     data = b"".join(b"%d\n" % number for number in range(10_000))
+    world.put("a", [b"first"], 1)
     world.put("a", UnsplitLines(data), len(data))
     world.add("b", 1.0)
     world.put("a", [b"last"], 1)
-    drained: dict[Connection, list[Item]] = {}
-    for connection, items in world.scheduler.drain():
-        drained.setdefault(connection, []).extend(items)
-    assert drained[world.connections["a"]] == [*data.splitlines(), b"last"]
-    assert len(drained[world.connections["b"]]) == 1
-    assert not world.scheduler
-    assert world.scheduler.bytes == 0
-    await asyncio.sleep(0)
+    taken: list[Item] = []
+
+    def take(connection: Connection, items: Iterator[Item]) -> bool:
+        if connection is world.connections["a"]:
+            taken.extend(items)
+            for more in world.scheduler.take_all(connection):
+                taken.extend(more)
+        return False
+
+    world.scheduler.run_batch(take)
+    assert taken == [b"first", *data.splitlines(), b"last"]
+    assert not world.connections["a"].inbox
+    while world.scheduler:
+        world.batch()
+    assert (world.scheduler.bytes, world.connections["a"].ahead) == (0, 0)
 
 
 def test_a_connection_is_read_again_only_when_little_of_it_is_queued() -> None:

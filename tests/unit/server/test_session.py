@@ -152,3 +152,12 @@ def test_what_was_loaded_belongs_to_its_sessions_again() -> None:
     assert session.known("r") is mine
     assert session.endings is not None
     assert session.known("e") is session.endings[0]
+
+
+@pytest.mark.parametrize("now", [100.0, 61_500.0, 1e9])
+def test_endings_that_were_loaded_count_as_not_received(now: float) -> None:
+    sessions = Sessions()
+    loaded = Ending(7, "e", StoredOrigin(key_of(SECRET), 1000.0), 0.0, b"line")
+    sessions.restore([], [loaded], now)
+    session, _ = sessions.enter(SECRET, 1000)
+    assert list(session.unreceived()) == [loaded]
