@@ -9,18 +9,21 @@ from collections.abc import Iterator
 import pytest
 from matching import Book, Screen
 from pages import Block, blocks, code, number, prose, table
-from transcript import play, steps
+from transcript import line, play, steps
 
 from genie.config import Settings
 from genie.core import Reason, Request, blame, ended
 from genie.errors import Code
 from genie.protocol import commands, fields, framing, replies, resources
 from genie.server import door, outlet, partial_lines, scheduler, session, sessions, watches
-from servers import Genie, running_server
+from servers import Genie, running_redis, running_server
+from wire import Wire
 
 PAGE = "protocol.md"
 BLOCKS = blocks(PAGE)
 EXAMPLES = [block for block in BLOCKS if block.language == "transcript"]
+OF_A_FOLLOWER = [block for block in EXAMPLES if any(step.who == "F" for step in steps(block))]
+LEADER = "192.0.2.7:7077"
 SETTINGS = Settings()
 
 
@@ -30,10 +33,24 @@ def genie() -> Iterator[Genie]:
         yield server
 
 
-@pytest.mark.parametrize("block", EXAMPLES, ids=str)
+@pytest.mark.parametrize("block", [block for block in EXAMPLES if block not in OF_A_FOLLOWER], ids=str)
 async def test_an_example_happens_so(block: Block, genie: Genie) -> None:
     assert steps(block)
     await play(block, genie.address)
+
+
+async def test_a_follower_answers_so() -> None:
+    """`play` needs a server that executes commands."""
+    (block,) = OF_A_FOLLOWER
+    with running_redis() as redis, running_server(redis, advertise=LEADER), running_server(redis) as follower:
+        wire, book = await Wire.connect(follower.address), Book()
+        for step in steps(block):
+            if step.what == "->":
+                wire.raw(line(step.text, book))
+            else:
+                command, payload = await wire.receive()
+                book.match(json.loads(step.text), {"command": command, "payload": payload})
+        await wire.close()
 
 
 def test_blocks_are_examples_or_drawings() -> None:
@@ -203,6 +220,7 @@ def test_the_limits_are_the_code_s() -> None:
         f"the first {blame.NAMED} of them",
         f"nothing for {outlet.LINGER_IDLE_S:.0f} s, for at most {outlet.LINGER_S:.0f} s and {outlet.LINGER_BYTES >> 20} MiB",
         f"not completed within {partial_lines.MAX_AGE_S:.0f} s",
+        f"when its lease has ended: {SETTINGS.lease:.0f} s by default (`GENIE_LEASE`)",
         f"exact up to {blame.COUNTED:,} and",
         f"the last {ended.REMEMBERED:,} ids",
         f"remembers the last {session.MAX_ENDINGS:,} requests that ended, and all sessions together the last {sessions.MAX_ENDINGS_IN_ALL:,};",
