@@ -46,7 +46,7 @@ from genie.protocol import messages
 from genie.protocol.framing import Lines, LineTooLong
 
 MAX_ANSWER: Final = 1 << 28
-"""Bytes in one line from the server; only an `inspected` with all its rows comes near."""
+"""Bytes in one line from the server; `inspected`, `watching` and a `deadlock` with a long cycle are far below it."""
 
 FINAL: Final = frozenset({Code.UNAUTHORIZED, Code.UNKNOWN_NAMESPACE, Code.UNSUPPORTED_PROTOCOL})
 """Codes of a refused `hello` that are reported to the callers instead of being retried."""

@@ -48,6 +48,8 @@ class WireClient:
         self._number = 0
         self._commands = 0
         self._own: set[int] = set()
+        self._repeated: set[str] = set()
+        """Refs of ended requests that were sent again: their answers may come when the next requests have ended."""
         self._ended: Request | None = None
         """The request before this one."""
         self._quiet = False
@@ -233,6 +235,7 @@ class WireClient:
             self._ask(link, request)
         if self._ended is not None and self._ended.reason != "unknown-id" and self._random.random() < REPEATS:
             self._watch.counts["asked again behind the end"] += 1
+            self._repeated.add(self._ended.ref)
             self._ask(link, self._ended)
 
     # -- what is said -------------------------------------------------------------------------------------
@@ -255,7 +258,7 @@ class WireClient:
 
     def _of_ended(self, command: str, payload: dict[str, Any]) -> bool:
         """Whether a message may be about a request that has ended: it is never locked again."""
-        again = self._ended is not None and payload.get("ref") == self._ended.ref
+        again = payload.get("ref") in self._repeated
         return payload["id"] in self._own and (command == "released" or (command == "queued" and again))
 
     def _told(self, request: Request, link: Link, command: str, payload: dict[str, Any]) -> None:
