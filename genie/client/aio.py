@@ -293,7 +293,8 @@ class Client:
         """Let the hold of a lock end `seconds` from now, by its id, whichever client made it.
 
         Only the client that asks knows of it: the client that made the lock counts it as lost when its own
-        `transaction_timeout` has passed, unless it extends the lock itself. Raises LockLost if the lock has ended,
+        `transaction_timeout` has passed, and may then release it, unless it extends the lock itself or has handed it
+        over with `lock.detach()`. Raises LockLost if the lock has ended,
         RequestRejected if the request still waits (`bad-request`) or the server does not know the id (`unknown-id`),
         ConnectionLost if the answer did not come, and Unavailable if there is no connection within `connect_timeout`.
         """

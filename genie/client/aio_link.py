@@ -107,6 +107,10 @@ class Link(Connection):
         self.flush_soon()
         return release
 
+    def detach(self, request: Request) -> None:
+        """Stop managing a held lock."""
+        self.core.detach(request, self._loop.time())
+
     def held(self, id: int) -> Request | None:
         """The lock of this client with this id, if it holds one."""
         return self.core.held(id)

@@ -40,6 +40,8 @@ class State(Enum):
     HELD = auto()
     LEAVING = auto()
     """Its release is due."""
+    DETACHED = auto()
+    """It was granted, and this client does not manage it any longer: it may still be held at the server."""
     ENDED = auto()
 
 

@@ -22,6 +22,9 @@ Locks with a watchdog are extended, and watches begin again. Other calls have fa
 does not know the session (it ended, or the server lost its memory), locks are lost, and released by id because they may still
 be in the way of others; requests that wait are sent again, for the rest of their wait.
 
+Detached locks: the client forgets the request, so it neither extends nor releases the lock, and ignores what the server
+sends about it. The lock is then managed by another client.
+
 A server that answers `unavailable` is left: it does not lead, or can't reach its store. What it refused is repeated at the
 next one. `silence` decides when a server that sends nothing is asked for an answer, and when it is given up. A client that
 waits for nothing, holds nothing and watches nothing sends nothing.
@@ -152,6 +155,29 @@ class Core:
             self._silence.watch(now)
             self._out.append(release.line)
         return release
+
+    def detach(self, request: Request, now: float) -> None:
+        """Stop managing a held lock, without a message to the server. Does nothing for one that is detached already.
+
+        ValueError if the lock is bound to the session; LockLost if it is not held any more, also where its hold has
+        ended by this client's clock and `tick` has not been called since.
+        """
+        if request.bound:
+            raise ValueError(
+                f'lock {request.id} can\'t be detached: with on_disconnect="release" it ends with the session of this '
+                'client; acquire it with on_disconnect="keep"'
+            )
+        if request.state is State.DETACHED:
+            return
+        if request.error is not None:
+            raise reasons.again(request.error)
+        if request.state is not State.HELD:
+            raise reasons.left(request.id)
+        if not request.held(now):
+            raise reasons.outlived(request.id, request.hold)
+        self._requests.forget(request)
+        request.state = State.DETACHED
+        request.on_lost = None
 
     def held(self, id: int) -> Request | None:
         """Return the lock of this client with this id; None if it holds none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genie.client.calls import Request
+from genie.client.calls import Request, State
 
 
 class Held:
@@ -15,6 +15,12 @@ class Held:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {' '.join(self.resources)}: {self._request.state.name.lower()}>"
+
+    def _check_managed(self) -> None:
+        if self._request.state is State.DETACHED:
+            raise RuntimeError(
+                f"lock {self.id} was detached: use client.extend({self.id}, seconds) and client.release({self.id})"
+            )
 
     @property
     def id(self) -> int:

@@ -64,7 +64,7 @@ def lost(told: Released.Payload) -> LockLost:
 def over(told: Released.Payload) -> LockLost:
     """Why a lock that may be another client's can't be extended."""
     if told.reason == SUCCESS:
-        return LockLost(f"lock {told.id} was released", id=told.id)
+        return left(told.id)
     return lost(told)
 
 
@@ -76,6 +76,11 @@ def cut_off(id: int) -> Disconnected:
 def closed(id: int) -> Disconnected:
     """The same, when the client was closed."""
     return Disconnected(f"lock {id} ended with its session: the client was closed", id=id)
+
+
+def left(id: int) -> LockLost:
+    """A lock that this client has released."""
+    return LockLost(f"lock {id} was released", id=id)
 
 
 def outlived(id: int, hold: float) -> TransactionTimeout:

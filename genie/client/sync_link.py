@@ -91,6 +91,19 @@ class Link(Wire):
                 self._write()
             raise
 
+    def ready(self) -> None:
+        """Wait for a connection; Unavailable, if there is none within `connect_timeout`."""
+        with self._changed:
+            self.check_open()
+            if not self._core.up:
+                self._check_taken()
+            self._wait_until_up()
+
+    def detach(self, request: Request) -> None:
+        """Stop managing a held lock."""
+        with self._changed:
+            self._core.detach(request, time.monotonic())
+
     def held(self, id: int) -> Request | None:
         """The lock of this client with this id, if it holds one."""
         with self._changed:

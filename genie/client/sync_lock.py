@@ -10,13 +10,15 @@ from typing import cast
 
 from genie.client.calls import Extend, Request, State
 from genie.client.held import Held
-from genie.client.reasons import again
+from genie.client.reasons import again, left
 from genie.client.sync_link import Link
-from genie.errors import Code, ConnectionLost, GenieError, LockLost, RequestRejected
+from genie.errors import Code, ConnectionLost, GenieError, RequestRejected
 
 
 class Lock(Held):
     """A lock that was granted. It is held until `release`, or until it is lost: then the event `lost` is set.
+
+    `detach` hands it over to another client.
 
     `lock.held` is a bool, to be asked at any time. `lock.lost` is an event, which is true in itself: ask `lock.lost.is_set()`.
 
@@ -34,14 +36,16 @@ class Lock(Held):
     def held(self) -> bool:
         """Whether the lock is held now, as far as this client knows.
 
-        False after `release`, after the lock was lost, and as soon as its time has passed on this client's clock, also
-        where the server could not be reached or this program could not run meanwhile.
+        False after `release` or `detach`, after the lock was lost, and as soon as its time has passed on this client's
+        clock, also where the server could not be reached or this program could not run meanwhile.
         """
         return self._request.held(time.monotonic())
 
     @property
     def lost(self) -> threading.Event:
         """An event that is set when the lock ended without `release`: it timed out, or its id was released elsewhere.
+
+        It is not set after `detach`, whatever becomes of the lock.
 
         The event is true in itself, set or not: ask `lock.lost.is_set()`, or `lock.held`.
         """
@@ -50,9 +54,12 @@ class Lock(Held):
     def release(self) -> None:
         """Give the lock back. A second time does nothing, and neither does it for a lock that is lost.
 
+        RuntimeError, if the lock was detached: `client.release(id)` releases it.
+
         Without a connection it waits for one, for `connect_timeout` at most; then it raises Unavailable, and goes on
         trying in the background.
         """
+        self._check_managed()
         if self._request.state is not State.HELD:
             return
         try:
@@ -61,26 +68,48 @@ class Lock(Held):
             if error.code != Code.UNKNOWN_ID:
                 raise
 
+    def detach(self) -> int:
+        """Hand the lock over to another client: stop managing it here, and leave it held. Returns its `id`.
+
+        From then on this client does not extend the lock (also with `watchdog`), does not release it (also when its
+        block is left, or after a reconnect), and does not report its end: `held` is False, `lost` is never set, and the
+        block is not cancelled. `release` and `extend` of this lock raise RuntimeError. `client.release(id)` and
+        `client.extend(id, seconds)` go on working, here and in other clients.
+
+        `detach` sends nothing and does not extend the hold, so the other client calls `client.extend` at once. A watchdog's
+        extension that was sent before `detach` may arrive after that one and shorten the hold. To exclude it, wait for
+        `client.ping()` after `detach`, and pass on the id then.
+
+        Raises LockLost if the lock is not held any more, and ValueError if it was acquired with
+        `on_disconnect="release"`, since it ends with this client. For a detached lock it does nothing but return the id.
+        """
+        self._link.detach(self._request)
+        return self.id
+
     def extend(self, seconds: float) -> None:
         """Let the hold end `seconds` from now, sooner or later than it would have.
 
         LockLost, if it is not held any more; ConnectionLost, if the answer did not come; Unavailable, if there is no
-        connection within `connect_timeout`.
+        connection within `connect_timeout`; RuntimeError, if the lock was detached.
         """
         extend = Extend(self.id, seconds, self._request)
+        self._check_managed()
+        if self._request.state is State.HELD:
+            self._link.ready()
+            self._check_managed()
         if self._request.state is State.HELD:
             self._link.call(extend)
         if self._request.error is not None:
             raise again(self._request.error)
-        if self._request.state is not State.HELD:
-            raise LockLost(f"lock {self.id} was released", id=self.id)
+        if self._request.state not in (State.HELD, State.DETACHED):
+            raise left(self.id)
 
 
 class Hold:
     """What `client.lock(…)` returns: `with` it, once, to hold a lock while the block runs.
 
     A thread can't be interrupted: if the lock was lost meanwhile, LockLost comes out when the block is left. An error
-    of the block's own comes out as it is.
+    of the block's own comes out as it is. A lock that was detached is neither released nor lost when the block is left.
     """
 
     __slots__ = ("_link", "_lock", "_request")
@@ -100,7 +129,7 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         lock, request = self._lock, self._request
-        if lock is None:
+        if lock is None or request.state is State.DETACHED:
             return
         try:
             if error is None or self._link.up:

@@ -85,8 +85,14 @@ class Server:
         return next((other.id for other in waiting if other.ref == request.ref), 0)
 
     def release(self, id: int, now: float) -> None:
+        self._by_stranger(messages.command("release", id=id), now)
+
+    def extend(self, id: int, hold: float, now: float) -> None:
+        self._by_stranger(messages.command("extend", id=id, transactionTimeout=hold * 1000), now)
+
+    def _by_stranger(self, line: bytes, now: float) -> None:
         self.dispatch.now = now * 1000
-        self.dispatch.take(self.stranger, iter([messages.command("release", id=id)]))  # type: ignore[arg-type]
+        self.dispatch.take(self.stranger, iter([line]))  # type: ignore[arg-type]
         self.told()
 
     def expire(self, now: float) -> None:
@@ -118,7 +124,10 @@ class Server:
 
 
 class World:
-    """`stray` are the ids that the client has never heard of, held for a session that has ended."""
+    """`stray` are the ids that the client has never heard of, held for a session that has ended.
+
+    `may_have_ended` are the ids that a stranger or a call by id may have released, that timed out, or that the server lost.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -128,6 +137,8 @@ class World:
         self.due: dict[Call, str] = {}
         self.lost: dict[Request, GenieError] = {}
         self.ids: dict[int, Request] = {}
+        self.detached: set[Request] = set()
+        self.may_have_ended: set[int] = set()
         self.old_peer: Peer | None = None
         self.connected = False
         self.up()
@@ -200,7 +211,7 @@ steps = st.one_of(
     choices,
     st.tuples(st.just("up")),
     st.tuples(
-        st.sampled_from(["leave", "leave", "abandon", "abandon", "extend", "stranger", "by id"]),
+        st.sampled_from(["leave", "leave", "abandon", "abandon", "extend", "detach", "stranger", "by id"]),
         st.integers(0, 5),
         st.sampled_from([1, 5]),
     ),
@@ -227,16 +238,22 @@ def act(world: World, name: str, values: list) -> None:
         case "leave", _ if request and request.state is State.HELD:
             release = core.leave(request, world.now)
             release.waiter = world.due[release] = "leave"
+        case "detach", _ if request and request.held(world.now):
+            core.detach(request, world.now)
+            server.extend(request.id, 60, world.now)
+            world.detached.add(request)
         case "abandon", _ if request:
             world.due.pop(request, None)
             core.abandon(request, world.now)
         case "extend", [_, hold] if request and request.state is State.HELD and core.up:
             world.ask(Extend(request.id, hold, request))
         case "by id", _ if request and (id_ := request.id or server.id_of(request)):
+            world.may_have_ended.add(id_)
             world.ask(calls.Release(id_))
         case "ping", _ if core.up:
             world.ask(Ping())
         case "stranger", _ if request and request.id:
+            world.may_have_ended.add(request.id)
             server.release(request.id, world.now)
         case _:
             happen(world, name, values)
@@ -249,6 +266,8 @@ def happen(world: World, name: str, values: list) -> None:
             world.deliver(size)
         case "pass", [seconds]:
             world.now += seconds
+            held = server.manager.table.held.values()
+            world.may_have_ended |= {lock.id for lock in held if lock.deadline <= world.now * 1000}
             server.expire(world.now)
         case "send", _:
             world.send()
@@ -270,6 +289,7 @@ def happen(world: World, name: str, values: list) -> None:
             server.hang_up(server.client, world.now)
             world.cut()
         case "restart" | "forget", _:
+            world.may_have_ended |= set(server.manager.table.held if name == "forget" else ())
             server.start_again(server.stored if name == "restart" else {}, world.now)
             world.old_peer = None
             world.cut()
@@ -286,8 +306,15 @@ RELEASED_BEFORE_A_RESTART = [("request", "a", 0, 3), ("up",), ("leave", 0, 1), (
 RELEASED_BY_ID_WHILE_IT_WAITS = [("request", "a", 0, 60), ("request", "a", 60, 60), ("up",), ("by id", 0, 1)]
 """The client does not know the id of its request that waits, and the answer to the release has no `ref` of that."""
 
+HANDED_OVER_BEFORE_A_CUT = [
+    *[("request", "a", 0, 3), ("up",), ("detach", 0, 1), ("lose", False)],
+    *[("pass", 4.0), ("tick",)],
+]
+"""The client's own hold ends while it has no connection, and that of the client that took over does not."""
+
 
 @examples(50)
+@example(HANDED_OVER_BEFORE_A_CUT)
 @example(RELEASED_BY_ID_WHILE_IT_WAITS)
 @example(TIMED_OUT_BEFORE_A_RESTART)
 @example(RELEASED_BEFORE_A_RESTART)
@@ -307,8 +334,10 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
                 world.server.manager.table.held[request.id].names()
             )
     outlived = {request.id for request, error in world.lost.items() if isinstance(error, TransactionTimeout)}
+    detached = {request.id for request in world.detached}
     assert believed <= held
-    assert held - believed <= outlived | world.stray
+    assert detached - world.may_have_ended <= held
+    assert held - believed <= outlived | detached | world.stray
     waiting = {request for request in world.requests if request.state is State.ASKED}
     assert set(world.due) == waiting
     assert {request.ref for request in waiting} == {
@@ -319,7 +348,9 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
         world.due.pop(request, None)
         world.core.abandon(request, world.now)
     world.up()
-    assert set(world.server.manager.table.held) <= outlived | world.stray
+    held = set(world.server.manager.table.held)
+    assert detached - world.may_have_ended <= held
+    assert held <= outlived | detached | world.stray
     world.now += 60.1
     world.server.expire(world.now)
     assert not world.server.manager.table.held

@@ -738,6 +738,135 @@ class TestALockThatIsBoundToTheSession:
         assert not lock.held(1000.0)
 
 
+class TestADetachedLock:
+    """Server: the lock is held. This client: a lock of another client."""
+
+    def test_is_not_released_after_a_cut_that_outlasts_its_hold(self):
+        core = connected()
+        lock = held(core, transaction_timeout=10)
+        core.detach(lock, 1.0)
+        assert (lock.state, lock.held(1.0)) == (State.DETACHED, False)
+        core.disconnected("gone", 2.0)
+        assert core.tick(10.0) == []
+        assert greet(core, locked(101, "1", expiresIn=100_000), now=11.0) == []
+        assert core.tick(200.0) == []
+        assert core.outgoing() == b""
+        assert lock.error is None
+
+    def test_may_be_detached_while_there_is_no_connection(self):
+        core = connected()
+        lock = held(core, transaction_timeout=10)
+        core.disconnected("gone", 2.0)
+        core.detach(lock, 9.9)
+        assert core.tick(10.0) == []
+        assert greet(core, locked(101, "1", expiresIn=100_000), now=11.0) == []
+        assert core.outgoing() == b""
+
+    @pytest.mark.parametrize("resumed", [True, False])
+    def test_is_not_released_where_the_server_does_not_mention_it(self, resumed):
+        core = connected()
+        lock = held(core)
+        core.detach(lock, 0.0)
+        assert cut(core, resumed=resumed) == []
+        assert core.outgoing() == b""
+        assert lock.error is None
+
+    @pytest.mark.parametrize("reason", ["success", "transaction-timeout"])
+    def test_is_not_reported_as_lost(self, reason):
+        core = connected()
+        lock = held(core)
+        core.detach(lock, 0.0)
+        assert core.receive(released(101, reason, "1"), 0.0) == []
+        assert (lock.state, lock.error) == (State.DETACHED, None)
+
+    def test_is_not_extended_by_its_watchdog(self):
+        core = connected()
+        core.detach(held(core, transaction_timeout=9, watchdog=True), 0.0)
+        cut(core, locked(101, "1", expiresIn=9000))
+        core.tick(3.0)
+        assert core.outgoing() == b""
+        assert core.wake == math.inf
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            say("extended", id=101, transactionTimeout=5000, ref="2"),
+            released(101, "success", "2"),
+            error("unknown-id", id=101, ref="2"),
+        ],
+    )
+    def test_ignores_the_answer_to_an_extension_that_was_on_its_way(self, answer):
+        core = connected()
+        lock = held(core)
+        extend = Extend(lock.id, 5, lock)
+        core.send(extend, 0.0)
+        core.outgoing()
+        core.detach(lock, 0.0)
+        assert [outcome[0] for outcome in core.receive(answer, 1.0)] == [extend]
+        assert core.outgoing() == b""
+        assert (lock.state, lock.error) == (State.DETACHED, None)
+
+    def test_is_not_released_with_the_client(self):
+        core = connected()
+        lock = held(core)
+        core.detach(lock, 0.0)
+        assert core.leave(lock, 0.0) is None
+        assert core.closing(0.0) == core.closed(0.0) == []
+        assert core.outgoing() == b""
+
+    def test_is_extended_and_released_by_its_id_like_a_lock_of_another_client(self):
+        core = connected()
+        lock = held(core)
+        core.detach(lock, 0.0)
+        assert core.held(101) is None
+        extend, release_ = Extend(101, 5), Release(101)
+        core.send(extend, 0.0)
+        core.send(release_, 0.0)
+        answers = say("extended", id=101, transactionTimeout=5000, ref="2") + released(101, "success", "3")
+        assert core.receive(answers, 0.0) == [(extend, None, None), (release_, "success", None)]
+        assert lock.error is None
+
+    def test_is_detached_once(self):
+        core = connected()
+        lock = held(core, transaction_timeout=10)
+        core.detach(lock, 0.0)
+        core.detach(lock, 100.0)
+        assert lock.state is State.DETACHED
+
+    def test_is_none_that_ends_with_the_session(self):
+        core = connected()
+        lock = held(core, on_disconnect="release")
+        with pytest.raises(ValueError, match="it ends with the session of this client"):
+            core.detach(lock, 0.0)
+        assert lock.state is State.HELD
+
+    def test_is_none_that_was_lost_before(self):
+        core = connected()
+        lock = held(core)
+        core.receive(released(101, "transaction-timeout", "1"), 0.0)
+        with pytest.raises(TransactionTimeout) as caught:
+            core.detach(lock, 0.0)
+        assert caught.value is not lock.error
+        assert lock.state is State.ENDED
+
+    def test_is_none_that_has_outlived_its_hold_by_this_clients_clock(self):
+        core = connected()
+        lock = held(core, transaction_timeout=10)
+        with pytest.raises(TransactionTimeout):
+            core.detach(lock, 10.0)
+        assert [outcome[0] for outcome in core.tick(10.0)] == [lock]
+
+    @pytest.mark.parametrize("answered", [True, False])
+    def test_is_none_that_was_released(self, answered):
+        core = connected()
+        lock = held(core)
+        core.leave(lock, 0.0)
+        if answered:
+            core.receive(released(101, "success", "2"), 0.0)
+        with pytest.raises(LockLost, match="lock 101 was released"):
+            core.detach(lock, 0.0)
+
+
 def test_half_a_line_of_the_old_connection_is_forgotten():
     core = connected()
     core.receive(b'{"command":"po', 0.0)

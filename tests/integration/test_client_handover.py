@@ -1,0 +1,199 @@
+"""A lock that one client acquires, detaches, and another one extends and releases."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from clocks import PATIENT
+from genie import LockLost, connect, sync
+from genie.client.sync_link import Link
+from genie.client.sync_wire import settle
+from proxy import Proxy, lines, proxy
+from servers import WAIT_S, Genie
+
+
+@pytest.fixture
+async def first_way(genie: Genie):
+    """The connection of the client that acquires the lock, which the tests cut."""
+    async with asyncio.timeout(WAIT_S), proxy(genie.port, lines) as between:
+        yield between
+
+
+@pytest.fixture
+async def second(genie: Genie):
+    async with connect(*genie.address) as client:
+        yield client
+
+
+@pytest.fixture
+async def third(genie: Genie):
+    async with connect(*genie.address) as client:
+        yield client
+
+
+def cut(way: Proxy) -> None:
+    way.closed = True
+    way.cut()
+
+
+def until_down(link: Link) -> None:
+    with link._changed:
+        assert link._changed.wait_for(lambda: not link.up, WAIT_S)
+
+
+class TestWithAsyncio:
+    async def test_is_kept_when_the_first_client_was_cut_off_for_longer_than_its_hold(self, first_way, second, third):
+        async with connect("127.0.0.1", first_way.port, **PATIENT) as first:
+            link = first._link
+            lock = await first.acquire("handover/cut", transaction_timeout=60)
+            await second.extend(lock.detach(), 3600)
+            wire = link._wire
+            cut(first_way)
+            await wire.gone.wait()
+            link._settle(link.core.tick(lock._request.deadline))
+            first_way.closed = False
+            await first.ping()
+            assert await third.try_acquire("handover/cut") is None
+            assert not lock.lost.is_set()
+        await second.extend(lock.id, 3600)
+        assert await second.release(lock.id) == "success"
+        await (await third.acquire("handover/cut")).release()
+
+    async def test_is_kept_when_the_block_is_left_and_the_client_is_closed(self, genie, second, third):
+        async with connect(*genie.address) as first:
+            async with first.lock("handover/block", transaction_timeout=60, watchdog=True) as lock:
+                await second.extend(lock.detach(), 3600)
+                assert not lock.held
+            assert await third.try_acquire("handover/block") is None
+        assert await third.try_acquire("handover/block") is None
+        assert await second.release(lock.id) == "success"
+
+    async def test_does_not_cancel_the_block_when_the_second_client_releases_it(self, genie, second, third):
+        async with connect(*genie.address) as first, first.lock("handover/early") as lock:
+            assert await second.release(lock.detach()) == "success"
+            async with third.lock("handover/early"):
+                await first.ping()
+            assert not lock.lost.is_set()
+
+    async def test_is_extended_and_released_by_its_id_only(self, genie):
+        async with asyncio.timeout(WAIT_S), connect(*genie.address) as first:
+            lock = await first.acquire("handover/id")
+            assert lock.detach() == lock.detach() == lock.id
+            assert "detached" in repr(lock)
+            with pytest.raises(RuntimeError, match=rf"detached: use .*client\.release\({lock.id}\)"):
+                await lock.release()
+            with pytest.raises(RuntimeError, match="detached"):
+                await lock.extend(5)
+            await first.extend(lock.id, 5)
+            assert await first.release(lock.id) == "success"
+
+    async def test_while_an_extension_of_the_lock_waits_for_a_connection_raises_runtime_error(self, first_way):
+        async with connect("127.0.0.1", first_way.port, **PATIENT) as first:
+            lock = await first.acquire("handover/waits")
+            wire = first._link._wire
+            cut(first_way)
+            await wire.gone.wait()
+            extending = asyncio.create_task(lock.extend(5))
+            await asyncio.sleep(0)
+            lock.detach()
+            first_way.closed = False
+            with pytest.raises(RuntimeError, match="detached"):
+                await extending
+            await first.release(lock.id)
+
+    async def test_is_refused_for_a_lock_that_ends_with_its_client_or_has_ended(self, genie):
+        async with asyncio.timeout(WAIT_S), connect(*genie.address) as first:
+            async with first.lock("handover/bound", on_disconnect="release") as lock:
+                with pytest.raises(ValueError, match="on_disconnect"):
+                    lock.detach()
+                assert lock.held
+            with pytest.raises(ValueError, match="on_disconnect"):
+                lock.detach()
+            lock = await first.acquire("handover/ended")
+            await lock.release()
+            with pytest.raises(LockLost, match="was released"):
+                lock.detach()
+
+
+class TestWithThreads:
+    async def test_is_kept_when_the_first_client_was_cut_off_for_longer_than_its_hold(self, first_way, second, third):
+        first = sync.connect("127.0.0.1", first_way.port, **PATIENT)
+        await asyncio.to_thread(first.__enter__)
+        link = first._link
+        lock = await asyncio.to_thread(first.acquire, "handover/s/cut", transaction_timeout=60)
+        await second.extend(lock.detach(), 3600)
+        cut(first_way)
+        await asyncio.to_thread(until_down, link)
+        with link._changed:
+            outcomes = link._core.tick(lock._request.deadline)
+        settle(outcomes)
+        first_way.closed = False
+        await asyncio.to_thread(first.ping)
+        assert await third.try_acquire("handover/s/cut") is None
+        assert not lock.lost.is_set()
+        await asyncio.to_thread(first.close)
+        await second.extend(lock.id, 3600)
+        assert await second.release(lock.id) == "success"
+        await (await third.acquire("handover/s/cut")).release()
+
+    def test_is_kept_when_the_block_is_left_and_the_client_is_closed(self, genie):
+        with sync.connect(*genie.address) as second:
+            with sync.connect(*genie.address) as first:
+                with first.lock("handover/s/block", transaction_timeout=60, watchdog=True) as lock:
+                    second.extend(lock.detach(), 3600)
+                    assert not lock.held
+                assert second.try_acquire("handover/s/block") is None
+            assert second.try_acquire("handover/s/block") is None
+            assert second.release(lock.id) == "success"
+
+    def test_is_not_lost_when_the_second_client_releases_it(self, genie):
+        with sync.connect(*genie.address) as second, sync.connect(*genie.address) as first:
+            with first.lock("handover/s/early") as lock:
+                assert second.release(lock.detach()) == "success"
+                with second.lock("handover/s/early"):
+                    first.ping()
+            assert not lock.lost.is_set()
+
+    def test_is_extended_and_released_by_its_id_only(self, genie):
+        with sync.connect(*genie.address) as first:
+            lock = first.acquire("handover/s/id")
+            assert lock.detach() == lock.detach() == lock.id
+            assert "detached" in repr(lock)
+            with pytest.raises(RuntimeError, match=rf"detached: use .*client\.release\({lock.id}\)"):
+                lock.release()
+            with pytest.raises(RuntimeError, match="detached"):
+                lock.extend(5)
+            first.extend(lock.id, 5)
+            assert first.release(lock.id) == "success"
+
+    async def test_while_an_extension_of_the_lock_waits_for_a_connection_raises_runtime_error(self, first_way):
+        first = sync.connect("127.0.0.1", first_way.port, **PATIENT)
+        await asyncio.to_thread(first.__enter__)
+        link = first._link
+        lock = await asyncio.to_thread(first.acquire, "handover/s/waits")
+        waits = asyncio.Event()
+        loop, wait_until_up = asyncio.get_running_loop(), link._wait_until_up
+        link._wait_until_up = lambda: (loop.call_soon_threadsafe(waits.set), wait_until_up())
+        cut(first_way)
+        await asyncio.to_thread(until_down, link)
+        extending = asyncio.create_task(asyncio.to_thread(lock.extend, 5))
+        await waits.wait()
+        lock.detach()
+        first_way.closed = False
+        with pytest.raises(RuntimeError, match="detached"):
+            await extending
+        await asyncio.to_thread(first.release, lock.id)
+        await asyncio.to_thread(first.close)
+
+    def test_is_refused_for_a_lock_that_ends_with_its_client_or_has_ended(self, genie):
+        with sync.connect(*genie.address) as first:
+            with first.lock("handover/s/bound", on_disconnect="release") as lock:
+                with pytest.raises(ValueError, match="on_disconnect"):
+                    lock.detach()
+                assert lock.held
+            lock = first.acquire("handover/s/ended")
+            lock.release()
+            with pytest.raises(LockLost, match="was released"):
+                lock.detach()
