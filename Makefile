@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
+# The tests start hundreds of processes: none of them compiles the same modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: serve check test lint format soak soak-worlds soak-tests soak-faults mutants fuzz bench peers compiled clean
 
 serve: $(VENV)/.installed

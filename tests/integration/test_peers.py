@@ -40,8 +40,11 @@ def test_a_peer_is_measured_and_its_servers_end(peer: WirePeer | LibraryPeer, tm
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    def refuses() -> None:
+        raise ConnectionRefusedError
+
     command = [sys.executable, "-c", "import sys; sys.exit('no, thank you')"]
-    with pytest.raises(PeerFailed, match="no, thank you"), serving(command, tmp_path / "log", lambda: accepts(1)):
+    with pytest.raises(PeerFailed, match="no, thank you"), serving(command, tmp_path / "log", refuses):
         pass
 
 
