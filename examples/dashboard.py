@@ -3,6 +3,8 @@
     genie serve &
     python examples/dashboard.py              # then open http://127.0.0.1:7078/
 
+The server is the one at GENIE_HOST and GENIE_PORT, and its page the one at GENIE_ADMIN_HOST and GENIE_ADMIN_PORT.
+
 Some hundred orders hold their own locks, and a few workers lock and release all the time. Beside that stands what an
 operator wants to see: a line for an article that everybody wants, a transfer that waits for one that waits itself, a
 report that reads what others want to write, and from time to time a deadlock. It goes on until Ctrl-C or SIGTERM, and then
@@ -138,9 +140,9 @@ class Shop:
             await asyncio.sleep(60 if turn else 4)
 
 
-async def play(port: int) -> None:
-    """Until it is cancelled; then everything that is held is released."""
-    async with genie.connect(port=port) as client:
+async def play(port: int | None, host: str | None = None) -> None:
+    """Play until cancelled, then release all locks. None: the host or the port of the environment."""
+    async with genie.connect(host, port=port) as client:
         shop = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -151,16 +153,22 @@ async def play(port: int) -> None:
                 await shop.close()
 
 
-async def play_until_stopped(port: int, admin_port: int) -> None:
+def page_address(admin_port: int) -> str:
+    """Return the address of the page. GENIE_ADMIN_HOST may have a scheme: https://HOST."""
+    scheme, _, host = (os.environ.get("GENIE_ADMIN_HOST") or "127.0.0.1").rpartition("://")
+    return f"{scheme or 'http'}://{f'[{host}]' if ':' in host else host}:{admin_port}/"
+
+
+async def play_until_stopped(port: int | None, admin_port: int) -> None:
     """Say what happens and where to look, and play until Ctrl-C or SIGTERM."""
     async with genie.connect(port=port) as client:
         await client.ping()
-    print(f"{ORDERS} orders hold their locks, {WORKERS} workers lock and release, and some requests wait or deadlock.")
-    print(f"Look at http://127.0.0.1:{admin_port}/ (the admin port of genie serve). Ctrl-C ends it.", flush=True)
     playing = asyncio.ensure_future(play(port))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, playing.cancel)
+    print(f"{ORDERS} orders hold their locks, {WORKERS} workers lock and release, and some requests wait or deadlock.")
+    print(f"Look at {page_address(admin_port)} (the admin port of genie serve). Ctrl-C ends it.", flush=True)
     with suppress(asyncio.CancelledError):
         await playing
     print("All its locks are released.")
@@ -179,7 +187,9 @@ def picture(file: Path, seconds: float, width: int, height: int, *, dark: bool) 
 
     port, admin_port = free_port(), free_port()
     environment = os.environ | {
+        "GENIE_HOST": "127.0.0.1",
         "GENIE_PORT": str(port),
+        "GENIE_ADMIN_HOST": "127.0.0.1",
         "GENIE_ADMIN_PORT": str(admin_port),
         "GENIE_LOG_LEVEL": "error",
     }
@@ -198,7 +208,7 @@ def picture(file: Path, seconds: float, width: int, height: int, *, dark: bool) 
             until_reached(admin_port)
             driver.get(f"http://127.0.0.1:{admin_port}/")
             with suppress(TimeoutError):
-                asyncio.run(asyncio.wait_for(play(port), seconds))
+                asyncio.run(asyncio.wait_for(play(port, "127.0.0.1"), seconds))
             driver.save_screenshot(str(file))
         finally:
             driver.quit()
@@ -215,9 +225,12 @@ def until_reached(port: int) -> None:
 
 def main() -> None:
     """Play, or take a picture."""
+    admin_port = os.environ.get("GENIE_ADMIN_PORT") or "7078"
     parser = argparse.ArgumentParser(description="Something to look at on the page of the admin port.")
-    parser.add_argument("--port", type=int, default=7077, help="the server's (7077)")
-    parser.add_argument("--admin-port", type=int, default=7078, help="its admin port, as a link to the page (7078)")
+    parser.add_argument("--port", type=int, help="the server's (GENIE_PORT, else 7077)")
+    parser.add_argument(
+        "--admin-port", type=int, default=admin_port, help="its admin port, for the link (GENIE_ADMIN_PORT, else 7078)"
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="take a picture (PNG) with a server of its own")
     parser.add_argument("--seconds", type=float, default=40, help="after which the picture is taken")
     parser.add_argument("--size", type=int, nargs=2, default=(WIDTH, HEIGHT), metavar=("WIDTH", "HEIGHT"))

@@ -15,11 +15,15 @@ are told that there is enough but somebody holds it.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of Ctrl-C during the imports; main() sets it back
+
 import argparse
 import asyncio
 import multiprocessing
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -28,9 +32,6 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import TypeAlias
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of Ctrl-C during the imports; main() sets it back
 
 import genie
 from genie.tokens import (

@@ -16,7 +16,7 @@ WITH_SERVERS = ("integration", "browser")
 """Folders all of whose tests are taken to start a server."""
 FIXTURES = {"genie", "redis", "chromium", "server"}
 """Fixtures that do."""
-DATABASES = {"postgres", "mariadb", "redis"}
+DATABASES = {"postgres", "postgresql", "mariadb", "redis"}
 """Parameters of tests that do."""
 
 

@@ -60,15 +60,15 @@ def read_file(path: str, certificates: bool) -> Found:
             seen_by_all = bool(Path(path).stat().st_mode & S_IROTH)
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise ValueError(f"the token file {path} can't be read: {error.strerror or error}") from None
+        raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"the token file {path} must be text in UTF-8") from None
+        raise ValueError(f"GENIE_TOKEN_FILE: {path} must be text in UTF-8") from None
     if len(data) > MAX_FILE:
-        raise ValueError(f"the token file {path} must have at most {MAX_FILE} bytes")
+        raise ValueError(f"GENIE_TOKEN_FILE: {path} must have at most {MAX_FILE} bytes")
     try:
         return Found(tuple(_entries(text, certificates)), seen_by_all)
     except ValueError as error:
-        raise ValueError(f"the token file {path}: {error}") from None
+        raise ValueError(f"GENIE_TOKEN_FILE: {path}: {error}") from None
 
 
 def check_token(token: object, what: str) -> str:

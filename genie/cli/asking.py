@@ -13,7 +13,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import click
 
-from genie.cli.sources import PortType, SourcedOption, token_hint
+from genie.cli.sources import PortType, SourcedOption, WrongValue, token_hint
 from genie.client.aio import Client
 from genie.client.calls import Inspect
 from genie.client.reach import HOST, PORT, Address, addresses, spell
@@ -187,7 +187,8 @@ def one_line(error: BaseException) -> str:
 
 
 def plain_errors(command: Command[P, T]) -> Command[P, T]:
-    """Say what went wrong in one line instead of a traceback; 130 after Ctrl-C.
+    """Print an error as one line instead of a traceback. Exit status: 2 for a ValueError, which is a usage error; 1 for
+    a GenieError; 130 after Ctrl-C.
 
     Names may hold characters that the terminal's encoding doesn't have: those are escaped, not a reason to fail.
     """
@@ -199,8 +200,10 @@ def plain_errors(command: Command[P, T]) -> Command[P, T]:
                 stream.reconfigure(errors="backslashreplace")
         try:
             return command(*args, **kwargs)
-        except (GenieError, ValueError) as error:
+        except GenieError as error:
             raise click.ClickException(one_line(error)) from None
+        except ValueError as error:
+            raise WrongValue(one_line(error)) from None
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
 

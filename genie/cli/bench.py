@@ -26,6 +26,7 @@ from genie.cli.asking import (
     server_options,
 )
 from genie.cli.bench_report import document, end_progress, errors, headline, lines, show_progress
+from genie.cli.sources import WholeNumber
 from genie.client.reach import Address, spell
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.protocol import codec
@@ -37,7 +38,7 @@ MOST_IN_FLIGHT = 1_000_000
 @click.argument("workloads", nargs=-1, type=click.Choice(list(WORKLOADS)), metavar="[WORKLOAD]...")
 @click.option(
     "--connections",
-    type=click.IntRange(1, 20_000),
+    type=WholeNumber(1, 20_000),
     default=64,
     show_default=True,
     metavar="N",
@@ -45,7 +46,7 @@ MOST_IN_FLIGHT = 1_000_000
 )
 @click.option(
     "--depth",
-    type=click.IntRange(1, 10_000),
+    type=WholeNumber(1, 10_000),
     default=1,
     show_default=True,
     metavar="N",
@@ -71,7 +72,7 @@ MOST_IN_FLIGHT = 1_000_000
 )
 @click.option(
     "--keys",
-    type=click.IntRange(1, 1_000),
+    type=WholeNumber(1, 1_000),
     default=Shape().keys,
     show_default=True,
     metavar="N",
@@ -80,7 +81,7 @@ MOST_IN_FLIGHT = 1_000_000
 @click.option(
     "--shared",
     "shared_percent",
-    type=click.IntRange(0, 100),
+    type=WholeNumber(0, 100),
     default=Shape().shared_percent,
     show_default=True,
     metavar="PERCENT",
@@ -88,7 +89,7 @@ MOST_IN_FLIGHT = 1_000_000
 )
 @click.option(
     "--resources",
-    type=click.IntRange(1, 100),
+    type=WholeNumber(1, 100),
     default=Shape().resources,
     show_default=True,
     metavar="N",

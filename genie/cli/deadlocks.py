@@ -12,6 +12,7 @@ from genie.admin.answers import DeadlockRow, Deadlocks
 from genie.cli.admin_port import AdminPort, admin_options, ask_admin, known
 from genie.cli.asking import json_option, patience_option, plain_errors
 from genie.cli.inspect import INDENT, TRANSACTION_COLUMNS
+from genie.cli.sources import WholeNumber
 from genie.cli.tables import clip, duration, fold
 from genie.protocol import codec
 
@@ -23,7 +24,7 @@ LIMIT, MOST = 10, 100
 @click.command()
 @click.option(
     "--limit",
-    type=click.IntRange(1, MOST),
+    type=WholeNumber(1, MOST),
     metavar="N",
     default=LIMIT,
     show_default=True,

@@ -13,7 +13,7 @@ class Column:
     """One column: where room is short, that of the highest `rank` goes first, and one of rank 0 never.
 
     A text gives way, down to its `least` columns; without any it doesn't. Other columns go before it has less than
-    `preferred`. Numbers are aligned to the `right`.
+    `preferred`, and those whose cells are all empty before any text gives way. Numbers are aligned to the `right`.
     """
 
     header: str
@@ -37,6 +37,8 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) 
         max(size, min(whole, column.preferred)) for column, size, whole in zip(columns, least, natural, strict=True)
     ]
     kept = list(range(len(columns)))
+    if _needed(natural, kept) > room:
+        kept = [i for i in kept if not columns[i].rank or any(row[i] for row in cells)]
     while _needed(preferred, kept) > room and any(columns[i].rank for i in kept):
         kept.remove(max(kept, key=lambda i: columns[i].rank))
     widths = _grown(columns, kept, least, preferred, room)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from genie.cli.asking import Asker, as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
+from genie.cli.sources import WholeNumber
 from genie.cli.tables import clip, duration, printable, remaining, some, table, width
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
@@ -32,7 +33,7 @@ Row = dict[str, Any]
 @click.option("--id", type=int, metavar="N", help="Only this request.")
 @click.option(
     "--limit",
-    type=click.IntRange(1, MAX_ROWS),
+    type=WholeNumber(1, MAX_ROWS),
     metavar="N",
     help="Holders and waiters to show at most, each. [default: 100]",
 )

@@ -11,9 +11,19 @@ from typing import Any, TypeVar
 
 import click
 
-from genie.cli.asking import Asker, as_known, ask, json_option, one_line, patience_option, plain_errors, server_options
+from genie.cli.asking import (
+    Asker,
+    as_known,
+    ask,
+    bare_name,
+    json_option,
+    one_line,
+    patience_option,
+    plain_errors,
+    server_options,
+)
 from genie.cli.inspect import Row, holder_lines, waiter_lines
-from genie.cli.tables import printable
+from genie.cli.tables import natural_key, printable
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
@@ -128,7 +138,15 @@ async def _by_prefix(client: Asker, prefix: str) -> Found:
     payloads = await _each([*ids], lambda id_: client.inspected(id=id_))
     with as_known():
         holders = [row for payload in payloads for row in payload["holders"]]
+        holders.sort(key=lambda row: (_first_name(row, prefix), row["id"]))
     return Found(holders, [], complete)
+
+
+def _first_name(row: Row, prefix: str) -> list[tuple[int, int, str]]:
+    """Return the sort key of the first resource with this prefix; that of the first of all where no such one is listed."""
+    names = [bare_name(resource) for resource in row["resources"]]
+    with_prefix = [name for name in names if name.startswith(prefix)]
+    return min(map(natural_key, with_prefix or names), default=[])
 
 
 async def _release(client: Asker, ids: list[int]) -> list[str]:

@@ -9,6 +9,7 @@ import click
 from genie.cli import held_command
 from genie.cli.asking import plain_errors, seconds, server_options
 from genie.cli.held_command import Order
+from genie.cli.sources import WholeNumber
 from genie.protocol.resources import from_people
 
 COMMAND = "genie.cli.run.command"
@@ -69,7 +70,7 @@ def _resource(text: str) -> str:
     "-E",
     "--conflict-exit-code",
     "conflict_status",
-    type=click.IntRange(0, 255),
+    type=WholeNumber(0, 255),
     metavar="N",
     default=1,
     show_default=True,

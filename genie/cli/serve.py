@@ -12,7 +12,16 @@ import click
 import structlog
 
 from genie.cli.port_probe import describe_listener
-from genie.cli.sources import EmptiableOption, PortType, SourcedOption, source_of, with_sources
+from genie.cli.sources import (
+    EmptiableOption,
+    Number,
+    PortType,
+    SourcedOption,
+    WholeNumber,
+    WrongValue,
+    source_of,
+    with_sources,
+)
 from genie.config import Settings
 from genie.observability import logs
 from genie.protocol.fields import namespace
@@ -95,10 +104,10 @@ class Names(click.ParamType[tuple[str, ...]]):
 @_option("--redis-url", str, _REDIS)
 @_option("--redis-host", str, "Redis that keeps the locks, in place of the URL.")
 @_option("--redis-port", PortType(), "Its port. [default: 6379]")
-@_option("--redis-min-replicas", click.IntRange(0), "Replicas of Redis that must have a commit before it counts.")
+@_option("--redis-min-replicas", WholeNumber(0), "Replicas of Redis that must have a commit before it counts.")
 @_option("--redis-fsync", bool, "Wait until each commit is on the disk of Redis, and of those replicas (Redis 7.2).")
 @_option("--advertise", str, _ADVERTISE)
-@_option("--lease", click.FloatRange(0.1, 3600), "Seconds without a commit after which another server takes over.")
+@_option("--lease", Number(0.1, 3600), "Seconds without a commit after which another server takes over.")
 @_option("--admin-host", str, "Address of the admin port, for operators.")
 @_option(
     "--admin-port", AdminPortType(), "The admin port: metrics, health and a page to look at, by HTTP; empty: none."
@@ -111,21 +120,21 @@ class Names(click.ParamType[tuple[str, ...]]):
 @_option("--tls-key", str, "Its key, if that is not in the same file.")
 @_option("--tls-ca", str, "Who signs the certificates that clients must show.")
 @_option("--insecure", bool, "Let strangers in from beyond the loopback.")
-@_option("--slow-wait", click.FloatRange(0), "Seconds after which a request that still waits is logged; 0: none is.")
+@_option("--slow-wait", Number(0), "Seconds after which a request that still waits is logged; 0: none is.")
 @_option("--log-level", click.Choice(logs.LEVELS), "What is logged.")
 @_option("--log-format", click.Choice(logs.FORMATS), "auto: console on a terminal, else json.")
-@_option("--max-line", click.IntRange(1024), "Bytes in one line from a client.")
-@_option("--max-connections", click.IntRange(1), "Connections at the same time.")
-@_option("--max-connections-per-address", click.IntRange(1), "Connections from one address at the same time.")
-@_option("--max-requests-per-connection", click.IntRange(1), "Requests held and waiting of a connection.")
-@_option("--max-requests-per-session", click.IntRange(1), "Requests held and waiting of a session.")
-@_option("--max-queue", click.IntRange(1), "Places in the lines of all resources.")
-@_option("--max-locks", click.IntRange(1), "Locks held, in all.")
-@_option("--max-pending", click.IntRange(1), "Bytes of commands that may wait for Redis before no more are read.")
-@_option("--max-partial", click.IntRange(1 << 20), "Bytes of incomplete lines, of all connections together.")
-@_option("--max-unread", click.IntRange(1 << 16), "Bytes that a client may leave unread.")
-@_option("--store-timeout-ms", click.IntRange(1), "How long Redis may take before waiting commands are refused.")
-@_option("--drain-timeout-ms", click.IntRange(0), "How long a stopping server waits for its last commit.")
+@_option("--max-line", WholeNumber(1024), "Bytes in one line from a client.")
+@_option("--max-connections", WholeNumber(1), "Connections at the same time.")
+@_option("--max-connections-per-address", WholeNumber(1), "Connections from one address at the same time.")
+@_option("--max-requests-per-connection", WholeNumber(1), "Requests held and waiting of a connection.")
+@_option("--max-requests-per-session", WholeNumber(1), "Requests held and waiting of a session.")
+@_option("--max-queue", WholeNumber(1), "Places in the lines of all resources.")
+@_option("--max-locks", WholeNumber(1), "Locks held, in all.")
+@_option("--max-pending", WholeNumber(1), "Bytes of commands that may wait for Redis before no more are read.")
+@_option("--max-partial", WholeNumber(1 << 20), "Bytes of incomplete lines, of all connections together.")
+@_option("--max-unread", WholeNumber(1 << 16), "Bytes that a client may leave unread.")
+@_option("--store-timeout-ms", WholeNumber(1), "How long Redis may take before waiting commands are refused.")
+@_option("--drain-timeout-ms", WholeNumber(0), "How long a stopping server waits for its last commit.")
 def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> None:
     """Serve locks until SIGTERM.
 
@@ -135,7 +144,7 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
         host = redis_host or "127.0.0.1"
         options["redis_url"] = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
     if options["redis_url"] is None and (options["redis_min_replicas"] or options["redis_fsync"]):
-        raise click.ClickException("--redis-min-replicas and --redis-fsync are about a Redis, and none is given")
+        raise WrongValue("--redis-min-replicas and --redis-fsync are about a Redis, and none is given")
     settings = Settings(**options)
     try:
         _check_advertised(settings.advertise)
@@ -146,8 +155,10 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
         raise click.ClickException(
             f"can't serve on {settings.host}:{settings.port}: {_reason(error, settings)}"
         ) from None
-    except (ValueError, click.ClickException) as error:
-        raise click.ClickException(with_sources(str(error))) from None
+    except ValueError as error:
+        raise WrongValue(with_sources(str(error))) from None
+    except click.ClickException as error:
+        raise click.ClickException(with_sources(error.message)) from None
     raise SystemExit(status)
 
 
@@ -171,7 +182,7 @@ def _check_advertised(text: str | None) -> None:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     whole = bare and (bare is not host or ":" not in host) and not any(sign in bare for sign in "[]/, ")
     if not (whole and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise click.ClickException(f"GENIE_ADVERTISE: it is one HOST:PORT or [IPv6]:PORT, not {text!r}")
+        raise ValueError(f"GENIE_ADVERTISE: it is one HOST:PORT or [IPv6]:PORT, not {text!r}")
 
 
 def _run(settings: Settings) -> int:
@@ -218,7 +229,7 @@ def _keep_strangers_out(settings: Settings) -> None:
         except OSError:
             continue  # whoever listens there will say so
         if exposed and not settings.insecure:
-            raise click.ClickException(
+            raise ValueError(
                 f"{variable}={host} would let in anybody who can reach this machine: set GENIE_TOKEN or GENIE_TOKEN_FILE "
                 "(or GENIE_TLS_CA), or GENIE_INSECURE=1 if that is meant"
             )

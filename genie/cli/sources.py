@@ -6,6 +6,7 @@ its reader to the wrong place.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Any
@@ -33,6 +34,43 @@ class EmptiableOption(SourcedOption):
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's signature
         """Return the value of the variable; None where it is not set."""
         return os.environ.get(str(self.envvar))
+
+
+class WrongValue(click.ClickException):
+    """A usage error: a value that no server, file or database had to be asked about. One line, exit status 2."""
+
+    exit_code = 2
+
+
+class WholeNumber(click.IntRange):
+    """A whole number within bounds. The error names both bounds, also where the text is no number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Convert to an int."""
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"a whole number {_bounds(self)} is needed, not {value!r}.", param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number within bounds, like WholeNumber. Unlike click's own range it rejects `nan`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert to a float."""
+        try:
+            number = float(super().convert(value, param, ctx))
+        except click.BadParameter:
+            number = math.nan
+        if math.isnan(number):
+            self.fail(f"a number {_bounds(self)} is needed, not {value!r}.", param, ctx)
+        return number
+
+
+def _bounds(numbers: click.IntRange | click.FloatRange) -> str:
+    if numbers.max is None:
+        return f"of at least {numbers.min}"
+    return f"from {numbers.min} to {numbers.max}"
 
 
 class PortType(click.ParamType[int]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,6 +41,15 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+    """Return a sort key by which numbers in names count by value: acct/2 before acct/12."""
+    return [
+        (0, int(part), part) if part.isascii() and part.isdecimal() else (1, 0, part)
+        for part in re.split("([0-9]+)", text)
+        if part
+    ]
 
 
 def width(text: str) -> int:

@@ -29,10 +29,10 @@ LINES = (
     Column("HOLDERS", 4, right=True),
 )
 WAITS = (
-    Column("WAITER", 0, least=12, preferred=20),
+    Column("WAITER", 0, least=12, preferred=28),
     Column("ID", 6),
-    Column("WAITS", 1, right=True),
-    Column("BLOCKER", 0, least=12, preferred=20),
+    Column("WAITS", 0, right=True),
+    Column("BLOCKER", 0, least=12, preferred=28),
     Column("ID", 5),
     Column("MORE", 3, right=True),
     Column("RESOURCE", 0, least=12, preferred=20),

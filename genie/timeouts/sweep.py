@@ -1,8 +1,9 @@
 """Comparing the dates of `transferTimeout` with those of the ledger: which rows come next, and how many at a time.
 
 A date that was moved in the ledger is found by nothing but this comparison. Each run compares `ROWS_PER_RUN` rows, which
-takes a few milliseconds however large the table is. Between its runs, `TimeoutHandler.run` reads on in slices of
-`ROWS_PER_SCAN` rows, and starts a run when it finds a moved date.
+takes a few milliseconds however large the table is; a run that reaches the end of the table compares up to as many from
+its beginning, too. Between its runs, `TimeoutHandler.run` reads on in slices of `ROWS_PER_SCAN` rows, and starts a run
+when it finds a moved date.
 
 Dates are usually moved in bulk. So after a moved date was found, the following runs compare a whole batch each, one at
 once after the other, until a batch has no moved date or all rows were compared: first they only take the transfers that

@@ -14,7 +14,12 @@ from servers import Genie, running_server
 from wire import Wire
 
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000, "onDisconnect": "release"}
-PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+PHONE, SMALL_PHONE, TABLET, LAPTOP, DESKTOP = (
+    {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    for width, height in ((390, 844), (320, 640), (800, 1100), (1280, 1000), (1900, 1400))
+)
+MAX_BOTTOM_PX = 28
+"""Pixels between the end of a card and the end of its content: paddings and borders, but less than a row."""
 
 DRAWN_AT = """
 const [now, done] = arguments;
@@ -51,6 +56,23 @@ const graph = document.querySelector("#graph");
 if (graph.scrollHeight > graph.clientHeight) found.push(`graph ${graph.scrollHeight} high`);
 return found;
 """
+
+
+BOTTOMS = """
+const found = {};
+for (const card of [...document.querySelectorAll(".card")].filter((each) => each.offsetHeight)) {
+  const parts = [...card.querySelectorAll("*")].filter((each) => !each.childElementCount || each.tagName === "svg");
+  const bottoms = parts.map((each) => each.getBoundingClientRect()).filter((box) => box.height).map((box) => box.bottom);
+  found[card.id || card.dataset.figure] = card.getBoundingClientRect().bottom - Math.max(...bottoms);
+}
+return found;
+"""
+CUT_NAMES = """
+const cut = (each) => each.scrollWidth > each.clientWidth;
+return [...document.querySelectorAll("#lines .name, #hot .name")].filter(cut).map((each) => each.textContent);
+"""
+CARDS = {"graph-card", "lines-card", "outcomes-card", "hot-card", "deadlocks-card"}
+FIGURES = {"locks", "waiting", "longest", "waits", "connections", "lag"}
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +115,28 @@ async def test_a_phone_clips_neither_the_graph_nor_the_lines(genie: Genie, phone
     assert phone.texts('#lines [data-resource="catalogue"] td:last-child') == ["a-search-with-a-long-name-0 +2"]
     names = set(phone.texts("#graph .node .name"))
     assert {"transfer-8", "catalogue-update-of-tonight"} <= names
+
+
+@pytest.mark.parametrize(
+    "screen", [SMALL_PHONE, PHONE, TABLET, LAPTOP, DESKTOP], ids=lambda screen: str(screen["width"])
+)
+async def test_cards_end_with_their_content_and_names_of_resources_are_whole(
+    genie: Genie, browser: Browser, screen: dict[str, Any]
+) -> None:
+    names = ["stock/lamp-brass", "ledger/2026-11", "savings/a-1871"]
+    wire = await Wire.connect(genie.address)
+    for name in names:
+        await wire.lock(f"exclusive:{name}", transactionName=f"holder-of-{name}", **LONG)
+        await wire.request(f"exclusive:{name}", transactionName=f"waiter-for-{name}", **LONG)
+    browser.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        browser.open(genie)
+        browser.until(lambda: {*names} <= {*browser.texts("#lines .name")} & {*browser.texts("#hot .name")})
+        browser.until(lambda: len(browser.nodes()) == 2 * len(names))
+        bottoms = await asyncio.to_thread(browser.chrome.execute_script, BOTTOMS)
+        cut = await asyncio.to_thread(browser.chrome.execute_script, CUT_NAMES)
+    finally:
+        browser.chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert bottoms.keys() == CARDS | FIGURES
+    assert {card: room for card, room in bottoms.items() if not 0 <= room <= MAX_BOTTOM_PX} == {}
+    assert cut == []

@@ -16,9 +16,16 @@ ROWS, PER_RUN, PER_SCAN = 120, 5, 20
 ALL = {f"{number}" for number in range(ROWS)}
 
 
+@pytest.fixture
+def begin() -> float:
+    """Where in the table the first run begins, from 0 to 1. It is random outside of tests."""
+    return 0.5
+
+
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def few(begin: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run compares few rows, so that these are many; and slices between two runs follow each other at once."""
+    monkeypatch.setattr("genie.timeouts.reading.random.randint", lambda low, high: round(low + begin * (high - low)))
     monkeypatch.setattr("genie.timeouts.sweep.ROWS_PER_RUN", PER_RUN)
     monkeypatch.setattr("genie.timeouts.reading.ROWS_PER_SCAN", PER_SCAN)
     monkeypatch.setattr("genie.timeouts.handler.SCAN_INTERVAL_S", 0.0)
@@ -94,12 +101,8 @@ async def test_a_run_with_nothing_new_compares_few_rows(waiting: Books) -> None:
     assert max(counts) <= 12
 
 
-@pytest.mark.parametrize("begin", [0.0, 0.3, 0.7, 1.0])
-async def test_the_runs_that_follow_a_moved_date_compare_many(
-    waiting: Books, monkeypatch: pytest.MonkeyPatch, begin: float
-) -> None:
-    """Wherever in the table the first run begins, which is left to chance."""
-    monkeypatch.setattr("genie.timeouts.reading.random.randint", lambda low, high: round(low + begin * (high - low)))
+@pytest.mark.parametrize("begin", [0.0, 0.3, 0.7, 118 / ROWS, 1.0])
+async def test_the_runs_that_follow_a_moved_date_compare_many(waiting: Books) -> None:
     desk = Desk()
     handler = waiting.handler(desk.take, batch=50)
     await waiting.run("UPDATE `transfer` SET `expirationDate` = '2001-02-03 04:05:06'")
@@ -145,7 +148,9 @@ async def test_after_a_run_that_failed_nothing_is_compared(waiting: Books, monke
     assert came == [desk.fails]
 
 
+@pytest.mark.parametrize("begin", [0.0, 0.7, 116 / ROWS, 118 / ROWS, 1.0])
 async def test_what_is_overdue_is_found_before_the_other_dates_are_copied(waiting: Books) -> None:
+    """Only the first run copies other dates, too: it does not know yet that dates were moved."""
     desk = Desk()
     overdue = {"3", "44", "99", "119"}
     await waiting.run("UPDATE `transfer` SET `expirationDate` = '2091-02-03 04:05:06'")
@@ -156,12 +161,14 @@ async def test_what_is_overdue_is_found_before_the_other_dates_are_copied(waitin
     if waiting.kind == "sqlite":
         copied = copied.replace("06'", "06.000'")
     handler = waiting.handler(desk.take, batch=40)
+    counts = []
     while len(desk.ids) < len(overdue):
         run = await handler.run_once()
         assert run is not None
         assert run.behind
-    ((number,),) = await waiting.run(copied)
-    assert number <= PER_RUN, "what the first run has compared, and no more"
+        counts += [number for (number,) in await waiting.run(copied)]
+    assert 0 < counts[0] < 2 * PER_RUN, "at the end of the table it reads the rest, and as many from the beginning"
+    assert set(counts) == {counts[0]}, "what the first run has compared, and no more"
     assert set(desk.ids) == overdue
     await catch_up(handler)
     ((number,),) = await waiting.run(copied)

@@ -39,6 +39,7 @@ async def test_an_example_happens_so(block: Block, genie: Genie) -> None:
     await play(block, genie.address)
 
 
+@pytest.mark.server
 async def test_a_follower_answers_so() -> None:
     """`play` needs a server that executes commands."""
     (block,) = OF_A_FOLLOWER

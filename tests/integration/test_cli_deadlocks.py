@@ -103,7 +103,7 @@ def test_the_token_goes_along(admin: SpokenAdmin, tmp_path: Path) -> None:
     file.write_text("two words\n")
     said = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file))
     assert (said.returncode, said.stderr) == (
-        1,
+        2,
         f"Error: GENIE_TOKEN_FILE: {file} must hold one word, the token to say, not 2\n",
     )
     both = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file), token="plain")
@@ -146,7 +146,7 @@ def test_where_nobody_answers() -> None:
         f"Error: can't connect to the admin port, 127.0.0.1:{port}: "
     )
     none = genie_cli("deadlocks", admin_port="")
-    assert (none.returncode, none.stderr) == (1, "Error: there is no admin port: GENIE_ADMIN_PORT is empty\n")
+    assert (none.returncode, none.stderr) == (2, "Error: there is no admin port: GENIE_ADMIN_PORT is empty\n")
     for wrong in ("0", "70000", "http"):
         said = genie_cli("deadlocks", "--admin-port", wrong).stderr
         assert said.startswith("Error: --admin-port: ")

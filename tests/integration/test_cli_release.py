@@ -110,6 +110,15 @@ async def test_a_prefix_releases_locks_and_lets_waiters_have_them(server: Genie,
     await other.release()
 
 
+async def test_locks_of_a_prefix_are_listed_by_name(server: Genie, client: genie.Client) -> None:
+    for name in ("n/12", "n/1", "n/b", "n/2", "n/10/x"):
+        await client.acquire(name, "a/99", transaction="one", transaction_timeout=HOUR)
+    await client.acquire("shared:n/a", transaction_timeout=HOUR)
+    done = await release(server, "--prefix", "n/", "--yes")
+    listed = [word.partition(":")[2] for line in done.stdout.splitlines() for word in line.split() if ":n/" in word]
+    assert listed == ["n/1", "n/2", "n/10/x", "n/12", "n/a", "n/b"]
+
+
 async def test_many_locks(server: Genie, client: genie.Client) -> None:
     """More than are asked for, and released, at the same time."""
     await asyncio.gather(*(client.acquire(f"m/{n}", transaction_timeout=HOUR) for n in range(250)))

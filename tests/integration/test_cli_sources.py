@@ -29,7 +29,12 @@ HOST, EVERYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
         (("serve",), "--admin-port", "admin_port", "abc", "a port is a number from 0 to 65535, not 'abc'"),
         (("serve",), "--redis-port", "redis_port", "0", "a port is a number from 1 to 65535, not '0'"),
         (("serve",), "--token", "token", "short", "must have 16 to 1024 characters, and has 5"),
+        (("serve",), "--token-file", "token_file", "/no/file", ": /no/file can't be read"),
         (("serve",), "--tls-cert", "tls_cert", "/no/file", ": /no/file can't be read"),
+        (("serve",), "--lease", "lease", "x", "a number from 0.1 to 3600 is needed, not 'x'"),
+        (("serve",), "--lease", "lease", "0", "a number from 0.1 to 3600 is needed, not '0'"),
+        (("serve",), "--slow-wait", "slow_wait", "nan", "a number of at least 0 is needed, not 'nan'"),
+        (("serve",), "--max-line", "max_line", "1.5", "a whole number of at least 1024 is needed, not '1.5'"),
         (("serve",), "--advertise", "advertise", "host", "it is one HOST:PORT or [IPv6]:PORT, not 'host'"),
         (("serve",), "--host", "host", EVERYWHERE, "would let in anybody"),
         (("serve",), "--namespaces", "namespace", "a b", "1 to 128 letters"),
@@ -49,10 +54,26 @@ def test_a_wrong_value_is_named_by_its_source(
     name = f"GENIE_{variable.upper()}"
     for done, source, other in ((by_option, option, name), (by_variable, name, option)):
         message = next(line for line in done.stderr.splitlines() if line.startswith("Error"))
-        assert done.returncode != 0
+        assert done.returncode == 2
         assert source in message
         assert other not in message
         assert expected in message
+
+
+@pytest.mark.parametrize("source", ["--token-file", "GENIE_TOKEN_FILE"])
+def test_a_wrong_token_file_is_named_by_its_source(source: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokfile"
+    file.write_text("short\n")
+    done = genie_cli("serve", source, str(file)) if source.startswith("--") else genie_cli("serve", token_file=file)
+    expected = f"Error: {source}: {file}: the token must have 16 to 1024 characters, and has 5\n"
+    assert (done.returncode, done.stderr) == (2, expected)
+
+
+def test_options_that_contradict_each_other_are_a_usage_error() -> None:
+    for options in (["--redis-fsync"], ["--token", TOKEN, "--token-file", "f"], ["--tls-key", "f"]):
+        done = genie_cli("serve", *options)
+        assert (done.returncode, done.stdout) == (2, ""), options
+        assert options[0] in done.stderr
 
 
 # -- the port of a server that is there already --------------------------------------------------------------------

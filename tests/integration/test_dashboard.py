@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from servers import WAIT_S, Genie
 DASHBOARD = Path(__file__).parents[2] / "examples" / "dashboard.py"
 
 
-def start(port: int, *args: str) -> subprocess.Popen[str]:
+def start(*args: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(DASHBOARD), "--port", str(port), *args],
+        [sys.executable, str(DASHBOARD), *args],
+        env=os.environ | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -27,7 +29,7 @@ def start(port: int, *args: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_prints_where_to_look_and_gives_its_locks_back(genie: Genie, number: signal.Signals) -> None:
-    process = start(genie.port, "--admin-port", "8123")
+    process = start("--port", str(genie.port), "--admin-port", "8123", GENIE_PORT="1", GENIE_ADMIN_PORT="1")
     assert process.stdout is not None
     try:
         assert "240 orders hold their locks" in process.stdout.readline()
@@ -50,9 +52,41 @@ def test_it_prints_where_to_look_and_gives_its_locks_back(genie: Genie, number: 
 
 
 def test_without_a_server_it_says_so() -> None:
-    process = start(free_port())
+    process = start("--port", str(free_port()))
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert "dashboard: no server at 127.0.0.1:" in errors
     assert "genie serve" in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("admin_host", "page"),
+    [("", "http://127.0.0.1:8124/"), ("::1", "http://[::1]:8124/"), ("https://page.test", "https://page.test:8124/")],
+)
+def test_the_environment_names_the_server_and_its_page(genie: Genie, admin_host: str, page: str) -> None:
+    host, port = genie.address
+    variables = {
+        "GENIE_HOST": host,
+        "GENIE_PORT": str(port),
+        "GENIE_ADMIN_HOST": admin_host,
+        "GENIE_ADMIN_PORT": "8124",
+    }
+    process = start(**variables)
+    assert process.stdout is not None
+    try:
+        assert "240 orders hold their locks" in process.stdout.readline()
+        assert f"Look at {page} (" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_server_of_the_environment_that_is_not_there_is_named() -> None:
+    port = free_port()
+    process = start(GENIE_HOST="localhost", GENIE_PORT=str(port))
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert f"dashboard: no server at localhost:{port}" in errors

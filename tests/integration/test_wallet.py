@@ -56,18 +56,20 @@ import os, signal, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
         in_replica = "--multiprocessing-fork" in sys.orig_argv
-        if name == "genie.tokens" and in_replica == (os.environ["SIGINT_IN"] == "replica"):
+        if name == os.environ["SIGINT_AT"] and in_replica == (os.environ["SIGINT_IN"] == "replica"):
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize("where", ["parent", "replica"])
-def test_ctrl_c_while_it_imports_prints_no_traceback(genie: Genie, tmp_path: Path, where: str) -> None:
-    """SIGINT arrives in the middle of the imports. It ends the parent; a replica leaves it to the parent."""
+@pytest.mark.parametrize(
+    ("where", "module"), [("parent", "argparse"), ("parent", "genie.tokens"), ("replica", "genie.tokens")]
+)
+def test_ctrl_c_while_it_imports_prints_no_traceback(genie: Genie, tmp_path: Path, where: str, module: str) -> None:
+    """SIGINT arrives at the import of `module`. It ends the parent; a replica leaves it to the parent."""
     (tmp_path / "sitecustomize.py").write_text(SEND_SIGINT)
-    environment = {"PYTHONPATH": str(tmp_path), "SIGINT_IN": where}
+    environment = {"PYTHONPATH": str(tmp_path), "SIGINT_IN": where, "SIGINT_AT": module}
     result = wallet(genie.port, "--replicas", "1", "--seconds", "1", **environment)
     assert result.stderr == ""
     assert result.returncode == (-signal.SIGINT if where == "parent" else 0)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import click
 
 from genie.cli.asking import json_option, plain_errors
+from genie.cli.sources import WholeNumber
 from genie.cli.timeouts.options import ledger_options
 from genie.protocol import codec
 from genie.timeouts import Ledger
@@ -31,7 +32,7 @@ SUMMARY = {
 @ledger_options
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=100_000,
     show_default=True,
     metavar="N",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from genie.cli.asking import plain_errors
+from genie.cli.sources import WholeNumber
 from genie.cli.timeouts.options import ledger_options
 from genie.timeouts import Ledger
 from genie.timeouts.opened import opened
@@ -18,7 +19,7 @@ from genie.timeouts.trial.finalize import finalize as finalize_in
 @plain_errors
 @ledger_options
 @click.option("--state", default="ABORTED", show_default=True, help="The final state.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="So many at most: those that expire first.")
+@click.option("--limit", type=WholeNumber(1), metavar="N", help="So many at most: those that expire first.")
 @click.option("--overdue", is_flag=True, help="Only those whose date has passed.")
 def finalize(url: str, ledger: Ledger, **options: Any) -> None:
     """Write a final state for the transfers that the handler has taken in.

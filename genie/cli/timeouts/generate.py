@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from genie.cli.asking import plain_errors
+from genie.cli.sources import WholeNumber
 from genie.cli.timeouts.options import (
     NO_TERMINAL,
     ledger_options,
@@ -27,10 +28,10 @@ from genie.timeouts.trial.transfers import DataSet
 @click.command()
 @plain_errors
 @ledger_options
-@click.option("--transfers", type=click.IntRange(1, 1_000_000_000), required=True, metavar="N", help="How many.")
+@click.option("--transfers", type=WholeNumber(1, 1_000_000_000), required=True, metavar="N", help="How many.")
 @click.option(
     "--expired",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     default=0,
     show_default=True,
     metavar="N",

@@ -11,9 +11,13 @@ from typing import Any
 
 import click
 
+from genie.cli.sources import WholeNumber
 from genie.timeouts import FINAL_STATES, PROCESSING_STATES, Ledger
 
 MOST = 1e9
+
+OPTIONS = {"processing_states": "--processing", "final_states": "--final", "time_zone": "--time-zone"}
+"""Parameters of `Ledger` that its errors begin with, and their options."""
 
 PROGRESS_ROWS = 5_000
 """Rows after which the progress is written where there is no terminal: `debug` of the document's data set."""
@@ -70,12 +74,17 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         time_zone: str,
         **options: Any,
     ) -> Any:
-        ledger = Ledger(
-            names=dict(_pair(name) for name in names),
-            processing_states=processing or PROCESSING_STATES,
-            final_states=final or FINAL_STATES,
-            time_zone=time_zone,
-        )
+        own_names = dict(_pair(name) for name in names)
+        try:
+            ledger = Ledger(
+                names=own_names,
+                processing_states=processing or PROCESSING_STATES,
+                final_states=final or FINAL_STATES,
+                time_zone=time_zone,
+            )
+        except ValueError as error:
+            parameter, colon, message = str(error).partition(": ")
+            raise ValueError(f"{OPTIONS.get(parameter, parameter)}{colon}{message}") from None
         return command(url=database, ledger=ledger, **options)
 
     return wrapped
@@ -120,7 +129,7 @@ def progress_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., A
     return click.option(
         "--progress",
         "progress_every",
-        type=click.IntRange(1),
+        type=WholeNumber(1),
         default=PROGRESS_ROWS,
         show_default=True,
         metavar="ROWS",

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from genie.cli.asking import plain_errors, seconds, server_options
+from genie.cli.sources import WholeNumber
 from genie.cli.timeouts import service
 from genie.cli.timeouts.options import ledger_options, progress_option
 from genie.cli.timeouts.service import Order
@@ -33,7 +34,7 @@ from genie.timeouts.handler import MOST_BATCH
 )
 @click.option(
     "--batch",
-    type=click.IntRange(1, MOST_BATCH),
+    type=WholeNumber(1, MOST_BATCH),
     default=100_000,
     show_default=True,
     metavar="N",

@@ -100,7 +100,7 @@ def test_no_certificate_stands_for_the_one_token(file: Path) -> None:
 
 def test_a_token_in_a_wrong_place_is_not_repeated(file: Path) -> None:
     for text in (f'{A} = "x"', f"[a]\n{A} = 1", f"[a]\n[{A}]\n[{A}]", f"token={A}"):
-        with pytest.raises(ValueError, match="the token file") as caught:
+        with pytest.raises(ValueError, match="GENIE_TOKEN_FILE: ") as caught:
             read(file, text)
         assert A not in str(caught.value)
 
@@ -159,7 +159,7 @@ LONG = "t" * 1025
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_and_no_token_repeated(file: Path, text: str | bytes, said: str) -> None:
-    with pytest.raises(ValueError, match="the token file") as caught:
+    with pytest.raises(ValueError, match="GENIE_TOKEN_FILE: ") as caught:
         read(file, text)
     assert said in str(caught.value)
     assert str(file) in str(caught.value)

@@ -127,14 +127,14 @@ def test_a_document() -> None:
     ("args", "says"),
     [
         ("cold", "'cold' is not one of 'own', 'hot', 'mixed', 'several'"),
-        ("--connections 0", "1<=x<=20000"),
-        ("--depth 0", "1<=x<=10000"),
+        ("--connections 0", "a whole number from 1 to 20000 is needed"),
+        ("--depth 0", "a whole number from 1 to 10000 is needed"),
         ("--connections 1001 --depth 1000", "1,000,000 at most"),
         ("--seconds 0", "not a number of seconds from 0.001"),
         ("--warm-up nan", "not a number of seconds from 0"),
-        ("--shared 101", "0<=x<=100"),
-        ("--keys 0", "1<=x<=1000"),
-        ("--resources 101", "1<=x<=100"),
+        ("--shared 101", "a whole number from 0 to 100 is needed"),
+        ("--keys 0", "a whole number from 1 to 1000 is needed"),
+        ("--resources 101", "a whole number from 1 to 100 is needed"),
     ],
 )
 def test_wrong_arguments_are_explained(args: str, says: str) -> None:

@@ -72,7 +72,7 @@ def test_every_option(orders: list[Order]) -> None:
         ("-w 1e9 a -- true", "not a number of seconds"),
         ("--timeout 0 a -- true", "not a number of seconds from 0.001"),
         ("--timeout soon a -- true", "not a number of seconds"),
-        ("-E 256 a -- true", "0<=x<=255"),
+        ("-E 256 a -- true", "a whole number from 0 to 255 is needed"),
         ("--port 0 a -- true", "a port is a number from 1 to 65535"),
     ],
 )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from genie.cli.tables import clip, duration, printable, some, table, width
+from genie.cli.tables import clip, duration, natural_key, printable, some, table, width
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,9 @@ def test_columns_are_aligned() -> None:
         "1    口座  3.2 s",
         "100  b     12 ms",
     ]
+
+
+def test_names_with_numbers_are_ordered_by_value() -> None:
+    names = ["", "007", "7", "10", "a", "a/2", "a/02/x", "a/10", "a/10/1", "a/b", "a²"]
+    assert sorted(names, key=natural_key) == ["", "007", "7", "10", "a", "a/02/x", "a/2", "a/10", "a/10/1", "a/b", "a²"]
+    assert natural_key("9" * 512) > natural_key("8" * 512)

@@ -103,6 +103,22 @@ def test_at_80_columns_ids_go_and_names_of_transactions_stay_whole() -> None:
     assert any(line.startswith(f"#{WAITERS[1]}") for line in shown), "a request without a name is known by its id"
 
 
+def test_at_80_columns_names_of_27_letters_are_whole() -> None:
+    names = {WAITERS[0]: "settlement-of-order-4711-eu", HOLDER: "month-end-report-2026-10-eu"}
+    nodes = [
+        msgspec.structs.replace(node, transaction_name=names[node.id], blockers_total=1)
+        for node in WAITS.nodes
+        if node.id in names
+    ]
+    edges = [edge for edge in WAITS.edges if edge.waiter == WAITERS[0]][:1]
+    waits = Waits(nodes=nodes, edges=edges, queue_total=1, queue_shown=1)
+    shown = texts(picture(Seen(state(), waits, HOT), 80, 24))
+    table = shown.index("Who waits longest, and for whom")
+    assert shown[table + 1].split() == ["WAITER", "WAITS", "BLOCKER", "RESOURCE"]
+    for name in names.values():
+        assert name in shown[table + 2]
+
+
 def test_a_server_that_does_not_lead_and_a_store_that_does_not_answer() -> None:
     follower = state(role="follower", leader="other:7077\x1b[2J", store_reached=False)
     assert texts(picture(Seen(follower), 120, None))[3:] == [
@@ -139,6 +155,14 @@ def test_columns_give_way_then_go() -> None:
     assert fitted(COLUMNS, rows, 22)[1] == "accounts/13  1,000"
     assert fitted(COLUMNS, rows, 10)[1] == "accounts/…"
     assert fitted(COLUMNS, rows, 5)[1] == "acco…"
+
+
+def test_a_column_of_empty_cells_goes_before_a_text_gives_way() -> None:
+    columns = (Column("NAME", 0, least=4), Column("N", 1), Column("MORE", 2), Column("ID", 3))
+    rows = [["accounts/13", "1", "", "7"], ["a", "2", "", "8"]]
+    assert fitted(columns, rows, 24)[:2] == ["NAME         N  MORE  ID", "accounts/13  1        7"]
+    assert fitted(columns, rows, 23)[:2] == ["NAME         N  ID", "accounts/13  1  7"]
+    assert fitted(columns, [], 23)[0] == "NAME  N  MORE  ID"
 
 
 def test_items_wrap_and_names_fold() -> None:
