@@ -67,13 +67,14 @@ bench: $(VENV)/.tested redis postgres mariadb
 peers: $(VENV)/.benched
 	$(BIN)/python -m benchmarks.peers $(PEERS)
 
-# A wheel in which the hot modules are compiled to C, in dist/. Built from a copy: what it leaves beside the sources would
+# A wheel in which the hot modules are compiled to C, in dist/, and the tests of those modules with such a wheel. Built from a copy: what it leaves beside the sources would
 # be taken instead of them.
 compiled: $(VENV)/.tested
 	rm -rf build/compiled && mkdir -p build/compiled dist
 	cp -r genie pyproject.toml README.md LICENSE build/compiled/
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist build/compiled
 	rm -rf build/compiled
+	GENIE_TESTS_SOAK=1 $(BIN)/python -m pytest tests/integration/test_compiled.py
 	ls dist/*.whl
 
 clean:
