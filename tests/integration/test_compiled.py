@@ -20,6 +20,7 @@ NOT_FOR_IT = [
 ]
 
 
+@pytest.mark.skipif("GENIE_TESTS_SOAK" not in os.environ, reason="make compiled runs it, and make soak")
 @pytest.mark.soak
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_compiled_modules_pass_the_same_tests(tmp_path: Path) -> None:
