@@ -33,9 +33,8 @@ from genie.protocol.resources import exclusive, shared
 
 if TYPE_CHECKING:
     from genie import sync, tokens
-    from genie.client.aio import Client, connect
+    from genie.client.aio import Client, Lock, connect
     from genie.client.inspection import Holder, Inspection, Waiter
-    from genie.client.lock import Lock
     from genie.client.watches import Change
 
     __version__: str
@@ -76,7 +75,7 @@ _LATER = {
     "Holder": "genie.client.inspection",
     "Inspection": "genie.client.inspection",
     "Waiter": "genie.client.inspection",
-    "Lock": "genie.client.lock",
+    "Lock": "genie.client.aio",
 }
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from genie.admin import answers
+from genie.admin import models
 
 
 class SpokenAdmin:
     """`answers` are by path: a Struct, or bytes as they are. `status` is for those and for a Problem. `asked` has the paths."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, answers.Answer | bytes] = {}
+        self.answers: dict[str, models.Answer | bytes] = {}
         self.status = 503
         self.headers: list[dict[str, str]] = []
         self.asked: list[str] = []
@@ -27,10 +27,10 @@ class SpokenAdmin:
     async def answer(self, request: web.Request) -> web.Response:
         self.headers.append(dict(request.headers))
         self.asked.append(request.path_qs)
-        told = self.answers.get(request.path, answers.Problem(code="not-found", message=f"no {request.path}"))
+        told = self.answers.get(request.path, models.Problem(code="not-found", message=f"no {request.path}"))
         if isinstance(told, bytes):
             return web.Response(status=self.status, body=told)
-        status = self.status if isinstance(told, answers.Problem) else 200
+        status = self.status if isinstance(told, models.Problem) else 200
         return web.Response(status=status, body=msgspec.json.encode(told), content_type="application/json")
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from genie.admin import answers
+from genie.admin import models
 
 T = TypeVar("T")
 
@@ -30,12 +30,12 @@ class Answered:
     @property
     def problem(self) -> tuple[int, str, str]:
         """The status, the code and the message of what went wrong."""
-        told = msgspec.json.decode(self.body, type=answers.Problem)
+        told = msgspec.json.decode(self.body, type=models.Problem)
         return self.status, told.code, told.message
 
     @property
     def leader(self) -> object:
-        return msgspec.json.decode(self.body, type=answers.Problem).leader
+        return msgspec.json.decode(self.body, type=models.Problem).leader
 
 
 async def ask(

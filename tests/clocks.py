@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from genie.client import sync_link
-from genie.client.core import Core
-from genie.client.reach import Address
-from genie.client.servers import Servers
-from genie.client.silence import QUIET_S, STEP_S
+from genie.client.config import Address
+from genie.client.failover import Servers
+from genie.client.pending import QUIET_S, STEP_S
+from genie.client.session import Core
 from servers import WAIT_S
 
 LONG_S = WAIT_S / 2

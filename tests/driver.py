@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from genie import core
-from genie.core.invariants import check
+from genie.testing.simulation.invariants import check
 
 
 def names(*resources: str) -> dict[str, tuple[str, ...]]:
@@ -46,7 +46,7 @@ class Driver:
 
     def reload(self) -> None:
         """Dump the state and go on from the dump, as after a restart with nobody gone."""
-        from genie.storage.records import Reader, encode
+        from genie.storage.redis.records import Reader, encode
 
         old, read = self.manager, Reader().read
         self.manager = core.LockManager(old.next_id, old.next_fence)

@@ -36,8 +36,8 @@ FILES = 4
 """Descriptors that come with an order."""
 LOADED_LATER = (
     "genie.server.app",
-    "genie.storage.redis",
-    "genie.storage.spread",
+    "genie.storage.redis.store",
+    "genie.storage.redis.election",
     "aiohttp.web",
     "prometheus_client",
     "uvloop",

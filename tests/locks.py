@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from genie.core import LockManager, Request
-from genie.storage.base import Batch, Replica
-from genie.storage.node import Node
-from genie.storage.redis import RedisStore
+from genie.storage.redis.store import RedisStore
+from genie.storage.store import Batch, Node, Replica
 from servers import WAIT_S, Redis
 from stores import LEASE_MS
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from genie.testing.loop import SimLoop
+from genie.testing.simulation.loop import SimLoop
 from genie.tokens.errors import SpentAlready
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.token import Token

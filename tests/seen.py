@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from genie.admin.answers import Count, Edge, HotList, HotResource, Line, Namespace, Node, Rates, State, Waits
+from genie.admin.models import Count, Edge, HotList, HotResource, Line, Namespace, Node, Rates, State, Waits
 
 NOW = 1_790_000_010_000
 HOLDER = 1_790_000_000_000_007

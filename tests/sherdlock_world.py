@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genie.errors import Insufficient, LockLost, Unavailable
-from genie.testing.loop import SimLoop
+from genie.testing.simulation.loop import SimLoop
 from genie.tokens.errors import SpentAlready
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.token import MAX_AMOUNT, Token

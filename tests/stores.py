@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from genie.storage.base import Batch, Replica, Store
-from genie.storage.node import Node
+from genie.storage.store import Batch, Node, Replica, Store
 from servers import WAIT_S
 
 

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import orjson
 
-from genie.client import calls
-from genie.client.calls import Call, Outcome, Request
-from genie.client.core import Core
+from genie.client import commands
+from genie.client.commands import Call, Outcome, Request
+from genie.client.session import Core
 
 SECRET = "a-secret-of-the-tests"  # noqa: S105 - it opens nothing
-HELLO = calls.hello(SECRET, 10.0)
+HELLO = commands.hello(SECRET, 10.0)
 PING = b'{"command":"ping","payload":{"ref":"resume"}}\n'
 PONG = b'{"command":"pong","payload":{"ref":"resume"}}\n'
 
@@ -135,7 +135,7 @@ def cut(core: Core, *told: bytes, resumed: bool = True, now: float = 0.0) -> lis
 
 
 def ask(core: Core, *resources: str, now: float = 0.0, **options: object) -> Request:
-    request = calls.request(core.ref(), resources or ("a",), **options)  # type: ignore[arg-type]
+    request = commands.request(core.ref(), resources or ("a",), **options)  # type: ignore[arg-type]
     core.send(request, now)
     return request
 

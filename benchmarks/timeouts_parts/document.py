@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.timeouts import Ledger
 from genie.timeouts.databases.opening import open_database
-from genie.timeouts.opened import prepare
+from genie.timeouts.schema import prepare
 from timeouts_parts.ledger import BATCH, Way
 
 CLEAN_UP = """

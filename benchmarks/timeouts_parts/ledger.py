@@ -10,9 +10,8 @@ from sqlalchemy import text
 
 from genie.timeouts import Ledger, TimeoutHandler
 from genie.timeouts.databases.opening import open_database
-from genie.timeouts.opened import opened
-from genie.timeouts.trial.generate import generate
-from genie.timeouts.trial.transfers import DataSet
+from genie.timeouts.sample_data import DataSet, generate
+from genie.timeouts.schema import opened
 
 TRANSFERS = 1_000_000
 EXPIRED = 1_000

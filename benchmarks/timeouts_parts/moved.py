@@ -12,9 +12,9 @@ from scale_parts.report import Missing, Row, progress
 from sqlalchemy import func, select, update
 
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, TimeoutRun
-from genie.timeouts.databases.database import Database
-from genie.timeouts.opened import opened
-from genie.timeouts.trial.shift import shift
+from genie.timeouts.databases.base import Database
+from genie.timeouts.sample_data import shift
+from genie.timeouts.schema import opened
 from timeouts_parts.servers import LargeMariadb, LargePostgres, database_of, sqlite_file
 
 WAITING = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from genie.cli.when_asked import WhenAsked
+from genie.cli.lazy_group import WhenAsked
 
 COMMANDS = (
     "bench",

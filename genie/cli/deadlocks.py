@@ -8,12 +8,11 @@ from datetime import datetime
 
 import click
 
-from genie.admin.answers import DeadlockRow, Deadlocks
-from genie.cli.admin_port import AdminPort, admin_options, ask_admin, known
-from genie.cli.asking import json_option, patience_option, plain_errors
+from genie.admin.models import DeadlockRow, Deadlocks
+from genie.cli.admin_client import AdminPort, admin_options, ask_admin, known
+from genie.cli.format import clip, duration, fold
 from genie.cli.inspect import INDENT, TRANSACTION_COLUMNS
-from genie.cli.sources import WholeNumber
-from genie.cli.tables import clip, duration, fold
+from genie.cli.options import WholeNumber, json_option, patience_option, plain_errors
 from genie.protocol import codec
 
 COLUMNS = 80

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from genie.cli.asking import (
+from genie.cli.format import clip, duration, printable, remaining, some
+from genie.cli.inspect import COLUMNS, INDENT, TRANSACTION_COLUMNS, Row, blocker_lines
+from genie.cli.options import (
     Asker,
     as_known,
     ask,
@@ -19,8 +21,6 @@ from genie.cli.asking import (
     plain_errors,
     server_options,
 )
-from genie.cli.inspect import COLUMNS, INDENT, TRANSACTION_COLUMNS, Row, blocker_lines
-from genie.cli.tables import clip, duration, printable, remaining, some
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
 from genie.protocol.resources import EXCLUSIVE

@@ -8,9 +8,18 @@ from typing import Any
 
 import click
 
-from genie.cli.asking import Asker, as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
-from genie.cli.sources import WholeNumber
-from genie.cli.tables import clip, duration, printable, remaining, some, table, width
+from genie.cli.format import clip, duration, printable, remaining, some, table, width
+from genie.cli.options import (
+    Asker,
+    WholeNumber,
+    as_known,
+    ask,
+    bare_name,
+    json_option,
+    patience_option,
+    plain_errors,
+    server_options,
+)
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from genie.cli.tables import printable
+from genie.cli.format import printable
 from genie.protocol import codec
 
 PROBE_TIMEOUT_S = 2.0

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 import click
 
-from genie.cli.asking import (
+from genie.cli.format import natural_key, printable
+from genie.cli.inspect import Row, holder_lines, waiter_lines
+from genie.cli.options import (
     Asker,
     as_known,
     ask,
@@ -22,8 +24,6 @@ from genie.cli.asking import (
     plain_errors,
     server_options,
 )
-from genie.cli.inspect import Row, holder_lines, waiter_lines
-from genie.cli.tables import natural_key, printable
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS

@@ -11,8 +11,7 @@ from typing import Any
 import click
 import structlog
 
-from genie.cli.port_probe import describe_listener
-from genie.cli.sources import (
+from genie.cli.options import (
     EmptiableOption,
     Number,
     PortType,
@@ -22,11 +21,12 @@ from genie.cli.sources import (
     source_of,
     with_sources,
 )
+from genie.cli.port_probe import describe_listener
 from genie.config import Settings
 from genie.observability import logs
 from genie.protocol.fields import namespace
-from genie.server.address import beyond_loopback
 from genie.server.app import Server
+from genie.server.listener import beyond_loopback
 
 log = structlog.get_logger()
 

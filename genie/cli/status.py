@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from genie.cli.asking import Asker, ask, json_option, patience_option, plain_errors, server_options, whereabouts
-from genie.client.reach import Address, spell
+from genie.cli.options import Asker, ask, json_option, patience_option, plain_errors, server_options, whereabouts
+from genie.client.config import Address, spell
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 

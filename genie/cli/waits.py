@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from genie.cli.asking import as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
+from genie.cli.format import clip, duration, printable, table
 from genie.cli.inspect import TRANSACTION_COLUMNS, Row
-from genie.cli.tables import clip, duration, printable, table
+from genie.cli.options import as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
 from genie.protocol import codec
 from genie.protocol.fields import MAX_ROWS
 

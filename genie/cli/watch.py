@@ -11,12 +11,11 @@ from contextlib import AsyncExitStack, suppress
 
 import click
 
-from genie.cli.asking import json_option, patience_option, plain_errors, server_options
-from genie.cli.tables import printable
+from genie.cli.format import printable
+from genie.cli.options import json_option, patience_option, plain_errors, server_options
 from genie.client.aio import Client
-from genie.client.aio_link import Link
-from genie.client.aio_wire import Wire
-from genie.client.reach import Address, addresses, token
+from genie.client.aio_connection import Link, Wire
+from genie.client.config import Address, addresses, token
 from genie.client.watches import Change
 from genie.protocol import codec
 

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Sequence
 from weakref import WeakSet
 
-from genie.client.calls import Request, State
-from genie.client.requests import Requests
+from genie.client.commands import Request, State
+from genie.client.pending import Requests
 from genie.errors import Blocker
 
 _clients: WeakSet[Requests] = WeakSet()

@@ -7,13 +7,12 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from genie.client import calls, inspection, watches
-from genie.client.anyof import any_request
-from genie.client.calls import Extend, Inspect, OnDisconnect, Ping, Release, Request
+from genie.client import commands, inspection, watches
+from genie.client.commands import Extend, Inspect, OnDisconnect, Ping, Release, Request, any_request
+from genie.client.config import Address, addresses
+from genie.client.config import namespace as find_namespace
+from genie.client.config import token as find_token
 from genie.client.inspection import Inspection
-from genie.client.reach import Address, addresses
-from genie.client.reach import namespace as find_namespace
-from genie.client.reach import token as find_token
 from genie.client.sync_link import Link
 from genie.client.sync_lock import Hold, Lock, acquire
 from genie.client.sync_watch import Watch
@@ -269,4 +268,4 @@ class Client:
         self._link.call(Extend(id, seconds, self._link.held(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
-        return calls.request(self._link.ref(), resources, **options)
+        return commands.request(self._link.ref(), resources, **options)

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from genie.client.calls import BYE_TIMEOUT_S, Bye, Call, Release, Request
+from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Release, Request
 from genie.client.sync_wire import Wire, settle
 from genie.client.watches import Change, Watch
 from genie.errors import ConnectionLost, GenieError, Unavailable

@@ -8,9 +8,8 @@ import time
 from types import TracebackType
 from typing import cast
 
-from genie.client.calls import Extend, Request, State
-from genie.client.held import Held
-from genie.client.reasons import again, left
+from genie.client.commands import Extend, Held, Request, State
+from genie.client.errors import again, left
 from genie.client.sync_link import Link
 from genie.errors import Code, ConnectionLost, GenieError, RequestRejected
 

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Sequence
 from ssl import SSLError
 
-from genie.client.calls import Outcome, Request
-from genie.client.core import Core
-from genie.client.reach import Address, watch_over
-from genie.client.servers import Servers
+from genie.client.commands import Outcome, Request
+from genie.client.config import Address, watch_over
+from genie.client.failover import Servers
+from genie.client.session import Core
 from genie.client.tls import Tunnel
 from genie.client.watches import Watch
 from genie.tls import reason

@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from genie.client.calls import Call, Outcome, make_line
+from genie.client.commands import Call, Outcome, make_line
 from genie.errors import GenieError
 from genie.protocol.messages import Event, HeldRow, Watching
 from genie.protocol.resources import check_name

@@ -3,7 +3,6 @@
 `LockManager.step(command, now)` is the way in; `core/README.md` tells the theory.
 """
 
-from genie.core.blame import obstacles
 from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release, Take
 from genie.core.deadlines import NEVER
 from genie.core.events import (
@@ -28,7 +27,7 @@ from genie.core.events import (
 )
 from genie.core.manager import LockManager
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Mode, Origin, Reason, Request, State, Weight
-from genie.core.view import Inspection, Row, inspect
+from genie.core.view import Inspection, Row, inspect, obstacles
 
 __all__ = [
     "ENDED",

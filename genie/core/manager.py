@@ -1,16 +1,13 @@
-"""The lock manager: commands in, events out. The only place that changes who holds and who waits."""
+"""The memory of what has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import ceil, inf
 
-from genie.core import order, waits
-from genie.core.blame import blame
-from genie.core.candidates import candidates
+from genie.core import deadlock
 from genie.core.commands import Command, Disconnect, Expire, Extend, Release, Take
 from genie.core.deadlines import NEVER, Deadlines
-from genie.core.ended import Ended
 from genie.core.events import (
     Deadlocked,
     Event,
@@ -28,9 +25,42 @@ from genie.core.events import (
     TimedOut,
     Unknown,
 )
+from genie.core.grant import at_once, candidates, clear, free
+from genie.core.lock_table import Table, Touched
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Owner, Reason, Request, Weight
-from genie.core.rule import at_once, clear, free
-from genie.core.table import Table, Touched
+from genie.core.view import blame
+
+REMEMBERED = 100_000
+"""So many of the last ended ids are remembered at least, and at most twice as many."""
+
+
+class Ended:
+    """Ids that were released, with their first reason.
+
+    Two dicts that take turns: when the newer is full the older is dropped whole. Taking the oldest out of one dict,
+    again and again, would walk over the holes that the earlier ones left.
+    """
+
+    __slots__ = ("_newer", "_older")
+
+    def __init__(self) -> None:
+        self._newer: dict[int, Reason] = {}
+        self._older: dict[int, Reason] = {}
+
+    def add(self, id: int, reason: Reason) -> None:
+        """Remember why a request ended."""
+        newer = self._newer
+        if len(newer) >= REMEMBERED:
+            self._older, self._newer = newer, {}
+            newer = self._newer
+        newer[id] = reason
+
+    def get(self, id: int) -> Reason | None:
+        """The first reason of a request that ended, or None."""
+        return self._newer.get(id) or self._older.get(id)
+
+
+# -- The lock manager: commands in, events out. The only place that changes who holds and who waits --------
 
 
 class LockManager:
@@ -143,8 +173,8 @@ class LockManager:
         events.append(Queued(request))
         moved = table.enqueue(request)
         before: dict[str, list[Request]] = {}
-        if waits.closes_cycle(table, request):
-            cycle = waits.deadlock(table, request.owner)
+        if deadlock.closes_cycle(table, request):
+            cycle = deadlock.deadlock(table, request.owner)
             if cycle is not None:
                 table.dequeue(request)
                 self._end(Deadlocked(request, Reason.DEADLOCK, cycle), events)
@@ -295,14 +325,14 @@ class LockManager:
         Adds to `moved` those whose places changed; returns the orders as they were, by resource.
         """
         table = self.table
-        ranks = order.rank(table, waits.component(table, owner))
+        ranks = deadlock.rank(table, deadlock.component(table, owner))
         names = dict.fromkeys(
             name for member in ranks for request in table.waiting_of(member).values() for name in request.names()
         )
         before: dict[str, list[Request]] = {}
         for name in names:
             line = table.line(name)
-            requests = order.reorder(line, name, ranks)
+            requests = deadlock.reorder(line, name, ranks)
             if requests is not None:
                 before[name] = [entry[2] for entry in line.entries()]
                 moved |= dict.fromkeys(line.rearrange(name, requests))

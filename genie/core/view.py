@@ -1,15 +1,125 @@
-"""Who holds, who waits and for whom: for people, without changing anything."""
+"""Who stands in a waiting request's way, for its `queue-timeout` and for those who look."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from genie.core.blame import blame
 from genie.core.events import Blocker
-from genie.core.model import HELD, Request
-from genie.core.table import Table
+from genie.core.grant import conflicts
+from genie.core.lock_table import Table
+from genie.core.model import HELD, Entry, Mode, Request
+
+NAMED = 10
+"""Blockers told by name."""
+NEAR = 32
+"""Resources, and requests on each, that are looked at for the obstacles of one that begins to wait."""
+COUNTED = 1000
+"""Blockers counted exactly. Beyond it the total is a lower bound."""
+
+
+def blame(table: Table, request: Request) -> tuple[tuple[Blocker, ...], int]:
+    """The first ten that a waiting request waits for, and how many there are (beyond 1,000: at least).
+
+    One that stands in the way on two resources counts twice.
+    """
+    found = _blockers(table, request)
+    named = tuple(_blocker(table, *one) for one in islice(found, NAMED))
+    return named, len(named) + sum(1 for _ in islice(found, COUNTED - len(named)))
+
+
+def glance(table: Table, request: Request, looks: int, *, count: bool) -> tuple[tuple[Blocker, ...], int, int]:
+    """The same in a bounded time, for those who look at many: at most so many `looks` at who might be in the way.
+
+    Without `count` it ends with the tenth. Returns the named, how many were found, and how many were looked at.
+    """
+    named: list[Blocker] = []
+    total = looked = 0
+    for name, other, held in islice(_near(table, request), looks):
+        looked += 1
+        if other is None:
+            continue
+        total += 1
+        if len(named) < NAMED:
+            named.append(_blocker(table, name, other, held))
+        if not count and total == NAMED:
+            break
+    return tuple(named), total, looked
+
+
+def obstacles(table: Table, request: Request) -> Iterator[str]:
+    """The resources that a waiting request can't have at present, out of the first that it names.
+
+    At most `NEAR` of them, and on each no more than `NEAR` who might be in the way, for this is asked of every one that
+    waits.
+    """
+    for name, exclusive in islice(request.wants(), NEAR):
+        if any(other is not None for _, other, _ in islice(_near_on(table, request, name, exclusive), NEAR)):
+            yield name
+
+
+def _blocker(table: Table, name: str, other: Request, held: bool) -> Blocker:
+    return Blocker(
+        id=other.id,
+        transaction=other.transaction,
+        resource=name,
+        mode=_mode(table, name, other) if held else other.mode(name),
+        held=held,
+        since_unix_ms=int(other.since_unix_ms),
+        note=other.note,
+    )
+
+
+def _mode(table: Table, name: str, holder: Request) -> Mode:
+    """In which mode it holds a resource. It may hold thousands, and is searched only where the resource can't tell."""
+    resource = table.resources[name]
+    if resource.exclusives in (0, len(resource.holders)):
+        return Mode.EXCLUSIVE if resource.exclusives else Mode.SHARED
+    return holder.mode(name)
+
+
+def _blockers(table: Table, request: Request) -> Iterator[tuple[str, Request, bool]]:
+    for name, exclusive in request.wants():
+        yield from _on(table, request, name, exclusive)
+
+
+def _on(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request, bool]]:
+    """Those in the way on one resource: who holds it, then who stands ahead in its line."""
+    owner = request.owner
+    for holder in conflicts(table, request, name, exclusive):
+        yield name, holder, True
+    for place in _ahead(table, request, name, exclusive):
+        if place[2].owner != owner:
+            yield name, place[2], False
+
+
+def _near(table: Table, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
+    """As `_blockers`, with a None for each resource and each request that it passes by: so that they can be counted."""
+    for name, exclusive in request.wants():
+        yield from _near_on(table, request, name, exclusive)
+
+
+def _near_on(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request | None, bool]]:
+    owner = request.owner
+    yield name, None, False
+    resource = table.resources[name]
+    for holder in resource.holders.values() if exclusive or resource.exclusives else ():
+        in_way = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
+        yield name, holder if in_way and holder.owner != owner else None, True
+    for place in _ahead(table, request, name, exclusive):
+        yield name, place[2] if place[2].owner != owner else None, False
+
+
+def _ahead(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[Entry]:
+    """The places ahead of a waiting request in a line, of those that ask for the resource in a conflicting mode."""
+    line, entry = table.line(name), request.entry(name)
+    yield from line.exclusive.between(None, entry)
+    if exclusive:
+        yield from line.shared.between(None, entry)
+
+
+# -- Who holds, who waits and for whom: for people, without changing anything --------
 
 
 @dataclass(slots=True)

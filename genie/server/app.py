@@ -17,19 +17,16 @@ from genie.access import Access
 from genie.config import Settings
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
-from genie.server.address import bind, guard
+from genie.server.auth import Door
 from genie.server.connection import Connection
-from genie.server.desk import Desk
-from genie.server.door import Door
-from genie.server.handshake import TlsListener
-from genie.server.pulse import Pulse
-from genie.server.pump import Pump
-from genie.server.registry import Registry
-from genie.server.seat import Seat
+from genie.server.follower import Desk
+from genie.server.listener import Registry, TlsListener, bind, guard
+from genie.server.monitor import Pulse
+from genie.server.namespace import Seat
+from genie.server.pipeline import Pump
 from genie.server.tls import tls_of
-from genie.storage.base import Store
 from genie.storage.memory import MemoryStore
-from genie.storage.node import Node, this_node
+from genie.storage.store import Node, Store, this_node
 
 log = structlog.get_logger()
 
@@ -280,8 +277,8 @@ def make_stores(settings: Settings) -> list[Store]:
     """The stores that the settings choose, one for each namespace."""
     if settings.redis_url is None:
         return [MemoryStore() for _ in settings.namespaces]
-    from genie.storage.redis import RedisStore  # noqa: PLC0415 - a server without Redis need not load its client
-    from genie.storage.spread import Spread  # noqa: PLC0415
+    from genie.storage.redis.election import Spread  # noqa: PLC0415
+    from genie.storage.redis.store import RedisStore  # noqa: PLC0415 - a server without Redis need not load its client
 
     spread = Spread()
     return [

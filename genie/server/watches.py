@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from genie.core import Request
-from genie.core.table import Table
+from genie.core.lock_table import Table
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.server.connection import Connection

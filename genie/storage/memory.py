@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from genie.storage.base import Batch, Replica
-from genie.storage.node import Node
+from genie.storage.store import Batch, Node, Replica
 
 
 class MemoryStore:

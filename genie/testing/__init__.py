@@ -4,12 +4,12 @@
 - `server` is a server in the running event loop, on a free port.
 
 The rest simulates whole worlds of servers, clients and a Redis that fail, each from a seed:
-`python -m genie.testing.soak`.
+`python -m genie.testing.simulation.soak`.
 """
 
 from __future__ import annotations
 
-from genie.testing.loop import Stuck
-from genie.testing.service import run, server
+from genie.testing.server import run, server
+from genie.testing.simulation.loop import Stuck
 
 __all__ = ["Stuck", "run", "server"]

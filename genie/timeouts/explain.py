@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Select, func, null, select
 
-from genie.timeouts.databases.database import Database
+from genie.timeouts.databases.base import Database
 from genie.timeouts.databases.opening import plainly
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.look import Segment
-from genie.timeouts.plan import EXACT
+from genie.timeouts.plan import EXACT, Segment
+from genie.timeouts.queries import Steps
 from genie.timeouts.schema import has_handler_tables
-from genie.timeouts.steps import Steps
 
 
 class Progress(StrEnum):

@@ -16,18 +16,16 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from genie.client.aio import Client
-from genie.client.lock import Lock
+from genie.client.aio import Client, Lock
 from genie.errors import ConnectionLost, LockLost, QueueTimeout, Unavailable
+from genie.timeouts.apply import Writing
 from genie.timeouts.databases.opening import open_database, plainly
 from genie.timeouts.errors import DatabaseFailed, TurnLost
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.look import Look
-from genie.timeouts.opened import prepare
-from genie.timeouts.plan import ExpiredTransfer
-from genie.timeouts.reading import Reading
+from genie.timeouts.plan import ExpiredTransfer, Look
+from genie.timeouts.scan import Reading
+from genie.timeouts.schema import prepare
 from genie.timeouts.sweep import SCAN_INTERVAL_S, Scan
-from genie.timeouts.writing import Writing
 
 HOLD_S = 30.0
 """For so long the others wait for a run whose process has died. It is extended while the run goes on."""

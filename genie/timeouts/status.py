@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
-from genie.timeouts.databases.database import Database
+from genie.timeouts.databases.base import Database
 from genie.timeouts.databases.opening import plainly
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.look import Segment
-from genie.timeouts.steps import Steps
-from genie.timeouts.waiting import waiting
+from genie.timeouts.plan import Segment
+from genie.timeouts.queries import Steps, waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,10 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from genie.tokens.in_memory import consolidation, selection, selector
+from genie.tokens.in_memory import selection, selector
+from genie.tokens.in_memory import selector as consolidation
 from genie.tokens.in_memory.background import Background, Closed, immediately
-from genie.tokens.in_memory.picking import Where
+from genie.tokens.in_memory.selector import Where
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token
 

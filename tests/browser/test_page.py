@@ -14,7 +14,7 @@ from aiohttp import ClientSession, web
 from selenium.webdriver.common.keys import Keys
 
 from browser import Browser, address, ask
-from genie.admin.page import Page
+from genie.admin.endpoints import Page
 from ports import free_port
 from servers import WAIT_S, Genie, running_redis, running_server
 from wire import Wire

@@ -25,8 +25,7 @@ import spending_process
 from genie.tokens.errors import InsufficientFunds
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.stores import sqlite as sqlite_module
-from genie.tokens.stores.rows import unspent_page
-from genie.tokens.stores.schema import WrongSchema
+from genie.tokens.stores.schema import WrongSchema, unspent_page
 from genie.tokens.stores.sql import SqlTokenStore
 from genie.tokens.sync import InMemorySelector
 from postgres import Postgres, postgres

@@ -11,11 +11,11 @@ import pytest
 
 from genie import core
 from genie.core import State
-from genie.storage.base import Batch, Change, Store, Superseded
-from genie.storage.delivery import pauses, until_done
-from genie.storage.link import Link
 from genie.storage.memory import MemoryStore
-from genie.storage.redis import RedisStore
+from genie.storage.redis.commit import pauses, until_done
+from genie.storage.redis.connection import Link
+from genie.storage.redis.store import RedisStore
+from genie.storage.store import Batch, Change, Store, Superseded
 from servers import running_redis
 from stores import commit, opened
 

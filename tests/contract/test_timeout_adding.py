@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from sqlalchemy import delete, select
 
 from genie.timeouts import Ledger
-from genie.timeouts.opened import opened
+from genie.timeouts.schema import opened
 from ledgers import Books
 
 TEXT = "'; -- % %s ? \\' \\ \" \n \t :x é"

@@ -8,7 +8,7 @@ import pytest
 
 from genie.timeouts import Ledger, WrongSchema
 from genie.timeouts.explain import Explanation, explain
-from genie.timeouts.opened import opened
+from genie.timeouts.schema import opened
 from ledgers import FUTURE, PAST, Books, Desk
 
 

@@ -25,9 +25,9 @@ def begin() -> float:
 @pytest.fixture(autouse=True)
 def few(begin: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run compares few rows, so that these are many; and slices between two runs follow each other at once."""
-    monkeypatch.setattr("genie.timeouts.reading.random.randint", lambda low, high: round(low + begin * (high - low)))
+    monkeypatch.setattr("genie.timeouts.scan.random.randint", lambda low, high: round(low + begin * (high - low)))
     monkeypatch.setattr("genie.timeouts.sweep.ROWS_PER_RUN", PER_RUN)
-    monkeypatch.setattr("genie.timeouts.reading.ROWS_PER_SCAN", PER_SCAN)
+    monkeypatch.setattr("genie.timeouts.scan.ROWS_PER_SCAN", PER_SCAN)
     monkeypatch.setattr("genie.timeouts.handler.SCAN_INTERVAL_S", 0.0)
 
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.dialects import postgresql, sqlite
 
 from genie.timeouts import ExpiredTransfer, Ledger, WrongDate, WrongSchema
-from genie.timeouts.opened import opened
+from genie.timeouts.schema import opened
 from genie.timeouts.status import status
 from genie.timeouts.times import Utc
 from ledgers import PAST, Books, Desk, New, hours

@@ -12,7 +12,7 @@ import pytest
 
 from genie.tokens.errors import SpentAlready
 from genie.tokens.store import Added, Change, Resync, Spent
-from genie.tokens.stores import feed as feeds
+from genie.tokens.stores import change_feed
 from genie.tokens.stores.memory import MemoryTokenStore
 from genie.tokens.stores.sql import SqlTokenStore
 from genie.tokens.token import MAX_AMOUNT, MAX_ID
@@ -308,7 +308,7 @@ async def test_what_failed_is_not_told(store: Store) -> None:
 async def test_a_reader_that_falls_behind_is_told_to_read_all_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "MOST_UNREAD", 10)
+    monkeypatch.setattr(change_feed, "MOST_UNREAD", 10)
     slow = store.changes()
     assert await told(slow, 1) == [Resync()]
     await store.add([token(f"{number}") for number in range(50)])

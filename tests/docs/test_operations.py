@@ -10,11 +10,11 @@ import yaml
 from pages import ROOT, code, number, table
 
 from admin_client import ask, release
-from genie.admin import door, looks, parameters, schema, state, turns
-from genie.admin.app import Admin
-from genie.admin.problems import MAX_BODY
+from genie.admin import api, http, throttle, views
+from genie.admin.http import Admin
+from genie.admin.models import MAX_BODY
 from genie.config import Settings
-from genie.observability import hot, stats
+from genie.observability import stats
 from genie.observability.metrics import Metrics
 from genie.server.app import Server
 
@@ -39,11 +39,11 @@ def test_the_labels_are_those_that_are_told() -> None:
 
 def test_the_paths_of_the_api_and_their_limits() -> None:
     rows = {code(row["Path"]): row for row in table(PAGE, "Path", "Tells")}
-    asked = msgspec.json.decode(schema.schema())["paths"]
+    asked = msgspec.json.decode(api.schema())["paths"]
     paths = {f"{method.upper()} {path}" for path, methods in asked.items() for method in methods}
     assert set(rows) == paths | {"GET /api/schema"}
     for path, row in rows.items():
-        known = parameters.LIMITS.get(path.partition(" ")[2])
+        known = api.LIMITS.get(path.partition(" ")[2])
         if known is None:
             assert (row["Limit"], row["At most"]) == ("none", "none")
         else:
@@ -72,16 +72,16 @@ async def test_every_path_is_there() -> None:
     "said",
     [
         f"the body is longer than {MAX_BODY:,} bytes",
-        f"the {looks.LOOKED_AT:,} requests are looked at",
-        f"{looks.PLACES:,} places of theirs",
-        f"the {looks.LINES} longest lines",
-        f"the first {looks.ROWS} places of its line",
-        f"all have {looks.MOST_EDGES:,}",
-        f"{state.STEPS:,} steps are told",
+        f"the {views.LOOKED_AT:,} requests are looked at",
+        f"{views.PLACES:,} places of theirs",
+        f"the {views.LINES} longest lines",
+        f"the first {views.ROWS} places of its line",
+        f"all have {views.MOST_EDGES:,}",
+        f"{views.STEPS:,} steps are told",
         f"The last {stats.DEADLOCKS} deadlocks are kept, with {stats.STEPS:,} steps",
-        f"{hot.MOST:,} hot resources",
-        f"{door.MOST} connections at the same time",
-        f"while {turns.MOST_AT_ONCE} questions wait",
+        f"{stats.MOST:,} hot resources",
+        f"{http.MOST} connections at the same time",
+        f"while {throttle.MOST_AT_ONCE} questions wait",
         f"`{Settings().admin_host}:{Settings().admin_port}`",
     ],
 )

@@ -12,10 +12,11 @@ from pages import Block, blocks, code, number, prose, table
 from transcript import line, play, steps
 
 from genie.config import Settings
-from genie.core import Reason, Request, blame, ended
+from genie.core import Reason, Request, manager, view
 from genie.errors import Code
 from genie.protocol import commands, fields, framing, replies, resources
-from genie.server import door, outlet, partial_lines, scheduler, session, sessions, watches
+from genie.server import auth, connection, partial_lines, scheduler, sessions, watches
+from genie.server import sessions as session
 from servers import Genie, running_redis, running_server
 from wire import Wire
 
@@ -180,9 +181,9 @@ def test_the_limits_are_the_code_s() -> None:
         "Rows of `inspect` by default": commands.Inspect().limit,
         "Bytes of rows in an `inspected`": replies.MAX_ANSWER,
         "Resources named in a row": replies.ROW_RESOURCES,
-        "Blockers named": blame.NAMED,
-        "Blockers counted exactly": blame.COUNTED,
-        "Ended ids remembered, at least": ended.REMEMBERED,
+        "Blockers named": view.NAMED,
+        "Blockers counted exactly": view.COUNTED,
+        "Ended ids remembered, at least": manager.REMEMBERED,
         "Ended requests remembered by a connection or session": session.MAX_ENDINGS,
         "Ended requests remembered by all sessions": sessions.MAX_ENDINGS_IN_ALL,
         "Characters in the secret of a session, at least": fields.MIN_SECRET,
@@ -190,8 +191,8 @@ def test_the_limits_are_the_code_s() -> None:
         "Default of `sessionTimeout`, ms": commands.Hello().session_timeout_ms,
         "Characters in a token": fields.MAX_TOKEN,
         "Characters in a namespace": fields.MAX_NAMESPACE,
-        "Bytes in the first line, where the server has tokens": door.HELLO_LINE,
-        "Seconds until the first line, where the server has tokens": door.HELLO_S,
+        "Bytes in the first line, where the server has tokens": auth.HELLO_LINE,
+        "Seconds until the first line, where the server has tokens": auth.HELLO_S,
         "Requests of a session, held and waiting": SETTINGS.max_requests_per_session,
         "Requests of a connection without a session, held and waiting": SETTINGS.max_requests_per_connection,
         "Bytes of a `released` that is remembered with its details": session.LONGEST_ENDING,
@@ -218,15 +219,15 @@ def test_the_limits_are_the_code_s() -> None:
     "sentence",
     [
         f"from 1 to {fields.MAX_ROWS:,}, by default {commands.Inspect().limit}: the rows",
-        f"the first {blame.NAMED} of them",
-        f"nothing for {outlet.LINGER_IDLE_S:.0f} s, for at most {outlet.LINGER_S:.0f} s and {outlet.LINGER_BYTES >> 20} MiB",
+        f"the first {view.NAMED} of them",
+        f"nothing for {connection.LINGER_IDLE_S:.0f} s, for at most {connection.LINGER_S:.0f} s and {connection.LINGER_BYTES >> 20} MiB",
         f"not completed within {partial_lines.MAX_AGE_S:.0f} s",
         f"when its lease has ended: {SETTINGS.lease:.0f} s by default (`GENIE_LEASE`)",
-        f"exact up to {blame.COUNTED:,} and",
-        f"the last {ended.REMEMBERED:,} ids",
+        f"exact up to {view.COUNTED:,} and",
+        f"the last {manager.REMEMBERED:,} ids",
         f"remembers the last {session.MAX_ENDINGS:,} requests that ended, and all sessions together the last {sessions.MAX_ENDINGS_IN_ALL:,};",
         f"decimal strings of up to {fields.MAX_DIGITS} digits",
-        f"within {door.HELLO_S:.0f} seconds and {door.HELLO_LINE:,} bytes",
+        f"within {auth.HELLO_S:.0f} seconds and {auth.HELLO_LINE:,} bytes",
         f"a string of 1 to {fields.MAX_TOKEN:,} characters. A server without tokens",
         f"a string of 1 to {fields.MAX_NAMESPACE} letters (A to Z), digits or any of",
         f"a secret of {fields.MIN_SECRET} to {fields.MAX_SECRET} characters",

@@ -147,8 +147,8 @@ def main() -> None:
     if options.input is None and not options.plain and find_spec("atheris") is not None:
         import atheris
 
-        with atheris.instrument_imports(include=["genie.protocol", "genie.client.reach"]):
-            import genie.client.reach
+        with atheris.instrument_imports(include=["genie.protocol", "genie.client.config"]):
+            import genie.client.config
             import genie.protocol.commands
             import genie.protocol.messages  # noqa: F401
     inputs = Inputs(options.runs if options.input is None else 1, options.seconds)

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from genie import core
-from genie.client import reach
+from genie.client import config
 from genie.core import Extend, Reason, Release, Request, State, Take
 from genie.errors import RequestRejected
 from genie.protocol import codec, commands, fields, messages, replies, resources
@@ -281,7 +281,7 @@ def address(data: bytes) -> str:
     """Addresses that can be said again, or ValueError."""
     text = data.decode(errors="replace")
     try:
-        found = reach.addresses(text, 7077)
+        found = config.addresses(text, 7077)
     except ValueError:
         return "address refused"
     for host, port, _ in found:

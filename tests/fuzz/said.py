@@ -10,7 +10,7 @@ from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
 from genie.protocol.commands import HTTP, Hello, ReleaseByRef, Within, read
 from genie.protocol.fields import is_hello
-from genie.server.refusal import spanning
+from genie.server.rejections import spanning
 
 NAMESPACE = Settings().namespaces[0]
 

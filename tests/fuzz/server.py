@@ -26,7 +26,7 @@ from fuzz.stage import Stage
 from genie.core import Reason
 from genie.errors import Code
 from genie.protocol.fields import COMMANDS
-from genie.testing.loop import SimLoop
+from genie.testing.simulation.loop import SimLoop
 
 SIZE = 250
 """Lines in a world."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from genie.storage.base import Batch, Change, Ending, Replica
 from genie.storage.memory import MemoryStore
-from genie.storage.records import Reader, encode
+from genie.storage.redis.records import Reader, encode
+from genie.storage.store import Batch, Change, Ending, Replica
 
 Done = Callable[[BaseException | None], None]
 

@@ -20,16 +20,16 @@ from fuzz.shelf import Shelf
 from fuzz.transport import Transport
 from genie.config import Settings
 from genie.core import HELD
-from genie.core.invariants import check
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
 from genie.protocol.commands import Hello
 from genie.server.connection import Connection
-from genie.server.desk import Refusing
-from genie.server.pump import SHOW_S, Pump
-from genie.server.registry import Registry
-from genie.storage.base import Ending, Superseded
+from genie.server.follower import Refusing
+from genie.server.listener import Registry
+from genie.server.pipeline import SHOW_S, Pump
 from genie.storage.memory import MemoryStore
+from genie.storage.store import Ending, Superseded
+from genie.testing.simulation.invariants import check
 
 PLACE = re.compile(rb"@(\d+)@")
 PING = said("ping") + b"\n"

@@ -17,10 +17,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from admin_client import ask, release
-from genie.admin import Admin, answers, door, state
-from genie.admin.door import MOST
-from genie.admin.looks import LOOKED_AT, still_waited
-from genie.admin.pace import SLICE, Pace
+from genie.admin import Admin, http, models
+from genie.admin import views as state
+from genie.admin.http import MOST
+from genie.admin.throttle import SLICE, Pace
+from genie.admin.views import LOOKED_AT, still_waited
 from genie.config import Settings
 from genie.core import LockManager, Request
 from genie.observability.stats import Stats
@@ -78,7 +79,7 @@ async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
         for path in ("/readyz", "/leaderz"):
             told = await ask(port, path)
             assert (told.status, told.body) == (503, b"genie: starting\n" if path == "/readyz" else b"starting\n"), path
-        state = (await ask(port, "/api/state")).as_(answers.State)
+        state = (await ask(port, "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.store, state.held) == ("starting", None, "redis", 0)
         waits = await ask(port, "/api/waits")
         assert waits.problem == (503, "unavailable", "this server has no locks to show; no server is known to lead")
@@ -94,7 +95,7 @@ async def test_a_follower_tells_who_leads(redis: Redis) -> None:
         port, address = port_of(follower), f"127.0.0.1:{leader.port}"
         assert (await ask(port, "/readyz")).status == 200
         assert (await ask(port, "/leaderz")).body == f"follower; {address} leads\n".encode()
-        state = (await ask(port, "/api/state")).as_(answers.State)
+        state = (await ask(port, "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.held, state.lines) == ("follower", address, 0, [])
         for path in ("/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/a"):
             refused = await ask(port, path)
@@ -105,12 +106,12 @@ async def test_a_follower_tells_who_leads(redis: Redis) -> None:
         assert (refused.problem[0], refused.leader) == (503, address)
         assert (await metrics(port))["genie_leader"] == 0
         assert (await metrics(port_of(leader)))["genie_leader"] == 1
-        state = (await ask(port_of(leader), "/api/state")).as_(answers.State)
+        state = (await ask(port_of(leader), "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.store, state.store_reached) == ("leader", None, "redis", True)
         leader.kill()
         follower.until("leading")
         assert (await ask(port, "/leaderz")).status == 200
-        assert (await ask(port, "/api/waits")).as_(answers.Waits).nodes == []
+        assert (await ask(port, "/api/waits")).as_(models.Waits).nodes == []
 
 
 async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
@@ -124,7 +125,7 @@ async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
     assert (await two.expect("released"))["reason"] == "queue-timeout"
     two.raw(b"nonsense\n")
     await two.expect("error")
-    state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+    state = (await ask(port_of(genie), "/api/state")).as_(models.State)
     assert (state.role, state.namespace, state.store, state.store_reached) == ("leader", "genie", "memory", True)
     assert (state.held, state.waiting, state.locks, state.resources) == (2, 2, 3, 2)
     assert (state.connections, state.sessions) == (2, 0)
@@ -156,12 +157,12 @@ async def test_notes_are_shown_and_a_wait_without_a_limit_has_no_end(genie: Geni
     held = await wire.lock("exclusive:noted", transactionName="t1", note="cron@host-1")
     other = await client.lock("exclusive:other", transactionName="t2")
     waits = await client.request("exclusive:noted", transactionName="t2", note="page 3", queueTimeout=2147483647)
-    shown = (await ask(port_of(genie), "/api/resources/noted")).as_(answers.Resource)
+    shown = (await ask(port_of(genie), "/api/resources/noted")).as_(models.Resource)
     (holder,), (row,) = shown.holders, shown.queue
     assert (holder.id, holder.note, holder.expires_in is UNSET) == (held, "cron@host-1", False)
     assert row.blockers is not UNSET
     assert (row.id, row.note, row.expires_in, row.blockers[0].note) == (waits, "page 3", UNSET, "cron@host-1")
-    graph = (await ask(port_of(genie), "/api/waits")).as_(answers.Waits)
+    graph = (await ask(port_of(genie), "/api/waits")).as_(models.Waits)
     assert {node.id: node.note for node in graph.nodes} == {held: "cron@host-1", waits: "page 3"}
     client.send("inspect", resource="noted")
     found = await client.expect("inspected")
@@ -171,7 +172,7 @@ async def test_notes_are_shown_and_a_wait_without_a_limit_has_no_end(genie: Geni
     released = await wire.expect("released")
     assert released["reason"] == "deadlock"
     assert [step.get("note") for step in released["waits"]] == [None, "page 3"]
-    deadlock = (await ask(port_of(genie), "/api/deadlocks")).as_(answers.Deadlocks).deadlocks[0]
+    deadlock = (await ask(port_of(genie), "/api/deadlocks")).as_(models.Deadlocks).deadlocks[0]
     assert [step.note for step in deadlock.waits] == [UNSET, "page 3"]
     assert await wire.release(held) == "success"
     assert (await client.expect("locked"))["id"] == waits
@@ -185,9 +186,9 @@ async def test_rates_and_quantiles_follow(genie: Genie) -> None:
     await one.release(held)
     await two.expect("locked")
     async with asyncio.timeout(WAIT_S):
-        state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+        state = (await ask(port_of(genie), "/api/state")).as_(models.State)
         while not state.rates.grants:
-            state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+            state = (await ask(port_of(genie), "/api/state")).as_(models.State)
     assert state.rates.deadlocks == 0
     assert state.wait_p50 is not None
     assert state.wait_p99 is not None
@@ -215,7 +216,7 @@ async def test_only_so_many_may_be_connected(genie: Genie) -> None:
 
 
 async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SILENT_S", 0.05)
+    monkeypatch.setattr(http, "SILENT_S", 0.05)
     server = Server(Settings(port=0, admin_port=0))
     admin = Admin(server)
     await admin.start()
@@ -232,7 +233,7 @@ async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
                     busy[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
                     assert b"200 OK" in await busy[0].readuntil(b"ok\n")
                 except (ConnectionError, asyncio.IncompleteReadError):  # this process was stopped for so long
-                    assert now() - asked_at >= door.SILENT_S
+                    assert now() - asked_at >= http.SILENT_S
                     busy[1].close()
                     busy = await asyncio.open_connection(*admin.address)
                 asked_at = asks_at
@@ -246,8 +247,8 @@ async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_who_reads_nothing_is_cut_off_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "SILENT_S", 0.05)
-    monkeypatch.setattr(door, "ANSWERED_S", 0.05)
+    monkeypatch.setattr(http, "SILENT_S", 0.05)
+    monkeypatch.setattr(http, "ANSWERED_S", 0.05)
     admin = Admin(Server(Settings(port=0, admin_port=0)))
     await admin.start()
     assert admin.address is not None
@@ -286,7 +287,7 @@ async def test_who_waits_for_whom(genie: Genie) -> None:
     held = await client.lock("exclusive:a", transactionName="t1")
     first = await client.request("exclusive:a", transactionName="t2")
     second = await client.request("shared:a")
-    waits = (await ask(port_of(genie), "/api/waits")).as_(answers.Waits)
+    waits = (await ask(port_of(genie), "/api/waits")).as_(models.Waits)
     assert [(node.id, node.state) for node in waits.nodes] == [(first, "queued"), (held, "held"), (second, "queued")]
     assert [node.transaction_name for node in waits.nodes[:2]] == ["t2", "t1"]
     assert waits.nodes[2].transaction_name is msgspec.UNSET
@@ -298,7 +299,7 @@ async def test_who_waits_for_whom(genie: Genie) -> None:
         (second, first, "exclusive", "queued"),
     ]
     assert (waits.queue_total, waits.queue_shown) == (2, 2)
-    few = (await ask(port_of(genie), "/api/waits?limit=2")).as_(answers.Waits)
+    few = (await ask(port_of(genie), "/api/waits?limit=2")).as_(models.Waits)
     assert [node.id for node in few.nodes] == [first, held]
     assert (few.queue_total, few.queue_shown, len(few.edges)) == (2, 1, 1)
 
@@ -312,13 +313,13 @@ async def test_a_resource_by_its_name(shared: Genie, name: str) -> None:
     waiting = await client.request(f"exclusive:{name}", transactionName="t", priority=3, queueTimeout=HOUR_MS)
     client.send("inspect", resource=name)
     inspected = await client.expect("inspected")
-    told = (await ask(port_of(shared), f"/api/resources/{quote(name, safe='')}")).as_(answers.Resource)
+    told = (await ask(port_of(shared), f"/api/resources/{quote(name, safe='')}")).as_(models.Resource)
     assert told.resource == name
     assert (told.holders_total, told.queue_total) == (1, 1)
     assert (told.holders[0].id, told.queue[0].id) == (held, waiting)
     for mine, wire in ((told.holders, inspected["holders"]), (told.queue, inspected["queue"])):
         assert [still(msgspec.to_builtins(row)) for row in mine] == [still(row) for row in wire]
-    left = (await ask(port_of(shared), f"/api/resources/{quote(name[:500])}%21")).as_(answers.Resource)
+    left = (await ask(port_of(shared), f"/api/resources/{quote(name[:500])}%21")).as_(models.Resource)
     assert (left.holders_total, left.queue_total) == (0, 0)
 
 
@@ -334,19 +335,19 @@ async def test_what_is_hot_and_which_deadlocks_there_were(genie: Genie) -> None:
     waiting = await client.request("exclusive:b", transactionName="ta", queueTimeout=HOUR_MS)
     victim = await client.request("exclusive:a", transactionName="tb", queueTimeout=HOUR_MS)
     assert (await client.expect("released"))["reason"] == "deadlock"
-    told = (await ask(port_of(genie), "/api/deadlocks")).as_(answers.Deadlocks)
+    told = (await ask(port_of(genie), "/api/deadlocks")).as_(models.Deadlocks)
     assert told.total == 1
     (row,) = told.deadlocks
     assert (row.id, row.transaction_name, row.cycle, row.steps_total) == (victim, "tb", ["tb", "ta"], 2)
     assert [(step.waiter, step.resource) for step in row.waits] == [(victim, "a"), (waiting, "b")]
-    told_hot = (await ask(port_of(genie), "/api/hot")).as_(answers.HotList)
+    told_hot = (await ask(port_of(genie), "/api/hot")).as_(models.HotList)
     assert {(hot.resource, hot.collisions, hot.waiting, hot.holders) for hot in told_hot.resources} == {
         ("a", 1, 0, 1),
         ("b", 1, 1, 1),
     }
-    assert len((await ask(port_of(genie), "/api/hot?limit=1")).as_(answers.HotList).resources) == 1
+    assert len((await ask(port_of(genie), "/api/hot?limit=1")).as_(models.HotList).resources) == 1
     assert told_hot.resources[0].resource == "b", "somebody waits for it"
-    state = (await ask(port_of(genie), "/api/state")).as_(answers.State)
+    state = (await ask(port_of(genie), "/api/state")).as_(models.State)
     assert (state.deadlocks, state.outcomes["deadlock"]) == (1, 1)
     assert (await metrics(port_of(genie)))["genie_deadlocks_total"] == 1
 
@@ -383,12 +384,12 @@ async def test_a_release_is_told_to_the_holder_and_lets_the_next_in(genie: Genie
     waiting = await two.request("exclusive:a")
     cancelled = await two.request("exclusive:a")
     for id_ in (held, cancelled):
-        told = (await release(port_of(genie), msgspec.json.encode({"id": id_}))).as_(answers.Released)
+        told = (await release(port_of(genie), msgspec.json.encode({"id": id_}))).as_(models.Released)
         assert (told.id, told.reason) == (id_, "success")
     assert await one.expect("released") == {"id": held, "reason": "success"}
     assert (await two.expect("locked"))["id"] == waiting
     assert (await two.expect("released"))["id"] == cancelled
-    again = (await release(port_of(genie), msgspec.json.encode({"id": held}))).as_(answers.Released)
+    again = (await release(port_of(genie), msgspec.json.encode({"id": held}))).as_(models.Released)
     assert again.reason == "success"
     assert genie.until("released by an operator")["id"] == held
     unknown = await release(port_of(genie), b'{"id":7}')

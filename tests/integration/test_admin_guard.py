@@ -10,9 +10,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from admin_client import ask
-from genie.access import Access, Principal
-from genie.access.reading import Entry
-from genie.admin.guard import HEADERS, PRINCIPAL, Guard
+from genie.access import Access, Entry, Principal
+from genie.admin.security import HEADERS, PRINCIPAL, Guard
 from ports import free_port
 from servers import running_server
 from wire import Wire

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from admin_client import ask
-from genie.admin import Admin, answers
-from genie.admin.pace import SLICE, Pace
+from genie.admin import Admin, models
+from genie.admin.throttle import SLICE, Pace
 from genie.config import Settings
 from genie.core import Deadlocked, LockManager, Request
 from genie.server.app import Server
@@ -147,16 +147,16 @@ async def bounded(admin: Admin, port: int) -> None:
 async def test_no_look_at_one_long_line_holds_the_loop_for_long() -> None:
     async with full(name(0) for _ in range(MANY)) as (admin, port):
         await bounded(admin, port)
-        state = await _get(port, "/api/state", answers.State)
+        state = await _get(port, "/api/state", models.State)
         assert (state.lines[0].resource, state.lines[0].waiting) == (name(0), MANY)
         assert not state.lines_complete, "only the first 10,000 were looked at"
-        waits = await _get(port, "/api/waits?limit=1000", answers.Waits)
+        waits = await _get(port, "/api/waits?limit=1000", models.Waits)
         assert len(waits.nodes) <= 1_000
         assert len(waits.edges) <= 4_000
         assert waits.queue_shown == len(waits.nodes) - 1
         assert waits.queue_total > MANY
         assert all(node.blockers_total in (msgspec.UNSET, *range(1, 11)) for node in waits.nodes)
-        resource = await _get(port, "/api/resources/accounts%2F0000000", answers.Resource)
+        resource = await _get(port, "/api/resources/accounts%2F0000000", models.Resource)
         assert (resource.holders_total, resource.queue_total, len(resource.queue)) == (1, MANY, 100)
         assert [row.blockers_total for row in resource.queue] == list(range(1, 101))
 
@@ -164,7 +164,7 @@ async def test_no_look_at_one_long_line_holds_the_loop_for_long() -> None:
 async def test_no_look_at_many_lines_holds_the_loop_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async with full(name(number % LINES) for number in range(MANY)) as (admin, port):
         await bounded(admin, port)
-        waits = await _get(port, "/api/waits?limit=999", answers.Waits)
+        waits = await _get(port, "/api/waits?limit=999", models.Waits)
         assert (len(waits.nodes), waits.queue_shown) == (999, 500), "each with the one that it waits for"
 
         async def on_and_on(_: Pace, __: int) -> bool:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 from prometheus_client.samples import Sample
 
 from admin_client import ask, release
-from genie.admin import Admin, answers
+from genie.admin import Admin, models
 from genie.config import Settings
 from genie.server.app import Server
 from ports import free_port
@@ -80,7 +80,7 @@ async def test_each_is_shown_by_itself(genie: Genie) -> None:
     waits = await billing.request("exclusive:a", transactionName="t2", **LONG)
     billing.raw(b"nonsense\n")
     await billing.expect("error")
-    first, second = [(await ask(port, f"/api/state{asked}")).as_(answers.State) for asked in ("", "?namespace=billing")]
+    first, second = [(await ask(port, f"/api/state{asked}")).as_(models.State) for asked in ("", "?namespace=billing")]
     assert (first.namespace, first.locks, first.held, first.waiting, first.errors) == ("orders", 2, 1, 0, {})
     assert (second.namespace, second.locks, second.held, second.waiting) == ("billing", 1, 1, 1)
     assert second.errors == {"bad-json": 1}
@@ -90,16 +90,16 @@ async def test_each_is_shown_by_itself(genie: Genie) -> None:
         first.namespaces
         == second.namespaces
         == [
-            answers.Namespace(namespace="orders", role="leader", leader=None),
-            answers.Namespace(namespace="billing", role="leader", leader=None),
+            models.Namespace(namespace="orders", role="leader", leader=None),
+            models.Namespace(namespace="billing", role="leader", leader=None),
         ]
     )
     shown: dict[str, Any] = {}
     for namespace in ("orders", "billing"):  # within half a second: what was kept for one is not told of the other
         within = f"?namespace={namespace}"
-        nodes = (await ask(port, f"/api/waits{within}&limit=5")).as_(answers.Waits).nodes
-        holders = (await ask(port, f"/api/resources/a{within}")).as_(answers.Resource).holders
-        hot = (await ask(port, f"/api/hot{within}")).as_(answers.HotList).resources
+        nodes = (await ask(port, f"/api/waits{within}&limit=5")).as_(models.Waits).nodes
+        holders = (await ask(port, f"/api/resources/a{within}")).as_(models.Resource).holders
+        hot = (await ask(port, f"/api/hot{within}")).as_(models.HotList).resources
         shown[namespace] = {node.id for node in nodes}, len(holders[0].resources), [row.resource for row in hot]
     assert shown == {"orders": (set(), 2, []), "billing": ({held, waits}, 1, ["a"])}
 
@@ -114,7 +114,7 @@ async def test_deadlocks_and_slow_waits_are_told_of_the_namespace_where_they_are
     victim = await client.request("exclusive:a", transactionName="tb", **LONG)
     assert (await client.expect("released"))["reason"] == "deadlock"
     totals = [
-        (await ask(port, f"/api/deadlocks?namespace={namespace}")).as_(answers.Deadlocks).total
+        (await ask(port, f"/api/deadlocks?namespace={namespace}")).as_(models.Deadlocks).total
         for namespace in ("orders", "billing")
     ]
     assert totals == [0, 1]
@@ -128,7 +128,7 @@ async def test_a_release_is_of_the_namespace_that_is_said(genie: Genie) -> None:
     body = msgspec.json.encode({"id": held})
     assert (await release(port, body)).problem[:2] == (404, "unknown-id"), "of the first it is another's"
     assert (await release(port, body, "?namespace=stock")).problem == (404, "not-found", UNSERVED)
-    assert (await release(port, body, "?namespace=billing")).as_(answers.Released).reason == "success"
+    assert (await release(port, body, "?namespace=billing")).as_(models.Released).reason == "success"
     assert (await wire.expect("released"))["id"] == held
     line = genie.until("released by an operator")
     assert (line["namespace"], line["id"]) == ("billing", held)
@@ -190,13 +190,13 @@ async def test_one_may_be_led_here_and_another_followed(redis: Redis) -> None:
         await until_ready(genie)
         assert (await ask(port, "/leaderz")).body == f"follower; {address} leads\n".encode()
         assert (await ask(port, "/leaderz?namespace=billing")).status == 200
-        state = (await ask(port, "/api/state")).as_(answers.State)
+        state = (await ask(port, "/api/state")).as_(models.State)
         assert state.namespaces == [
-            answers.Namespace(namespace="orders", role="follower", leader=address),
-            answers.Namespace(namespace="billing", role="leader", leader=None),
+            models.Namespace(namespace="orders", role="follower", leader=address),
+            models.Namespace(namespace="billing", role="leader", leader=None),
         ]
         assert (await ask(port, "/api/waits")).leader == address
-        assert (await ask(port, "/api/waits?namespace=billing")).as_(answers.Waits).nodes == []
+        assert (await ask(port, "/api/waits?namespace=billing")).as_(models.Waits).nodes == []
         leads = {s.labels["namespace"]: s.value for s in await sampled(port) if s.name == "genie_leader"}
         assert leads == {"orders": 0, "billing": 1}
 

@@ -12,7 +12,7 @@ import trustme
 
 from admin import SpokenAdmin, spoken_admin
 from commands import genie_cli
-from genie.admin.answers import DeadlockRow, Deadlocks, Problem, Step
+from genie.admin.models import DeadlockRow, Deadlocks, Problem, Step
 from ports import free_port
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from admin import SpokenAdmin, spoken_admin
-from genie.admin.answers import Problem
+from genie.admin.models import Problem
 from ports import free_port
 from programs import run_genie
 from seen import HOT, WAITS, state

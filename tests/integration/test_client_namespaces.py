@@ -17,7 +17,7 @@ from clocks import LONG_S
 from commands import genie_cli
 from fake import PONG, Fake, Line, error, fake_server, locked
 from genie import RequestRejected, Unavailable, connect, sync
-from genie.client import reach
+from genie.client import config
 from servers import WAIT_S, Genie
 
 MUST = "must be a string of 1 to 128 letters, digits or any of _.:-"
@@ -148,12 +148,12 @@ def test_what_is_none_is_refused_at_once(
 
 
 def test_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reach.namespace() is None
+    assert config.namespace() is None
     monkeypatch.setenv("GENIE_NAMESPACE", "")
-    assert reach.namespace() is None
+    assert config.namespace() is None
     monkeypatch.setenv("GENIE_NAMESPACE", "stock")
-    assert reach.namespace() == "stock"
-    assert reach.namespace("billing") == "billing"
+    assert config.namespace() == "stock"
+    assert config.namespace("billing") == "billing"
 
 
 ASKING = (

@@ -13,7 +13,7 @@ import pytest
 import genie
 import genie.sync
 from commands import genie_cli
-from genie.client import reach
+from genie.client import config
 from ports import free_port
 from servers import WAIT_S, Genie, running_server
 
@@ -72,23 +72,23 @@ def test_threads_alike() -> None:
 
 
 def test_where_a_token_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reach.token() is None
+    assert config.token() is None
     path = written(tmp_path, f" {TOKEN}\n")
     monkeypatch.setenv("GENIE_TOKEN_FILE", str(path))
-    assert reach.token() == TOKEN
-    assert reach.token("") is None
+    assert config.token() == TOKEN
+    assert config.token("") is None
     path.write_text(sections(payments=TOKEN))
     with pytest.raises(ValueError, match=f"^GENIE_TOKEN_FILE: {path} must hold one word, the token to say, not 4$"):
-        reach.token()  # that is a server's
-    assert reach.token("") is None
-    assert reach.token(OTHER) == OTHER
+        config.token()  # that is a server's
+    assert config.token("") is None
+    assert config.token(OTHER) == OTHER
     monkeypatch.setenv("GENIE_TOKEN", OTHER)
-    assert reach.token() == OTHER
-    assert reach.token(TOKEN) == TOKEN
+    assert config.token() == OTHER
+    assert config.token(TOKEN) == TOKEN
     monkeypatch.setenv("GENIE_TOKEN", "")
     path.unlink()
     with pytest.raises(ValueError, match=r"GENIE_TOKEN_FILE: .* can't be read: No such file"):
-        reach.token()
+        config.token()
 
 
 def test_a_token_that_can_be_none_is_not_repeated() -> None:

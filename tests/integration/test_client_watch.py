@@ -15,7 +15,7 @@ import pytest
 from clocks import PATIENT, bear_little_silence
 from fake import Line, error, fake_server
 from genie import Change, Client, ConnectionLost, RequestRejected, connect, sync
-from genie.client.aio_watch import Watch
+from genie.client.aio import Watch
 from servers import WAIT_S, Genie, Redis, running_server
 
 

@@ -42,7 +42,7 @@ def test_the_compiled_modules_pass_the_same_tests(tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(source)
 
     environment = {**os.environ, "PYTHONPATH": str(source)}
-    where = "import genie.core.manager as m, genie.server.pump as p; print(m.__file__, p.__file__)"
+    where = "import genie.core.manager as m, genie.server.pipeline as p; print(m.__file__, p.__file__)"
     seen = subprocess.run(
         [sys.executable, "-c", where], cwd=source, env=environment, check=True, capture_output=True, text=True
     )

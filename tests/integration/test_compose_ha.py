@@ -24,7 +24,7 @@ from redis.asyncio import Redis as Client
 
 from genie import connect
 from genie.config import Settings
-from genie.storage.url import RedisUrl
+from genie.storage.redis.url import RedisUrl
 from ports import free_port
 from redises.crowd import until
 from servers import WAIT_S

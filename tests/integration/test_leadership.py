@@ -13,15 +13,13 @@ from msgspec.structs import replace
 from genie.config import Settings
 from genie.core import HELD, Request
 from genie.server.app import Server
-from genie.storage import namespace
-from genie.storage.base import Batch, Replica, Superseded
-from genie.storage.journal import Gap, Journal
-from genie.storage.knowledge import Knowledge
-from genie.storage.namespace import Namespace
-from genie.storage.node import Node
-from genie.storage.precedence import Precedence
-from genie.storage.redis import RedisStore
-from genie.storage.spread import Spread
+from genie.storage.redis import keyspace as namespace
+from genie.storage.redis.election import Precedence, Spread
+from genie.storage.redis.keyspace import Namespace
+from genie.storage.redis.log import Gap, Journal
+from genie.storage.redis.replica import Knowledge
+from genie.storage.redis.store import RedisStore
+from genie.storage.store import Batch, Node, Replica, Superseded
 from servers import WAIT_S, Redis
 from stores import commit
 

@@ -15,8 +15,8 @@ import trustme
 from redis import RedisError
 from structlog.testing import capture_logs
 
-from genie.storage.link import Link, LinkError
-from genie.storage.redis import RedisStore
+from genie.storage.redis.connection import Link, LinkError
+from genie.storage.redis.store import RedisStore
 from locks import NAME, Locks, batches, locks, soon, stored
 from ports import free_port
 from redises.crowd import until
@@ -57,7 +57,7 @@ def _empty(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent again is sent for the reason that a test gives, and not because something was slow."""
-    monkeypatch.setattr("genie.storage.delivery.COMMIT_TIMEOUT_S", WAIT_S / 2)
+    monkeypatch.setattr("genie.storage.redis.commit.COMMIT_TIMEOUT_S", WAIT_S / 2)
 
 
 async def seen(between: Relay, name: str, times: int) -> None:
@@ -121,7 +121,7 @@ async def test_a_connection_that_ends_around_a_commit(plain: Redis, place: str) 
 async def test_an_answer_that_comes_after_it_was_given_up_answers_nothing(
     plain: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("genie.storage.delivery.COMMIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("genie.storage.redis.commit.COMMIT_TIMEOUT_S", 0.1)
     async with relay(plain.port) as between, locks(between.url) as client:
         late = between.rule(Rule("EVALSHA", held=asyncio.Event()))
         await soon(client.lock("a"))

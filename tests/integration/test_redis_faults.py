@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from genie.core import LockManager, Request
-from genie.storage.base import Batch
-from genie.storage.redis import RedisStore
+from genie.storage.redis.store import RedisStore
+from genie.storage.store import Batch
 from proxy import Cut, chunks, proxy
 from relay import Command, relay
 from servers import WAIT_S, Genie, Redis, resident, running_server
@@ -342,7 +342,7 @@ async def test_two_servers_on_one_address_do_not_fight_over_redis(redis: Redis) 
 
 async def test_a_slow_redis_is_waited_for(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large commit takes longer than the first patience with it. It is done all the same, in a few attempts."""
-    monkeypatch.setattr("genie.storage.delivery.COMMIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("genie.storage.redis.commit.COMMIT_TIMEOUT_S", 0.2)
     async with proxy(redis.port, chunks) as slow:
         store = RedisStore(slow.url)
         await opened(store)

@@ -24,7 +24,7 @@ from certificates import Certificates
 from commands import genie_cli
 from genie.config import Settings
 from genie.errors import Unavailable
-from genie.server import handshake, outlet
+from genie.server import connection, listener
 from genie.server.app import Server
 from servers import WAIT_S, Genie, running_server
 
@@ -141,7 +141,7 @@ def test_a_handshake_that_stalls_counts_and_is_cut(
             await until(lambda: not len(server.connections))
             writer.close()
 
-    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.2)
     with capture_logs() as log:
         run(work())
     assert [line["why"] for line in log if line["event"] == "handshake failed"] == ["not done after 0.2 s"]
@@ -432,8 +432,8 @@ def test_a_close_is_sent_at_once(
     run: Callable[[Any], Any], made: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TLS can't be half-closed: waiting for the client to close first would tell it nothing."""
-    monkeypatch.setattr(outlet, "LINGER_S", 10 * WAIT_S)
-    monkeypatch.setattr(outlet, "LINGER_IDLE_S", 10 * WAIT_S)
+    monkeypatch.setattr(connection, "LINGER_S", 10 * WAIT_S)
+    monkeypatch.setattr(connection, "LINGER_IDLE_S", 10 * WAIT_S)
 
     async def work() -> None:
         async with serving(made) as (_, address):

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from genie.config import Settings
-from genie.server import door
+from genie.server import auth
 from genie.server.app import Server
 from servers import WAIT_S, Genie, Redis, running_redis, running_server
 from wire import Wire
@@ -315,18 +315,18 @@ async def test_who_takes_too_long_is_refused_and_who_is_in_may_be_silent(
     inside: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bells: list[asyncio.TimerHandle] = []
-    ring = door.Door.ring
+    ring = auth.Door.ring
 
-    def remember(self: door.Door, late: Callable[[], None]) -> asyncio.TimerHandle:
+    def remember(self: auth.Door, late: Callable[[], None]) -> asyncio.TimerHandle:
         bells.append(ring(self, late))
         return bells[-1]
 
-    monkeypatch.setattr(door.Door, "ring", remember)
+    monkeypatch.setattr(auth.Door, "ring", remember)
     known = await Wire.connect(inside)
     known.raw(hello(token=PAYMENTS))
     await known.expect("welcome")
     assert [bell.cancelled() for bell in bells] == [True]
-    monkeypatch.setattr(door, "HELLO_S", 0.05)
+    monkeypatch.setattr(auth, "HELLO_S", 0.05)
     silent, slow = await Wire.connect(inside), await Wire.connect(inside)
     slow.raw(hello(token=PAYMENTS)[:20])
     await is_refused(silent)

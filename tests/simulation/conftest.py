@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from genie.testing.loop import SimLoop
-from genie.testing.network import Network
+from genie.testing.simulation.loop import SimLoop
+from genie.testing.simulation.network import Network
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 

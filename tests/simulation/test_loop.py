@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from genie.testing.loop import SimLoop, Stuck
+from genie.testing.simulation.loop import SimLoop, Stuck
 
 
 def test_an_hour_passes_in_no_time(loop: SimLoop) -> None:

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from genie.testing.loop import Node, SimLoop
-from genie.testing.network import Network
-from genie.testing.traffic import RandomDelays
-from genie.testing.transport import HIGH, SimTransport
+from genie.testing.simulation.loop import Node, SimLoop
+from genie.testing.simulation.network import HIGH, Network, RandomDelays, SimTransport
 
 
 class Side(asyncio.Protocol):

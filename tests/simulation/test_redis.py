@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import redis as redis_py
 
-from genie.storage.packing import _COMMIT
-from genie.testing.redis.resp import Failure, Reader, Status, encode
-from genie.testing.redis.server import SimRedis
+from genie.storage.redis.commit import _COMMIT
+from genie.testing.simulation.redis.resp import Failure, Reader, Status, encode
+from genie.testing.simulation.redis.server import SimRedis
 from servers import Redis, running_redis
 
 COMMANDS = [

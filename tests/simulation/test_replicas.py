@@ -7,14 +7,13 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-from genie.storage.link import Link, Refused
-from genie.storage.master import Master
-from genie.storage.url import Address, Login, RedisUrl
-from genie.testing.loop import SimLoop
-from genie.testing.network import Network
-from genie.testing.redis.replicated import ReplicatedRedis
-from genie.testing.redis.sentinels import NAME, SENTINEL_PORT, Sentinels
-from genie.testing.redis.upstream import Writes
+from genie.storage.redis.connection import Link, Refused
+from genie.storage.redis.primary import Master
+from genie.storage.redis.url import Address, Login, RedisUrl
+from genie.testing.simulation.loop import SimLoop
+from genie.testing.simulation.network import Network
+from genie.testing.simulation.redis.replication import ReplicatedRedis, Writes
+from genie.testing.simulation.redis.sentinel import NAME, SENTINEL_PORT, Sentinels
 
 HOSTS = "r1", "r2", "r3"
 

@@ -8,8 +8,8 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from genie.testing.plan import CHOOSING, FEATURED, REPLICATED
-from genie.testing.soak import run
+from genie.testing.simulation.scenario import CHOOSING, FEATURED, REPLICATED
+from genie.testing.simulation.soak import run
 
 COUNT = 30
 CHOOSERS = 10
@@ -55,7 +55,7 @@ KEPT = [
 """Seeds that have shown something once, and what that was."""
 
 SAME = """
-from genie.testing.soak import run
+from genie.testing.simulation.soak import run
 for seed in (17, 2000012):
     print(run(seed)[0].history.digest())
 """
@@ -72,7 +72,7 @@ def test_every_world_goes_well() -> None:
     seeds = sorted({*range(1, COUNT + 1), *KEPT, *more})
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         failed = [(seed, found) for seed, found in pool.map(problems, seeds, chunksize=5) if found]
-    told = "\n".join(f"python -m genie.testing.soak --seed {seed}: {found[0]}" for seed, found in failed)
+    told = "\n".join(f"python -m genie.testing.simulation.soak --seed {seed}: {found[0]}" for seed, found in failed)
     assert not failed, f"{len(failed)} of {len(seeds)} worlds went wrong:\n{told}"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from genie.cli.when_asked import WhenAsked
+from genie.cli.lazy_group import WhenAsked
 
 
 @click.group(cls=WhenAsked, package=__name__, names=("explain", "finalize", "generate", "run", "shift", "status"))

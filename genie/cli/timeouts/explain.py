@@ -8,14 +8,13 @@ from datetime import datetime, timedelta
 
 import click
 
-from genie.cli.asking import json_option, plain_errors
-from genie.cli.sources import WholeNumber
+from genie.cli.options import WholeNumber, json_option, plain_errors
 from genie.cli.timeouts.options import ledger_options
 from genie.protocol import codec
 from genie.timeouts import Ledger
 from genie.timeouts.explain import Explained, Explanation, Progress
 from genie.timeouts.explain import explain as explain_in
-from genie.timeouts.opened import opened
+from genie.timeouts.schema import opened
 
 SUMMARY = {
     Progress.NO_HANDLER: "without a handler",

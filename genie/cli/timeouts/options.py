@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from genie.cli.sources import WholeNumber
+from genie.cli.options import WholeNumber
 from genie.timeouts import FINAL_STATES, PROCESSING_STATES, Ledger
 
 MOST = 1e9

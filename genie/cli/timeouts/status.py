@@ -6,11 +6,11 @@ import asyncio
 
 import click
 
-from genie.cli.asking import json_option, plain_errors
+from genie.cli.options import json_option, plain_errors
 from genie.cli.timeouts.options import ledger_options
 from genie.protocol import codec
 from genie.timeouts import Ledger
-from genie.timeouts.opened import opened
+from genie.timeouts.schema import opened
 from genie.timeouts.status import Status
 from genie.timeouts.status import status as status_of
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import URL, ColumnElement, Table, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.timeouts.databases.database import (
+from genie.timeouts.databases.base import (
     CONNECT_S,
     LOCKED_S,
     Database,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
-from genie.timeouts.databases.database import Database
+from genie.timeouts.databases.base import Database
 from genie.timeouts.databases.mysql import Mysql
 from genie.timeouts.databases.postgres import Postgres
 from genie.timeouts.databases.sqlite import Sqlite

@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.timeouts.databases.database import CONNECT_S, LOCKED_S, Database, give_back, server_engine, values_by_column
+from genie.timeouts.databases.base import CONNECT_S, LOCKED_S, Database, give_back, server_engine, values_by_column
 from genie.timeouts.times import Utc
 
 _FIRST = literal_column("TIMESTAMP '0001-01-01 00:00:00'", Utc)

@@ -15,7 +15,7 @@ from sqlalchemy import URL, ColumnElement, String, Table, case, func, or_, type_
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from genie.timeouts.databases.database import LOCKED_S, Database, insert_into, values_by_column
+from genie.timeouts.databases.base import LOCKED_S, Database, insert_into, values_by_column
 from genie.timeouts.times import Utc
 from genie.wal import keep_wal
 

@@ -8,7 +8,7 @@ from typing import Any
 from genie.tokens.errors import SelectionEnded, SpentAlready
 from genie.tokens.guard import Guard
 from genie.tokens.in_memory.claims import Claim, Claims
-from genie.tokens.in_memory.follow import Follower
+from genie.tokens.in_memory.follower import Follower
 from genie.tokens.selection import Selection, State
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token

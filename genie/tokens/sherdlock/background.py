@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
 
-from genie.client.reach import delays
+from genie.client.config import delays
 
 T = TypeVar("T")
 

@@ -11,11 +11,9 @@ from genie.errors import GenieError, LockLost
 from genie.tokens.errors import SelectionEnded, SpentAlready
 from genie.tokens.guard import Guard
 from genie.tokens.selection import Selection, State, read_checkpoint
-from genie.tokens.sherdlock.granting import Grants, all_of
-from genie.tokens.sherdlock.held import Held, Hold
-from genie.tokens.sherdlock.lingering import Lingering
+from genie.tokens.sherdlock.grants import Grants, Lingering, all_of
+from genie.tokens.sherdlock.holds import Held, Hold, Watching
 from genie.tokens.sherdlock.locks import Client
-from genie.tokens.sherdlock.watching import Watching
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token
 

@@ -16,18 +16,13 @@ from typing import Any, Self
 from genie.tokens.errors import SelectionEnded
 from genie.tokens.guard import Guard, ThreadGuard
 from genie.tokens.selection import check_limit
-from genie.tokens.sherdlock.bag import Prefer
-from genie.tokens.sherdlock.cache import Where
-from genie.tokens.sherdlock.candidates import Ask
-from genie.tokens.sherdlock.granting import Short, take_all
-from genie.tokens.sherdlock.held import Held, Hold
+from genie.tokens.sherdlock.cache import Prefer, Wallets, Where
+from genie.tokens.sherdlock.grants import Lingering, Short, take_all
 from genie.tokens.sherdlock.hints import Hints
-from genie.tokens.sherdlock.lingering import Lingering
+from genie.tokens.sherdlock.holds import Held, Hold, Watching
 from genie.tokens.sherdlock.locks import Client
-from genie.tokens.sherdlock.search import Search
+from genie.tokens.sherdlock.search import Ask, Search
 from genie.tokens.sherdlock.selection import Checkpoint, SherdlockSelection
-from genie.tokens.sherdlock.wallets import Wallets
-from genie.tokens.sherdlock.watching import Watching
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token, check_amount, wallet
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from genie.tokens.store import Added, Change, Spent
-from genie.tokens.stores.feed import Feed, Feeds
+from genie.tokens.stores.change_feed import Feed, Feeds
 from genie.tokens.stores.spending import can_spend, check_issued, distinct, some
 from genie.tokens.token import Token, Wallet, wallets_of
 

@@ -12,9 +12,8 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.sql import Select
 
-from genie.tokens.stores.backend import Backend
-from genie.tokens.stores.changes import TEXTS, Follower, Get
-from genie.tokens.stores.feed import Feeds
+from genie.tokens.stores.base import Backend
+from genie.tokens.stores.change_feed import TEXTS, Feeds, Follower, Get
 from genie.tokens.stores.schema import TOKENS, ensure
 
 CONNECTIONS = 10

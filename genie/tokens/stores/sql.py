@@ -11,9 +11,8 @@ from sqlalchemy import insert, make_url, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.tokens.stores import rows
-from genie.tokens.stores.changes import texts
-from genie.tokens.stores.feed import Feed, Feeds
+from genie.tokens.stores import schema
+from genie.tokens.stores.change_feed import Feed, Feeds, texts
 from genie.tokens.stores.postgres import Postgres
 from genie.tokens.stores.schema import TOKENS, UNSPENT
 from genie.tokens.stores.spending import can_spend, check_issued, distinct, some
@@ -94,7 +93,7 @@ class SqlTokenStore:
             page = await self._to_its_end(self._page(wanted, last))
             if page:
                 yield page
-            if len(page) < rows.PAGE:
+            if len(page) < schema.PAGE:
                 return
             last = page[-1]
 
@@ -146,14 +145,14 @@ class SqlTokenStore:
 
     async def _page(self, wanted: dict[str, str], after: Token | None) -> list[Token]:
         await self._open()
-        return [rows.token(row) for row in await self._backend.rows(rows.unspent_page(wanted, after))]
+        return [schema.token(row) for row in await self._backend.rows(schema.unspent_page(wanted, after))]
 
     async def _get(self, ids: Sequence[str]) -> dict[str, Token]:
         await self._open()
         if not ids:
             return {}
-        query = select(*rows.COLUMNS).where(self._backend.among(ids), UNSPENT)
-        return {row[0]: rows.token(row) for row in await self._backend.rows(query)}
+        query = select(*schema.COLUMNS).where(self._backend.among(ids), UNSPENT)
+        return {row[0]: schema.token(row) for row in await self._backend.rows(query)}
 
     async def _add(self, new: dict[str, Token]) -> None:
         await self._open()
@@ -185,7 +184,7 @@ class SqlTokenStore:
 
     async def _insert(self, connection: AsyncConnection, new: dict[str, Token]) -> None:
         if new:
-            await connection.execute(insert(TOKENS), [rows.row(new[id]) for id in sorted(new)])
+            await connection.execute(insert(TOKENS), [schema.row(new[id]) for id in sorted(new)])
 
     async def _issued(self, connection: AsyncConnection, ids: dict[str, Token]) -> set[str]:
         """Those of the ids that tokens have, spent or not."""

@@ -11,9 +11,8 @@ from sqlalchemy import URL, ColumnElement, bindparam, delete, func, insert, sele
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
-from genie.tokens.stores.backend import Backend
-from genie.tokens.stores.changes import TEXTS, Follower, Get
-from genie.tokens.stores.feed import Feeds
+from genie.tokens.stores.base import Backend
+from genie.tokens.stores.change_feed import TEXTS, Feeds, Follower, Get
 from genie.tokens.stores.schema import CHANGES, TOKENS, ensure
 from genie.wal import keep_wal
 

@@ -7,8 +7,7 @@ import re
 import orjson
 import pytest
 
-from genie.bench.cycles import BY_SOMEBODY_ELSE, NO_MESSAGE, Cycles, Tally
-from genie.bench.workloads import WORKLOADS, Shape
+from genie.bench.generator import BY_SOMEBODY_ELSE, NO_MESSAGE, WORKLOADS, Cycles, Shape, Tally
 from genie.protocol.messages import command
 
 ASK = command("request", resources=["exclusive:a"])

@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from genie.bench.cycles import BY_SOMEBODY_ELSE, NO_MESSAGE, Tally
-from genie.bench.load import CONNECTION_LOST, NOT_RELEASED, Plan, Result
-from genie.bench.workloads import Shape
+from genie.bench.generator import BY_SOMEBODY_ELSE, NO_MESSAGE, Shape, Tally
+from genie.bench.runner import CONNECTION_LOST, NOT_RELEASED, Plan, Result
 from genie.cli import main
-from genie.cli.bench_report import document, headline, lines
-from genie.client.reach import Address
+from genie.cli.bench import document, headline, lines
+from genie.client.config import Address
 
 SHAPE = Shape(keys=3, shared_percent=75, resources=5)
 PLAN = Plan(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from genie.cli.tables import width
+from genie.cli.format import width
 from inspected_rows import NOW, blocker, inspected, row
 
 Rows = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import pytest
 
-from genie.cli import held_command
-from genie.cli.held_command import HeldCommand, Order
+from genie.cli import run
+from genie.cli.run import HeldCommand, Order
 from genie.errors import LockLost, QueueTimeout, Unavailable
 
 
@@ -67,7 +67,7 @@ def give_up(_: object = None) -> None:
 
 
 def carry_out(monkeypatch: pytest.MonkeyPatch, client: Client, program: str, wait: float | None = None) -> int:
-    monkeypatch.setattr(held_command, "connect", lambda *_, **__: client)
+    monkeypatch.setattr(run, "connect", lambda *_, **__: client)
     order = Order(
         command=(sys.executable, "-c", program),
         resources=("exclusive:a",),
@@ -96,7 +96,7 @@ LEAVE_A_MARK = "import os; open(os.environ['MARK'], 'w').close()"
 def test_a_lock_lost_between_grant_and_start_starts_nothing(
     monkeypatch: pytest.MonkeyPatch, mark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert carry_out(monkeypatch, Client(Hold(Hold.lose, nothing)), LEAVE_A_MARK) == held_command.LOST
+    assert carry_out(monkeypatch, Client(Hold(Hold.lose, nothing)), LEAVE_A_MARK) == run.LOST
     assert not mark.exists()
     assert "was not started" in capsys.readouterr().err
 
@@ -111,7 +111,7 @@ def test_a_signal_between_grant_and_start_starts_nothing_and_gives_the_lock_back
 
 
 def test_a_signal_in_the_moment_of_the_start_reaches_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    popen = held_command.subprocess.Popen
+    popen = run.subprocess.Popen
     started = []
 
     def start(*args: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ def test_a_signal_in_the_moment_of_the_start_reaches_the_command(monkeypatch: py
         started.append(popen(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr(held_command.subprocess, "Popen", start)
+    monkeypatch.setattr(run.subprocess, "Popen", start)
     status = carry_out(monkeypatch, Client(Hold(nothing, nothing)), "import signal; signal.pause()")
     (command,) = started
     command.kill()  # which changes nothing for one that has ended
@@ -140,7 +140,7 @@ def test_a_loss_that_is_heard_together_with_the_end_counts(
         self._task.cancel()
 
     monkeypatch.setattr(HeldCommand, "_reap", reap_and_lose)
-    assert carry_out(monkeypatch, Client(hold), "") == held_command.LOST
+    assert carry_out(monkeypatch, Client(hold), "") == run.LOST
     assert "had just ended" in capsys.readouterr().err
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from genie.cli.tables import width
+from genie.cli.format import width
 from inspected_rows import NOW, blocker, row
 
 
@@ -71,5 +71,5 @@ def test_every_line_fits_into_100_columns() -> None:
 
 
 def test_a_name_in_a_table_is_found_with_its_mode() -> None:
-    bare_name = importlib.import_module("genie.cli.asking").bare_name
+    bare_name = importlib.import_module("genie.cli.options").bare_name
     assert [bare_name(name) for name in ("exclusive:a", "shared:a:b", "a:b", "a")] == ["a", "a:b", "a:b", "a"]

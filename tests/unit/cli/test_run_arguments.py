@@ -7,16 +7,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from genie.cli import main
-from genie.cli.held_command import Order
+from genie.cli.run import Order
 
 
 @pytest.fixture
 def orders(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     """What `genie run` would carry out."""
     taken: list[Order] = []
-    monkeypatch.setattr(
-        importlib.import_module("genie.cli.held_command"), "run", lambda order: taken.append(order) or 42
-    )
+    monkeypatch.setattr(importlib.import_module("genie.cli.run"), "run_locked", lambda order: taken.append(order) or 42)
     return taken
 
 

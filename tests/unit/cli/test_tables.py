@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from genie.cli.tables import clip, duration, natural_key, printable, some, table, width
+from genie.cli.format import clip, duration, natural_key, printable, some, table, width
 
 
 @pytest.mark.parametrize(

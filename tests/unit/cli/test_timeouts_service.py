@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from genie.cli.timeouts.delivery import ToStdout
-from genie.cli.timeouts.service import Order, _Service
+from genie.cli.timeouts.run import Order, ToStdout, _Service
 from genie.timeouts import DatabaseFailed, Ledger, TimeoutRun
 
 ORDER = Order(

@@ -3,10 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from genie.admin.answers import HotList, Waits
-from genie.cli.fitted import Column, fitted, wrapped
-from genie.cli.tables import fold, width
-from genie.cli.top_picture import Line, Seen, picture
+from genie.admin.models import HotList, Waits
+from genie.cli.format import Column, fitted, fold, width, wrapped
+from genie.cli.top import Line, Seen, picture
 from seen import HOLDER, HOT, LINES, WAITERS, WAITS, state
 
 SEEN = Seen(state(), WAITS, HOT)

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.client.anyof import any_request
-from genie.client.calls import Request, State
-from genie.client.core import Core
-from genie.client.held import Held
+from genie.client.commands import Held, Request, State, any_request
+from genie.client.session import Core
 from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
 from genie.protocol import commands
 from talk import SECRET, connected, cut, error, locked, released

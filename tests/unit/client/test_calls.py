@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.client import calls
-from genie.client.calls import Extend, Inspect, Release, milliseconds
+from genie.client import commands
+from genie.client.commands import Extend, Inspect, Release, milliseconds
 from genie.errors import RequestRejected
-from genie.protocol import commands
+from genie.protocol import commands as wire_commands
 
 
 @pytest.mark.parametrize(
@@ -35,13 +35,13 @@ from genie.protocol import commands
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(options, what):
     with pytest.raises(ValueError, match=what):
-        calls.request("1", ["a"], **options)
+        commands.request("1", ["a"], **options)
 
 
 @pytest.mark.parametrize("resources", [[], ["a"] * 1025, ["exclsive:a"], ["a", ""], ["x" * 513], ["\ud800"]])
 def test_resources_that_the_server_would_refuse(resources):
     with pytest.raises(ValueError, match=r"resource|surrogate"):
-        calls.request("1", resources)
+        commands.request("1", resources)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_resources_that_the_server_would_refuse(resources):
     ],
 )
 def test_a_resource_that_is_named_twice_is_locked_once_in_the_stronger_mode(named, locked):
-    request = calls.request("1", named)
+    request = commands.request("1", named)
     assert request.resources == locked
     assert orjson.loads(request.line)["payload"]["resources"] == list(locked)
 
 
 def test_no_limit_of_the_wait_is_the_greatest_timeout_on_the_wire():
-    request = calls.request("1", ["a"], queue_timeout=None)
+    request = commands.request("1", ["a"], queue_timeout=None)
     assert request.wait == math.inf
     assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
     request.asked_at = 0.0
@@ -75,12 +75,14 @@ def test_a_wrong_wait_is_told_how_to_wait_without_a_limit():
     with pytest.raises(
         ValueError, match=r"queue_timeout must be 0 to 2147483\.647 seconds, or None for no limit, not inf"
     ):
-        calls.request("1", ["a"], queue_timeout=math.inf)
+        commands.request("1", ["a"], queue_timeout=math.inf)
 
 
 def test_what_becomes_of_the_lock_when_the_session_ends_is_said_where_it_is_not_kept():
-    assert orjson.loads(calls.request("1", ["a"], on_disconnect="release").line)["payload"]["onDisconnect"] == "release"
-    assert "onDisconnect" not in orjson.loads(calls.request("1", ["a"]).line)["payload"]
+    assert (
+        orjson.loads(commands.request("1", ["a"], on_disconnect="release").line)["payload"]["onDisconnect"] == "release"
+    )
+    assert "onDisconnect" not in orjson.loads(commands.request("1", ["a"]).line)["payload"]
 
 
 @pytest.mark.parametrize(("id_", "seconds", "what"), [(True, 1, "id"), ("1", 1, "id"), (5, 0, "an extension")])
@@ -91,12 +93,12 @@ def test_an_extension_by_id_checks_its_arguments(id_, seconds, what):
 
 def test_a_list_in_place_of_arguments_is_explained():
     with pytest.raises(TypeError, match="several are several arguments"):
-        calls.request("1", [["a", "b"]])  # type: ignore[list-item]
+        commands.request("1", [["a", "b"]])  # type: ignore[list-item]
 
 
 def test_a_line_that_would_end_the_connection_for_everybody_is_not_sent():
     with pytest.raises(RequestRejected, match="line-too-long"):
-        calls.request("1", [f"{number:04}" + "é" * 508 for number in range(1024)])
+        commands.request("1", [f"{number:04}" + "é" * 508 for number in range(1024)])
 
 
 @pytest.mark.parametrize("id_", [2**53, -(2**53), True, 1.0, "1"])
@@ -128,7 +130,7 @@ def test_seconds_become_milliseconds_to_the_microsecond(seconds):
 def test_whatever_is_accepted_here_is_accepted_by_the_server(
     names, queue_timeout, transaction_timeout, priority, transaction
 ):
-    request = calls.request(
+    request = commands.request(
         "1",
         [f"exclusive:{name}" for name in names],
         queue_timeout=queue_timeout,
@@ -136,8 +138,8 @@ def test_whatever_is_accepted_here_is_accepted_by_the_server(
         priority=priority,
         transaction=transaction,
     )
-    read = commands.read(request.line.rstrip(b"\n"))
-    assert isinstance(read, commands.Request)
+    read = wire_commands.read(request.line.rstrip(b"\n"))
+    assert isinstance(read, wire_commands.Request)
     assert (read.ref, read.transaction, read.priority) == ("1", transaction, priority)
     assert set(read.exclusive) == set(names)
     assert orjson.loads(request.line)["payload"]["resources"] == list(request.resources)

@@ -7,7 +7,7 @@ import math
 import orjson
 import pytest
 
-from genie.client.calls import Bye, Extend, Inspect, Ping, Release, State
+from genie.client.commands import Bye, Extend, Inspect, Ping, Release, State
 from genie.errors import (
     Blocker,
     CycleStep,

@@ -10,10 +10,9 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from genie.client import calls
-from genie.client.anyof import any_request
-from genie.client.calls import Call, Extend, Ping, Request, State
-from genie.client.core import Core
+from genie.client import commands
+from genie.client.commands import Call, Extend, Ping, Request, State, any_request
+from genie.client.session import Core
 from genie.config import Settings
 from genie.core import ENDED, LockManager
 from genie.errors import ConnectionLost, GenieError, LockLost, TransactionTimeout, Unavailable
@@ -22,10 +21,10 @@ from genie.protocol import messages
 from genie.protocol.commands import read_hello
 from genie.protocol.resources import parse
 from genie.server.connection import HANGUP, ConnectionState
-from genie.server.dispatch import Dispatch
-from genie.server.session import Session
-from genie.storage.base import Batch, Ending, Replica
-from genie.storage.records import Reader, encode
+from genie.server.dispatcher import Dispatch
+from genie.server.sessions import Session
+from genie.storage.redis.records import Reader, encode
+from genie.storage.store import Batch, Ending, Replica
 from searches import examples
 
 SESSION_S = 10.0
@@ -228,7 +227,7 @@ def act(world: World, name: str, values: list) -> None:
     request = world.requests[-1 - values[0] % len(world.requests)] if len(values) == 2 and world.requests else None
     match name, values:
         case "request", [resource, wait, hold]:
-            made = calls.request(core.ref(), [resource], queue_timeout=wait, transaction_timeout=hold)
+            made = commands.request(core.ref(), [resource], queue_timeout=wait, transaction_timeout=hold)
             world.requests.append(made)
             world.ask(made)
         case "choose", [names, target, hold]:
@@ -249,7 +248,7 @@ def act(world: World, name: str, values: list) -> None:
             world.ask(Extend(request.id, hold, request))
         case "by id", _ if request and (id_ := request.id or server.id_of(request)):
             world.may_have_ended.add(id_)
-            world.ask(calls.Release(id_))
+            world.ask(commands.Release(id_))
         case "ping", _ if core.up:
             world.ask(Ping())
         case "stranger", _ if request and request.id:

@@ -5,8 +5,8 @@ from itertools import islice
 
 import pytest
 
-from genie.client.reach import Address, addresses, delays, spell
-from genie.client.servers import Servers
+from genie.client.config import Address, addresses, delays, spell
+from genie.client.failover import Servers
 
 CONTEXT = ssl.create_default_context()
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 import orjson
 import pytest
 
-from genie.client.calls import Bye, Extend, Ping, Release, State
-from genie.client.core import Core
+from genie.client.commands import Bye, Extend, Ping, Release, State
+from genie.client.session import Core
 from genie.errors import (
     ConnectionLost,
     Deadlock,

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from genie.client.calls import Extend, Inspect, Ping, Release
-from genie.client.core import Core
-from genie.client.silence import QUIET_S, STEP_S, STEPS
+from genie.client.commands import Extend, Inspect, Ping, Release
+from genie.client.pending import QUIET_S, STEP_S, STEPS
+from genie.client.session import Core
 from talk import SECRET, InOrder, ask, cut, error, greet, held, locked, queued, released, say, waiting
 from talk import connected as connected_core
 

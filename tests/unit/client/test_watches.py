@@ -8,8 +8,8 @@ import pytest
 
 from genie import Change
 from genie.client import watches
-from genie.client.calls import Ping
-from genie.client.core import Core
+from genie.client.commands import Ping
+from genie.client.session import Core
 from genie.client.watches import Watch
 from genie.errors import RequestRejected
 from talk import SECRET, InOrder, cut, error, greet, held, released, say

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from genie.client import watches
-from genie.client.core import Core
+from genie.client.session import Core
 from genie.client.watches import Watch
 from searches import examples
 from talk import say, welcome

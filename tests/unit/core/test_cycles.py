@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from driver import Driver
 from genie import core
-from genie.core.invariants import conflict
+from genie.testing.simulation.invariants import conflict
 from searches import examples
 
 NAMES = "ABCDE"

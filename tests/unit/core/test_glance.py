@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from genie.core import LockManager, Request
-from genie.core.blame import COUNTED, NAMED, blame, glance
+from genie.core.view import COUNTED, NAMED, blame, glance
 
 
 def test_with_enough_looks_it_tells_what_blame_tells() -> None:

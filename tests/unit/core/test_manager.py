@@ -6,7 +6,7 @@ import pytest
 
 from driver import Driver
 from genie import core
-from genie.core import ended
+from genie.core import manager as ended
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_mixed_line_still_takes_newcomers_by_priority(driver: Driver) -> None:
 
 def test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach() -> None:
     """Ten thousand transactions in a chain; a newcomer that nobody waits for costs a handful of looks."""
-    from genie.core import waits
+    from genie.core import deadlock
 
     manager = core.LockManager()
     for number in range(2_000):
@@ -195,7 +195,7 @@ def test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach() -> None
     manager.step(core.Request(exclusive=("0",), transaction="N"), 0)
     assert looks < 20
     newest = max(manager.table.waiting.values(), key=lambda request: request.id)
-    assert waits.in_cycle(manager.table, newest, passes=True) is False
+    assert deadlock.in_cycle(manager.table, newest, passes=True) is False
 
 
 def test_what_is_in_the_way_is_found_in_few_looks() -> None:

@@ -7,10 +7,9 @@ from bisect import insort
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.core import Request
-from genie.core import queue as queue_module
+from genie.core import Request, wait_queue
 from genie.core.deadlines import Deadlines
-from genie.core.queue import Queue
+from genie.core.wait_queue import Queue
 from searches import examples
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integers(-3, 3), st.integers(0, 10**6)))
@@ -19,7 +18,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integer
 @examples(60)
 @given(STEPS, st.integers(2, 8))
 def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int) -> None:
-    queue_module.CHUNK, usual = chunk, queue_module.CHUNK
+    wait_queue.CHUNK, usual = chunk, wait_queue.CHUNK
     try:
         queue, plain, request = Queue(), [], Request()
         for ticket, (what, priority, where) in enumerate(steps):
@@ -41,7 +40,7 @@ def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int)
             for j in range(i + 1, len(plain)):
                 assert list(queue.between(entry, plain[j])) == plain[i + 1 : j]
     finally:
-        queue_module.CHUNK = usual
+        wait_queue.CHUNK = usual
 
 
 @examples(60)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from driver import Driver
 from genie import core
-from genie.core.invariants import conflict, graph
+from genie.testing.simulation.invariants import conflict, graph
 from searches import examples
 
 NAMES = "ABCDE"
@@ -168,7 +168,7 @@ TestTakes.settings = examples(40, stateful_step_count=30)
 
 @pytest.mark.parametrize("chosen", [None, "", "0123"])
 def test_the_record_knows_that_it_chose(chosen: str | None) -> None:
-    from genie.storage.records import Reader, encode
+    from genie.storage.redis.records import Reader, encode
 
     driver = Driver()
     driver.step(core.Take(core.Request(chosen=chosen), [("A", True)], [1], 1))

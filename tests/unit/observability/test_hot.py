@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from genie.observability.hot import MOST, WINDOW_MS, Hot
+from genie.observability.stats import MOST, WINDOW_MS, Hot
 
 
 def names(hot: Hot, limit: int = 10) -> list[str]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from genie.observability.histogram import BOUNDS_MS
-from genie.observability.recent import KEPT, Recent, Sample, Speed
+from genie.observability.histogram import BOUNDS_MS, KEPT, Recent, Sample, Speed
 
 NONE = (0,) * (len(BOUNDS_MS) + 1)
 

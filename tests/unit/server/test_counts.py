@@ -5,7 +5,7 @@ from __future__ import annotations
 from genie.config import Settings
 from genie.observability.metrics import Metrics
 from genie.server.app import Server
-from genie.storage.base import Superseded
+from genie.storage.store import Superseded
 
 
 def reorderings(server: Server) -> float:

@@ -16,11 +16,11 @@ from genie.observability.stats import Stats
 from genie.server import connection as connection_module
 from genie.server import scheduler
 from genie.server.connection import Connection
-from genie.server.desk import Desk, Refusing
-from genie.server.pump import Pump
-from genie.server.registry import Registry
-from genie.storage.base import Batch
+from genie.server.follower import Desk, Refusing
+from genie.server.listener import Registry
+from genie.server.pipeline import Pump
 from genie.storage.memory import MemoryStore
+from genie.storage.store import Batch
 from hearing import Hearing
 
 

@@ -10,13 +10,13 @@ import pytest
 from genie.config import Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
-from genie.server import commits, scheduler
-from genie.server import pump as module
+from genie.server import pipeline, scheduler
+from genie.server import pipeline as commits
 from genie.server.connection import Connection
-from genie.server.pump import Pump
-from genie.server.registry import Registry
-from genie.storage.base import Batch, Store
+from genie.server.listener import Registry
+from genie.server.pipeline import Pump
 from genie.storage.memory import MemoryStore
+from genie.storage.store import Batch, Store
 from hearing import Hearing
 
 PING = b'{"command":"ping"}\n'
@@ -169,12 +169,12 @@ async def test_what_a_watcher_is_still_to_be_told_does_not_cut_it_off(monkeypatc
     store.waiting.pop()(None)
     room.pump.submit(other, [b'{"command":"request","payload":{"resources":["exclusive:a","exclusive:b"]}}'], 1)
     await asyncio.sleep(0)
-    monkeypatch.setattr(module, "MAX_UNTOLD", 1)
+    monkeypatch.setattr(pipeline, "MAX_UNTOLD", 1)
     room.pump._commits.away = True
     room.pump.on_away()
     room.pump.submit(watcher, [PING], 1)
     store.waiting.pop()(None)
-    await asyncio.sleep(2 * module.SHOW_S)
+    await asyncio.sleep(2 * pipeline.SHOW_S)
     assert room.told == [("watcher", 1), ("other", 2), ("watcher", 3)]
     room.pump.stop()
 

@@ -12,8 +12,8 @@ from genie.config import Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
 from genie.server.connection import Connection
-from genie.server.pump import Pump
-from genie.server.registry import Registry
+from genie.server.listener import Registry
+from genie.server.pipeline import Pump
 from genie.storage.memory import MemoryStore
 from hearing import Hearing
 

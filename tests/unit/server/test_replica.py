@@ -10,15 +10,15 @@ import pytest
 
 from genie.config import Settings
 from genie.core import LockManager, Request
-from genie.core.invariants import check
 from genie.observability.stats import Stats
 from genie.protocol.commands import Hello
-from genie.server import dispatch
+from genie.server import dispatcher
 from genie.server.connection import HANGUP, ConnectionState, Item
-from genie.server.dispatch import Dispatch
-from genie.server.session import Session
-from genie.storage.base import Batch, Ending, Replica, is_stored
-from genie.storage.records import Reader, encode
+from genie.server.dispatcher import Dispatch
+from genie.server.sessions import Session
+from genie.storage.redis.records import Reader, encode
+from genie.storage.store import Batch, Ending, Replica, is_stored
+from genie.testing.simulation.invariants import check
 
 STEPS = 120
 
@@ -177,7 +177,7 @@ def test_a_session_has_so_many_requests_and_no_more() -> None:
 
 
 def test_sessions_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "MOST_CHANGES", 4)
+    monkeypatch.setattr(dispatcher, "MOST_CHANGES", 4)
     desk = Dispatch(LockManager(), Settings(), Stats())
     for number in range(3):
         peer = Peer()

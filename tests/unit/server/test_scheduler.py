@@ -11,8 +11,8 @@ from genie.observability.stats import Stats
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
 from genie.server import scheduler as module
 from genie.server.connection import Connection, Input, Item
-from genie.server.desk import Refusing
-from genie.server.registry import Registry
+from genie.server.follower import Refusing
+from genie.server.listener import Registry
 from genie.server.scheduler import CommandScheduler
 
 TURNS_OF_A_BATCH = round(module.BATCH_S / module.QUANTUM_S)

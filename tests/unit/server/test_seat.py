@@ -14,10 +14,9 @@ from structlog.testing import capture_logs
 
 from genie.config import Settings
 from genie.server.app import Server
-from genie.server.seat import Seat
-from genie.storage.base import Batch, Replica
+from genie.server.namespace import Seat
 from genie.storage.memory import MemoryStore
-from genie.storage.node import Node
+from genie.storage.store import Batch, Node, Replica
 from servers import WAIT_S
 from wire import Wire
 

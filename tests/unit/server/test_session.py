@@ -4,9 +4,8 @@ import pytest
 
 from genie.core import Request
 from genie.server import sessions as module
-from genie.server.session import RECEIVED_MS, Session, same
-from genie.server.sessions import Sessions, key_of
-from genie.storage.base import Ending, StoredOrigin
+from genie.server.sessions import RECEIVED_MS, Session, Sessions, key_of, same
+from genie.storage.store import Ending, StoredOrigin
 
 
 def ask(ref: str | None = "r", **options: object) -> Request:

@@ -9,10 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from redis.crc import key_slot
 
-from genie.storage import finders
-from genie.storage.finders import Found, finder
-from genie.storage.link import LinkError, Refused
-from genie.storage.url import Address, RedisUrl
+from genie.storage.redis import discovery
+from genie.storage.redis.connection import LinkError, Refused
+from genie.storage.redis.discovery import Found, finder
+from genie.storage.redis.url import Address, RedisUrl
 from ports import free_port
 from relay import Command, Relay, Rule, encoded, error, relay
 from servers import WAIT_S
@@ -40,14 +40,14 @@ def says(value: object) -> Script:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that comes is waited for, however slow the machine is."""
-    monkeypatch.setattr(finders, "LATEST_S", WAIT_S)
+    monkeypatch.setattr(discovery, "LATEST_S", WAIT_S)
 
 
 def wait_for_all(monkeypatch: pytest.MonkeyPatch, servers: list[Server]) -> None:
     """Nobody's answer may be left out of what is believed; but one who hangs is not waited for."""
     if hangs not in servers:
-        monkeypatch.setattr(finders, "ANSWER_S", WAIT_S)
-        monkeypatch.setattr(finders, "MORE_S", WAIT_S)
+        monkeypatch.setattr(discovery, "ANSWER_S", WAIT_S)
+        monkeypatch.setattr(discovery, "MORE_S", WAIT_S)
 
 
 @asynccontextmanager
@@ -121,14 +121,14 @@ async def test_the_sentinel_that_knows_the_latest_election_is_believed(
 )
 async def test_nobody_knows_the_master(monkeypatch: pytest.MonkeyPatch, servers: list[Server], reason: str) -> None:
     if hangs in servers:
-        monkeypatch.setattr(finders, "LATEST_S", 1.0)
+        monkeypatch.setattr(discovery, "LATEST_S", 1.0)
     async with running(*servers) as (_, places):
         with pytest.raises(LinkError, match=f"no sentinel names a master 'locks'.*({reason})"):
             await finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY).find()
 
 
 async def test_one_that_is_late_is_waited_for_where_no_other_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finders, "ANSWER_S", 0.05)
+    monkeypatch.setattr(discovery, "ANSWER_S", 0.05)
     async with running(NOBODY, NEW, None) as (made, places):
         held = made[1].rule(Rule("SENTINEL", encoded(["config-epoch", "4"]), held=asyncio.Event()))
         finding = asyncio.create_task(finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY).find())
@@ -196,7 +196,7 @@ async def test_nobody_serves_the_slot(servers: list[Server]) -> None:
 
 
 async def test_nodes_that_were_named_are_asked_and_those_of_the_url_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finders, "MOST_NODES", 2)
+    monkeypatch.setattr(discovery, "MOST_NODES", 2)
     async with running(slots((HERE, 1)), slots((HERE, 1))) as ((seed, named), _):
         seed._script = slots((HERE, named.port), ("gone", 1))
         asked = finder(RedisUrl.read(f"redis+cluster://{HERE}:{seed.port}"), KEY)

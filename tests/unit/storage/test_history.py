@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.storage.history import LONGEST, History, Position, ends, read_ends, read_position
+from genie.storage.redis.log import LONGEST, History, Position, ends, read_ends, read_position
 
 NUMBERS = st.integers(0, 20)
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from genie.storage.journal import KEPT, KEPT_BYTES, PIECE, Kept
+from genie.storage.redis.log import KEPT, KEPT_BYTES, PIECE, Kept
 
 
 def test_what_an_earlier_leader_wrote_is_kept_at_first() -> None:

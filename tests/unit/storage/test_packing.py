@@ -6,12 +6,12 @@ import hiredis
 import pytest
 
 from genie.core import LockManager, Release, Request
-from genie.storage.base import Batch
-from genie.storage.link import Refused
-from genie.storage.master import Master
-from genie.storage.namespace import Namespace, Tenure
-from genie.storage.packing import _COMMIT, Confirmation, Packer, _sha, with_script
-from genie.storage.url import RedisUrl
+from genie.storage.redis.commit import _COMMIT, Confirmation, Packer, _sha, with_script
+from genie.storage.redis.connection import Refused
+from genie.storage.redis.keyspace import Namespace, Tenure
+from genie.storage.redis.primary import Master
+from genie.storage.redis.url import RedisUrl
+from genie.storage.store import Batch
 
 
 @pytest.mark.parametrize(

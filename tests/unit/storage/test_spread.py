@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.storage.spread import HESITATION_S, LONGEST_S, Spread
+from genie.storage.redis.election import HESITATION_S, LONGEST_S, Spread
 
 WISH_LASTS = 3
 """Rounds: a wish is looked at once a second, and lasts for three."""

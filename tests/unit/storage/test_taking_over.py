@@ -9,16 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from genie.storage.base import Batch, Replica
-from genie.storage.follower import Follower
-from genie.storage.history import History, Position
-from genie.storage.journal import Began, Committed, Journal
-from genie.storage.knowledge import Known, Led
-from genie.storage.link import LinkError
-from genie.storage.mirror import Mirror
-from genie.storage.namespace import Meta, Namespace, Tenure
-from genie.storage.node import Node
-from genie.storage.spread import Spread
+from genie.storage.redis.connection import LinkError
+from genie.storage.redis.election import Spread
+from genie.storage.redis.follower import Follower
+from genie.storage.redis.keyspace import Meta, Namespace, Tenure
+from genie.storage.redis.log import Began, Committed, History, Journal, Position
+from genie.storage.redis.replica import Known, Led, Mirror
+from genie.storage.store import Batch, Node, Replica
 
 TENURE = Tenure(7, "nonce", "records")
 OWN = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
@@ -100,7 +97,7 @@ def newcomer_to(namespace: Scripted, *, spread: Spread | None = None, led: Led |
 async def test_the_master_is_looked_for_behind_the_hesitation(monkeypatch: pytest.MonkeyPatch) -> None:
     spread, namespace = Spread(), Scripted(led_by(Node(address="gone")), master_for=2)
     spread.leads("b", "own")
-    monkeypatch.setattr("genie.storage.spread.HESITATION_S", 0.001)
+    monkeypatch.setattr("genie.storage.redis.election.HESITATION_S", 0.001)
     with pytest.raises(LinkError):
         await follower_of(namespace, spread=spread)._lapsed(TENURE, "gone")
     assert namespace.looks == 2

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.storage.url import Address, Login, RedisUrl
+from genie.storage.redis.url import Address, Login, RedisUrl
 
 NOWHERE = "/there/is/no/such/file"
 

@@ -5,8 +5,8 @@ from itertools import islice
 import pytest
 from click.testing import CliRunner
 
-from genie.testing import soak
-from genie.testing.plan import CHOOSING, REPLICATED
+from genie.testing.simulation import soak
+from genie.testing.simulation.scenario import CHOOSING, REPLICATED
 
 
 class Quiet:
@@ -34,7 +34,7 @@ def test_without_a_first_seed_all_kinds_of_worlds_take_turns(ran: list[int]) -> 
     done = CliRunner().invoke(soak.main, ["--seeds", "6"])
     assert ran == [1, CHOOSING, REPLICATED, 2, CHOOSING + 1, REPLICATED + 1]
     assert done.exit_code == 1
-    assert f"again: python -m genie.testing.soak --seed {CHOOSING + 1}\n" in done.output
+    assert f"again: python -m genie.testing.simulation.soak --seed {CHOOSING + 1}\n" in done.output
     assert list(islice(soak.seeds_of_all_kinds(), 7))[-1] == 3
 
 

@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, WrongSchema
-from genie.timeouts.opened import opened
+from genie.timeouts.sample_data import DataSet, finalize, generate, shift, transfers
+from genie.timeouts.schema import opened
 from genie.timeouts.status import Status, status
-from genie.timeouts.trial.finalize import finalize
-from genie.timeouts.trial.generate import generate
-from genie.timeouts.trial.shift import shift
-from genie.timeouts.trial.transfers import DataSet, transfers
 from trial_ledger import ask, overdue
 
 LEDGER = Ledger()
@@ -147,7 +144,7 @@ def test_what_cannot_be_generated(wrong: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("hours", [3.5, -170])
 async def test_all_dates_are_moved(file: Path, hours: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genie.timeouts.trial.shift.CHUNK", 7)
+    monkeypatch.setattr("genie.timeouts.sample_data.SHIFT_CHUNK", 7)
     await filled(file, DataSet(transfers=50, expired=5, seed=1))
     ask(file, "UPDATE transfer SET expirationDate = 'never' WHERE transferId IN (SELECT MIN(transferId) FROM transfer)")
     query = "SELECT transferId, expirationDate FROM transfer"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genie.tokens.in_memory.buckets import BY_ACCOUNT, BY_OWNER, GONE, SLACK, Buckets, give_back, take
+from genie.tokens.in_memory.claims import BY_ACCOUNT, BY_OWNER, GONE, SLACK, Buckets, give_back, take
 from genie.tokens.token import Token, wallets_of
 from scripted_tokens import coins
 

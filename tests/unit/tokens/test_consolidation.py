@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from genie.tokens.errors import FundsLocked
 from genie.tokens.in_memory import InMemorySelector
-from genie.tokens.in_memory.consolidation import split
+from genie.tokens.in_memory.selector import split
 from genie.tokens.token import MAX_AMOUNT
 from scripted_tokens import ScriptedStore, coins, settle, virtual
 

@@ -10,7 +10,7 @@ import pytest
 
 from genie.tokens.errors import InsufficientFunds
 from genie.tokens.in_memory import InMemorySelector
-from genie.tokens.in_memory.follow import Follower
+from genie.tokens.in_memory.follower import Follower
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.token import Token
 from scripted_tokens import ScriptedStore, coins, settle, virtual

@@ -9,7 +9,7 @@ import pytest
 
 from genie.tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
 from genie.tokens.in_memory import InMemorySelector
-from genie.tokens.in_memory.picking import READ_AT_ONCE
+from genie.tokens.in_memory.selector import READ_AT_ONCE
 from genie.tokens.token import Token
 from scripted_tokens import ScriptedStore, coins, settle, virtual
 

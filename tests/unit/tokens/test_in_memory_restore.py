@@ -10,7 +10,7 @@ import pytest
 
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready
 from genie.tokens.in_memory import InMemorySelector
-from genie.tokens.in_memory.consolidation import Consolidation
+from genie.tokens.in_memory.selector import Consolidation
 from genie.tokens.store import Spent
 from scripted_tokens import ScriptedStore, coins, settle, virtual
 

@@ -9,7 +9,7 @@ import pytest
 from genie.errors import Unavailable
 from genie.tokens import MemoryTokenStore
 from genie.tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
-from genie.tokens.sherdlock import SherdlockSelector, lingering
+from genie.tokens.sherdlock import SherdlockSelector, grants
 from genie.tokens.store import Added, Spent
 from genie.tokens.token import MAX_AMOUNT
 from sherdlock_world import ALICE, GBP, FakeGenie, FakeLock, bustle, listen, settle, store_of, token, tokens, virtual
@@ -1149,7 +1149,7 @@ async def test_replicas_tell_who_has_seen_a_wallet_last():
 
 @virtual
 async def test_of_the_locks_on_what_is_spent_the_oldest_are_given_back_beyond_a_number(monkeypatch):
-    monkeypatch.setattr(lingering, "MOST", 3)
+    monkeypatch.setattr(grants, "MOST", 3)
     genie, store = FakeGenie(), store_of(tokens(8))
     spent = []
     async with SherdlockSelector(genie, store, lease=100) as selector:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from genie.tokens.sherdlock.bag import Bag, ByAmount
+from genie.tokens.sherdlock.cache import Bag, ByAmount
 from sherdlock_world import token, tokens
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from genie.tokens.sherdlock import SherdlockSelector, held
-from genie.tokens.sherdlock.held import Held
+from genie.tokens.sherdlock import SherdlockSelector, holds
+from genie.tokens.sherdlock.holds import Held
 from sherdlock_world import ALICE, FakeGenie, listen, settle, store_of, token, tokens, virtual
 
 
@@ -108,7 +108,7 @@ async def test_what_was_given_back_to_keep_a_limit_is_asked_for_again_at_once():
 
 
 def test_the_locks_whose_events_are_still_to_come_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(held, "MAX_RELEASED", 3)
+    monkeypatch.setattr(holds, "MAX_RELEASED", 3)
     freed: list[str] = []
     known = Held(60, freed.append)
     for lock in range(5):

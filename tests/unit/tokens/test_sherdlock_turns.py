@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from genie.tokens.sherdlock.turns import Turns
+from genie.tokens.sherdlock.search import Turns
 from sherdlock_world import settle, virtual
 
 

@@ -1,0 +1,280 @@
+"""A command from inside the server, carried out like a client's: stored first, told then."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from genie.core import LockManager
+from genie.observability.stats import Stats
+from genie.server.connection import Connection
+from genie.server.follower import Desk, Refusing
+from genie.server.listener import Registry
+from genie.server.monitor import Pulse
+from genie.server.pipeline import Pump
+from genie.storage.store import Batch, Node, Replica, Store, Superseded
+from genie.tasks import end
+
+if TYPE_CHECKING:
+    from genie.config import Settings
+
+
+class Errand(Connection):
+    """A connection without a socket, for one command."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, settings: Settings, desk: Desk) -> None:
+        super().__init__(desk, settings, Registry(settings))
+        self._told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def carry_out(self, line: bytes) -> bytes:
+        """Hand the line in, and wait for the answer. It never comes where the server stops leading meanwhile: bound it."""
+        self.desk.submit(self, [line], len(line))
+        try:
+            return await self._told
+        finally:
+            self.closed = True
+            self.desk.gone(self)
+
+    def abort(self) -> None:
+        """The server has stopped leading."""
+        self._told.cancel()
+
+    def _write(self, data: bytes) -> None:
+        if data and not self._told.done():
+            self._told.set_result(data)
+
+
+# -- One namespace in this server: its place among the servers that lead it one after the other --------
+
+log = structlog.get_logger()
+
+
+class Seat:
+    """Leads a namespace, or follows the server that does.
+
+    `connections` are those of the whole server; those are its own whose desk is. `ready` is set as soon as it is known who
+    leads. `task` ends only by a defect, or with an error that cannot be waited out.
+    """
+
+    def __init__(
+        self, namespace: str, store: Store, settings: Settings, connections: Registry, ready: asyncio.Event
+    ) -> None:
+        self.namespace = namespace
+        self.store = store
+        self.settings = settings
+        self.stats = Stats()
+        self.draining = False
+        self.task: asyncio.Task[None] | None = None
+        self.pulse: Pulse | None = None
+        """Beats in a server that runs on its own; not in one that is part of somebody's test, whose time it would fill."""
+        self._connections = connections
+        self._ready = ready
+        self._errands: set[Errand] = set()
+        self._refusing = Refusing(self.stats, namespace, settings.max_pending)
+        self.pump: Pump | None = None
+        """That of the present time as leader, or of the last until it is known who leads now."""
+        self.leads = False
+        self._deposed = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    def start(self, node: Node) -> asyncio.Task[None]:
+        """Begin to follow, or lead."""
+        self.task = asyncio.create_task(self._take_roles(node))
+        return self.task
+
+    @property
+    def desk(self) -> Desk:
+        """Who takes what connections for this namespace bring."""
+        return self.pump if self.pump is not None and self.leads else self._refusing
+
+    # -- for those who look ---------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> str:
+        """`starting` (nobody is known to lead), `leader`, `follower` or `stopping`."""
+        if self.draining:
+            return "stopping"
+        if self.leads:
+            return "leader"
+        return "starting" if self._refusing.leader is None else "follower"
+
+    @property
+    def leader(self) -> str | None:
+        """The address of the server that leads, where this one follows it."""
+        return None if self.leads else self._refusing.leader
+
+    @property
+    def reaches_store(self) -> bool:
+        """Whether the store answers, as far as this server needs it now."""
+        return self.pump.reaches_store if self.leads and self.pump is not None else self._refusing.leader is not None
+
+    @property
+    def store_errors(self) -> int:
+        """How often the store could not be reached, or took longer than it may."""
+        return self.stats.store_errors + self.store.errors
+
+    @property
+    def manager(self) -> LockManager | None:
+        """All locks and lines, while this server leads."""
+        return self.pump.manager if self.leads and self.pump is not None else None
+
+    @property
+    def now(self) -> float:
+        """The time of the lock manager (ms). Only while this server leads."""
+        return self._leading.now
+
+    @property
+    def sessions(self) -> int:
+        """Sessions, with and without a connection."""
+        return self.pump.sessions if self.leads and self.pump is not None else 0
+
+    async def carry_out(self, line: bytes) -> bytes:
+        """Do what a line of the wire asks for, as for a client; returns what it is told, when it is stored."""
+        errand = Errand(self.settings, self.desk)
+        self._errands.add(errand)
+        try:
+            return await errand.carry_out(line)
+        finally:
+            self._errands.discard(errand)
+
+    # -- its life -------------------------------------------------------------------------------------------
+
+    async def _take_roles(self, node: Node) -> None:
+        """Follow, lead, and follow again, until somebody puts an end to it."""
+        while True:
+            await self._lead(await self.store.open(node, self._whole, self._follow))
+            await self._until_another_leads()
+            if self._failure is not None:
+                raise self._failure
+
+    @property
+    def _leading(self) -> Pump:
+        assert self.pump is not None, "only who leads, or has just led, is asked"  # noqa: S101
+        return self.pump
+
+    def _whole(self) -> Batch:
+        return self._leading.whole()
+
+    def _follow(self, leader: str | None) -> None:
+        """Another server leads, as far as is known."""
+        if leader is not None and leader != self._refusing.leader:
+            log.info("following", namespace=self.namespace, leader=leader)
+        self._refusing.leader = leader
+        if leader is not None:
+            self._forget_last()
+            self._ready.set()
+
+    def _forget_last(self) -> None:
+        """Free what this server knew as the leader that it was: the store has what it needs of it by now."""
+        pump, self.pump = self.pump, None
+        if pump is not None:
+            pump.forget()
+
+    async def _lead(self, replica: Replica) -> None:
+        """Go on from where the namespace stands."""
+        self._forget_last()
+        loop = asyncio.get_running_loop()
+        manager, began = replica.manager, loop.time() * 1000 - replica.clock_ms
+        floor = time.time_ns() // 1000  # whatever the store remembers, no id or fence is ever given twice
+        manager.next_id = max(manager.next_id, floor)
+        manager.next_fence = max(manager.next_fence, floor)
+
+        def clock() -> float:
+            return loop.time() * 1000 - began
+
+        manager.unix_offset_ms = time.time() * 1000 - clock()
+        self._deposed.clear()
+        manager.max_places = self.settings.max_queue
+        self.stats.begin()
+        self.pump = pump = Pump(manager, self.store, self.settings, self.stats, clock, self._fail, self.namespace)
+        pump.recover(replica.endings.values())
+        await pump.settled()
+        if self._deposed.is_set():
+            return
+        self.leads = True
+        gc.freeze()  # what is there now stays: the collector need not look at it again
+        if self.pulse is not None:
+            self.pulse.pump = pump
+        self._refusing.complete()
+        for connection in self._own(self._refusing):
+            connection.desk = pump
+        if self._ready.is_set():
+            log.info("leading", namespace=self.namespace, held=len(manager.table.held))
+        self._ready.set()
+
+    async def _until_another_leads(self) -> None:
+        """Lead until that is over, or another server should: one that leads fewer namespaces than this."""
+        deposed, wanted = asyncio.create_task(self._deposed.wait()), asyncio.create_task(self.store.wanted())
+        try:
+            await asyncio.wait({deposed, wanted}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._deposed.is_set():
+                wanted.result()
+                await self._hand_over()
+        finally:
+            await end(deposed)
+            await end(wanted)
+
+    async def _hand_over(self) -> None:
+        """Let another server lead at once. Clients are told everything that was stored, and look for it."""
+        log.info("handing over to a server that leads fewer namespaces", namespace=self.namespace)
+        drained = await self.drain()
+        if self._deposed.is_set():
+            return
+        self._step_down()
+        if drained:
+            await self.store.resign()
+        for connection in self._own(self._leading):
+            connection.finish()
+
+    async def drain(self) -> bool:
+        """Take up no more commands, and wait for those that were; whether all are stored."""
+        pump = self._leading
+        for connection in self._own(pump):
+            connection.stop_reading()
+        drained = True
+        try:
+            async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
+                await pump.settled()
+        except TimeoutError:
+            log.warning(
+                "the store does not answer; stopped without it", namespace=self.namespace, unstored="the last commands"
+            )
+            drained = False
+        pump.stop()
+        return drained
+
+    async def stop(self) -> None:
+        """Neither lead nor follow any more. Nothing is told to anybody."""
+        await end(self.task)
+        if self.pump is not None:
+            self.pump.stop()
+        if self.pulse is not None:
+            self.pulse.stop()
+
+    def _own(self, desk: Desk) -> list[Connection]:
+        return [connection for connection in self._connections if connection.desk is desk]
+
+    def _step_down(self) -> None:
+        self.leads, self._refusing.leader = False, None
+        self.stats.reorderings += self._leading.manager.reorderings
+        if self.pulse is not None:
+            self.pulse.pump = None
+        for errand in self._errands:
+            errand.abort()
+
+    def _fail(self, error: BaseException) -> None:
+        """Not a word more to anyone: what was not told may not be true."""
+        self._step_down()
+        for connection in self._own(self._leading):
+            connection.abort()
+        if isinstance(error, Superseded):
+            log.error("does not lead any more", namespace=self.namespace, why=str(error))
+        else:
+            self._failure = error
+        self._deposed.set()

@@ -1,0 +1,136 @@
+"""What always holds, in code: for tests, the simulator and `--debug`. Slow on purpose: every look is a plain one."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+from genie.core.deadlines import NEVER
+from genie.core.grant import clear
+from genie.core.manager import LockManager
+from genie.core.model import Mode, Owner, Request, State
+from genie.core.wait_queue import Resource
+
+
+class Violation(AssertionError):
+    """Something that must always hold does not."""
+
+
+def check(manager: LockManager) -> None:
+    """Raise `Violation` unless every invariant holds. `README.md` beside this file numbers them."""
+    _tables_agree(manager)
+    _counts_agree(manager)
+    _no_conflicting_holders(manager)
+    _nobody_forgotten(manager)
+    _lines_in_order(manager)
+    _no_cycle(manager)
+    _deadlines_set(manager)
+
+
+def conflict(one: Request, other: Request, name: str) -> bool:
+    """Whether two requests can't both hold `name`."""
+    return one.owner != other.owner and Mode.EXCLUSIVE in (one.mode(name), other.mode(name))
+
+
+def _resources(manager: LockManager) -> list[tuple[str, Resource]]:
+    table = manager.table
+    if not table.sole.keys().isdisjoint(table.resources):
+        raise Violation("a resource is in both tables")
+    return [(name, resource) for name in table.names() if (resource := table.look(name)) is not None]
+
+
+def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
+    """Who waits for whom, by owner, hard and soft: the rule as it is said, every pair looked at."""
+    edges: dict[Owner, set[Owner]] = {}
+    for name, resource in _resources(manager):
+        queue = [] if resource.line is None else [entry[2] for entry in resource.line.entries()]
+        for place, request in enumerate(queue):
+            others = [*resource.holders.values(), *queue[:place]]
+            edges.setdefault(request.owner, set()).update(
+                other.owner for other in others if conflict(request, other, name)
+            )
+    return edges
+
+
+def _no_conflicting_holders(manager: LockManager) -> None:
+    for name, resource in _resources(manager):
+        for one, other in combinations(resource.holders.values(), 2):
+            if conflict(one, other, name):
+                raise Violation(f"{one.id} and {other.id} both hold {name}")
+
+
+def _nobody_forgotten(manager: LockManager) -> None:
+    for request in manager.table.waiting.values():
+        if clear(manager.table, request):
+            raise Violation(f"{request.id} waits, and nobody stands in its way")
+
+
+def _no_cycle(manager: LockManager) -> None:
+    edges = graph(manager)
+    done: set[Owner] = set()
+    while True:
+        free = [o for o, others in edges.items() if o not in done and all(x in done or x not in edges for x in others)]
+        if not free:
+            break
+        done.update(free)
+    if len(done) < len(edges):
+        raise Violation(f"a cycle of waits among {sorted(map(str, edges.keys() - done))}")
+
+
+def _lines_in_order(manager: LockManager) -> None:
+    for name, resource in _resources(manager):
+        if resource.line is None:
+            continue
+        for queue in (resource.line.shared, resource.line.exclusive):
+            entries = list(queue)
+            if any(one >= other for one, other in pairwise(entries)):
+                raise Violation(f"the line of {name} is out of order")
+        for entry in resource.line.entries():
+            if entry[2].entry(name) != entry:
+                raise Violation(f"{entry[2].id} does not know its place in the line of {name}")
+
+
+def _tables_agree(manager: LockManager) -> None:
+    table = manager.table
+    for request in table.held.values():
+        if request.state is not State.HELD:
+            raise Violation(f"{request.id} is held and says {request.state}")
+    for request in table.waiting.values():
+        if request.state is not State.WAITING:
+            raise Violation(f"{request.id} waits and says {request.state}")
+    holders = {(name, id_) for name, resource in _resources(manager) for id_ in resource.holders}
+    if holders != {(name, request.id) for request in table.held.values() for name in request.names()}:
+        raise Violation("holders by resource and by id differ")
+    waiters = {
+        (name, entry[2].id)
+        for name, resource in _resources(manager)
+        if resource.line is not None
+        for entry in resource.line.entries()
+    }
+    if waiters != {(name, request.id) for request in table.waiting.values() for name in request.names()}:
+        raise Violation("waiters by resource and by id differ")
+
+
+def _counts_agree(manager: LockManager) -> None:
+    table = manager.table
+    if table.locks != sum(len(request.names()) for request in table.held.values()):
+        raise Violation("the locks that are held are miscounted")
+    if table.places != sum(len(request.names()) for request in table.waiting.values()):
+        raise Violation("the places in the lines are miscounted")
+    for name, resource in _resources(manager):
+        if not resource.holders and resource.line is None:
+            raise Violation(f"{name} is neither held nor waited for")
+        if resource.exclusives != sum(name in request.exclusive for request in resource.holders.values()):
+            raise Violation(f"{name} miscounts its exclusive grants")
+    for owner, transaction in table.transactions.items():
+        grants = [name for request in transaction.held.values() for name in request.names()]
+        if {name: grants.count(name) for name in grants} != transaction.grants:
+            raise Violation(f"{owner} miscounts its grants")
+        if not transaction.held and not transaction.waiting:
+            raise Violation(f"{owner} neither holds nor waits")
+
+
+def _deadlines_set(manager: LockManager) -> None:
+    due = manager.deadlines.due(float(NEVER), 1 << 31)
+    limited = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]
+    if sorted(due) != sorted([*manager.table.held, *limited]):
+        raise Violation("what is due is not what is held or waits")

@@ -1,0 +1,1 @@
+"""A Redis in memory, with replication, sentinels and scripts, for the simulation."""

@@ -1,0 +1,263 @@
+"""Reading streams: ids, entries, and XREAD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha1
+from typing import Any
+
+from genie.testing.simulation.redis.keyspace import Keys, Members, Stream
+from genie.testing.simulation.redis.lua import scripts
+from genie.testing.simulation.redis.resp import Failure, Status
+
+
+class Read:
+    """An XREAD: which streams, behind which ids, how many entries, and how long it waits for them."""
+
+    def __init__(self, keys: Keys, command: list[bytes]) -> None:
+        self._keys = keys
+        self.count: int | None = None
+        self.block_ms: int | None = None
+        place = 1
+        while command[place].upper() != b"STREAMS":
+            if command[place].upper() == b"COUNT":
+                self.count = int(command[place + 1])
+            elif command[place].upper() == b"BLOCK":
+                self.block_ms = int(command[place + 1])
+            place += 2
+        names = command[place + 1 :]
+        half = len(names) // 2
+        self.after: dict[bytes, tuple[int, int]] = {}
+        for key, id_ in zip(names[:half], names[half:], strict=True):
+            if id_ == b"$":
+                stream = keys.stream(key)
+                self.after[key] = (0, 0) if stream is None else stream.last
+            else:
+                self.after[key] = stream_id(id_, 0)
+
+    def found(self) -> dict[bytes, list[Any]] | None:
+        """What is behind the ids by now, or None."""
+        found: dict[bytes, list[Any]] = {}
+        for key, after in self.after.items():
+            stream = self._keys.stream(key)
+            entries = [] if stream is None else [entry_of(entry) for entry in stream.entries if entry[0] > after]
+            if entries:
+                found[key] = entries[: self.count]
+        return found or None
+
+
+def stream_id(text: bytes, rest: int) -> tuple[int, int]:
+    """An id as it is written; `rest` is its second part where that is not said."""
+    if text == b"-":
+        return 0, 0
+    if text == b"+":
+        return 1 << 63, 1 << 63
+    exclusive = text.startswith(b"(")
+    first, dash, second = text.removeprefix(b"(").partition(b"-")
+    return int(first), (int(second) if dash else rest) + exclusive
+
+
+def entry_of(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
+    """An entry as it is told."""
+    return [b"%d-%d" % entry[0], entry[1]]
+
+
+# -- What each command does with the keys: those that the storage of Genie uses --------
+
+OK = Status(b"OK")
+
+
+class Commands:
+    """The keys and the commands."""
+
+    read_only = False
+    """Whether it takes no writes, as a replica does."""
+
+    def __init__(self) -> None:
+        self.keys = Keys()
+        self._scripts: dict[bytes, bytes] = {}
+        self._effects: list[list[bytes]] = []
+        """Commands that have written something since the last one was over, also those of scripts."""
+
+    def flush_scripts(self) -> None:
+        """SCRIPT FLUSH."""
+        self._scripts.clear()
+
+    def execute(self, command: list[bytes]) -> object:
+        """Carry out one command; `Failure` where it fails."""
+        name = command[0].upper()
+        method = _COMMANDS.get(name)
+        if method is None:
+            raise Failure(f"ERR unknown command '{command[0].decode()}'")
+        if name not in _WRITES:
+            return method(self, command)
+        if self.read_only:
+            raise Failure("READONLY You can't write against a read only replica.")
+        reply, before = None, self.keys.written
+        reply = method(self, command)
+        if self.keys.written > before:
+            self._effects.append(command)
+        return reply
+
+    # -- of the server itself -----------------------------------------------------------------------------
+
+    def _ok(self, _command: list[bytes]) -> object:
+        return OK
+
+    def _ping(self, _command: list[bytes]) -> object:
+        return Status(b"PONG")
+
+    def role(self, _command: list[bytes]) -> object:
+        """Whether it is a master, and who follows it; or whom it follows."""
+        return [b"master", 0, []]
+
+    def _info(self, _command: list[bytes]) -> object:
+        return b"# Server\r\nredis_version:7.2.0\r\n"
+
+    def _config(self, command: list[bytes]) -> object:
+        settings = {b"appendonly": b"yes", b"maxmemory": b"0", b"maxmemory-policy": b"noeviction"}
+        return {name: settings[name] for name in command[2:] if name in settings}
+
+    def _script(self, command: list[bytes]) -> object:
+        if command[1].upper() == b"FLUSH":
+            self._scripts.clear()
+            return OK
+        sha = sha1(command[2]).hexdigest().encode()  # noqa: S324 - Redis names scripts so
+        self._scripts[sha] = command[2]
+        return sha
+
+    def _eval(self, command: list[bytes]) -> object:
+        self._scripts[sha1(command[1]).hexdigest().encode()] = command[1]  # noqa: S324
+        return self._run(command[1], command)
+
+    def _evalsha(self, command: list[bytes]) -> object:
+        script = self._scripts.get(command[1])
+        if script is None:
+            raise Failure("NOSCRIPT No matching script. Please use EVAL.")
+        return self._run(script, command)
+
+    def _run(self, script: bytes, command: list[bytes]) -> object:
+        last = 3 + int(command[2])
+        return scripts().run(script, command[3:last], command[last:], self.execute)
+
+    def _hset(self, command: list[bytes]) -> object:
+        parts = command[2:]
+        if len(parts) % 2 or not parts:
+            raise Failure("ERR wrong number of arguments for 'hset' command")
+        return sum(self.keys.put(command[1], parts[i], parts[i + 1]) for i in range(0, len(parts), 2))
+
+    def _hdel(self, command: list[bytes]) -> object:
+        return sum(self.keys.drop(command[1], field) for field in command[2:])
+
+    def _hget(self, command: list[bytes]) -> object:
+        return self.keys.hash(command[1]).get(command[2])
+
+    def _hmget(self, command: list[bytes]) -> object:
+        there = self.keys.hash(command[1])
+        return [there.get(field) for field in command[2:]]
+
+    def _hgetall(self, command: list[bytes]) -> object:
+        return dict(self.keys.hash(command[1]))
+
+    def _hlen(self, command: list[bytes]) -> object:
+        return len(self.keys.hash(command[1]))
+
+    def _hscan(self, command: list[bytes]) -> object:
+        return [b"0", [part for item in self.keys.hash(command[1]).items() for part in item]]
+
+    def _sadd(self, command: list[bytes]) -> object:
+        return sum(self.keys.put(command[1], member, None, Members) for member in command[2:])
+
+    def _srem(self, command: list[bytes]) -> object:
+        return sum(self.keys.drop(command[1], member) for member in command[2:])
+
+    def _smembers(self, command: list[bytes]) -> object:
+        return set(self.keys.set(command[1]))
+
+    def _del(self, command: list[bytes]) -> object:
+        return sum(self.keys.delete(key) for key in command[1:])
+
+    def _exists(self, command: list[bytes]) -> object:
+        return sum(key in self.keys for key in command[1:])
+
+    def _xadd(self, command: list[bytes]) -> object:
+        key, place, most = command[1], 2, None
+        options = []
+        while command[place].upper() in (b"MAXLEN", b"NOMKSTREAM", b"~", b"=", b"MINID", b"LIMIT"):
+            options.append(command[place].upper())
+            if command[place].upper() in (b"MAXLEN", b"MINID", b"LIMIT"):
+                place += 1 + (command[place + 1] in (b"~", b"="))
+                if options[-1] == b"MAXLEN":
+                    most = int(command[place])
+            place += 1
+        stream = self.keys.stream(key)
+        if stream is None:
+            if b"NOMKSTREAM" in options:
+                return None
+            stream = Stream()
+            self.keys.create(key, stream)
+        id_ = stream_id(command[place], 0)
+        if id_ <= stream.last:
+            raise Failure("ERR The ID specified in XADD is equal or smaller than the target stream top item")
+        before, cut = stream.last, 0 if most is None else max(0, len(stream.entries) + 1 - most)
+        gone = stream.entries[:cut]
+        self.keys.note(key, lambda: stream.undo(before, gone))
+        stream.entries.append((id_, command[place + 1 :]))
+        stream.last = id_
+        del stream.entries[:cut]
+        return b"%d-%d" % id_
+
+    def _xrange(self, command: list[bytes]) -> object:
+        stream = self.keys.stream(command[1])
+        first, last = stream_id(command[2], 0), stream_id(command[3], 1 << 63)
+        found = [] if stream is None else [entry_of(entry) for entry in stream.entries if first <= entry[0] <= last]
+        return found[: int(command[5])] if len(command) > 4 else found
+
+    def _xrevrange(self, command: list[bytes]) -> object:
+        stream = self.keys.stream(command[1])
+        last, first = stream_id(command[2], 1 << 63), stream_id(command[3], 0)
+        found = [] if stream is None else [entry_of(entry) for entry in stream.entries if first <= entry[0] <= last]
+        found.reverse()
+        return found[: int(command[5])] if len(command) > 4 else found
+
+    def _xlen(self, command: list[bytes]) -> object:
+        stream = self.keys.stream(command[1])
+        return 0 if stream is None else len(stream.entries)
+
+    def read(self, command: list[bytes]) -> object:
+        """An XREAD that doesn't wait."""
+        found = Read(self.keys, command).found()
+        return found if found is None else [list(item) for item in found.items()]
+
+
+_COMMANDS: dict[bytes, Callable[[Commands, list[bytes]], object]] = {
+    b"AUTH": Commands._ok,
+    b"CLIENT": Commands._ok,
+    b"CONFIG": Commands._config,
+    b"DEL": Commands._del,
+    b"EVAL": Commands._eval,
+    b"EVALSHA": Commands._evalsha,
+    b"EXISTS": Commands._exists,
+    b"HDEL": Commands._hdel,
+    b"INFO": Commands._info,
+    b"ROLE": lambda redis, command: redis.role(command),
+    b"HGET": Commands._hget,
+    b"HGETALL": Commands._hgetall,
+    b"HLEN": Commands._hlen,
+    b"HMGET": Commands._hmget,
+    b"HSCAN": Commands._hscan,
+    b"HSET": Commands._hset,
+    b"PING": Commands._ping,
+    b"SADD": Commands._sadd,
+    b"SCRIPT": Commands._script,
+    b"SELECT": Commands._ok,
+    b"SMEMBERS": Commands._smembers,
+    b"SREM": Commands._srem,
+    b"UNLINK": Commands._del,
+    b"XADD": Commands._xadd,
+    b"XLEN": Commands._xlen,
+    b"XRANGE": Commands._xrange,
+    b"XREVRANGE": Commands._xrevrange,
+}
+
+_WRITES = {b"DEL", b"HDEL", b"HSET", b"SADD", b"SREM", b"UNLINK", b"XADD"}

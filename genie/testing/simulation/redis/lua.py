@@ -1,0 +1,106 @@
+"""The Lua of a simulated Redis: the real scripts, run by lupa in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from genie.testing.simulation.redis.resp import Failure, Status
+
+Call = Callable[[list[bytes]], object]
+"""Carries out a command for a script."""
+
+
+class Scripts:
+    """One Lua for the whole process; each script is compiled once."""
+
+    def __init__(self) -> None:
+        try:
+            from lupa.lua51 import LuaRuntime  # noqa: PLC0415 - few need it
+        except ImportError:
+            raise RuntimeError("a simulated Redis runs the scripts of Genie with lupa: pip install lupa") from None
+        self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=True)
+        self._table = self._lua.table_from
+        self._call: Call
+        redis: dict[bytes, Callable[..., object]] = {
+            b"call": self._redis_call,
+            b"pcall": self._redis_pcall,
+            b"status_reply": lambda text: self._table({b"ok": text}),
+            b"error_reply": lambda text: self._table({b"err": text}),
+            b"sha1hex": _sha1hex,
+        }
+        self._lua.globals()[b"redis"] = self._table(redis)
+        self._compiled: dict[bytes, Callable[[Any, Any], object]] = {}
+
+    def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes], call: Call) -> object:
+        """Run a script; `Failure` where it fails."""
+        function = self._compiled.get(script)
+        if function is None:
+            function = self._compiled[script] = self._lua.execute(
+                b"return function(KEYS, ARGV) " + script.replace(b"#!", b"--", 1) + b"\nend"
+            )
+        self._call = call
+        try:
+            return self._reply(function(self._table(keys), self._table(arguments)))
+        except Failure:
+            raise
+        except Exception as error:
+            raise Failure(f"ERR the script failed: {error}") from error
+
+    def _redis_call(self, *parts: object) -> object:
+        return self._value(self._call([_argument(part) for part in parts]))
+
+    def _redis_pcall(self, *parts: object) -> object:
+        try:
+            return self._redis_call(*parts)
+        except Failure as error:
+            return self._table({b"err": str(error).encode()})
+
+    def _value(self, reply: object) -> object:
+        """A reply as a script sees it."""
+        if reply is None:
+            return False
+        if isinstance(reply, Status):
+            return self._table({b"ok": bytes(reply)})
+        if isinstance(reply, dict):
+            return self._table([part for item in reply.items() for part in item])
+        if isinstance(reply, (list, tuple, set)):
+            return self._table([self._value(part) for part in reply])
+        return reply
+
+    def _reply(self, value: Any) -> object:
+        """What a script returns, as a reply."""
+        if value is None or value is False:
+            return None
+        if value is True:
+            return 1
+        if isinstance(value, float):
+            return int(value)
+        if isinstance(value, (bytes, int)):
+            return value
+        if value[b"ok"] is not None:
+            return Status(value[b"ok"])
+        if value[b"err"] is not None:
+            raise Failure(value[b"err"].decode())
+        return [self._reply(value[place]) for place in range(1, len(value) + 1)]
+
+
+@cache
+def scripts() -> Scripts:
+    """The one Lua."""
+    return Scripts()
+
+
+def _argument(part: object) -> bytes:
+    if isinstance(part, bytes):
+        return part
+    if isinstance(part, (int, float)) and not isinstance(part, bool):
+        return b"%d" % part if part == int(part) else repr(part).encode()
+    raise Failure("ERR Lua redis lib command arguments must be strings or integers")
+
+
+def _sha1hex(text: bytes) -> bytes:
+    from hashlib import sha1  # noqa: PLC0415
+
+    return sha1(text).hexdigest().encode()  # noqa: S324 - Redis names scripts so

@@ -1,0 +1,233 @@
+"""The questions of a run, as SQL: the steps of the document, bounded, and right when others write meanwhile.
+
+A transfer's state is its last state change over all, whatever the interval: what has become final is not handed over
+because an older change was read. Its expiration date is the ledger's; the handler's copy only finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Executable,
+    FromClause,
+    ScalarSelect,
+    Select,
+    Update,
+    and_,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    union_all,
+    update,
+)
+
+from genie.timeouts.databases.base import Database
+from genie.timeouts.ledger import Ledger
+from genie.timeouts.plan import EXACT
+from genie.timeouts.times import utc_now
+
+SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferStateChange"}
+"""The row of the document's `segment` that says how far the handler has come."""
+
+
+class Steps:
+    """For one ledger in one database. What finds transfers has the columns of `plan.Found`."""
+
+    def __init__(self, ledger: Ledger, database: Database) -> None:
+        self._processing, self._final = ledger.processing_states, ledger.final_states
+        self._transfer, self._changes = ledger.tables.transfer, ledger.tables.state_change
+        self._segment, self._timeout = ledger.tables.segment, ledger.tables.timeout
+        self._last = self._changes.alias("last")
+        self._state = self._last.c.transferStateId
+        self._date, self._later = database.date, database.later
+
+    def segment(self) -> Select[Any]:
+        """The row of `segment`, if there is one (steps 1 and 2)."""
+        here = and_(*(self._segment.c[key] == value for key, value in SEGMENT.items()))
+        columns = (self._segment.c.segmentId, self._segment.c.value, self._segment.c.fence, self._segment.c.readValue)
+        return select(*columns).where(here).order_by(self._segment.c.segmentId).limit(1)
+
+    def now(self) -> Select[Any]:
+        """The one time that a run goes by (step 5): the database's, which all replicas share."""
+        return select(utc_now())
+
+    def new_changes(self, first: int, most: int) -> Executable:
+        """How many state changes there are behind `first`, up to `most`, and the last of them (step 4)."""
+        id = self._changes.c.transferStateChangeId
+        found = select(id).where(id > first).order_by(id).limit(most).subquery()
+        return select(func.count(), func.max(found.c[0])).select_from(found)
+
+    def count(self, intervals: Sequence[tuple[int, int]]) -> CompoundSelect[Any]:
+        """The number of each interval in the list, and how many state changes it has."""
+        id = self._changes.c.transferStateChangeId
+        return union_all(
+            *(
+                select(literal(number), func.count()).where(id > first, id <= last)
+                for number, (first, last) in enumerate(intervals)
+            )
+        )
+
+    def new(self, first: int, last: int, now: datetime) -> Select[Any]:
+        """Transfers with a state change above `first`, up to `last`, that are in processing (step 6).
+
+        Those that are kept already come if their date has changed, or has passed.
+        """
+        id, kept = self._changes.c.transferStateChangeId, self._timeout
+        newest = select(func.max(id).label("id")).where(id > first, id <= last)
+        some = newest.group_by(self._changes.c.transferId).subquery()
+        change = self._changes.alias("change")
+        # From what is read one after the other to what is looked up, of as few as can be: a planner that begins with
+        # what is kept is the slower the more is kept.
+        found = some.join(change, change.c.transferStateChangeId == some.c.id)
+        query, expires = self._found(found, change, kept, last=change, outer=True)
+        query = query.where(
+            change.c.transferStateId.in_(self._processing), some.c.id == newest_change(self._changes, change)
+        )
+        due = and_(kept.c.handedOverDate.is_(None), expires < now)
+        return _in_order(query.where(or_(kept.c.transferTimeoutId.is_(None), self._moved(kept), due)))
+
+    def done(self, first: int, last: int) -> Select[Any]:
+        """Of what is kept: what has a final state change above `first`, up to `last` (step 3).
+
+        It is final, or was handed over: then it may be in processing again.
+        """
+        id, kept = self._changes.c.transferStateChangeId, self._timeout
+        final = self._changes.c.transferStateId.in_(self._final)
+        some = select(self._changes.c.transferId, func.max(id).label("final")).where(id > first, id <= last, final)
+        ends = some.group_by(self._changes.c.transferId).subquery()
+        source = ends.join(kept, kept.c.transferId == ends.c.transferId)
+        query, _ = self._found(source, kept, kept, final=ends.c.final)
+        return _in_order(query.where(or_(self._state.in_(self._final), kept.c.handedOverDate.is_not(None))))
+
+    def unchecked(self, most: int) -> Select[Any]:
+        """Rows of another implementation: their transfers may have become final at or below the segment (step 3)."""
+        kept = self._timeout
+        query, _ = self._found(kept, kept, kept)
+        query = query.where(kept.c.stateChangeId.is_(None))
+        return _in_order(query.order_by(kept.c.stateChangeId, kept.c.transferTimeoutId).limit(most))
+
+    def due(self, now: datetime, most: int, behind: tuple[datetime, int] | None) -> Select[Any]:
+        """Of what was taken in: whose date has passed and nobody has dealt with, the longest first (step 7).
+
+        `behind`: those behind a row of this date and number.
+        """
+        kept = self._timeout
+        query, expires = self._found(kept, kept, kept)
+        query = query.where(kept.c.handedOverDate.is_(None), kept.c.expirationDate < now, expires.is_not(None))
+        if behind is not None:
+            date, id = behind
+            later = or_(kept.c.expirationDate > date, kept.c.transferTimeoutId > id)
+            query = query.where(kept.c.expirationDate >= date, later)
+        query = query.where(self._state.in_((*self._processing, *self._final)))
+        return query.order_by(kept.c.expirationDate, kept.c.transferTimeoutId).limit(most)
+
+    def newest_kept(self) -> Select[Any]:
+        """The greatest number of what was taken in."""
+        return select(func.max(self._timeout.c.transferTimeoutId))
+
+    def end_of_some(self, first: int, most: int) -> Select[Any]:
+        """The last number of the `most` rows behind `first`; none, if there are fewer."""
+        id = self._timeout.c.transferTimeoutId
+        return select(id).where(id > first).order_by(id).limit(1).offset(most - 1)
+
+    def moved(self, first: int, last: int | None, before: datetime | None) -> Select[Any]:
+        """What is kept, above `first`, up to `last`, and whose date has changed in the ledger: to one before `before`."""
+        kept = self._timeout
+        query, expires = self._found(kept, kept, kept)
+        query = query.where(kept.c.transferTimeoutId > first, self._moved(kept))
+        if before is not None:
+            query = query.where(expires < before)
+        return _in_order(query if last is None else query.where(kept.c.transferTimeoutId <= last))
+
+    def first_moved(self, first: int, last: int | None) -> Select[Any]:
+        """The number of the first of these rows whose date has changed in the ledger."""
+        kept, id = self._timeout, self._timeout.c.transferTimeoutId
+        joined = kept.join(self._transfer, self._transfer.c.transferId == kept.c.transferId)
+        query = select(id).select_from(joined).where(id > first, self._moved(kept)).order_by(id).limit(1)
+        return _in_order(query if last is None else query.where(id <= last))
+
+    def refresh(self, timeout_ids: Sequence[int]) -> Update:
+        """Copy the ledger's dates anew."""
+        expires = select(self._date(self._transfer.c.expirationDate))
+        expires = expires.where(self._transfer.c.transferId == self._timeout.c.transferId)
+        these = self._timeout.c.transferTimeoutId.in_(timeout_ids)
+        return update(self._timeout).where(these).values(expirationDate=expires.scalar_subquery())
+
+    def _found(
+        self,
+        source: FromClause,
+        whose: FromClause,
+        kept: FromClause,
+        *,
+        last: FromClause | None = None,
+        outer: bool = False,
+        final: ColumnElement[Any] | None = None,
+    ) -> tuple[Select[Any], ColumnElement[Any]]:
+        """Transfers as `plan.Found`, and their expiration dates. `last` is their last state change, if it is found already.
+
+        With `outer` they need not be kept.
+        """
+        joined = source.join(self._transfer, self._transfer.c.transferId == whose.c.transferId)
+        if outer:
+            joined = joined.outerjoin(kept, kept.c.transferId == whose.c.transferId)
+        if last is None:
+            last = self._last
+            joined = joined.join(last, last.c.transferStateChangeId == newest_change(self._changes, whose))
+        expires = self._date(self._transfer.c.expirationDate)
+        # By the transfer's own spelling: where 'A' and 'a' are the same, its state changes may have either.
+        columns = (self._transfer.c.transferId, expires, last.c.transferStateId, last.c.transferStateChangeId)
+        copy = (
+            kept.c.transferTimeoutId,
+            self._date(kept.c.expirationDate),
+            kept.c.handedOverDate,
+            kept.c.stateChangeId,
+        )
+        return select(*columns, *copy, null() if final is None else final).select_from(joined), expires
+
+    def _moved(self, kept: FromClause) -> ColumnElement[bool]:
+        """That a date is not the ledger's, as `Found.moved` says. (As it is written it is compared faster.)"""
+        expires, copy = self._transfer.c.expirationDate, kept.c.expirationDate
+        theirs, ours = self._date(expires), self._date(copy)
+        later = theirs >= self._later(ours, EXACT)
+        earlier = and_(theirs <= self._later(ours, -EXACT), kept.c.handedOverDate.is_(None))
+        return and_(copy != expires, or_(later, earlier))
+
+
+def _in_order(query: Select[Any]) -> Select[Any]:
+    """In MariaDB and MySQL: the tables are gone through in the order in which they stand."""
+    return query.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")
+
+
+# -- What was taken in, with what the ledger says of it now: its date, and the last state change over all --------
+
+
+def newest_change(changes: FromClause, whose: FromClause) -> ScalarSelect[Any]:
+    """The number of the last state change of a transfer."""
+    older = changes.alias("older")
+    newest = select(func.max(older.c.transferStateChangeId)).where(older.c.transferId == whose.c.transferId)
+    return newest.correlate_except(older).scalar_subquery()
+
+
+class Waiting(NamedTuple):
+    """The rows of `transferTimeout`, each joined to its transfer and to the last state change of that."""
+
+    rows: FromClause
+    expires: ColumnElement[Any]
+    state: ColumnElement[Any]
+
+
+def waiting(ledger: Ledger, database: Database) -> Waiting:
+    """Where to select from, and where the expiration date and the state stand."""
+    tables = ledger.tables
+    timeout, transfer = tables.timeout, tables.transfer
+    last = tables.state_change.alias("last")
+    rows = timeout.join(transfer, transfer.c.transferId == timeout.c.transferId)
+    rows = rows.join(last, last.c.transferStateChangeId == newest_change(tables.state_change, timeout))
+    return Waiting(rows, database.date(transfer.c.expirationDate), last.c.transferStateId)

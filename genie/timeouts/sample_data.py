@@ -1,0 +1,233 @@
+"""Transfers by chance, each with the states it has had. Nothing here asks a database or a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import func, insert, literal, select, update
+from sqlalchemy import inspect as inspector
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from genie.timeouts.databases.base import Database
+from genie.timeouts.databases.opening import plainly
+from genie.timeouts.errors import WrongSchema
+from genie.timeouts.ledger import Ledger
+from genie.timeouts.queries import Steps, waiting
+
+MOST_HOURS = 24 * 365 * 100
+
+WAITING, USUAL = 0.11, 0.61
+"""Of those that don't expire: how many wait in the last processing state, and how many end as most do.
+
+With the states of the document that makes 3.5 state changes a transfer: 2 for those that wait, 4 for the usual end, 3
+for any other.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """What to generate: `transfers`, of which exactly `expired` are in processing with their date in the past.
+
+    Their dates lie `hours` back, from the first number to the second. All others have one that lies as far ahead and an
+    hour more, so nothing else expires within an hour: they wait in the last of the processing states, or are final.
+    `amount`: whole numbers from the first to the second. The same `seed` makes the same transfers, relative to now.
+    ValueError for what can't be.
+    """
+
+    transfers: int
+    expired: int
+    seed: int
+    amount: tuple[int, int] = (1, 100)
+    currencies: tuple[str, ...] = ("USD", "EUR", "ZAR")
+    hours: tuple[float, float] = (0, 168)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.expired <= self.transfers:
+            raise ValueError(f"of {self.transfers} transfers from 0 to all can be expired, not {self.expired}")
+        if not 0 <= self.amount[0] <= self.amount[1]:
+            raise ValueError(f"amounts must be from a number to one that is as great, not {self.amount}")
+        if not 0 <= self.hours[0] <= self.hours[1] <= MOST_HOURS:
+            raise ValueError(f"hours must be from a number to one that is as great, of a century, not {self.hours}")
+        if not self.currencies or not all(self.currencies):
+            raise ValueError("one or more currencies are needed")
+
+
+class Transfer(NamedTuple):
+    """One, with its states in their order."""
+
+    transfer_id: str
+    amount: int
+    currency: str
+    expires: datetime
+    states: tuple[str, ...]
+
+
+def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Transfer]:
+    """All of them, in no order. The ids depend on nothing but the seed."""
+    ids, chance = random.Random(f"{data_set.seed} ids"), random.Random(data_set.seed)  # noqa: S311 - no secret
+    ways = _ways(ledger)
+    weights = [WAITING, USUAL, *[(1 - WAITING - USUAL) / max(1, len(ways) - 2)] * (len(ways) - 2)]
+    processing = ledger.processing_states
+    least, most = data_set.hours
+    expired = set(chance.sample(range(data_set.transfers), data_set.expired))
+    drawn = chance.choices(ways, weights, k=data_set.transfers)
+    for number in range(data_set.transfers):
+        hours = least + (1 - chance.random()) * (most - least)
+        if number in expired:
+            states = processing[: chance.randint(1, len(processing))]
+            expires = now - timedelta(hours=hours)
+        else:
+            states = drawn[number]
+            expires = now + timedelta(hours=1 + hours)
+        yield Transfer(
+            str(UUID(int=ids.getrandbits(128), version=4)),
+            chance.randint(*data_set.amount),
+            chance.choice(data_set.currencies),
+            expires,
+            states,
+        )
+
+
+def _ways(ledger: Ledger) -> list[tuple[str, ...]]:
+    """What states a transfer goes through: to wait; to the usual end, which is the second final state, behind the
+    first; and to each of the others.
+    """
+    processing, final = ledger.processing_states, ledger.final_states
+    usual = (*processing, *final[:2])
+    others = [(*processing, state) for state in (final[:1] + final[2:] if len(final) > 1 else ())]
+    return [processing, usual, *others]
+
+
+# -- A whole ledger of transfers by chance --------
+
+CHUNK = 5_000
+"""Transfers of one transaction, if not said otherwise."""
+
+
+async def generate(
+    database: Database,
+    ledger: Ledger,
+    data_set: DataSet,
+    told: Callable[[int, int], object] = lambda _, __: None,
+    *,
+    chunk: int = CHUNK,
+) -> int:
+    """Write a data set to a ledger; returns how many state changes it has.
+
+    `told` hears how many transfers are written, of how many.
+
+    They are written in chunks of so many transfers, each in one transaction. ValueError, where the ledger has some of these transfers
+    already; WrongSchema or DatabaseFailed, where they can't be written.
+    """
+    written = changes = 0
+    with plainly(database):
+        async with database.reading() as connection:
+            await _check(connection, ledger)
+            now = (await connection.execute(Steps(ledger, database).now())).scalar_one()
+        made = transfers(data_set, ledger, now)
+        while some := list(islice(made, chunk)):
+            changes += await _write(database, ledger, some, data_set.seed)
+            written += len(some)
+            told(written, data_set.transfers)
+    return changes
+
+
+async def _check(connection: AsyncConnection, ledger: Ledger) -> None:
+    transfer = ledger.tables.transfer
+    found = await connection.run_sync(lambda inner: inspector(inner).get_columns(transfer.name))
+    names = {column["name"] for column in found}
+    for key in ("amount", "currencyId"):
+        if transfer.c[key].name not in names:
+            raise WrongSchema(f"table {transfer.name} has no column {transfer.c[key].name}, which is to be written")
+
+
+async def _write(database: Database, ledger: Ledger, chunk: list[Transfer], seed: int) -> int:
+    tables = ledger.tables
+    ids = select(func.count()).where(tables.transfer.c.transferId.in_([one.transfer_id for one in chunk[:100]]))
+    async with database.writing() as connection:
+        if (await connection.execute(ids)).scalar_one():
+            raise ValueError(f"the ledger has transfers of seed {seed} already: take another seed")
+        await database.add(
+            connection,
+            tables.transfer,
+            [
+                {
+                    "transferId": one.transfer_id,
+                    "amount": one.amount,
+                    "currencyId": one.currency,
+                    "expirationDate": one.expires,
+                }
+                for one in chunk
+            ],
+        )
+        changes = [{"transferId": one.transfer_id, "transferStateId": state} for one in chunk for state in one.states]
+        await database.add(connection, tables.state_change, changes)
+    return len(changes)
+
+
+# -- Moving the expiration dates of a ledger --------
+
+SHIFT_CHUNK = 20_000
+"""Transfers of one statement."""
+
+
+async def shift(
+    database: Database, ledger: Ledger, by: timedelta, told: Callable[[int, int], object] = lambda _, __: None
+) -> int:
+    """Move the expiration dates of all transfers; returns how many. It is one transaction: all are moved or none.
+
+    `told` hears how many are moved, of how many. DatabaseFailed, where it fails.
+    """
+    transfer = ledger.tables.transfer
+    id = transfer.c.transferId
+    statement = update(transfer).values(expirationDate=database.later(transfer.c.expirationDate, by))
+    moved = 0
+    with plainly(database):
+        async with database.writing() as connection:
+            total = (await connection.execute(select(func.count()).select_from(transfer))).scalar_one()
+            first: str | None = None
+            while True:
+                behind = [] if first is None else [id > first]
+                end = select(id).where(*behind).order_by(id).limit(1).offset(SHIFT_CHUNK - 1)
+                last = (await connection.execute(end)).scalar()
+                some = behind if last is None else [*behind, id <= last]
+                moved += (await connection.execute(statement.where(*some))).rowcount
+                told(moved, max(moved, total))
+                if last is None:
+                    return moved
+                first = last
+
+
+# -- Final states for what the handler waits for --------
+
+
+async def finalize(
+    database: Database, ledger: Ledger, state: str = "ABORTED", *, limit: int | None = None, overdue: bool = False
+) -> int:
+    """Write a final state change for the transfers that were taken in; returns how many. Those that are final stay.
+
+    `limit`: so many at most, those that expire first. `overdue`: only those whose date has passed. ValueError for a
+    state that is not final; DatabaseFailed, where it fails.
+    """
+    if state not in ledger.final_states:
+        raise ValueError(f"{state!r} is no final state; those are {', '.join(ledger.final_states)}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit}")
+    found, changes, timeout = waiting(ledger, database), ledger.tables.state_change, ledger.tables.timeout
+    these = select(timeout.c.transferId, literal(state)).select_from(found.rows)
+    these = these.where(found.state.not_in(ledger.final_states))
+    these = these.order_by(timeout.c.expirationDate, timeout.c.transferTimeoutId).limit(limit)
+    with plainly(database):
+        async with database.writing() as connection:
+            if overdue:
+                now = (await connection.execute(Steps(ledger, database).now())).scalar_one()
+                these = these.where(found.expires < now)
+            columns = [changes.c.transferId, changes.c.transferStateId]
+            done = await connection.execute(insert(changes).from_select(columns, these, include_defaults=False))
+            return done.rowcount
