@@ -14,7 +14,7 @@ import structlog
 from aiohttp import web
 
 from genie.admin import models, views
-from genie.admin.interfaces import Seat, Subject
+from genie.admin.interfaces import NamespaceView, Subject
 from genie.admin.models import JSON, ApiError, bad, encode_small
 from genie.admin.security import PRINCIPAL
 from genie.admin.throttle import Body, Pace, Turns, encode
@@ -200,7 +200,7 @@ class Api:
         """The server at a glance, whether it leads or not."""
         read_limit(request)
         subject, namespace = self._subject, self._namespace(request)
-        key = "state", namespace, *((seat.role, seat.leader) for seat in subject.seats.values())
+        key = "state", namespace, *((view.role, view.leader) for view in subject.namespaces.values())
         body = await self._turns.answer(key, lambda: self._made(views.state(subject, namespace, self._pace)))
         return await send(request, body)
 
@@ -215,14 +215,14 @@ class Api:
         """Where most was waited."""
         limit = read_limit(request)
         return await self._look(
-            request, ("hot", limit), lambda seat, manager: views.hot(seat.stats, manager.table, limit, self._pace)
+            request, ("hot", limit), lambda view, manager: views.hot(view.stats, manager.table, limit, self._pace)
         )
 
     async def deadlocks(self, request: web.Request) -> web.StreamResponse:
         """Which there were."""
         limit = read_limit(request)
         return await self._look(
-            request, ("deadlocks", limit), lambda seat, _: views.deadlocks(seat.stats, limit, self._pace)
+            request, ("deadlocks", limit), lambda view, _: views.deadlocks(view.stats, limit, self._pace)
         )
 
     async def resource(self, request: web.Request) -> web.StreamResponse:
@@ -232,7 +232,7 @@ class Api:
         return await self._look(
             request,
             ("resource", name),
-            lambda seat, manager: views.resource(manager.table, name, seat.now, self._pace),
+            lambda view, manager: views.resource(manager.table, name, view.now, self._pace),
         )
 
     async def schema(self, request: web.Request) -> web.StreamResponse:
@@ -245,9 +245,9 @@ class Api:
         read_limit(request)
         asked = await release(request)
         namespace = self._namespace(request)
-        seat = self._subject.seats[namespace]
-        _leads(seat)
-        told = await self._carry_out(seat, messages.command("release", id=asked.id))
+        view = self._subject.namespaces[namespace]
+        _leads(view)
+        told = await self._carry_out(view, messages.command("release", id=asked.id))
         if isinstance(told, messages.Released):
             by = PRINCIPAL.get()
             name = {} if by is None else {"by": by.name}
@@ -266,11 +266,11 @@ class Api:
             raise ApiError(STATUS.get(error.code, 400), error.code, error.message, error.leader)
         raise ApiError(500, "defect", f"a release was answered by {type(told).__name__}")
 
-    async def _carry_out(self, seat: Seat, line: bytes) -> messages.Message | None:
+    async def _carry_out(self, view: NamespaceView, line: bytes) -> messages.Message | None:
         patience_s = self._subject.settings.store_timeout_ms / 1000 + 1
         try:
             async with asyncio.timeout(patience_s):
-                return messages.read((await seat.carry_out(line)).partition(b"\n")[0])
+                return messages.read((await view.carry_out(line)).partition(b"\n")[0])
         except TimeoutError:
             why = f"there was no answer within {patience_s:.0f} s; the release may be carried out yet"
         except asyncio.CancelledError:
@@ -278,7 +278,7 @@ class Api:
             if task is not None and task.cancelling():
                 raise
             why = "this server has stopped leading meanwhile; the release may have been carried out"
-        raise ApiError(503, Code.UNAVAILABLE, why, seat.leader)
+        raise ApiError(503, Code.UNAVAILABLE, why, view.leader)
 
     # -- what they have in common -------------------------------------------------------------------------
 
@@ -287,35 +287,35 @@ class Api:
         return self._turns.pace
 
     def _namespace(self, request: web.Request) -> str:
-        return read_namespace(request, self._subject.seats)
+        return read_namespace(request, self._subject.namespaces)
 
     async def _look(
         self,
         request: web.Request,
         key: tuple[str, int | str],
-        make: Callable[[Seat, LockManager], Awaitable[models.Answer]],
+        make: Callable[[NamespaceView, LockManager], Awaitable[models.Answer]],
     ) -> web.StreamResponse:
         """Answer what only the server knows that leads the namespace: from before the first look until after the last."""
         namespace = self._namespace(request)
-        seat = self._subject.seats[namespace]
-        manager = _leads(seat)
+        view = self._subject.namespaces[namespace]
+        manager = _leads(view)
 
         async def made() -> Body:
-            return await self._made(make(seat, manager))
+            return await self._made(make(view, manager))
 
         body = await self._turns.answer((namespace, *key), made)
-        _leads(seat)
+        _leads(view)
         return await send(request, body)
 
     async def _made(self, making: Awaitable[models.Answer]) -> Body:
         return await encode(await making, self._pace)
 
 
-def _leads(seat: Seat) -> LockManager:
-    manager = seat.manager
+def _leads(view: NamespaceView) -> LockManager:
+    manager = view.manager
     if manager is None:
-        where = "no server is known to lead" if seat.leader is None else f"{seat.leader} leads"
-        raise ApiError(503, Code.UNAVAILABLE, f"this server has no locks to show; {where}", seat.leader)
+        where = "no server is known to lead" if view.leader is None else f"{view.leader} leads"
+        raise ApiError(503, Code.UNAVAILABLE, f"this server has no locks to show; {where}", view.leader)
     return manager
 
 

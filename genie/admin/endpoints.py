@@ -13,7 +13,7 @@ from prometheus_client.openmetrics import exposition as open_exposition
 from prometheus_client.registry import Collector
 
 from genie.admin import api
-from genie.admin.interfaces import Seat, Subject
+from genie.admin.interfaces import NamespaceView, Subject
 from genie.admin.throttle import Body, Turns
 from genie.observability.metrics import Metrics, Source
 
@@ -41,25 +41,25 @@ class Health:
     async def ready(self, _: web.Request) -> web.Response:
         """Of each namespace it is known who leads, its store is reached, and the server is not about to stop."""
         missing = [
-            f"{namespace}: {why}\n" for namespace, seat in self._subject.seats.items() if (why := _missing(seat))
+            f"{namespace}: {why}\n" for namespace, view in self._subject.namespaces.items() if (why := _missing(view))
         ]
         return web.Response(status=AWAY, text="".join(missing)) if missing else web.Response(text="ok\n")
 
     async def leads(self, request: web.Request) -> web.Response:
         """Commands are carried out here, for the namespace that is asked for or the first."""
-        seats = self._subject.seats
-        seat = seats[api.read_namespace(request, seats)]
-        if seat.role == "leader":
+        namespaces = self._subject.namespaces
+        view = namespaces[api.read_namespace(request, namespaces)]
+        if view.role == "leader":
             return web.Response(text="ok\n")
-        where = "" if seat.leader is None else f"; {seat.leader} leads"
-        return web.Response(status=AWAY, text=f"{seat.role}{where}\n")
+        where = "" if view.leader is None else f"; {view.leader} leads"
+        return web.Response(status=AWAY, text=f"{view.role}{where}\n")
 
 
-def _missing(seat: Seat) -> str:
+def _missing(view: NamespaceView) -> str:
     """Why a namespace is not ready; empty where it is."""
-    if seat.role in ("starting", "stopping"):
-        return seat.role
-    return "" if seat.reaches_store else "the store does not answer"
+    if view.role in ("starting", "stopping"):
+        return view.role
+    return "" if view.store_available else "the store does not answer"
 
 
 # -- `/metrics`, for Prometheus --------

@@ -10,7 +10,7 @@ from genie.access import Access
 from genie.observability import metrics
 
 
-class Seat(metrics.Seat, Protocol):
+class NamespaceView(metrics.NamespaceView, Protocol):
     """One namespace in a server: what its metrics are made of, and more."""
 
     @property
@@ -25,7 +25,7 @@ class Subject(metrics.Source, Protocol):
     """A server, as far as the admin port is concerned."""
 
     @property
-    def seats(self) -> Mapping[str, Seat]:
+    def namespaces(self) -> Mapping[str, NamespaceView]:
         """Its namespaces, in order: the first is that of who says none."""
 
     @property

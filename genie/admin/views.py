@@ -228,8 +228,8 @@ _BEGAN = time.monotonic()
 
 async def state(subject: Subject, namespace: str, pace: Pace) -> models.State:
     """The server at a glance, as to one namespace. One that doesn't lead it has no locks."""
-    seat = subject.seats[namespace]
-    manager, stats = seat.manager, seat.stats
+    view = subject.namespaces[namespace]
+    manager, stats = view.manager, view.stats
     table = Table() if manager is None else manager.table
     lines, complete = await queue_lines(table, pace)
     first = next(iter(table.waiting.values()), None)
@@ -239,21 +239,21 @@ async def state(subject: Subject, namespace: str, pace: Pace) -> models.State:
         namespace=namespace,
         namespaces=[
             models.Namespace(namespace=name, role=other.role, leader=other.leader)
-            for name, other in subject.seats.items()
+            for name, other in subject.namespaces.items()
         ],
-        role=seat.role,
-        leader=seat.leader,
+        role=view.role,
+        leader=view.leader,
         now=int(now),
         uptime=int((time.monotonic() - _BEGAN) * 1000),
         store="memory" if subject.settings.redis_url is None else "redis",
-        store_reached=seat.reaches_store,
-        store_errors=seat.store_errors,
+        store_reached=view.store_available,
+        store_errors=view.store_errors,
         held=len(table.held),
         waiting=len(table.waiting),
         locks=table.locks,
         resources=len(table.sole) + len(table.resources),
         connections=len(subject.connections),
-        sessions=seat.sessions,
+        sessions=view.sessions,
         rates=models.Rates(
             grants=speed.grants,
             releases=speed.releases,

@@ -198,7 +198,7 @@ async def _serve(settings: Settings) -> int:
     server = Server(settings)
     if server.access.open:
         _keep_strangers_out(settings)
-    server.take_address()  # before the admin port: a second server by mistake is told about its main port
+    server.bind_address()  # before the admin port: a second server by mistake is told about its main port
     if settings.admin_port is None:
         return await server.run()
     from genie.admin import Admin  # noqa: PLC0415 - a web server is much to load, and no other command needs it
@@ -207,7 +207,7 @@ async def _serve(settings: Settings) -> int:
     try:
         await admin.start()
     except OSError as error:
-        server.give_up_address()
+        server.release_address()
         port = settings.admin_port
         raise click.ClickException(
             f"can't have the admin port, {settings.admin_host}:{port}: {error}; GENIE_ADMIN_PORT says which, empty for none"

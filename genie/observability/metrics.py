@@ -42,7 +42,7 @@ LOST: Final = (Reason.TRANSACTION_TIMEOUT, Reason.DISCONNECTED)
 """Why holds end otherwise than by release."""
 
 
-class Seat(Protocol):
+class NamespaceView(Protocol):
     """One namespace in a server, as far as its metrics are concerned."""
 
     @property
@@ -54,7 +54,7 @@ class Seat(Protocol):
         """`starting` (nobody is known to lead), `leader`, `follower` or `stopping`."""
 
     @property
-    def reaches_store(self) -> bool:
+    def store_available(self) -> bool:
         """Whether the store answers, as far as this server needs it now."""
 
     @property
@@ -80,7 +80,7 @@ class Source(Protocol):
     settings: Settings
 
     @property
-    def seats(self) -> Mapping[str, Seat]:
+    def namespaces(self) -> Mapping[str, NamespaceView]:
         """Its namespaces, in order: the first is that of who says none."""
 
     @property
@@ -108,11 +108,11 @@ class Metrics(Collector):
 
     def parts(self) -> Iterator[Metric]:
         """The same for who has not the time for all: what is of each namespace by itself, metric by metric."""
-        seats = self._source.seats
-        yield from _requests({namespace: seat.stats for namespace, seat in seats.items()})
-        yield from _tables(seats)
-        yield from _store(seats)
-        yield from _roles(seats)
+        namespaces = self._source.namespaces
+        yield from _requests({namespace: view.stats for namespace, view in namespaces.items()})
+        yield from _tables(namespaces)
+        yield from _store(namespaces)
+        yield from _roles(namespaces)
         yield from self._server()
         yield from _process()
 
@@ -177,18 +177,18 @@ class _Table:
     reorderings: int
 
 
-def _look(seat: Seat) -> _Table:
-    manager, before = seat.manager, seat.stats.reorderings
+def _look(view: NamespaceView) -> _Table:
+    manager, before = view.manager, view.stats.reorderings
     if manager is None:
         return _Table(0, 0.0, 0, 0, before)
     table = manager.table
     first = next(iter(table.waiting.values()), None)
-    longest_s = 0.0 if first is None else max(0.0, seat.now - first.since) / MS
+    longest_s = 0.0 if first is None else max(0.0, view.now - first.since) / MS
     return _Table(len(table.waiting), longest_s, len(table.held), table.locks, before + manager.reorderings)
 
 
-def _tables(seats: Mapping[str, Seat]) -> Iterator[Metric]:
-    found = {namespace: _look(seat) for namespace, seat in seats.items()}
+def _tables(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
+    found = {namespace: _look(view) for namespace, view in namespaces.items()}
 
     def each(of: Callable[[_Table], float]) -> Each[float]:
         return ((namespace, of(table)) for namespace, table in found.items())
@@ -208,23 +208,23 @@ def _tables(seats: Mapping[str, Seat]) -> Iterator[Metric]:
     )
 
 
-def _store(seats: Mapping[str, Seat]) -> Iterator[Metric]:
+def _store(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
     yield from _counter(
         "genie_store_errors",
         "How often the store failed or took too long.",
-        ((namespace, seat.store_errors) for namespace, seat in seats.items()),
+        ((namespace, view.store_errors) for namespace, view in namespaces.items()),
     )
     yield from _gauge(
         "genie_store_reached",
         "1 where the store answers, as far as it is needed now.",
-        ((namespace, seat.reaches_store) for namespace, seat in seats.items()),
+        ((namespace, view.store_available) for namespace, view in namespaces.items()),
     )
 
 
-def _roles(seats: Mapping[str, Seat]) -> Iterator[Metric]:
-    leads = ((namespace, seat.role == "leader") for namespace, seat in seats.items())
+def _roles(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
+    leads = ((namespace, view.role == "leader") for namespace, view in namespaces.items())
     yield from _gauge("genie_leader", "1 where this server leads the namespace.", leads)
-    sessions = ((namespace, seat.sessions) for namespace, seat in seats.items())
+    sessions = ((namespace, view.sessions) for namespace, view in namespaces.items())
     yield from _gauge("genie_sessions", "Sessions, with and without a connection.", sessions)
 
 

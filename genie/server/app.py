@@ -17,14 +17,14 @@ from genie.access import Access
 from genie.config import Settings
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
-from genie.server.auth import Door
+from genie.server.auth import Authenticator
 from genie.server.connection import Connection
-from genie.server.follower import Desk
-from genie.server.listener import Registry, TlsListener, bind, guard
-from genie.server.monitor import Pulse
-from genie.server.namespace import Seat
-from genie.server.pipeline import Pump
-from genie.server.tls import tls_of
+from genie.server.follower import CommandHandler
+from genie.server.listener import AdmissionControl, TlsListener, bind, guard
+from genie.server.monitor import Monitor
+from genie.server.namespace import Namespace
+from genie.server.pipeline import Pipeline
+from genie.server.tls import make_tls_contexts
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Node, Store, this_node
 
@@ -50,18 +50,18 @@ class Server:
         self, settings: Settings, store: Store | None = None, *, bind_to: Callable[[str, int], socket.socket] = bind
     ) -> None:
         self.settings = settings
-        self.tls = tls_of(settings)
+        self.tls = make_tls_contexts(settings)
         self._bind_to = bind_to
-        self.connections = Registry(settings)
+        self.connections = AdmissionControl(settings)
         self._ready = asyncio.Event()
         stores = make_stores(settings) if store is None else [store]
-        self.seats = {
-            namespace: Seat(namespace, store, settings, self.connections, self._ready)
+        self.namespaces = {
+            namespace: Namespace(namespace, store, settings, self.connections, self._ready)
             for namespace, store in zip(settings.namespaces, stores, strict=True)
         }
-        self.seat = self.seats[settings.namespaces[0]]
+        self.default_namespace = self.namespaces[settings.namespaces[0]]
         """Of those who say no namespace."""
-        self.door = Door(settings, self.stats)
+        self.authenticator = Authenticator(settings, self.stats)
         self._draining = False
         self._sock: socket.socket | None = None
         self._guard: socket.socket | None = None
@@ -70,18 +70,18 @@ class Server:
         self._stopped = asyncio.Event()
         self._failure: BaseException | None = None
 
-    def take_address(self) -> None:
+    def bind_address(self) -> None:
         """Bind the address without listening on it yet. OSError where another process has it."""
         self._sock = self._bind_to(self.settings.host, self.settings.port)
         try:
             if self._bind_to is bind:
                 self._guard = guard(self._sock.getsockname()[:2])
         except BaseException:
-            self.give_up_address()
+            self.release_address()
             raise
 
-    def give_up_address(self) -> None:
-        """Undo `take_address`, where the server does not start after all."""
+    def release_address(self) -> None:
+        """Undo `bind_address`, where the server does not start after all."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -92,18 +92,18 @@ class Server:
     async def start(self) -> tuple[str, int]:
         """Listen, when it is known whether this server leads or whom it follows; returns the address.
 
-        OSError where the address can't be had. It is taken first, unless `take_address` has done so, so that a second
+        OSError where the address can't be had. It is taken first, unless `bind_address` has done so, so that a second
         server by mistake fails before it has touched the store.
         """
         if self._sock is None:
-            self.take_address()
+            self.bind_address()
         assert self._sock is not None  # noqa: S101 - it was taken
         host, port = self._sock.getsockname()[:2]
         try:
             gc.collect()
             gc.set_threshold(*GC_THRESHOLD)
             node = this_node((host, port), self.settings.advertise, round(self.settings.lease * 1000))
-            await self._take_seats(node)
+            await self._start_namespaces(node)
             if self.tls is not None:
                 self._tls_listener = TlsListener(self.tls, self.connections, self._connect)
                 self._tls_listener.listen(self._sock, BACKLOG)
@@ -112,36 +112,42 @@ class Server:
                     self._connect, sock=self._sock, backlog=BACKLOG
                 )
         except BaseException:
-            await self._leave_seats()
+            await self._stop_namespaces()
             self._sock.close()
             raise
-        manager = self.seat.manager
-        several = {} if len(self.seats) == 1 else {"namespaces": {name: seat.role for name, seat in self.seats.items()}}
+        manager = self.default_namespace.manager
+        several = (
+            {}
+            if len(self.namespaces) == 1
+            else {"namespaces": {name: seat.role for name, seat in self.namespaces.items()}}
+        )
         log.info(
             "listening",
             host=host,
             port=port,
-            role=self.seat.role,
+            role=self.default_namespace.role,
             held=0 if manager is None else len(manager.table.held),
-            store="redis" if self.seat.store.durable else "memory",
+            store="redis" if self.default_namespace.store.durable else "memory",
             tls=self.tls is not None,
             version=version("genie-lock"),
             **several,
         )
-        if not self.seat.store.durable:
+        if not self.default_namespace.store.durable:
             log.warning(
                 "locks are kept in memory and end with this process; set GENIE_REDIS_URL or GENIE_REDIS_HOST to keep them"
             )
         return host, port
 
     def _connect(self) -> Connection:
-        return Connection(self.seat.desk, self.settings, self.connections, self.door, self._desk_of)
+        return Connection(
+            self.default_namespace.handler, self.settings, self.connections, self.authenticator, self._find_handler
+        )
 
-    def _desk_of(self, namespace: str | None) -> Desk | RequestRejected:
-        seat = self.seat if namespace is None else self.seats.get(namespace)
+    def _find_handler(self, namespace: str | None) -> CommandHandler | RequestRejected:
+        seat = self.default_namespace if namespace is None else self.namespaces.get(namespace)
         if seat is not None:
-            return seat.desk
-        why = f"this server does not serve the namespace {namespace!r}; it serves {', '.join(self.seats)}"
+            return seat.handler
+        why = f"this server does not serve the namespace {namespace!r}; it serves {', '.join(self.namespaces)}"
         return RequestRejected(Code.UNKNOWN_NAMESPACE, why)
 
     @property
@@ -154,12 +160,12 @@ class Server:
     @property
     def stats(self) -> Stats:
         """Those of the first namespace, with what is counted of strangers and of the event loop."""
-        return self.seat.stats
+        return self.default_namespace.stats
 
     @property
     def access(self) -> Access:
         """Who may come in at present."""
-        return self.door.access
+        return self.authenticator.access
 
     def reload(self) -> None:
         """Read certificates and tokens again. A wrong file changes nothing."""
@@ -181,23 +187,23 @@ class Server:
 
     def _reread_tokens(self) -> None:
         """Let those who are connected go on as the file says, or go."""
-        if self.settings.token_file is None or not self.door.reread():
+        if self.settings.token_file is None or not self.authenticator.reread():
             return
         gone = 0
         for connection in list(self.connections):
-            if connection.principal is None or connection.ending:
+            if connection.principal is None or connection.closing:
                 continue
-            connection.revise(self.door.again(connection.principal, connection.certificate))
-            if isinstance(connection.desk, Pump) and not connection.desk.may_watch_on(connection):
+            connection.revise(self.authenticator.reauthenticate(connection.principal, connection.certificate))
+            if isinstance(connection.handler, Pipeline) and not connection.handler.may_watch_on(connection):
                 connection.revise(None)
-            gone += connection.ending
+            gone += connection.closing
         log.info("the token file was read again", file=self.settings.token_file, closed=gone)
 
     # -- its life ---------------------------------------------------------------------------------------------
 
-    async def _take_seats(self, node: Node) -> None:
+    async def _start_namespaces(self, node: Node) -> None:
         """Begin to follow, or lead, and wait until it is known of one namespace which of the two."""
-        for seat in self.seats.values():
+        for seat in self.namespaces.values():
             seat.start(node).add_done_callback(self._ended)
         await self._ready.wait()
         if self._failure is not None:
@@ -220,8 +226,8 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
-        for seat in self.seats.values():
-            seat.pulse = Pulse(seat.namespace, seat.stats, self.settings.slow_wait * 1000)
+        for seat in self.namespaces.values():
+            seat.monitor = Monitor(seat.namespace, seat.stats, self.settings.slow_wait * 1000)
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -242,26 +248,28 @@ class Server:
             self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to leave
         if self._tls_listener is not None:
             await self._tls_listener.close()
-        seats = self.seats.values()
-        for seat in seats:
+        namespaces = self.namespaces.values()
+        for seat in namespaces:
             seat.draining = True
-        await asyncio.gather(*(seat.stop() for seat in seats if not seat.leads))  # or it might begin to lead meanwhile
-        leading = [seat for seat in seats if seat.leads]
+        await asyncio.gather(
+            *(seat.stop() for seat in namespaces if not seat.leads)
+        )  # or it might begin to lead meanwhile
+        leading = [seat for seat in namespaces if seat.leads]
         drained = await asyncio.gather(*(seat.drain() for seat in leading))
         stuck = [seat for seat, done in zip(leading, drained, strict=True) if not done]
-        await self._leave_seats()
-        await asyncio.gather(*(seat.store.resign() for seat in seats if seat not in stuck))
-        await self._hang_up()
-        await asyncio.gather(*(seat.store.close() for seat in seats))
+        await self._stop_namespaces()
+        await asyncio.gather(*(seat.store.resign() for seat in namespaces if seat not in stuck))
+        await self._close_after()
+        await asyncio.gather(*(seat.store.close() for seat in namespaces))
         log.info("stopped")
 
-    async def _leave_seats(self) -> None:
-        for seat in self.seats.values():
+    async def _stop_namespaces(self) -> None:
+        for seat in self.namespaces.values():
             await seat.stop()
         if self._guard is not None:
             self._guard.close()
 
-    async def _hang_up(self) -> None:
+    async def _close_after(self) -> None:
         """Close every connection when it has been sent what it was told, and those that do not read without."""
         for connection in list(self.connections):
             connection.finish()

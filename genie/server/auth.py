@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-HELLO_LINE = 4096
+MAX_HELLO_BYTES = 4096
 """Bytes that a stranger may say in a line."""
 
-HELLO_S = 10.0
+HELLO_TIMEOUT_S = 10.0
 """How long a stranger may take to say `hello`."""
 
 
@@ -48,10 +48,10 @@ NO_TOKEN = Denial(
 UNKNOWN_TOKEN = Denial("unknown token", RequestRejected(Code.UNAUTHORIZED, "the token of hello is not known"))
 """The same for every token that is not known: the answer to a guess does not depend on the guess."""
 
-GONE = RequestRejected(Code.UNAUTHORIZED, "this name, or what it was doing, is not allowed any more")
+ACCESS_REVOKED = RequestRejected(Code.UNAUTHORIZED, "this name, or what it was doing, is not allowed any more")
 
 
-class Door:
+class Authenticator:
     """What the connections of a server ask; `access` is another one when the file of tokens was read again."""
 
     def __init__(self, settings: Settings, stats: Stats) -> None:
@@ -75,7 +75,7 @@ class Door:
             return False
         return True
 
-    def enters(self, line: bytes, known: Principal | None) -> Principal | None:
+    def authenticate(self, line: bytes, known: Principal | None) -> Principal | None:
         """Who says this first line: whoever has the token in it, else who was known by a certificate.
 
         None: a stranger, or somebody with a wrong token.
@@ -89,16 +89,16 @@ class Door:
             return NO_HELLO
         return NO_TOKEN if hello_token(line) is None else UNKNOWN_TOKEN
 
-    def again(self, principal: Principal, certificate: str | None) -> Principal | None:
+    def reauthenticate(self, principal: Principal, certificate: str | None) -> Principal | None:
         """Who has come in before, as the file says now; None: it does not know them any more."""
         return self.access.by_name(principal.name) if certificate is None else self.access.by_certificate(certificate)
 
-    def ring(self, late: Callable[[], None]) -> asyncio.TimerHandle:
+    def start_auth_timer(self, late: Callable[[], None]) -> asyncio.TimerHandle:
         """Call this when a stranger has had time enough to say who it is."""
-        return asyncio.get_running_loop().call_later(HELLO_S, late)
+        return asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, late)
 
     def refused(self, why: RequestRejected) -> None:
-        """Somebody was sent away before a desk heard of it."""
+        """Somebody was sent away before a handler heard of it."""
         self._stats.errors[why.code] += 1
 
 

@@ -19,8 +19,8 @@ from genie.protocol.commands import Bye, Hello, Inspect, Ping, ReleaseByRef, Unw
 from genie.protocol.replies import granted, released
 from genie.protocol.resources import MAX_RESOURCES
 from genie.server.auth import refused, sees
-from genie.server.connection import DETACHED, HANGUP, Connection, ConnectionState, Item
-from genie.server.notifier import Telling
+from genie.server.connection import DETACHED, END_OF_INPUT, Connection, ConnectionState, Item
+from genie.server.notifier import Notifier
 from genie.server.rejections import spanning
 from genie.server.sessions import Session, same
 from genie.storage.store import Batch, Ending, whole
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _VERSION = version("genie-lock")
 
 
-class Greeting(Telling):
+class Greeting(Notifier):
     """Begins and ends the sessions of one namespace."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Greeting(Telling):
         """Execute nothing more of a connection, and close it when what it was sent is written."""
         connection.state = ConnectionState.DETACHED
         connection.stop_reading()
-        self.ending.append(connection)
+        self.closing.append(connection)
 
     def _part(self, connection: Connection) -> None:
         """A newer connection has this one's session."""
@@ -129,8 +129,8 @@ class Greeting(Telling):
 MAX_TURN = 200
 """Commands of one connection, before it is the turn of others that wait."""
 
-MOST_CHANGES = 10_000
-"""Sessions end one after the other, and wait for the next batch when this one changes so much already."""
+MAX_EXPIRY_CHANGES = 10_000
+"""SessionTable end one after the other, and wait for the next batch when this one changes so much already."""
 
 log = structlog.get_logger()
 
@@ -139,7 +139,7 @@ SHORTEST_MS = BOUNDS_MS[0]
 _EXPIRE = Expire()
 
 
-class Dispatch(Greeting):
+class Dispatcher(Greeting):
     """Carries out what connections ask for, and what time brings."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Dispatch(Greeting):
     def expire(self) -> None:
         """End what is due, and the sessions that waited in vain for another connection."""
         self._tell(self.manager.step(_EXPIRE, self.now), None)
-        while len(self.changes) < MOST_CHANGES and (session := self.sessions.ended(self.now)) is not None:
+        while len(self.changes) < MAX_EXPIRY_CHANGES and (session := self.sessions.ended(self.now)) is not None:
             self._end(session)
 
     def recover(self, endings: Iterable[Ending]) -> None:
@@ -188,10 +188,10 @@ class Dispatch(Greeting):
         # of them brings, are dealt with on the spot; whatever else there is has a method of its own.
         if connection.state is DETACHED:
             for item in items:
-                if item is HANGUP:
+                if item is END_OF_INPUT:
                     self._note(connection, item)
             return False
-        session, out, step, now = connection.session, connection.out, self._step, self.now
+        session, out, step, now = connection.session, connection.outbox, self._step, self.now
         watched, stats, table = self.watches.prefixes, self.stats, self._table
         holds = stats.holds
         principal = connection.principal
@@ -201,8 +201,8 @@ class Dispatch(Greeting):
         if self.full or len(table.sole) + table.grants > self._roomy_below:
             room = 0
         if not out:
-            self.touched.append(connection)
-        connection.urgent, quiet = True, session.quiet
+            self.dirty.append(connection)
+        connection.has_reply, quiet = True, session.quiet
         for item in items:
             if type(item) is bytes:
                 try:
@@ -304,9 +304,9 @@ class Dispatch(Greeting):
         """Say an error that a line brought before it could be read, or see a connection off."""
         if isinstance(item, RequestRejected):
             self.reject(connection, item)
-        elif item is HANGUP:
+        elif item is END_OF_INPUT:
             self._leave(connection)
-            self.ending.append(connection)
+            self.closing.append(connection)
 
     def _may(self, connection: Connection, principal: Principal, command: WireCommand) -> bool:
         """Whether this is for somebody with this name. Otherwise it is answered here."""

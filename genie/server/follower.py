@@ -1,4 +1,4 @@
-"""Who takes what connections bring: the pump of a server that leads, or the desk of one that doesn't."""
+"""Who takes what connections bring: the pipeline of a server that leads, or the handler of one that doesn't."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from genie.server.connection import Connection, Input, Item
 
 
-class Desk(Protocol):
+class CommandHandler(Protocol):
     """What a connection hands its lines to."""
 
     leads: bool
@@ -28,7 +28,7 @@ class Desk(Protocol):
         """A connection has ended."""
 
 
-class Refusing:
+class FollowerHandler:
     """Answers every command with `unavailable` and, where that is known, the address of the server that leads."""
 
     leads = False
@@ -55,7 +55,7 @@ class Refusing:
             self._run()
 
     def complete(self) -> None:
-        """Refuse what is queued, now: the connections get another desk."""
+        """Refuse what is queued, now: the connections get another handler."""
         while self._scheduler:
             self._scheduler.run_batch(self._refuse)
         if self._scheduled is not None:
@@ -75,9 +75,9 @@ class Refusing:
             if rejected is not None:
                 self._stats.errors[rejected.code] += 1
                 leader = self.leader if rejected.code == Code.UNAVAILABLE else None
-                connection.out.append(replies.error(rejected, leader))
+                connection.outbox.append(replies.error(rejected, leader))
         connection.flush()
-        if connection.ending and not connection.inbox:
+        if connection.closing and not connection.input_queue:
             connection.finish()
         return False
 

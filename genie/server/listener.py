@@ -21,7 +21,7 @@ from genie.tls import reason
 if TYPE_CHECKING:
     from genie.config import Settings
     from genie.server.connection import Connection
-    from genie.server.tls import Tls
+    from genie.server.tls import TlsContexts
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -72,11 +72,11 @@ def guard(address: tuple[str, int]) -> socket.socket | None:
 
 # -- Every open connection, and how many there may be --------
 
-SPARE = 16
+REJECT_SLOTS = 16
 """Clients beyond the limits that are let through their TLS handshake, at a time, to be told why they are refused."""
 
 
-class Registry:
+class AdmissionControl:
     """Counts connections, in all and by the address that they come from.
 
     Those whose TLS handshake has not ended count, too, but are not among those that it lists.
@@ -113,7 +113,7 @@ class Registry:
         if self._full(address) is None:
             self._beginning[handshake] = address
             self._from[address] += 1
-        elif len(self._refused) < SPARE and len(self._open) < self._settings.max_connections + SPARE:
+        elif len(self._refused) < REJECT_SLOTS and len(self._open) < self._settings.max_connections + REJECT_SLOTS:
             self._refused.add(handshake)
         else:
             return False
@@ -138,7 +138,7 @@ class Registry:
     @property
     def crowded(self) -> bool:
         """Whether so many refused connections are open that the next one must be closed at once."""
-        return self._turned_away > SPARE
+        return self._turned_away > REJECT_SLOTS
 
     def leave(self, connection: Connection) -> None:
         """A connection has ended."""
@@ -167,20 +167,20 @@ class Registry:
 
 log = structlog.get_logger()
 
-HANDSHAKE_S = 10.0
+HANDSHAKE_TIMEOUT_S = 10.0
 """How long a handshake may take."""
-GOODBYE_S = 5.0
+TLS_SHUTDOWN_TIMEOUT_S = 5.0
 """How long a client may take to say that it has read all, when a connection ends. Then it is cut."""
-RETRY_S = 0.5
+ACCEPT_RETRY_S = 0.5
 """After how long it accepts again where it can't: there are no more files, or no memory."""
 
 
 class TlsListener:
     """Accepts on a socket that is bound. `make` makes the connection that a handshake ends in."""
 
-    def __init__(self, tls: Tls, registry: Registry, make: Callable[[], Connection]) -> None:
+    def __init__(self, tls: TlsContexts, admission: AdmissionControl, make: Callable[[], Connection]) -> None:
         self._tls = tls
-        self._registry = registry
+        self._admission = admission
         self._make = make
         self._sock: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -196,7 +196,7 @@ class TlsListener:
         await end(self._accepting)
         if self._sock is not None:
             self._sock.close()
-        for handshake in self._registry.handshakes:
+        for handshake in self._admission.handshakes:
             await end(handshake.task)
 
     async def _accept(self, sock: socket.socket) -> None:
@@ -208,10 +208,10 @@ class TlsListener:
                 continue
             except OSError as error:
                 log.warning("no connection can be accepted", why=str(error))
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            handshake = Handshake(self._registry, self._make)
-            if self._registry.begin(handshake, peer[0] if peer else ""):
+            handshake = Handshake(self._admission, self._make)
+            if self._admission.begin(handshake, peer[0] if peer else ""):
                 handshake.task = loop.create_task(handshake.run(client, self._tls))
             else:
                 log.debug("too many connections: one is cut before its handshake", peer=peer)
@@ -223,11 +223,11 @@ class Handshake(asyncio.Protocol):
 
     task: asyncio.Task[None] | None = None
 
-    def __init__(self, registry: Registry, make: Callable[[], Connection]) -> None:
-        self._registry = registry
+    def __init__(self, admission: AdmissionControl, make: Callable[[], Connection]) -> None:
+        self._admission = admission
         self._make = make
 
-    async def run(self, client: socket.socket, tls: Tls) -> None:
+    async def run(self, client: socket.socket, tls: TlsContexts) -> None:
         """Make it."""
         peer = None
         try:
@@ -237,18 +237,22 @@ class Handshake(asyncio.Protocol):
                 lambda: self,
                 client,
                 ssl=tls.wire,
-                ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=GOODBYE_S,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+                ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
             )
         except OSError as error:  # those of TLS are some, too
-            why = f"not done after {HANDSHAKE_S:g} s" if isinstance(error, ConnectionAbortedError) else reason(error)
+            why = (
+                f"not done after {HANDSHAKE_TIMEOUT_S:g} s"
+                if isinstance(error, ConnectionAbortedError)
+                else reason(error)
+            )
             log.info("handshake failed", peer=peer, why=why)
         finally:
-            self._registry.end(self)
+            self._admission.end(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is done: the connection takes its place, before any byte is read."""
-        self._registry.end(self)
+        self._admission.end(self)
         connection = self._make()
         cast("asyncio.Transport", transport).set_protocol(connection)
         connection.connection_made(transport)

@@ -15,20 +15,20 @@ from genie.core.view import COUNTED, glance
 
 if TYPE_CHECKING:
     from genie.observability.stats import Deadlock, Stats
-    from genie.server.pipeline import Pump
+    from genie.server.pipeline import Pipeline
 
 log = structlog.get_logger()
 
-PULSE_S = 0.1
-MOST_LINES = 10
+SAMPLE_INTERVAL_S = 0.1
+MAX_LOGGED_EVENTS = 10
 """Slow waits, and deadlocks, told in one pulse. Of the rest it is told how many they are."""
-MOST_STEPS = 100
+MAX_LOGGED_STEPS = 100
 """Steps of a cycle that are told."""
-MOST_NAMES = 10
+MAX_LOGGED_RESOURCES = 10
 """Resources of one request that are told."""
 
 
-class Pulse:
+class Monitor:
     """`slow_wait_ms` says from when on a wait is told; 0: never."""
 
     def __init__(self, namespace: str, stats: Stats, slow_wait_ms: float) -> None:
@@ -38,9 +38,9 @@ class Pulse:
         stats.follows_newcomers = slow_wait_ms > 0
         self._loop = asyncio.get_running_loop()
         stats.turn(self._loop.time() * 1000)
-        self._due = self._loop.time() + PULSE_S
+        self._due = self._loop.time() + SAMPLE_INTERVAL_S
         self._timer = self._loop.call_at(self._due, self._beat)
-        self.pump: Pump | None = None
+        self.pipeline: Pipeline | None = None
         """That of a server that leads."""
 
     def stop(self) -> None:
@@ -51,45 +51,45 @@ class Pulse:
         now = self._loop.time()
         self._stats.lag.add((now - self._due) * 1000)
         self._stats.turn(now * 1000)
-        if self.pump is not None:
-            self._tell_slow(self.pump)
+        if self.pipeline is not None:
+            self._tell_slow(self.pipeline)
         self._tell_deadlocks()
-        self._due = max(now, self._due + PULSE_S)
+        self._due = max(now, self._due + SAMPLE_INTERVAL_S)
         self._timer = self._loop.call_at(self._due, self._beat)
 
-    def _tell_slow(self, pump: Pump) -> None:
+    def _tell_slow(self, pipeline: Pipeline) -> None:
         """Tell of those who began to wait so long ago, and still do. They are in the order in which they came."""
-        newcomers, now, told, untold = self._stats.newcomers, pump.now, 0, 0
+        newcomers, now, told, untold = self._stats.newcomers, pipeline.now, 0, 0
         while newcomers and (newcomers[0].state is not WAITING or newcomers[0].since <= now - self._slow_ms):
             request = newcomers.popleft()
             if request.state is not WAITING:
                 continue
-            if told < MOST_LINES:
+            if told < MAX_LOGGED_EVENTS:
                 told += 1
-                self._log.warning("slow wait", **_slow(pump, request, now))
+                self._log.warning("slow wait", **_slow(pipeline, request, now))
             else:
                 untold += 1
         if untold:
             self._log.warning("slow wait", more=untold)
-        self._stats.forget_newcomers(len(pump.manager.table.waiting))
+        self._stats.forget_newcomers(len(pipeline.manager.table.waiting))
 
     def _tell_deadlocks(self) -> None:
         found, many = self._stats.untold_deadlocks()
-        for deadlock in found[:MOST_LINES]:
+        for deadlock in found[:MAX_LOGGED_EVENTS]:
             self._log.warning("deadlock", **_deadlock(deadlock))
-        if many > MOST_LINES:
-            self._log.warning("deadlock", more=many - MOST_LINES)
+        if many > MAX_LOGGED_EVENTS:
+            self._log.warning("deadlock", more=many - MAX_LOGGED_EVENTS)
 
 
-def _slow(pump: Pump, request: Request, now: float) -> dict[str, Any]:
-    blockers, total, _ = glance(pump.manager.table, request, COUNTED, count=True)
+def _slow(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:
+    blockers, total, _ = glance(pipeline.manager.table, request, COUNTED, count=True)
     names = request.names()
     return {
         "id": request.id,
         "transaction": request.transaction,
         **({} if request.note is None else {"note": request.note}),
         "waited_ms": round(now - request.since),
-        "resources": [f"{request.mode(name)}:{name}" for name in names[:MOST_NAMES]],
+        "resources": [f"{request.mode(name)}:{name}" for name in names[:MAX_LOGGED_RESOURCES]],
         "resources_total": len(names),
         "blockers": [_blocker(blocker) for blocker in blockers],
         "blockers_total": total,
@@ -112,8 +112,8 @@ def _deadlock(deadlock: Deadlock) -> dict[str, Any]:
     return {
         "id": deadlock.id,
         "transaction": deadlock.transaction,
-        "cycle": deadlock.cycle.owners[:MOST_STEPS],
-        "waits": [_step(wait) for wait in waits[:MOST_STEPS]],
+        "cycle": deadlock.cycle.owners[:MAX_LOGGED_STEPS],
+        "waits": [_step(wait) for wait in waits[:MAX_LOGGED_STEPS]],
         "steps": len(waits),
     }
 

@@ -12,10 +12,10 @@ import structlog
 from genie.core import LockManager
 from genie.observability.stats import Stats
 from genie.server.connection import Connection
-from genie.server.follower import Desk, Refusing
-from genie.server.listener import Registry
-from genie.server.monitor import Pulse
-from genie.server.pipeline import Pump
+from genie.server.follower import CommandHandler, FollowerHandler
+from genie.server.listener import AdmissionControl
+from genie.server.monitor import Monitor
+from genie.server.pipeline import Pipeline
 from genie.storage.store import Batch, Node, Replica, Store, Superseded
 from genie.tasks import end
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from genie.config import Settings
 
 
-class Errand(Connection):
+class _InternalClient(Connection):
     """A connection without a socket, for one command."""
 
     __slots__ = ("_told",)
 
-    def __init__(self, settings: Settings, desk: Desk) -> None:
-        super().__init__(desk, settings, Registry(settings))
+    def __init__(self, settings: Settings, handler: CommandHandler) -> None:
+        super().__init__(handler, settings, AdmissionControl(settings))
         self._told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def carry_out(self, line: bytes) -> bytes:
         """Hand the line in, and wait for the answer. It never comes where the server stops leading meanwhile: bound it."""
-        self.desk.submit(self, [line], len(line))
+        self.handler.submit(self, [line], len(line))
         try:
             return await self._told
         finally:
             self.closed = True
-            self.desk.gone(self)
+            self.handler.gone(self)
 
     def abort(self) -> None:
         """The server has stopped leading."""
@@ -55,15 +55,15 @@ class Errand(Connection):
 log = structlog.get_logger()
 
 
-class Seat:
+class Namespace:
     """Leads a namespace, or follows the server that does.
 
-    `connections` are those of the whole server; those are its own whose desk is. `ready` is set as soon as it is known who
+    `connections` are those of the whole server; those are its own whose handler is. `ready` is set as soon as it is known who
     leads. `task` ends only by a defect, or with an error that cannot be waited out.
     """
 
     def __init__(
-        self, namespace: str, store: Store, settings: Settings, connections: Registry, ready: asyncio.Event
+        self, namespace: str, store: Store, settings: Settings, connections: AdmissionControl, ready: asyncio.Event
     ) -> None:
         self.namespace = namespace
         self.store = store
@@ -71,13 +71,13 @@ class Seat:
         self.stats = Stats()
         self.draining = False
         self.task: asyncio.Task[None] | None = None
-        self.pulse: Pulse | None = None
+        self.monitor: Monitor | None = None
         """Beats in a server that runs on its own; not in one that is part of somebody's test, whose time it would fill."""
         self._connections = connections
         self._ready = ready
-        self._errands: set[Errand] = set()
-        self._refusing = Refusing(self.stats, namespace, settings.max_pending)
-        self.pump: Pump | None = None
+        self._internal_clients: set[_InternalClient] = set()
+        self._follower = FollowerHandler(self.stats, namespace, settings.max_pending)
+        self.pipeline: Pipeline | None = None
         """That of the present time as leader, or of the last until it is known who leads now."""
         self.leads = False
         self._deposed = asyncio.Event()
@@ -85,13 +85,13 @@ class Seat:
 
     def start(self, node: Node) -> asyncio.Task[None]:
         """Begin to follow, or lead."""
-        self.task = asyncio.create_task(self._take_roles(node))
+        self.task = asyncio.create_task(self._run_role_loop(node))
         return self.task
 
     @property
-    def desk(self) -> Desk:
+    def handler(self) -> CommandHandler:
         """Who takes what connections for this namespace bring."""
-        return self.pump if self.pump is not None and self.leads else self._refusing
+        return self.pipeline if self.pipeline is not None and self.leads else self._follower
 
     # -- for those who look ---------------------------------------------------------------------------------
 
@@ -102,17 +102,21 @@ class Seat:
             return "stopping"
         if self.leads:
             return "leader"
-        return "starting" if self._refusing.leader is None else "follower"
+        return "starting" if self._follower.leader is None else "follower"
 
     @property
     def leader(self) -> str | None:
         """The address of the server that leads, where this one follows it."""
-        return None if self.leads else self._refusing.leader
+        return None if self.leads else self._follower.leader
 
     @property
-    def reaches_store(self) -> bool:
+    def store_available(self) -> bool:
         """Whether the store answers, as far as this server needs it now."""
-        return self.pump.reaches_store if self.leads and self.pump is not None else self._refusing.leader is not None
+        return (
+            self.pipeline.store_available
+            if self.leads and self.pipeline is not None
+            else self._follower.leader is not None
+        )
 
     @property
     def store_errors(self) -> int:
@@ -122,7 +126,7 @@ class Seat:
     @property
     def manager(self) -> LockManager | None:
         """All locks and lines, while this server leads."""
-        return self.pump.manager if self.leads and self.pump is not None else None
+        return self.pipeline.manager if self.leads and self.pipeline is not None else None
 
     @property
     def now(self) -> float:
@@ -131,21 +135,21 @@ class Seat:
 
     @property
     def sessions(self) -> int:
-        """Sessions, with and without a connection."""
-        return self.pump.sessions if self.leads and self.pump is not None else 0
+        """SessionTable, with and without a connection."""
+        return self.pipeline.sessions if self.leads and self.pipeline is not None else 0
 
     async def carry_out(self, line: bytes) -> bytes:
         """Do what a line of the wire asks for, as for a client; returns what it is told, when it is stored."""
-        errand = Errand(self.settings, self.desk)
-        self._errands.add(errand)
+        client = _InternalClient(self.settings, self.handler)
+        self._internal_clients.add(client)
         try:
-            return await errand.carry_out(line)
+            return await client.carry_out(line)
         finally:
-            self._errands.discard(errand)
+            self._internal_clients.discard(client)
 
     # -- its life -------------------------------------------------------------------------------------------
 
-    async def _take_roles(self, node: Node) -> None:
+    async def _run_role_loop(self, node: Node) -> None:
         """Follow, lead, and follow again, until somebody puts an end to it."""
         while True:
             await self._lead(await self.store.open(node, self._whole, self._follow))
@@ -154,27 +158,27 @@ class Seat:
                 raise self._failure
 
     @property
-    def _leading(self) -> Pump:
-        assert self.pump is not None, "only who leads, or has just led, is asked"  # noqa: S101
-        return self.pump
+    def _leading(self) -> Pipeline:
+        assert self.pipeline is not None, "only who leads, or has just led, is asked"  # noqa: S101
+        return self.pipeline
 
     def _whole(self) -> Batch:
         return self._leading.whole()
 
     def _follow(self, leader: str | None) -> None:
         """Another server leads, as far as is known."""
-        if leader is not None and leader != self._refusing.leader:
+        if leader is not None and leader != self._follower.leader:
             log.info("following", namespace=self.namespace, leader=leader)
-        self._refusing.leader = leader
+        self._follower.leader = leader
         if leader is not None:
             self._forget_last()
             self._ready.set()
 
     def _forget_last(self) -> None:
         """Free what this server knew as the leader that it was: the store has what it needs of it by now."""
-        pump, self.pump = self.pump, None
-        if pump is not None:
-            pump.forget()
+        pipeline, self.pipeline = self.pipeline, None
+        if pipeline is not None:
+            pipeline.forget()
 
     async def _lead(self, replica: Replica) -> None:
         """Go on from where the namespace stands."""
@@ -192,18 +196,20 @@ class Seat:
         self._deposed.clear()
         manager.max_places = self.settings.max_queue
         self.stats.begin()
-        self.pump = pump = Pump(manager, self.store, self.settings, self.stats, clock, self._fail, self.namespace)
-        pump.recover(replica.endings.values())
-        await pump.settled()
+        self.pipeline = pipeline = Pipeline(
+            manager, self.store, self.settings, self.stats, clock, self._fail, self.namespace
+        )
+        pipeline.recover(replica.endings.values())
+        await pipeline.drained()
         if self._deposed.is_set():
             return
         self.leads = True
         gc.freeze()  # what is there now stays: the collector need not look at it again
-        if self.pulse is not None:
-            self.pulse.pump = pump
-        self._refusing.complete()
-        for connection in self._own(self._refusing):
-            connection.desk = pump
+        if self.monitor is not None:
+            self.monitor.pipeline = pipeline
+        self._follower.complete()
+        for connection in self._own(self._follower):
+            connection.handler = pipeline
         if self._ready.is_set():
             log.info("leading", namespace=self.namespace, held=len(manager.table.held))
         self._ready.set()
@@ -234,39 +240,39 @@ class Seat:
 
     async def drain(self) -> bool:
         """Take up no more commands, and wait for those that were; whether all are stored."""
-        pump = self._leading
-        for connection in self._own(pump):
+        pipeline = self._leading
+        for connection in self._own(pipeline):
             connection.stop_reading()
         drained = True
         try:
             async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
-                await pump.settled()
+                await pipeline.drained()
         except TimeoutError:
             log.warning(
                 "the store does not answer; stopped without it", namespace=self.namespace, unstored="the last commands"
             )
             drained = False
-        pump.stop()
+        pipeline.stop()
         return drained
 
     async def stop(self) -> None:
         """Neither lead nor follow any more. Nothing is told to anybody."""
         await end(self.task)
-        if self.pump is not None:
-            self.pump.stop()
-        if self.pulse is not None:
-            self.pulse.stop()
+        if self.pipeline is not None:
+            self.pipeline.stop()
+        if self.monitor is not None:
+            self.monitor.stop()
 
-    def _own(self, desk: Desk) -> list[Connection]:
-        return [connection for connection in self._connections if connection.desk is desk]
+    def _own(self, handler: CommandHandler) -> list[Connection]:
+        return [connection for connection in self._connections if connection.handler is handler]
 
     def _step_down(self) -> None:
-        self.leads, self._refusing.leader = False, None
+        self.leads, self._follower.leader = False, None
         self.stats.reorderings += self._leading.manager.reorderings
-        if self.pulse is not None:
-            self.pulse.pump = None
-        for errand in self._errands:
-            errand.abort()
+        if self.monitor is not None:
+            self.monitor.pipeline = None
+        for client in self._internal_clients:
+            client.abort()
 
     def _fail(self, error: BaseException) -> None:
         """Not a word more to anyone: what was not told may not be true."""

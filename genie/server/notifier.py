@@ -1,6 +1,6 @@
 """What came of a command: to whom it concerns, and to the store.
 
-Messages are only laid out here, in each connection's `out`; the pump sends them when the batch is stored.
+Messages are only laid out here, in each connection's `out`; the pipeline sends them when the batch is stored.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from genie.core import SUCCESS, Event, LockManager, Released, Request, State
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.server.connection import Connection
-from genie.server.sessions import LONGEST_ENDING, MAX_ENDINGS, Session, Sessions
-from genie.server.watches import Watches
+from genie.server.sessions import MAX_RETAINED_REPLIES, MAX_RETAINED_REPLY_BYTES, Session, SessionTable
+from genie.server.watches import WatchRegistry
 from genie.storage.store import Change, Ending, is_stored
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from genie.observability.stats import Stats
 
 
-class Telling:
+class Notifier:
     """Collects what one batch does: `changes` to be stored, connections `touched` by messages, those `ending`.
 
     `now` is the manager's time of the batch, to be set before anything else. Without `durable` nothing is stored, and
@@ -34,21 +34,21 @@ class Telling:
         self.stats = stats
         self.now = 0.0
         self._durable = durable
-        self.sessions = Sessions()
-        self.watches = Watches(manager.table, self.say, self.reject, self.show, settings.max_unread // 4)
+        self.sessions = SessionTable()
+        self.watches = WatchRegistry(manager.table, self.say, self.reject, self.show, settings.max_unread // 4)
         self.changes: dict[int, Change] = {}
         self.stored_below = manager.next_id
         """No request from this id on is in the store."""
-        self.touched: list[Connection] = []
-        self.ending: list[Connection] = []
+        self.dirty: list[Connection] = []
+        self.closing: list[Connection] = []
 
     def say(self, connection: Connection | None, line: bytes) -> None:
         """Lay out a message for a connection, if it is still there."""
         if connection is not None and not connection.closed:
-            if not connection.out:
-                self.touched.append(connection)
-            connection.urgent = True
-            connection.out.append(line)
+            if not connection.outbox:
+                self.dirty.append(connection)
+            connection.has_reply = True
+            connection.outbox.append(line)
 
     def reject(self, connection: Connection | None, rejected: RequestRejected) -> None:
         """Lay out an error."""
@@ -58,16 +58,16 @@ class Telling:
     def show(self, connection: Connection, line: bytes) -> None:
         """The same for what it watches, which is not urgent."""
         if not connection.closed:
-            if not connection.out:
-                self.touched.append(connection)
-            connection.shown += len(line)
-            connection.out.append(line)
+            if not connection.outbox:
+                self.dirty.append(connection)
+            connection.watch_bytes += len(line)
+            connection.outbox.append(line)
 
     def forget(self) -> None:
         """Part what refers to each other, so that all of it is freed: the collector looks at none of it again."""
         self.watches.forget()
-        self.touched.clear()
-        self.ending.clear()
+        self.dirty.clear()
+        self.closing.clear()
         for session in self.sessions:
             session.forget()
 
@@ -155,10 +155,10 @@ class Telling:
             if session.connection is None:  # nobody can ask for it any more
                 return request
             session.remember(Ending(request.id, request.ref, session, self.now, b"", reason, request))
-            if session.endings is not None and len(session.endings) > MAX_ENDINGS:
+            if session.endings is not None and len(session.endings) > MAX_RETAINED_REPLIES:
                 session.forget_oldest()
             return request
-        if len(line) > LONGEST_ENDING:
+        if len(line) > MAX_RETAINED_REPLY_BYTES:
             line = replies.ended(request.id, reason, request.ref)
         ending = Ending(request.id, request.ref, session, self.now, line, reason, request)
         for id_ in self.sessions.remember(session, ending):
@@ -202,18 +202,18 @@ class Telling:
             self.changes[id] = None
 
 
-_TELL: dict[type, Callable[[Telling, Any, Connection | None, str | None], None]] = {
-    core.Queued: Telling._queued,  # noqa: SLF001
-    core.Taken: Telling._taken,  # noqa: SLF001
-    core.Locked: Telling._locked,  # noqa: SLF001
-    core.Released: Telling._released,  # noqa: SLF001
-    core.Refused: Telling._released,  # noqa: SLF001
-    core.TimedOut: Telling._released,  # noqa: SLF001
-    core.Deadlocked: Telling._released,  # noqa: SLF001
-    core.Full: Telling._full,  # noqa: SLF001
-    core.Extended: Telling._extended,  # noqa: SLF001
-    core.Moved: Telling._moved,  # noqa: SLF001
-    core.Repeated: Telling._repeated,  # noqa: SLF001
-    core.Unknown: Telling._unknown,  # noqa: SLF001
-    core.NotHeld: Telling._not_held,  # noqa: SLF001
+_TELL: dict[type, Callable[[Notifier, Any, Connection | None, str | None], None]] = {
+    core.Queued: Notifier._queued,  # noqa: SLF001
+    core.Taken: Notifier._taken,  # noqa: SLF001
+    core.Locked: Notifier._locked,  # noqa: SLF001
+    core.Released: Notifier._released,  # noqa: SLF001
+    core.Refused: Notifier._released,  # noqa: SLF001
+    core.TimedOut: Notifier._released,  # noqa: SLF001
+    core.Deadlocked: Notifier._released,  # noqa: SLF001
+    core.Full: Notifier._full,  # noqa: SLF001
+    core.Extended: Notifier._extended,  # noqa: SLF001
+    core.Moved: Notifier._moved,  # noqa: SLF001
+    core.Repeated: Notifier._repeated,  # noqa: SLF001
+    core.Unknown: Notifier._unknown,  # noqa: SLF001
+    core.NotHeld: Notifier._not_held,  # noqa: SLF001
 }

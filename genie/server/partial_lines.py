@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-MAX_AGE_S = 30.0
+MAX_LINE_AGE_S = 30.0
 """Seconds from the first byte of a line to its last."""
 
-LOW_SHARE = 0.9
+LOW_WATER_SHARE = 0.9
 """Beyond the bound connections are closed until so much of it is left, so that not every read has to look for one."""
 
 
@@ -49,7 +49,7 @@ class PartialLines:
             loop = asyncio.get_running_loop()
             self._began[connection] = loop.time()
             if self._timer is None:
-                self._timer = loop.call_later(MAX_AGE_S, self._close_oldest)
+                self._timer = loop.call_later(MAX_LINE_AGE_S, self._close_oldest)
         if self.bytes > self._max_bytes:
             self._close_largest()
 
@@ -61,7 +61,7 @@ class PartialLines:
     def _close_largest(self) -> None:
         why = f"incomplete lines of all connections have more than {self._max_bytes} bytes, and this one is among the longest"
         for connection in sorted(self._sizes, key=self._sizes.__getitem__, reverse=True):
-            if self.bytes <= self._max_bytes * LOW_SHARE:
+            if self.bytes <= self._max_bytes * LOW_WATER_SHARE:
                 break
             self._close(connection, RequestRejected(Code.TOO_MANY, why))
 
@@ -70,17 +70,17 @@ class PartialLines:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection, began in list(self._began.items()):
-            if began > now - MAX_AGE_S:
-                self._timer = loop.call_later(began + MAX_AGE_S - now, self._close_oldest)
+            if began > now - MAX_LINE_AGE_S:
+                self._timer = loop.call_later(began + MAX_LINE_AGE_S - now, self._close_oldest)
                 return
             if connection.reading_is_paused:  # the rest may have been sent
                 del self._began[connection]
                 self._began[connection] = now
                 continue
-            why = f"the line was not completed within {MAX_AGE_S:g} s"
+            why = f"the line was not completed within {MAX_LINE_AGE_S:g} s"
             self._close(connection, RequestRejected(Code.BAD_MESSAGE, why))
         if self._began:
-            self._timer = loop.call_later(MAX_AGE_S, self._close_oldest)
+            self._timer = loop.call_later(MAX_LINE_AGE_S, self._close_oldest)
 
     def _close(self, connection: Connection, why: RequestRejected) -> None:
         log.warning("connection with an incomplete line closed", bytes=self._sizes[connection], reason=why.message)

@@ -10,10 +10,10 @@ from genie.config import NAMESPACE
 from genie.core import LockManager
 from genie.protocol.commands import Hello
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
-from genie.server.connection import HANGUP, Connection, Input, Item
-from genie.server.dispatcher import Dispatch
+from genie.server.connection import END_OF_INPUT, Connection, Input, Item
+from genie.server.dispatcher import Dispatcher
 from genie.server.scheduler import CHUNK, CommandScheduler
-from genie.server.watches import MOST_EVENTS
+from genie.server.watches import MAX_BUFFERED_EVENTS
 from genie.storage.store import Batch, Change, Ending, Store, Superseded
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ HEARTBEAT_S = 1.0
 MIN_TICK_S = 0.025
 """How exactly the patience with the store is kept, at best."""
 
-RESERVE = 100_000
+ID_RESERVATION = 100_000
 """Ids that are stored ahead of their use."""
 
 
@@ -49,7 +49,7 @@ class Commits:
     def __init__(
         self,
         owner: Owner,
-        dispatch: Dispatch,
+        dispatcher: Dispatcher,
         store: Store,
         settings: Settings,
         stats: Stats,
@@ -62,8 +62,8 @@ class Commits:
         """The store has not answered for longer than it may."""
         self.reserved = 0
         """Ids below this are stored as given out."""
-        self._dispatch = dispatch
-        self._manager = dispatch.manager
+        self._dispatcher = dispatcher
+        self._manager = dispatcher.manager
         self._store = store
         self._stats = stats
         self._clock = clock
@@ -85,9 +85,9 @@ class Commits:
     def write(self, changes: dict[int, Change], now: float) -> None:
         """Begin one. Ids are stored ahead of their use: what is said of one that waits need not be stored itself."""
         manager = self._manager
-        self._dispatch.stored_below = manager.next_id
-        if manager.next_id > self.reserved - RESERVE // 2:
-            self.reserved = manager.next_id + RESERVE
+        self._dispatcher.stored_below = manager.next_id
+        if manager.next_id > self.reserved - ID_RESERVATION // 2:
+            self.reserved = manager.next_id + ID_RESERVATION
         self.in_flight, self._sent_at = True, self._loop.time()
         self._stats.sizes.add(len(changes))
         self._store.commit(Batch(changes, self.reserved, manager.next_fence, now), self._answered)
@@ -138,14 +138,14 @@ class Commits:
 
 # -- Step, commit, reply: the heart of the server --------
 
-SHOW_S = 0.005
+WATCH_FLUSH_INTERVAL_S = 0.005
 """How late those who watch may be told of what happened."""
 
-MAX_UNTOLD = 10_000
+MAX_BUFFERED_REPLIES = 10_000
 """Messages that may wait for the outcome of a batch, for a connection that goes on asking while the store is away, besides what it watches."""
 
 
-class Pump:
+class Pipeline:
     """Feeds commands to the lock manager, batch by batch, and tells what came of them.
 
     `clock` gives the manager's time in ms. `on_failure` is called once, when the store is another server's now, or may
@@ -165,8 +165,8 @@ class Pump:
         self.leads = True
         self.manager = manager
         self._deadlines = manager.deadlines
-        self._dispatch = Dispatch(manager, settings, stats, store.durable, namespace)
-        self._leaving = self._dispatch.sessions.deadlines
+        self._dispatcher = Dispatcher(manager, settings, stats, store.durable, namespace)
+        self._leaving = self._dispatcher.sessions.deadlines
         self._store = store
         self._talker: Connection | None = None
         """Who spoke last."""
@@ -176,7 +176,7 @@ class Pump:
         self._scheduler = CommandScheduler(settings.max_pending)
         self._light, self._busy = self._scheduler.light, self._scheduler.busy
         self._direct = not store.durable
-        self._commits = Commits(self, self._dispatch, store, settings, stats, clock)
+        self._commits = Commits(self, self._dispatcher, store, settings, stats, clock)
         self._scheduled: asyncio.Handle | None = None
         """The next run, if one is due: never more than one, or input would be read only after all of them."""
         self._timer: asyncio.TimerHandle | None = None
@@ -206,7 +206,7 @@ class Pump:
             and not isinstance(items, UnsplitLines)
             and len(items) <= CHUNK
         ):
-            self._take_at_once(connection, items)
+            self._execute_now(connection, items)
             return
         self._talker = connection
         if self._stopped:
@@ -224,7 +224,7 @@ class Pump:
             if connection.session.key is None:  # the others are still part of what this server knows, until `forget`
                 connection.session.forget()
         else:
-            self._put(connection, [HANGUP], 0)
+            self._put(connection, [END_OF_INPUT], 0)
 
     def _put(self, connection: Connection, items: Input, size: int) -> None:
         self._scheduler.add(connection, items, size)
@@ -241,12 +241,12 @@ class Pump:
 
     # -- one batch ----------------------------------------------------------------------------------------
 
-    def _take_at_once(self, connection: Connection, items: Sequence[Item]) -> None:
+    def _execute_now(self, connection: Connection, items: Sequence[Item]) -> None:
         """Answer on the spot who talks alone, where nothing is stored that it would have to wait for."""
         try:
-            self._dispatch.now = self._clock()
+            self._dispatcher.now = self._clock()
             todo = iter(items)
-            if self._dispatch.take(connection, todo):
+            if self._dispatcher.take(connection, todo):
                 self._put(connection, list(todo), 0)
             self._deliver()
         except Exception as error:  # noqa: BLE001 - see `_run`
@@ -266,14 +266,14 @@ class Pump:
         if self._stopped or self._commits.in_flight:
             return
         try:
-            dispatch = self._dispatch
-            dispatch.now = now = self._clock()
+            dispatcher = self._dispatcher
+            dispatcher.now = now = self._clock()
             if self._due:
                 self._due = False
-                dispatch.expire()
-            self._scheduler.run_batch(dispatch.take)
-            if dispatch.changes or self._commits.due:
-                changes, dispatch.changes = dispatch.changes, {}
+                dispatcher.expire()
+            self._scheduler.run_batch(dispatcher.take)
+            if dispatcher.changes or self._commits.due:
+                changes, dispatcher.changes = dispatcher.changes, {}
                 self._commits.write(changes, now)
             else:  # while this server surely leads: a ping, an error, a look, a request that has to wait; or no store to speak of
                 self._deliver()
@@ -291,31 +291,31 @@ class Pump:
     @property
     def sessions(self) -> int:
         """How many sessions there are, with and without a connection."""
-        return len(self._dispatch.sessions)
+        return len(self._dispatcher.sessions)
 
     @property
-    def reaches_store(self) -> bool:
+    def store_available(self) -> bool:
         """Whether commands are taken up at present."""
         return not self._commits.away and not self._stopped
 
     def may_watch_on(self, connection: Connection) -> bool:
         """Whether what a connection watches is still for it to see, when its rights have changed."""
-        return self._dispatch.may_watch_on(connection)
+        return self._dispatcher.may_watch_on(connection)
 
     def whole(self) -> Batch:
         """The whole state, as a store should have it."""
-        return self._dispatch.whole(max(self.manager.next_id, self._commits.reserved))
+        return self._dispatcher.whole(max(self.manager.next_id, self._commits.reserved))
 
     def on_stored(self) -> None:
         """The batch in flight is stored: tell what came of it, and go on."""
         try:
-            self._dispatch.full = self._store.full
+            self._dispatcher.full = self._store.full
             self._deliver()
         except Exception as defect:  # noqa: BLE001 - see `_run`
             self.on_failure(defect)
             return
         for connection in self._left:
-            self._scheduler.add(connection, [HANGUP], 0)
+            self._scheduler.add(connection, [END_OF_INPUT], 0)
         self._left.clear()
         if self._light or self._busy:
             self._run()
@@ -326,18 +326,18 @@ class Pump:
         self._on_failure(error)
 
     def _deliver(self) -> None:
-        dispatch = self._dispatch
-        for connection in dispatch.touched:
-            if connection.urgent:
+        dispatcher = self._dispatcher
+        for connection in dispatcher.dirty:
+            if connection.has_reply:
                 connection.flush()
-            elif connection.out:
-                connection.postpone()
+            elif connection.outbox:
+                connection.defer()
                 self._show_later(connection)
-        dispatch.touched.clear()
-        if dispatch.ending:
-            for connection in dispatch.ending:
+        dispatcher.dirty.clear()
+        if dispatcher.closing:
+            for connection in dispatcher.closing:
                 connection.finish()
-            dispatch.ending.clear()
+            dispatcher.closing.clear()
         if self._deadlines.soonest < self._timer_at or self._leaving.soonest < self._timer_at:
             self._arm()
         if self._idle is not None and not self._scheduler and not self._idle.done():
@@ -346,13 +346,13 @@ class Pump:
     def _show_later(self, connection: Connection) -> None:
         """Many watch, and much happens: what happens within a few milliseconds goes out in one write for each of them."""
         if not self._late:
-            self._loop.call_later(SHOW_S, self._show)
+            self._loop.call_later(WATCH_FLUSH_INTERVAL_S, self._show)
         self._late[connection] = None
 
     def _show(self) -> None:
         late, self._late = self._late, {}
         for connection in late if not self._stopped else ():
-            connection.flush_late()
+            connection.flush_deferred()
 
     # -- time ---------------------------------------------------------------------------------------------
 
@@ -389,28 +389,28 @@ class Pump:
 
     def _refuse(self, connection: Connection, items: Iterator[Item]) -> bool:
         """Answer commands that were not taken up, without overtaking what this connection is still to be told."""
-        waiting, all_of_it = bool(connection.out), False
+        waiting, all_of_it = bool(connection.outbox), False
         for item in items:
-            if item is HANGUP:
+            if item is END_OF_INPUT:
                 self._left.append(connection)
                 continue
             all_of_it = all_of_it or isinstance(item, Hello)
             rejected = connection.unavailable(item)
             if rejected is not None:
-                self._dispatch.reject(connection, rejected)
+                self._dispatcher.reject(connection, rejected)
         if (
             all_of_it
         ):  # what was sent after a `hello` must not run without its session, if the store is back before its turn
             for more in self._scheduler.take_all(connection):
                 self._refuse(connection, more)
-        if not waiting and connection.out:
-            self._dispatch.touched.pop()  # nobody else was told anything since
+        if not waiting and connection.outbox:
+            self._dispatcher.dirty.pop()  # nobody else was told anything since
             connection.flush()
-        elif len(connection.out) > MAX_UNTOLD + MOST_EVENTS:
+        elif len(connection.outbox) > MAX_BUFFERED_REPLIES + MAX_BUFFERED_EVENTS:
             connection.abort()
         return False
 
-    async def settled(self) -> None:
+    async def drained(self) -> None:
         """Wait until everything that was taken up is stored and told."""
         if self._scheduler or self._commits.in_flight or self._scheduled:
             self._idle = self._loop.create_future()
@@ -427,13 +427,13 @@ class Pump:
 
     def forget(self) -> None:
         """Let go of all locks and lines, when this was stopped and another leads: it may be much memory."""
-        self._dispatch.forget()
+        self._dispatcher.forget()
         self._scheduler.clear()
         self._left.clear()
         self._late.clear()
 
     def recover(self, endings: Iterable[Ending]) -> None:
         """The step after loading: nobody who asked before is connected now. Must be the first."""
-        self._dispatch.now = self._clock()
-        self._dispatch.recover(endings)
+        self._dispatcher.now = self._clock()
+        self._dispatcher.recover(endings)
         self._kick()

@@ -17,7 +17,7 @@ from operator import length_hint
 from sys import maxsize
 
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
-from genie.server.connection import Connection, Inbox, Input, Item, Queued
+from genie.server.connection import Connection, Input, InputQueue, Item, Queued
 
 BATCH_S = 0.005
 """Seconds of one batch. The turn that is running then is completed."""
@@ -43,7 +43,7 @@ CHUNK = 32
 CHUNK_BYTES = 4 << 10
 """Bytes of them. One command may name thousands of resources, and then takes as long as many."""
 
-MAX_AHEAD = 64 << 10
+MAX_QUEUED_BYTES = 64 << 10
 """Bytes of queued commands of one connection. The server reads no more of it until it has run some of them."""
 
 Take = Callable[[Connection, Iterator[Item]], bool]
@@ -73,19 +73,19 @@ class CommandScheduler:
 
     def add(self, connection: Connection, items: Input, size: int) -> None:
         """Queue commands of one connection, in order, that came in `size` bytes."""
-        if not connection.inbox:
+        if not connection.input_queue:
             if size > SPLIT_BYTES or (connection.busy_until and connection.busy_until > self._clock()):
                 self.busy.append(connection)
             else:
                 self.light.append(connection)
-        connection.inbox.append((iter(items), maxsize if isinstance(items, UnsplitLines) else len(items), size))
+        connection.input_queue.append((iter(items), maxsize if isinstance(items, UnsplitLines) else len(items), size))
         if size:
             self.bytes += size
-            connection.ahead += size
+            connection.queued_bytes += size
             if self.bytes > self._max_bytes:
                 self._paused[connection] = None
                 connection.pause()
-            elif connection.ahead > MAX_AHEAD:
+            elif connection.queued_bytes > MAX_QUEUED_BYTES:
                 connection.pause()
 
     def run_batch(self, take: Take) -> None:
@@ -97,17 +97,19 @@ class CommandScheduler:
         busy_wait = bool(busy)
         while light:
             connection = light.popleft()
-            inbox = connection.inbox
-            queued = inbox.popleft()
-            if not inbox and queued[1] <= CHUNK and queued[2] <= CHUNK_BYTES:  # nearly always: all of it is one chunk
+            input_queue = connection.input_queue
+            queued = input_queue.popleft()
+            if (
+                not input_queue and queued[1] <= CHUNK and queued[2] <= CHUNK_BYTES
+            ):  # nearly always: all of it is one chunk
                 self._run_chunk(connection, queued, take)
                 began, now = now, clock()
                 if now - began >= QUANTUM_S:
                     self._overran(connection, began, now)
-                if inbox:
+                if input_queue:
                     light.append(connection)
             else:
-                inbox.appendleft(queued)
+                input_queue.appendleft(queued)
                 now = self._run_turn(connection, take, now)
             if now >= end or self._room <= 0 or self._room_bytes <= 0:
                 if busy_wait:
@@ -120,19 +122,19 @@ class CommandScheduler:
 
     def _run_turn(self, connection: Connection, take: Take, now: float) -> float:
         """Run commands of a connection for its quantum. Takes and returns the time."""
-        inbox, clock, began = connection.inbox, self._clock, now
+        input_queue, clock, began = connection.input_queue, self._clock, now
         end, last, more = now + QUANTUM_S, self._room - QUANTUM, True
-        while inbox and more and self._room > last and now < end:
-            queued = inbox.popleft()
+        while input_queue and more and self._room > last and now < end:
+            queued = input_queue.popleft()
             if queued[1] > CHUNK or queued[2] > CHUNK_BYTES:
-                queued = _first_chunk(inbox, *queued)
+                queued = _first_chunk(input_queue, *queued)
             more = self._run_chunk(connection, queued, take)
             now = clock()
         if now >= end or self._room <= last:
             self._overran(connection, began, now)
-            if inbox:
+            if input_queue:
                 self.busy.append(connection)
-        elif inbox:
+        elif input_queue:
             self.light.append(connection)
         return now
 
@@ -142,11 +144,11 @@ class CommandScheduler:
         self._room -= count
         stopped = take(connection, items)
         if stopped and (left := length_hint(items)):
-            connection.inbox.appendleft((items, left, size))
+            connection.input_queue.appendleft((items, left, size))
         else:
             self.bytes -= size
             self._room_bytes -= size
-            connection.ahead -= size
+            connection.queued_bytes -= size
             if connection.paused:
                 self._resume(connection)
         return not stopped
@@ -160,9 +162,9 @@ class CommandScheduler:
 
     def take_all(self, connection: Connection) -> Iterator[Iterator[Item]]:
         """Take out everything that is queued of a connection whose turn it is."""
-        inbox = connection.inbox
-        while inbox:
-            items, _, size = inbox.popleft()
+        input_queue = connection.input_queue
+        while input_queue:
+            items, _, size = input_queue.popleft()
             yield items
             self._finished(connection, size)
 
@@ -173,7 +175,7 @@ class CommandScheduler:
 
     def _finished(self, connection: Connection, size: int) -> None:
         self.bytes -= size
-        connection.ahead -= size
+        connection.queued_bytes -= size
         if connection.paused:
             self._resume(connection)
 
@@ -182,25 +184,25 @@ class CommandScheduler:
         if self.bytes > self._max_bytes:
             self._paused[connection] = None
             return
-        if connection.ahead <= MAX_AHEAD:
+        if connection.queued_bytes <= MAX_QUEUED_BYTES:
             self._paused.pop(connection, None)
             connection.resume()
         while self._paused:
             paused, _ = self._paused.popitem()
-            if paused.ahead <= MAX_AHEAD:
+            if paused.queued_bytes <= MAX_QUEUED_BYTES:
                 paused.resume()
 
 
-def _first_chunk(inbox: Inbox, items: Iterator[Item], count: int, size: int) -> Queued:
+def _first_chunk(input_queue: InputQueue, items: Iterator[Item], count: int, size: int) -> Queued:
     """Cut off what runs in one go, and put the rest back. Its bytes are counted as finished when the last of it is."""
     if isinstance(items, UnsplitLines):
         lines = [line for line in items.cut() if line]
         if items:
-            inbox.appendleft((items, maxsize, size))
+            input_queue.appendleft((items, maxsize, size))
             size = 0
         items, count = iter(lines), len(lines)
     most = CHUNK if size <= CHUNK_BYTES else max(1, min(CHUNK, count * CHUNK_BYTES // size))
     if count <= most:
         return items, count, size
-    inbox.appendleft((items, count - most, size))
+    input_queue.appendleft((items, count - most, size))
     return iter([*islice(items, most)]), most, 0

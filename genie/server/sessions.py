@@ -15,13 +15,13 @@ from genie.storage.store import Ending
 if TYPE_CHECKING:
     from genie.server.connection import Connection
 
-MAX_ENDINGS = 10_000
+MAX_RETAINED_REPLIES = 10_000
 """Ended requests that a session remembers: to recognize their `ref`, and to send their endings again."""
 
-LONGEST_ENDING = 2_000
+MAX_RETAINED_REPLY_BYTES = 2_000
 """Bytes in one ending. Of a longer one the details are left out."""
 
-RECEIVED_MS = 60_000
+PRESUMED_RECEIVED_MS = 60_000
 """After how long an ending counts as received, if the connection on which it was sent still stands. The kernel gives a
 connection up much sooner than that when the other side doesn't acknowledge what it is sent."""
 
@@ -86,7 +86,7 @@ class Session:
             del self.bound[request.id]
 
     def remember(self, ending: Ending) -> None:
-        """Remember how a request ended. `MAX_ENDINGS` is the caller's to keep, with `forget_oldest`."""
+        """Remember how a request ended. `MAX_RETAINED_REPLIES` is the caller's to keep, with `forget_oldest`."""
         if self.endings is None:
             self.endings = deque()
         self.endings.append(ending)
@@ -105,8 +105,8 @@ class Session:
     def disconnected(self, now: float) -> None:
         """Note which endings were received, when the connection is lost."""
         self.connection = None
-        if self.since <= now - RECEIVED_MS:
-            self._received_until = now - RECEIVED_MS
+        if self.since <= now - PRESUMED_RECEIVED_MS:
+            self._received_until = now - PRESUMED_RECEIVED_MS
 
     def unreceived(self) -> Iterator[Ending]:
         """Endings that may have been lost with the last connection, oldest first."""
@@ -151,7 +151,7 @@ def _same_resources(one: Request, other: Request) -> bool:
 
 # -- The sessions that outlive their connections: by the secret that proves them, and when they end --------
 
-MAX_ENDINGS_IN_ALL = 100_000
+MAX_RETAINED_REPLIES_TOTAL = 100_000
 """Ended requests that all sessions together remember. Beyond it the oldest of all is forgotten."""
 
 
@@ -164,7 +164,7 @@ def key_of(secret: str, principal: str | None = None) -> str:
     return blake2b(said.encode(), digest_size=16).hexdigest()
 
 
-class Sessions:
+class SessionTable:
     """Every session with a key, connected or not. One that has nothing left to tell ends with its connection."""
 
     def __init__(self) -> None:
@@ -231,9 +231,9 @@ class Sessions:
         session.remember(ending)
         self._endings[ending.id] = session
         forgotten: list[int] = []
-        if session.endings is not None and len(session.endings) > MAX_ENDINGS:
+        if session.endings is not None and len(session.endings) > MAX_RETAINED_REPLIES:
             forgotten += self._forget_oldest(session)
-        if len(self._endings) > MAX_ENDINGS_IN_ALL:
+        if len(self._endings) > MAX_RETAINED_REPLIES_TOTAL:
             forgotten += self._forget_oldest(next(iter(self._endings.values())))
         return forgotten
 

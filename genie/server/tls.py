@@ -23,7 +23,7 @@ PLAIN_REFUSED = replies.error(RequestRejected(Code.BAD_MESSAGE, "this server spe
 """What a client is told that doesn't speak it."""
 
 
-class Tls:
+class TlsContexts:
     """The certificate that the settings name, for the wire and for the admin port.
 
     ValueError names the setting and the file where something is wrong with them.
@@ -60,14 +60,14 @@ class Tls:
         handshake.context = self._admin_now
 
 
-def tls_of(settings: Settings) -> Tls | None:
+def make_tls_contexts(settings: Settings) -> TlsContexts | None:
     """That which the settings ask for. ValueError where they contradict themselves, or the files are wrong."""
     if settings.tls_cert is None:
         for name in ("tls_key", "tls_ca"):
             if getattr(settings, name) is not None:
                 raise ValueError(f"GENIE_{name.upper()} is set, but GENIE_TLS_CERT, the server's certificate, is not")
         return None
-    return Tls(settings)
+    return TlsContexts(settings)
 
 
 class _Handshake(ssl.SSLObject):

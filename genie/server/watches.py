@@ -11,16 +11,16 @@ from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.server.connection import Connection
 
-MOST_WATCHES = 100
+MAX_WATCHES = 100
 """Prefixes that one connection can watch."""
 
-MOST_HELD = 10_000
+MAX_WATCHING_ROWS = 10_000
 """Locks told in one `watching`."""
 
-MAX_HELD = 1 << 20
+MAX_WATCHING_BYTES = 1 << 20
 """Bytes of them."""
 
-MOST_EVENTS = 10_000
+MAX_BUFFERED_EVENTS = 10_000
 """Messages that may wait to be written to one watcher."""
 
 Say = Callable[[Connection | None, bytes], None]
@@ -28,7 +28,7 @@ Reject = Callable[[Connection, RequestRejected], None]
 Show = Callable[[Connection, bytes], None]
 
 
-class Watches:
+class WatchRegistry:
     """By prefix, and by its length: to find who watches a name costs one look for each length that is watched.
 
     A watch ends with its connection. One that can't keep up is told so, and its watches are over.
@@ -49,18 +49,18 @@ class Watches:
     def watch(self, connection: Connection, prefix: str, ref: str | None) -> None:
         """Tell what is held now, and from now on what changes."""
         own = self._of.setdefault(connection, set())
-        if prefix not in own and len(own) >= MOST_WATCHES:
-            why = f"watch: a connection can watch {MOST_WATCHES} prefixes, and this one does"
+        if prefix not in own and len(own) >= MAX_WATCHES:
+            why = f"watch: a connection can watch {MAX_WATCHES} prefixes, and this one does"
             self._reject(connection, RequestRejected(Code.TOO_MANY, why, ref=ref))
             return
         own.add(prefix)
         self.prefixes.setdefault(prefix, {})[connection] = None
         self._measure()
         rows: list[bytes] = []
-        room, truncated = MAX_HELD, False
+        room, truncated = MAX_WATCHING_BYTES, False
         for row in self._held(prefix):
             room -= len(row)
-            if room < 0 or len(rows) >= MOST_HELD:
+            if room < 0 or len(rows) >= MAX_WATCHING_ROWS:
                 truncated = True
                 break
             rows.append(row)
@@ -104,8 +104,8 @@ class Watches:
                     self._show(connection, line)
 
     def _lags(self, connection: Connection) -> bool:
-        many = len(connection.out) + len(connection.late) >= MOST_EVENTS
-        return many or connection.shown + connection.unread > self._max_behind
+        many = len(connection.outbox) + len(connection.deferred) >= MAX_BUFFERED_EVENTS
+        return many or connection.watch_bytes + connection.unread > self._max_behind
 
     def _audience(self, name: str) -> Iterable[Connection]:
         """Each that watches a name, once."""
@@ -118,13 +118,13 @@ class Watches:
 
     def _held(self, prefix: str) -> Iterator[bytes]:
         table = self._table
-        for name in islice((name for name in table.sole if name.startswith(prefix)), MOST_HELD + 1):
+        for name in islice((name for name in table.sole if name.startswith(prefix)), MAX_WATCHING_ROWS + 1):
             yield replies.held(table.sole[name], name, exclusive=True)
         for name, resource in table.resources.items():
             if not name.startswith(prefix):
                 continue
             alike = resource.exclusives in (0, len(resource.holders))  # else they are one owner's, and may differ
-            for holder in islice(resource.holders.values(), MOST_HELD + 1):
+            for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
                 exclusive = resource.exclusives > 0 if alike else holder.excludes(name)
                 yield replies.held(holder, name, exclusive)
 

@@ -1,6 +1,6 @@
 """A server without sockets, its clients, and the steps that a plan takes with them. Everything is looked at after each turn.
 
-The server is the real one from `Connection` on: framing, reading, the pump, the lock manager, sessions, watches. Its time
+The server is the real one from `Connection` on: framing, reading, the pipeline, the lock manager, sessions, watches. Its time
 is virtual, so that nothing is waited for.
 """
 
@@ -24,9 +24,9 @@ from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
 from genie.protocol.commands import Hello
 from genie.server.connection import Connection
-from genie.server.follower import Refusing
-from genie.server.listener import Registry
-from genie.server.pipeline import SHOW_S, Pump
+from genie.server.follower import FollowerHandler
+from genie.server.listener import AdmissionControl
+from genie.server.pipeline import WATCH_FLUSH_INTERVAL_S, Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Ending, Superseded
 from genie.testing.simulation.invariants import check
@@ -48,7 +48,7 @@ class Client:
         self.transport = Transport(number, self._hears, self._ended)
         self.half_closed = self.dropped = False
         self.stalled_once = False
-        self.connection = Connection(stage.desk, stage.settings, stage.registry, desks=stage.desk_of)
+        self.connection = Connection(stage.handler, stage.settings, stage.admission, handlers=stage.find_handler)
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)
 
@@ -116,10 +116,10 @@ class Stage:
     def now_ms(self) -> float:
         return self.loop.time() * 1000
 
-    def desk_of(self, namespace: str | None) -> Any:
-        """The desk of a namespace, or why there is none."""
+    def find_handler(self, namespace: str | None) -> Any:
+        """The handler of a namespace, or why there is none."""
         if namespace in (None, NAMESPACE):
-            return self.desk
+            return self.handler
         return RequestRejected(Code.UNKNOWN_NAMESPACE, f"this server does not serve the namespace {namespace!r}")
 
     def wrong(self, error: BaseException) -> None:
@@ -133,7 +133,7 @@ class Stage:
         self.settings = Settings(**limits)
         self.store: MemoryStore = Shelf() if durable else MemoryStore()
         self.stats = Stats()
-        self.registry = Registry(self.settings)
+        self.admission = AdmissionControl(self.settings)
         await self._lead()
 
     async def _lead(self) -> None:
@@ -142,16 +142,18 @@ class Stage:
         manager.unix_offset_ms = 1.79e12
         manager.max_places = self.settings.max_queue
         manager.next_id, manager.next_fence = max(manager.next_id, 100), max(manager.next_fence, 100)
-        self.desk: Any = Refusing(self.stats, NAMESPACE, 1 << 20)
-        self.pump = Pump(manager, self.store, self.settings, self.stats, lambda: self.now_ms - began, self._failed)
-        self.pump._scheduler._clock = self.loop.time
-        self.pump.recover(replica.endings.values())
+        self.handler: Any = FollowerHandler(self.stats, NAMESPACE, 1 << 20)
+        self.pipeline = Pipeline(
+            manager, self.store, self.settings, self.stats, lambda: self.now_ms - began, self._failed
+        )
+        self.pipeline._scheduler._clock = self.loop.time
+        self.pipeline.recover(replica.endings.values())
         await self._quiet()
-        if isinstance(self.desk, Refusing):
-            self.desk.complete()
-        self.desk = self.pump
+        if isinstance(self.handler, FollowerHandler):
+            self.handler.complete()
+        self.handler = self.pipeline
         for client in self.clients.values():
-            client.connection.desk = self.pump
+            client.connection.handler = self.pipeline
 
     def _failed(self, error: BaseException) -> None:
         if not isinstance(error, Superseded) or not self.was_away:
@@ -161,8 +163,8 @@ class Stage:
 
     def _cut_all(self) -> None:
         self.killing = True
-        self.desk = Refusing(self.stats, NAMESPACE, 1 << 20)
-        for connection in list(self.registry):
+        self.handler = FollowerHandler(self.stats, NAMESPACE, 1 << 20)
+        for connection in list(self.admission):
             connection.abort()
 
     async def slow(self, delay_s: float) -> None:
@@ -191,7 +193,7 @@ class Stage:
         """The process dies; another finds what was stored. `late`: clients come before it leads."""
         if not isinstance(self.store, Shelf):
             return
-        self.pump.stop()
+        self.pipeline.stop()
         self._cut_all()
         if stored:
             self.store.store()
@@ -206,7 +208,7 @@ class Stage:
         await self._restart()
 
     async def _restart(self) -> None:
-        self.pump.stop()
+        self.pipeline.stop()
         await self._turns(3)
         self.seen["a new server"] += 1
         await self._lead()
@@ -268,14 +270,14 @@ class Stage:
         )
 
     def _state(self) -> Any:
-        table, dispatch = self.pump.manager.table, self.pump._dispatch
+        table, dispatcher = self.pipeline.manager.table, self.pipeline._dispatcher
         rows = [
             (id_, request.state, request.deadline, request.fence, request.ref, request.place and request.place[:2])
             for requests in (table.held, table.waiting)
             for id_, request in requests.items()
         ]
-        prefixes = {prefix: len(watchers) for prefix, watchers in dispatch.watches.prefixes.items()}
-        return rows, prefixes, len(dispatch.sessions), [session.alive for session in dispatch.sessions]
+        prefixes = {prefix: len(watchers) for prefix, watchers in dispatcher.watches.prefixes.items()}
+        return rows, prefixes, len(dispatcher.sessions), [session.alive for session in dispatcher.sessions]
 
     async def half_close(self, slot: int) -> None:
         """It will say nothing more."""
@@ -319,10 +321,10 @@ class Stage:
             await asyncio.sleep(0)
 
     async def _quiet(self) -> None:
-        pump = self.pump
+        pipeline = self.pipeline
         for _ in range(TURNS):
-            await asyncio.sleep(0.01 if pump._commits.in_flight else 0)
-            if not (pump._scheduler or pump._commits.in_flight or pump._scheduled) or pump._stopped:
+            await asyncio.sleep(0.01 if pipeline._commits.in_flight else 0)
+            if not (pipeline._scheduler or pipeline._commits.in_flight or pipeline._scheduled) or pipeline._stopped:
                 break
         else:
             self.wrong(Wrong("the server does not come to rest"))
@@ -333,11 +335,11 @@ class Stage:
         if self.killing:
             await self._restart()
         await self._quiet()
-        while self.pump._late:  # who watches is told a little later
-            await asyncio.sleep(SHOW_S)
+        while self.pipeline._late:  # who watches is told a little later
+            await asyncio.sleep(WATCH_FLUSH_INTERVAL_S)
             await self._quiet()
         self._look()
-        if self.problem is None and not self.pump._scheduler and not self.pump._commits.in_flight:
+        if self.problem is None and not self.pipeline._scheduler and not self.pipeline._commits.in_flight:
             self._agree()
 
     async def end(self) -> None:
@@ -352,27 +354,27 @@ class Stage:
             await self.drop(slot)
         await asyncio.sleep(LONGEST_S)
         await self._quiet()
-        table, dispatch = self.pump.manager.table, self.pump._dispatch
-        left = (len(table.held), len(table.waiting), len(dispatch.sessions), len(self.registry))
-        if left != (0, 0, 0, 0) or dispatch.watches.prefixes or self.pump._scheduler.bytes:
+        table, dispatcher = self.pipeline.manager.table, self.pipeline._dispatcher
+        left = (len(table.held), len(table.waiting), len(dispatcher.sessions), len(self.admission))
+        if left != (0, 0, 0, 0) or dispatcher.watches.prefixes or self.pipeline._scheduler.bytes:
             self.wrong(Wrong(f"left over: {left} held, waiting, sessions, connections"))
         if isinstance(self.store, Shelf) and self.store.records:
             self.wrong(Wrong(f"left in the store: {self.store.records}"))
-        self.pump.stop()
+        self.pipeline.stop()
 
     # -- what must be so ----------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """What holds at any time."""
         try:
-            check(self.pump.manager)
+            check(self.pipeline.manager)
             self.book.look()
         except AssertionError as wrong:
             self.wrong(wrong)
 
     def _agree(self) -> None:
         """What clients were told, what the lock manager knows and what is stored is the same."""
-        table = self.pump.manager.table
+        table = self.pipeline.manager.table
         for client in self.clients.values():
             self._agrees(client)
         self._no_conflict()
@@ -383,7 +385,7 @@ class Stage:
             if connection is None or connection.closed:
                 lasts = request.origin is not None and request.origin.key is not None
                 cut_off = (
-                    connection is not None and connection in self.registry._open
+                    connection is not None and connection in self.admission._open
                 )  # it is given some seconds to read
                 if not lasts and not cut_off and (request.state is not HELD or request.release_on_disconnect):
                     self.wrong(Wrong(f"{request} should have ended with its connection"))
@@ -396,7 +398,7 @@ class Stage:
             elif connection in ears and request.id not in ears[connection].here:
                 self.wrong(Wrong(f"{request} is {state}, and this connection was not told"))
         if isinstance(self.store, Shelf):
-            whole = self.pump.whole().changes
+            whole = self.pipeline.whole().changes
             # The ending of a request that was over at once need not be stored: who does not know of it asks again.
             stored = {
                 id_ for id_, change in whole.items() if not isinstance(change, Ending) or id_ in self.store.records
@@ -420,7 +422,7 @@ class Stage:
                 self.wrong(Wrong(f"{name} is held by {held}"))
 
     def _agrees(self, client: Client) -> None:
-        ear, table = client.ear, self.pump.manager.table
+        ear, table = client.ear, self.pipeline.manager.table
         if not client.open or client.transport.paused or client.transport.coming:
             return
         due = [said for said in ear.due if not ear.silent_now(said)]

@@ -58,7 +58,7 @@ def take(manager: LockManager, names: Iterable[str], **settings: str) -> None:
 
 def fill(server: Server, waiting: Iterable[str]) -> None:
     """Hold, wait, deadlock, and be hot: as it is after much of all."""
-    manager = server.seat.manager
+    manager = server.default_namespace.manager
     assert manager is not None
     take(manager, map(name, range(MANY)))
     take(manager, waiting)

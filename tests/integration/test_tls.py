@@ -141,7 +141,7 @@ def test_a_handshake_that_stalls_counts_and_is_cut(
             await until(lambda: not len(server.connections))
             writer.close()
 
-    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.2)
     with capture_logs() as log:
         run(work())
     assert [line["why"] for line in log if line["event"] == "handshake failed"] == ["not done after 0.2 s"]

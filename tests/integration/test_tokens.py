@@ -315,18 +315,18 @@ async def test_who_takes_too_long_is_refused_and_who_is_in_may_be_silent(
     inside: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bells: list[asyncio.TimerHandle] = []
-    ring = auth.Door.ring
+    ring = auth.Authenticator.ring
 
-    def remember(self: auth.Door, late: Callable[[], None]) -> asyncio.TimerHandle:
+    def remember(self: auth.Authenticator, late: Callable[[], None]) -> asyncio.TimerHandle:
         bells.append(ring(self, late))
         return bells[-1]
 
-    monkeypatch.setattr(auth.Door, "ring", remember)
+    monkeypatch.setattr(auth.Authenticator, "ring", remember)
     known = await Wire.connect(inside)
     known.raw(hello(token=PAYMENTS))
     await known.expect("welcome")
     assert [bell.cancelled() for bell in bells] == [True]
-    monkeypatch.setattr(auth, "HELLO_S", 0.05)
+    monkeypatch.setattr(auth, "HELLO_TIMEOUT_S", 0.05)
     silent, slow = await Wire.connect(inside), await Wire.connect(inside)
     slow.raw(hello(token=PAYMENTS)[:20])
     await is_refused(silent)

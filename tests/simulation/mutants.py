@@ -51,8 +51,8 @@ MUTANTS = [
     Mutant(
         "a refusal takes along what is not stored yet",
         "server/pipeline.py",
-        "if not waiting and connection.out:",
-        "if connection.out:",
+        "if not waiting and connection.outbox:",
+        "if connection.outbox:",
         first=17,
     ),
     Mutant(
@@ -342,7 +342,7 @@ MUTANTS = [
     Mutant(
         "a connection goes on after bye",
         "server/dispatcher.py",
-        "        connection.stop_reading()\n        self.ending.append(connection)",
+        "        connection.stop_reading()\n        self.closing.append(connection)",
         "        connection.stop_reading()",
         first=FEATURED,
     ),

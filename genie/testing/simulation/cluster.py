@@ -203,10 +203,10 @@ class World:
     def _look_inside(self) -> None:
         for host in self.hosts:
             server = host.server
-            if server is None or server.seat.pump is None or host.node.dead:
+            if server is None or server.default_namespace.pipeline is None or host.node.dead:
                 continue
             try:
-                invariants.check(server.seat.pump.manager)
+                invariants.check(server.default_namespace.pipeline.manager)
             except invariants.Violation as error:
                 self.problems.append(f"at {self.loop.time():.6f}: in {host.node.name}: {error}")
 

@@ -20,8 +20,8 @@ from genie.observability.stats import Stats
 from genie.protocol import messages
 from genie.protocol.commands import read_hello
 from genie.protocol.resources import parse
-from genie.server.connection import HANGUP, ConnectionState
-from genie.server.dispatcher import Dispatch
+from genie.server.connection import END_OF_INPUT, ConnectionState
+from genie.server.dispatcher import Dispatcher
 from genie.server.sessions import Session
 from genie.storage.redis.records import Reader, encode
 from genie.storage.store import Batch, Ending, Replica
@@ -37,7 +37,7 @@ class Peer:
         self.session = Session(self)  # type: ignore[arg-type]
         self.session.quiet = True
         self.state = ConnectionState.READY
-        self.out: list[bytes] = []
+        self.outbox: list[bytes] = []
         self.closed = False
         self.principal = None
 
@@ -46,37 +46,37 @@ class Peer:
 
 
 class Server:
-    """One connection at a time, and a stranger's; `inbox` and `outbox` are what is on its way."""
+    """One connection at a time, and a stranger's; `input_queue` and `outbox` are what is on its way."""
 
     def __init__(self) -> None:
         self.manager = LockManager()
-        self.dispatch = Dispatch(self.manager, Settings(), Stats())
+        self.dispatcher = Dispatcher(self.manager, Settings(), Stats())
         self.client, self.stranger = Peer(), Peer()
         self.stored: dict[int, bytes] = {}
-        self.inbox = b""
+        self.input_queue = b""
         self.outbox = b""
 
     def work(self, now: float) -> None:
-        lines, self.inbox = self.inbox.split(b"\n")[:-1], b""
-        self.dispatch.now = now * 1000
+        lines, self.input_queue = self.input_queue.split(b"\n")[:-1], b""
+        self.dispatcher.now = now * 1000
         if lines and (hello := read_hello(lines[0])) is not None:
-            self.dispatch.take(self.client, iter([hello]))  # type: ignore[arg-type]
+            self.dispatcher.take(self.client, iter([hello]))  # type: ignore[arg-type]
             del lines[0]
         todo = iter(lines)
-        while self.dispatch.take(self.client, todo):  # type: ignore[arg-type]
+        while self.dispatcher.take(self.client, todo):  # type: ignore[arg-type]
             pass
         self.told()
 
     def told(self) -> None:
         """Store what changed, then let everybody hear of it."""
-        for id_, change in self.dispatch.changes.items():
+        for id_, change in self.dispatcher.changes.items():
             self.stored.pop(id_, None)
             if isinstance(change, Ending) or (change is not None and change.state is not ENDED):
                 self.stored[id_] = encode(change)
-        self.dispatch.changes.clear()
-        self.dispatch.stored_below = self.manager.next_id
-        self.outbox += b"".join(self.client.out)
-        self.client.out.clear()
+        self.dispatcher.changes.clear()
+        self.dispatcher.stored_below = self.manager.next_id
+        self.outbox += b"".join(self.client.outbox)
+        self.client.outbox.clear()
 
     def id_of(self, request: Request) -> int:
         """The id of a request that waits, which its client is not told; 0 where there is none."""
@@ -90,19 +90,19 @@ class Server:
         self._by_stranger(messages.command("extend", id=id, transactionTimeout=hold * 1000), now)
 
     def _by_stranger(self, line: bytes, now: float) -> None:
-        self.dispatch.now = now * 1000
-        self.dispatch.take(self.stranger, iter([line]))  # type: ignore[arg-type]
+        self.dispatcher.now = now * 1000
+        self.dispatcher.take(self.stranger, iter([line]))  # type: ignore[arg-type]
         self.told()
 
     def expire(self, now: float) -> None:
-        self.dispatch.now = now * 1000
-        self.dispatch.expire()
+        self.dispatcher.now = now * 1000
+        self.dispatcher.expire()
         self.told()
 
     def hang_up(self, peer: Peer, now: float) -> None:
         peer.closed = True
-        self.dispatch.now = now * 1000
-        self.dispatch.take(peer, iter([HANGUP]))  # type: ignore[arg-type]
+        self.dispatcher.now = now * 1000
+        self.dispatcher.take(peer, iter([END_OF_INPUT]))  # type: ignore[arg-type]
         self.told()
 
     def start_again(self, stored: dict[int, bytes], now: float) -> None:
@@ -114,11 +114,11 @@ class Server:
         replica.apply(Batch(changes, next_id, self.manager.next_fence, now * 1000))
         self.stored = dict(stored)
         self.manager = replica.manager
-        self.dispatch = Dispatch(self.manager, Settings(), Stats())
+        self.dispatcher = Dispatcher(self.manager, Settings(), Stats())
         self.client, self.stranger = Peer(), Peer()
-        self.inbox = self.outbox = b""
-        self.dispatch.now = now * 1000
-        self.dispatch.recover(replica.endings.values())
+        self.input_queue = self.outbox = b""
+        self.dispatcher.now = now * 1000
+        self.dispatcher.recover(replica.endings.values())
         self.told()
 
 
@@ -163,7 +163,7 @@ class World:
         self.core.send(call, self.now)
 
     def cut(self) -> None:
-        self.server.inbox = self.server.outbox = b""
+        self.server.input_queue = self.server.outbox = b""
         self.settle(self.core.disconnected("cut", self.now))
         self.connected = False
 
@@ -191,7 +191,7 @@ class World:
             self.old_peer = None
 
     def send(self) -> None:
-        self.server.inbox += self.core.outgoing()
+        self.server.input_queue += self.core.outgoing()
 
     def deliver(self, size: int) -> None:
         data, self.server.outbox = self.server.outbox[:size], self.server.outbox[size:]

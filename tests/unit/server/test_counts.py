@@ -17,11 +17,11 @@ async def test_reorderings_are_counted_once() -> None:
     server = Server(Settings(port=0))
     await server.start()
     try:
-        assert server.seat.manager is not None
-        server.seat.manager.reorderings = 3
+        assert server.default_namespace.manager is not None
+        server.default_namespace.manager.reorderings = 3
         assert reorderings(server) == 3
-        server.seat._fail(Superseded("another leads"))
-        assert server.seat.manager is None
+        server.default_namespace._fail(Superseded("another leads"))
+        assert server.default_namespace.manager is None
         assert reorderings(server) == 3
         assert server.stats.reorderings == 3
     finally:

@@ -56,7 +56,7 @@ async def test_what_is_completed_or_lost_does_not_count() -> None:
 async def test_a_line_that_takes_too_long_is_closed_and_one_that_began_later_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partial_lines, "MAX_AGE_S", 0.02)
+    monkeypatch.setattr(partial_lines, "MAX_LINE_AGE_S", 0.02)
     lines = PartialLines(1000)
     slow, steady, later = senders(lines, 1, 1, 1)
     async with asyncio.timeout(60):
@@ -73,7 +73,7 @@ async def test_a_line_that_takes_too_long_is_closed_and_one_that_began_later_is_
 
 
 async def test_no_line_is_too_slow_while_the_server_does_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial_lines, "MAX_AGE_S", 0.01)
+    monkeypatch.setattr(partial_lines, "MAX_LINE_AGE_S", 0.01)
     lines = PartialLines(1000)
     paused, other = senders(lines, 1, 1)
     paused.reading_is_paused = True

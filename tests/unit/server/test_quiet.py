@@ -12,8 +12,8 @@ from genie.config import Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
 from genie.server.connection import Connection
-from genie.server.listener import Registry
-from genie.server.pipeline import Pump
+from genie.server.listener import AdmissionControl
+from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from hearing import Hearing
 
@@ -23,11 +23,11 @@ ROUNDS = 10
 class Client:
     """Takes one lock over and over: it requests the next turn in the read in which it learns that it holds this one."""
 
-    def __init__(self, pump: Pump, registry: Registry, quiet: bool) -> None:
+    def __init__(self, pipeline: Pipeline, admission: AdmissionControl, quiet: bool) -> None:
         self.messages: list[str] = []
         self.writes = 0
         self.asked = 0
-        self.connection = Connection(pump, Settings(), registry)
+        self.connection = Connection(pipeline, Settings(), admission)
         self.connection.connection_made(Hearing(self._receive))
         self._send("hello", quiet=quiet)
 
@@ -61,14 +61,14 @@ async def until(done: Callable[[], bool]) -> None:
 async def contend(quiet: bool) -> tuple[list[str], int]:
     """Messages and writes of two clients, without `welcome`."""
     failed: list[BaseException] = []
-    pump = Pump(LockManager(), MemoryStore(), Settings(), Stats(), lambda: 0.0, failed.append)
-    registry = Registry(Settings())
-    clients = [Client(pump, registry, quiet) for _ in range(2)]
+    pipeline = Pipeline(LockManager(), MemoryStore(), Settings(), Stats(), lambda: 0.0, failed.append)
+    admission = AdmissionControl(Settings())
+    clients = [Client(pipeline, admission, quiet) for _ in range(2)]
     await until(lambda: all(client.messages == ["welcome"] for client in clients))
     for client in clients:
         client.request()
     await until(lambda: all(client.messages.count("released") == ROUNDS for client in clients))
-    pump.stop()
+    pipeline.stop()
     assert not failed
     messages = [message for client in clients for message in client.messages if message != "welcome"]
     return messages, sum(client.writes - 1 for client in clients)
@@ -85,9 +85,9 @@ async def test_a_contended_lock_costs_a_quiet_client_one_message_and_one_write_l
 
 @pytest.mark.parametrize("quiet", [True, False])
 async def test_a_request_without_a_ref_is_answered_by_queued(quiet: bool) -> None:
-    pump = Pump(LockManager(), MemoryStore(), Settings(), Stats(), lambda: 0.0, lambda _: None)
-    client = Client(pump, Registry(Settings()), quiet)
+    pipeline = Pipeline(LockManager(), MemoryStore(), Settings(), Stats(), lambda: 0.0, lambda _: None)
+    client = Client(pipeline, AdmissionControl(Settings()), quiet)
     client._send("request", resources=["exclusive:a"])
     await until(lambda: "locked" in client.messages)
     assert client.messages == ["welcome", "queued", "locked"]
-    pump.stop()
+    pipeline.stop()

@@ -13,8 +13,8 @@ from genie.core import LockManager, Request
 from genie.observability.stats import Stats
 from genie.protocol.commands import Hello
 from genie.server import dispatcher
-from genie.server.connection import HANGUP, ConnectionState, Item
-from genie.server.dispatcher import Dispatch
+from genie.server.connection import END_OF_INPUT, ConnectionState, Item
+from genie.server.dispatcher import Dispatcher
 from genie.server.sessions import Session
 from genie.storage.redis.records import Reader, encode
 from genie.storage.store import Batch, Ending, Replica, is_stored
@@ -30,7 +30,7 @@ class Peer:
         self.session = Session(self)  # type: ignore[arg-type]
         self.state, self.closed = ConnectionState.READY, False
         self.principal = None
-        self.out: list[bytes] = []
+        self.outbox: list[bytes] = []
 
     def stop_reading(self) -> None: ...
 
@@ -62,24 +62,24 @@ def lines(manager: LockManager) -> dict[str, list[int]]:
 class Pair:
     def __init__(self, chance: Random, manager: LockManager, endings: list[Ending], now: float) -> None:
         self.chance, self.manager, self.now = chance, manager, now
-        self.dispatch = Dispatch(manager, Settings(), Stats())
+        self.dispatcher = Dispatcher(manager, Settings(), Stats())
         self.peers: list[Peer] = []
         self.reader = Reader()
-        self.dispatch.now = now
-        self.dispatch.recover(endings)
+        self.dispatcher.now = now
+        self.dispatcher.recover(endings)
 
     def step(self, replica: Replica) -> None:
         """What comes within one batch, and the batch."""
         self.now += self.chance.choice([0, 1, 20, 300])
-        self.dispatch.now = self.now
-        self.dispatch.expire()
+        self.dispatcher.now = self.now
+        self.dispatcher.expire()
         for _ in range(self.chance.choice([1, 1, 3, 8])):
             self.act()
-        changes, self.dispatch.changes = self.dispatch.changes, {}
-        self.dispatch.stored_below = self.manager.next_id
-        for peer in self.dispatch.touched:
-            peer.out.clear()
-        self.dispatch.touched.clear()
+        changes, self.dispatcher.changes = self.dispatcher.changes, {}
+        self.dispatcher.stored_below = self.manager.next_id
+        for peer in self.dispatcher.dirty:
+            peer.outbox.clear()
+        self.dispatcher.dirty.clear()
         batch = Batch({}, self.manager.next_id, self.manager.next_fence, self.now)
         for id_, change in changes.items():
             gone = change is None or (
@@ -107,7 +107,7 @@ class Pair:
                     self.say(peer, line("bye"))
                 peer.closed = True
                 self.peers.remove(peer)
-                self.say(peer, HANGUP)
+                self.say(peer, END_OF_INPUT)
             case 1 | 2:
                 known = [*self.manager.table.held, *self.manager.table.waiting]
                 if known:
@@ -133,7 +133,7 @@ class Pair:
 
     def say(self, peer: Peer, item: Item) -> None:
         items: Iterator[Item] = iter([item])
-        self.dispatch.take(peer, items)  # type: ignore[arg-type]
+        self.dispatcher.take(peer, items)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -143,7 +143,7 @@ def test_a_replica_is_what_the_leader_is(seed: int) -> None:
     pair = Pair(chance, LockManager(), [], 0.0)
     for number in range(STEPS):
         pair.step(replica)
-        leader = pair.dispatch.whole(pair.manager.next_id)
+        leader = pair.dispatcher.whole(pair.manager.next_id)
         assert stored(replica.whole()) == stored(leader)
         assert lines(replica.manager) == lines(pair.manager)
         kept = {id_: change.line for id_, change in leader.changes.items() if isinstance(change, Ending)}
@@ -165,74 +165,76 @@ def _again(batch: Batch) -> Batch:
 
 
 def test_a_session_has_so_many_requests_and_no_more() -> None:
-    desk, peer = Dispatch(LockManager(), Settings(max_requests_per_session=2), Stats()), Peer()
+    handler, peer = Dispatcher(LockManager(), Settings(max_requests_per_session=2), Stats()), Peer()
     wanted = [line("request", resources=[f"exclusive:{number}"], ref=f"{number}") for number in range(3)]
-    desk.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
-    desk.take(peer, iter(wanted))  # type: ignore[arg-type]
-    assert b'"too-many"' in peer.out[-1]
-    assert b'"ref":"2"' in peer.out[-1]
-    peer.out.clear()
-    desk.take(peer, iter([wanted[1], line("release", id=1), wanted[2]]))  # type: ignore[arg-type]
-    assert [b'"too-many"' in said for said in peer.out] == [False] * len(peer.out)
+    handler.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
+    handler.take(peer, iter(wanted))  # type: ignore[arg-type]
+    assert b'"too-many"' in peer.outbox[-1]
+    assert b'"ref":"2"' in peer.outbox[-1]
+    peer.outbox.clear()
+    handler.take(peer, iter([wanted[1], line("release", id=1), wanted[2]]))  # type: ignore[arg-type]
+    assert [b'"too-many"' in said for said in peer.outbox] == [False] * len(peer.outbox)
 
 
 def test_sessions_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "MOST_CHANGES", 4)
-    desk = Dispatch(LockManager(), Settings(), Stats())
+    monkeypatch.setattr(dispatcher, "MAX_EXPIRY_CHANGES", 4)
+    handler = Dispatcher(LockManager(), Settings(), Stats())
     for number in range(3):
         peer = Peer()
-        desk.take(peer, iter([Hello(f"a secret of number {number}")]))  # type: ignore[arg-type]
+        handler.take(peer, iter([Hello(f"a secret of number {number}")]))  # type: ignore[arg-type]
         asked = [line("request", resources=[f"shared:{name}"], transactionTimeout=1e9) for name in "abc"]
-        desk.take(peer, iter([*asked, HANGUP]))  # type: ignore[arg-type]
-    desk.now = 1e6
+        handler.take(peer, iter([*asked, END_OF_INPUT]))  # type: ignore[arg-type]
+    handler.now = 1e6
     left = []
     for _ in range(3):
-        desk.changes.clear()
-        desk.expire()
-        left.append(len(list(desk.sessions)))
+        handler.changes.clear()
+        handler.expire()
+        left.append(len(list(handler.sessions)))
     assert left == [1, 0, 0]
-    assert len(desk.manager.table.held) == 9
+    assert len(handler.manager.table.held) == 9
 
 
 def test_a_hello_that_comes_too_late_takes_nothing() -> None:
     """The connection that said it is gone, and another one has the session by now."""
-    desk, late, living = Dispatch(LockManager(), Settings(), Stats()), Peer(), Peer()
-    desk.take(living, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
+    handler, late, living = Dispatcher(LockManager(), Settings(), Stats()), Peer(), Peer()
+    handler.take(living, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
     late.closed = True
-    desk.take(late, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
-    desk.take(late, iter([line("request", resources=["exclusive:a"]), HANGUP]))  # type: ignore[arg-type]
+    handler.take(late, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
+    handler.take(late, iter([line("request", resources=["exclusive:a"]), END_OF_INPUT]))  # type: ignore[arg-type]
     assert living.session.connection is living
-    assert not desk.manager.table.held
+    assert not handler.manager.table.held
 
 
 def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
     """A release by `ref` repeats it, and so does a request with the same `ref`."""
-    desk, other, peer = Dispatch(LockManager(), Settings(), Stats()), Peer(), Peer()
+    handler, other, peer = Dispatcher(LockManager(), Settings(), Stats()), Peer(), Peer()
     wait = line("request", resources=["exclusive:a"], queueTimeout=5, ref="1")
-    desk.take(other, iter([line("request", resources=["exclusive:a"])]))  # type: ignore[arg-type]
-    desk.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
-    desk.take(peer, iter([wait]))  # type: ignore[arg-type]
-    desk.now = 6
-    desk.expire()
+    handler.take(other, iter([line("request", resources=["exclusive:a"])]))  # type: ignore[arg-type]
+    handler.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
+    handler.take(peer, iter([wait]))  # type: ignore[arg-type]
+    handler.now = 6
+    handler.expire()
     reader = Reader()
-    stored = [reader.read(id_, encode(change)) for id_, change in desk.whole(100).changes.items() if change is not None]
-    again, peer = Dispatch(LockManager(), Settings(), Stats()), Peer()
+    stored = [
+        reader.read(id_, encode(change)) for id_, change in handler.whole(100).changes.items() if change is not None
+    ]
+    again, peer = Dispatcher(LockManager(), Settings(), Stats()), Peer()
     again.recover([ending for ending in stored if isinstance(ending, Ending)])
     again.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
     again.take(peer, iter([wait, line("release", ref="1")]))  # type: ignore[arg-type]
-    assert [b'"queue-timeout"' in line for line in peer.out[-2:]] == [True, True]
-    assert peer.out[-1] == b'{"command":"released","payload":{"id":2,"reason":"queue-timeout","ref":"1"}}\n'
+    assert [b'"queue-timeout"' in line for line in peer.outbox[-2:]] == [True, True]
+    assert peer.outbox[-1] == b'{"command":"released","payload":{"id":2,"reason":"queue-timeout","ref":"1"}}\n'
 
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_connection_that_is_gone_remembers_no_endings(durable: bool) -> None:
     """Session and ending would refer to each other, and nothing would free them."""
-    desk, peer = Dispatch(LockManager(), Settings(), Stats(), durable), Peer()
-    desk.take(peer, iter([line("request", resources=["exclusive:a"], transactionTimeout=5, ref="1")]))  # type: ignore[arg-type]
+    handler, peer = Dispatcher(LockManager(), Settings(), Stats(), durable), Peer()
+    handler.take(peer, iter([line("request", resources=["exclusive:a"], transactionTimeout=5, ref="1")]))  # type: ignore[arg-type]
     peer.closed = True
-    desk.take(peer, iter([HANGUP]))  # type: ignore[arg-type]
-    desk.now = 6
-    desk.expire()
-    assert not desk.manager.table.held
+    handler.take(peer, iter([END_OF_INPUT]))  # type: ignore[arg-type]
+    handler.now = 6
+    handler.expire()
+    assert not handler.manager.table.held
     assert peer.session.endings is None
     assert peer.session.known("1") is None

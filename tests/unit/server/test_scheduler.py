@@ -11,8 +11,8 @@ from genie.observability.stats import Stats
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
 from genie.server import scheduler as module
 from genie.server.connection import Connection, Input, Item
-from genie.server.follower import Refusing
-from genie.server.listener import Registry
+from genie.server.follower import FollowerHandler
+from genie.server.listener import AdmissionControl
 from genie.server.scheduler import CommandScheduler
 
 TURNS_OF_A_BATCH = round(module.BATCH_S / module.QUANTUM_S)
@@ -34,7 +34,9 @@ class World:
 
     def put(self, name: str, items: Input, size: int) -> None:
         if name not in self.connections:
-            self.connections[name] = Connection(Refusing(Stats(), "genie", 1 << 20), Settings(), Registry(Settings()))
+            self.connections[name] = Connection(
+                FollowerHandler(Stats(), "genie", 1 << 20), Settings(), AdmissionControl(Settings())
+            )
         self.scheduler.add(self.connections[name], items, size)
 
     def batch(self) -> list[str]:
@@ -141,7 +143,7 @@ def test_lines_are_split_when_their_turn_comes() -> None:
     while world.scheduler:
         ran += len(world.batch())
     assert ran == 10_001
-    assert (world.scheduler.bytes, world.connections["a"].ahead) == (0, 0)
+    assert (world.scheduler.bytes, world.connections["a"].queued_bytes) == (0, 0)
 
 
 def test_everything_of_one_connection_is_taken_out_in_order() -> None:
@@ -162,15 +164,15 @@ def test_everything_of_one_connection_is_taken_out_in_order() -> None:
 
     world.scheduler.run_batch(take)
     assert taken == [b"first", *data.splitlines(), b"last"]
-    assert not world.connections["a"].inbox
+    assert not world.connections["a"].input_queue
     while world.scheduler:
         world.batch()
-    assert (world.scheduler.bytes, world.connections["a"].ahead) == (0, 0)
+    assert (world.scheduler.bytes, world.connections["a"].queued_bytes) == (0, 0)
 
 
 def test_a_connection_is_read_again_only_when_little_of_it_is_queued() -> None:
     world = World()
-    size = module.MAX_AHEAD // 2 + 1
+    size = module.MAX_QUEUED_BYTES // 2 + 1
     for _ in range(3):
         world.add("a", *[1.0] * module.CHUNK, size=size)
     connection = world.connections["a"]
@@ -178,7 +180,7 @@ def test_a_connection_is_read_again_only_when_little_of_it_is_queued() -> None:
     paused = []
     while world.scheduler:
         world.batch()
-        paused.append((connection.paused, connection.ahead > module.MAX_AHEAD))
+        paused.append((connection.paused, connection.queued_bytes > module.MAX_QUEUED_BYTES))
     assert all(is_paused == is_above for is_paused, is_above in paused)
     assert {is_paused for is_paused, _ in paused} == {True, False}
 
@@ -203,7 +205,7 @@ def test_a_connection_that_is_empty_before_the_sum_is_small_is_read_again_later(
     b = world.connections["b"]
     world.batch()
     world.batch()
-    assert not b.inbox
+    assert not b.input_queue
     assert b.paused
     while world.scheduler:
         world.batch()

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from genie.config import Settings
 from genie.server.app import Server
-from genie.server.namespace import Seat
+from genie.server.namespace import Namespace
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, Node, Replica
 from servers import WAIT_S
@@ -32,7 +32,7 @@ class Shelf(MemoryStore):
         self.slow = False
         self.waiting: list[Callable[[BaseException | None], None]] = []
         self.resigned = False
-        self.late = 0
+        self.deferred = 0
         """Commits behind the resignation."""
         if free:
             self.free.set()
@@ -52,7 +52,7 @@ class Shelf(MemoryStore):
         return Replica()
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
-        self.late += self.resigned
+        self.deferred += self.resigned
         if self.slow:
             self.waiting.append(done)
             self.asked.set()
@@ -79,7 +79,7 @@ class Shelf(MemoryStore):
 async def serving(**stores: Shelf) -> AsyncIterator[tuple[Server, tuple[str, int]]]:
     server = Server(Settings(port=0, admin_port=None, namespaces=tuple(stores)))
     for namespace, store in stores.items():
-        server.seats[namespace].store = store
+        server.namespaces[namespace].store = store
     address = await server.start()
     try:
         yield server, address
@@ -114,7 +114,7 @@ def _uncollected() -> Iterator[None]:
 @pytest.mark.usefixtures("_uncollected")
 async def test_all_that_a_leader_knew_is_freed_when_another_leads() -> None:
     async with serving(a=(shelf := Shelf())) as (server, address):
-        seat: Seat = server.seats["a"]
+        seat: Namespace = server.namespaces["a"]
         await until(lambda: seat.leads)
         kept = await connected(address, "a", session="a-secret-of-the-seat")
         await kept.lock("exclusive:1", ref="r1")
@@ -123,7 +123,7 @@ async def test_all_that_a_leader_knew_is_freed_when_another_leads() -> None:
         plain.send("watch", prefix="")
         await plain.expect("watching")
         await plain.lock("exclusive:2", onDisconnect="release")
-        refs = [weakref.ref(seat.pump), weakref.ref(seat.manager)]
+        refs = [weakref.ref(seat.pipeline), weakref.ref(seat.manager)]
         shelf.wished.set()
         while (await kept.receive())[0] != "closed":
             pass
@@ -137,7 +137,7 @@ async def test_all_that_a_leader_knew_is_freed_when_another_leads() -> None:
 
 async def test_who_stops_does_not_begin_to_lead() -> None:
     async with serving(a=(busy := Shelf()), b=(other := Shelf(free=False))) as (server, address):
-        await until(lambda: server.seats["a"].leads)
+        await until(lambda: server.namespaces["a"].leads)
         wire = await connected(address, "a")
         busy.slow = True
         wire.send("request", resources=["exclusive:1"])
@@ -147,13 +147,13 @@ async def test_who_stops_does_not_begin_to_lead() -> None:
         other.free.set()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert not server.seats["b"].leads
+        assert not server.namespaces["b"].leads
         assert not stopping.done()
         busy.answer()
         await wire.expect("queued")
         await wire.expect("locked")
         await stopping
-        assert (busy.resigned, other.late, busy.late) == (True, 0, 0)
+        assert (busy.resigned, other.deferred, busy.deferred) == (True, 0, 0)
 
 
 class Foreign(Shelf):

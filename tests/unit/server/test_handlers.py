@@ -1,4 +1,4 @@
-"""Which desk a connection goes to, with its bytes given by hand, and commits that are answered when it is said."""
+"""Which handler a connection goes to, with its bytes given by hand, and commits that are answered when it is said."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from genie.observability.stats import Stats
 from genie.server import connection as connection_module
 from genie.server import scheduler
 from genie.server.connection import Connection
-from genie.server.follower import Desk, Refusing
-from genie.server.listener import Registry
-from genie.server.pipeline import Pump
+from genie.server.follower import CommandHandler, FollowerHandler
+from genie.server.listener import AdmissionControl
+from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch
 from hearing import Hearing
@@ -46,25 +46,25 @@ class World:
     def __init__(self, **settings: Any) -> None:
         self.settings = Settings(**settings)
         self.stores = {"a": Held(), "b": Held()}
-        self.pumps = {
-            name: Pump(LockManager(), store, Settings(), Stats(), lambda: 0.0, lambda _: None, name)
+        self.pipelines = {
+            name: Pipeline(LockManager(), store, Settings(), Stats(), lambda: 0.0, lambda _: None, name)
             for name, store in self.stores.items()
         }
-        self.desks: dict[str | None, Desk] = {None: self.pumps["a"], **self.pumps}
-        self.registry = Registry(self.settings)
+        self.handlers: dict[str | None, CommandHandler] = {None: self.pipelines["a"], **self.pipelines}
+        self.admission = AdmissionControl(self.settings)
 
     def enter(self) -> tuple[Connection, list[dict[str, Any]]]:
-        def desk_of(namespace: str | None) -> Desk | RequestRejected:
-            return self.desks.get(namespace) or RequestRejected(Code.UNKNOWN_NAMESPACE, f"no {namespace}")
+        def find_handler(namespace: str | None) -> CommandHandler | RequestRejected:
+            return self.handlers.get(namespace) or RequestRejected(Code.UNKNOWN_NAMESPACE, f"no {namespace}")
 
-        connection = Connection(self.desks[None], self.settings, self.registry, None, desk_of)
+        connection = Connection(self.handlers[None], self.settings, self.admission, None, find_handler)
         told: list[dict[str, Any]] = []
         connection.connection_made(Hearing(lambda data: told.extend(map(orjson.loads, data.splitlines()))))
         return connection, told
 
     def stop(self) -> None:
-        for pump in self.pumps.values():
-            pump.stop()
+        for pipeline in self.pipelines.values():
+            pipeline.stop()
 
 
 def line(command: str, **payload: Any) -> bytes:
@@ -126,8 +126,8 @@ async def test_each_hello_is_judged_by_itself(in_one_read: bool) -> None:
 
 async def test_a_hello_without_a_namespace_is_for_the_first_also_behind_one_that_was_refused() -> None:
     world = World()
-    follower = Refusing(Stats(), "b", 1 << 20)
-    world.desks["b"] = follower
+    follower = FollowerHandler(Stats(), "b", 1 << 20)
+    world.handlers["b"] = follower
     connection, told = world.enter()
     connection.data_received(line("hello", namespace="b"))
     connection.data_received(line("hello", sessionTimeout=5))
@@ -190,15 +190,15 @@ async def test_commands_run_before_the_incomplete_line_that_ends_their_connectio
     await asyncio.sleep(0)
     world.stores["a"].answer()
     assert commands(told) == ["pong", "queued", "locked", "error", "released"]
-    assert not world.pumps["a"].manager.table.held
+    assert not world.pipelines["a"].manager.table.held
     world.stop()
 
 
 async def test_a_follower_refuses_much_in_batches_and_the_rest_when_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "MAX_BATCH", 10)
     world = World()
-    follower = Refusing(Stats(), "a", 1 << 20)
-    world.desks[None] = follower
+    follower = FollowerHandler(Stats(), "a", 1 << 20)
+    world.handlers[None] = follower
     connection, told = world.enter()
     count = 10 * scheduler.QUANTUM
     connection.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
@@ -209,13 +209,13 @@ async def test_a_follower_refuses_much_in_batches_and_the_rest_when_it_leads(mon
     follower.complete()
     assert [message["payload"]["ref"] for message in told] == [str(number) for number in range(count)]
     assert not follower._scheduler
-    assert connection.ahead == 0
+    assert connection.queued_bytes == 0
     world.stop()
 
 
 async def test_much_is_refused_in_batches_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    pump = world.pumps["a"]
+    pipeline = world.pipelines["a"]
     (other, _), (connection, told), (left, _) = world.enter(), world.enter(), world.enter()
     other.data_received(line("request", resources=["exclusive:1"]))
     await turns_until(lambda: world.stores["a"].waiting)
@@ -224,8 +224,8 @@ async def test_much_is_refused_in_batches_while_the_store_is_away(monkeypatch: p
     connection.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
     left.data_received(line("request", resources=["exclusive:2"], onDisconnect="release"))
     left.connection_lost(None)
-    pump._commits.away = True
-    pump.on_away()
+    pipeline._commits.away = True
+    pipeline.on_away()
     assert told == []
     await asyncio.sleep(0)
     assert 0 < len(told) < count
@@ -233,8 +233,10 @@ async def test_much_is_refused_in_batches_while_the_store_is_away(monkeypatch: p
     assert {message["payload"]["code"] for message in told} == {"unavailable"}
     world.stores["a"].answer()
     await asyncio.sleep(0)
-    assert not pump._scheduler
-    assert list(pump.manager.table.held) == [min(pump.manager.table.held)], "nothing of the connection that was lost"
+    assert not pipeline._scheduler
+    assert list(pipeline.manager.table.held) == [min(pipeline.manager.table.held)], (
+        "nothing of the connection that was lost"
+    )
     world.stop()
 
 
@@ -242,19 +244,19 @@ async def test_what_was_sent_after_a_hello_does_not_run_without_it(monkeypatch: 
     monkeypatch.setattr(scheduler, "MAX_BATCH", 1)
     monkeypatch.setattr(scheduler, "QUANTUM", 1)
     world = World()
-    pump = world.pumps["a"]
+    pipeline = world.pipelines["a"]
     (other, _), (connection, told) = world.enter(), world.enter()
     other.data_received(line("request", resources=["exclusive:1"]))
     await turns_until(lambda: world.stores["a"].waiting)
     connection.data_received(
         line("hello", session="a-secret-of-the-tests") + line("request", resources=["exclusive:2"], ref="1")
     )
-    pump._commits.away = True
-    pump.on_away()
+    pipeline._commits.away = True
+    pipeline.on_away()
     await asyncio.sleep(0)
     world.stores["a"].answer()
     for _ in range(10):
         await asyncio.sleep(0)
     assert [message["payload"].get("code") for message in told] == ["unavailable", "unavailable"]
-    assert len(pump.manager.table.held) == 1
+    assert len(pipeline.manager.table.held) == 1
     world.stop()

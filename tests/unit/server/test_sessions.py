@@ -4,7 +4,7 @@ import pytest
 
 from genie.core import Request
 from genie.server import sessions as module
-from genie.server.sessions import RECEIVED_MS, Session, Sessions, key_of, same
+from genie.server.sessions import PRESUMED_RECEIVED_MS, Session, SessionTable, key_of, same
 from genie.storage.store import Ending, StoredOrigin
 
 
@@ -84,19 +84,19 @@ def test_endings_are_sent_again_unless_they_were_received_or_asked_for_by_the_se
     session.remember(ending(1, 0.0, "r"))
     session.remember(ending(2, 2000.0))
     session.remember(Ending(3, "own", session, 2000.0, b""))
-    session.disconnected(400 + RECEIVED_MS)
+    session.disconnected(400 + PRESUMED_RECEIVED_MS)
     assert [one.id for one in session.unreceived()] == [1, 2], "its connection had not stood for long"
-    session.disconnected(600 + RECEIVED_MS)
+    session.disconnected(600 + PRESUMED_RECEIVED_MS)
     assert [one.id for one in session.unreceived()] == [2]
-    session.disconnected(2000 + RECEIVED_MS)
+    session.disconnected(2000 + PRESUMED_RECEIVED_MS)
     assert list(session.unreceived()) == []
     assert session.known("r") is not None, "a ref is remembered all the same"
     assert session.known("own") is not None
 
 
 def test_a_session_remembers_its_last_endings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_ENDINGS", 3)
-    sessions = Sessions()
+    monkeypatch.setattr(module, "MAX_RETAINED_REPLIES", 3)
+    sessions = SessionTable()
     session, _ = sessions.enter(SECRET, 1000)
     assert [sessions.remember(session, ending(id_, id_, f"{id_}")) for id_ in range(5)] == [[], [], [], [0], [1]]
     assert [session.known(f"{id_}") is not None for id_ in range(5)] == [False, False, True, True, True]
@@ -105,8 +105,8 @@ def test_a_session_remembers_its_last_endings(monkeypatch: pytest.MonkeyPatch) -
 def test_beyond_the_bound_of_all_sessions_the_oldest_ending_of_all_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "MAX_ENDINGS_IN_ALL", 3)
-    sessions = Sessions()
+    monkeypatch.setattr(module, "MAX_RETAINED_REPLIES_TOTAL", 3)
+    sessions = SessionTable()
     first, _ = sessions.enter(SECRET, 1000)
     second, _ = sessions.enter(SECRET + "2", 1000)
     for id_ in range(3):
@@ -119,7 +119,7 @@ def test_beyond_the_bound_of_all_sessions_the_oldest_ending_of_all_is_forgotten(
 
 
 def test_a_session_waits_for_its_next_connection_only_if_there_is_something_to_say() -> None:
-    sessions = Sessions()
+    sessions = SessionTable()
     session, resumed = sessions.enter(SECRET, 1000)
     assert not resumed
     sessions.leave(session, 0)
@@ -139,7 +139,7 @@ def test_a_session_waits_for_its_next_connection_only_if_there_is_something_to_s
 
 
 def test_what_was_loaded_belongs_to_its_sessions_again() -> None:
-    sessions = Sessions()
+    sessions = SessionTable()
     origin = StoredOrigin(key_of(SECRET), 1000.0)
     mine, nobody_s = ask(origin=origin), ask(origin=Session(None))
     sessions.restore([mine, nobody_s], [ending(7, 0, "e")], 100)
@@ -155,7 +155,7 @@ def test_what_was_loaded_belongs_to_its_sessions_again() -> None:
 
 @pytest.mark.parametrize("now", [100.0, 61_500.0, 1e9])
 def test_endings_that_were_loaded_count_as_not_received(now: float) -> None:
-    sessions = Sessions()
+    sessions = SessionTable()
     loaded = Ending(7, "e", StoredOrigin(key_of(SECRET), 1000.0), 0.0, b"line")
     sessions.restore([], [loaded], now)
     session, _ = sessions.enter(SECRET, 1000)
