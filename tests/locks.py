@@ -9,7 +9,7 @@ from typing import Any
 
 from genie.core import LockManager, Request
 from genie.storage.redis.store import RedisStore
-from genie.storage.store import Batch, Node, Replica
+from genie.storage.store import Batch, Node, StateMachine
 from servers import WAIT_S, Redis
 from stores import LEASE_MS
 
@@ -23,14 +23,14 @@ class Locks:
         self.store = RedisStore(url, NAME, **options)
         self.manager = LockManager()
 
-    async def open(self) -> Replica:
+    async def open(self) -> StateMachine:
         """Lead, as soon as whoever led before has not been heard of for a short lease; then for a long one."""
         async with asyncio.timeout(WAIT_S):
             replica = await self.store.open(Node("here:1", "here:1", LEASE_MS), self.whole, lambda _: None)
         self.store._node = Node("here:1", "here:1", 60_000)
         return replica
 
-    def whole(self) -> Batch:
+    def snapshot(self) -> Batch:
         """All that is held."""
         return Batch(dict(self.manager.table.held), self.manager.next_id, self.manager.next_fence, 0)
 

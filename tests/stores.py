@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from genie.storage.store import Batch, Node, Replica, Store
+from genie.storage.store import Batch, Node, StateMachine, Store
 from servers import WAIT_S
 
 
@@ -26,7 +26,7 @@ async def commit(store: Store, batch: Batch) -> None:
 LEASE_MS = 50
 
 
-async def opened(store: Store) -> Replica:
+async def opened(store: Store) -> StateMachine:
     """Lead, as soon as whoever led before has not been heard of for its (short) lease."""
     async with asyncio.timeout(WAIT_S):
         return await store.open(Node("here:1", "here:1", LEASE_MS), Batch, lambda _: None)

@@ -285,17 +285,17 @@ def make_stores(settings: Settings) -> list[Store]:
     """The stores that the settings choose, one for each namespace."""
     if settings.redis_url is None:
         return [MemoryStore() for _ in settings.namespaces]
-    from genie.storage.redis.election import Spread  # noqa: PLC0415
+    from genie.storage.redis.election import LeadershipBalancer  # noqa: PLC0415
     from genie.storage.redis.store import RedisStore  # noqa: PLC0415 - a server without Redis need not load its client
 
-    spread = Spread()
+    balancer = LeadershipBalancer()
     return [
         RedisStore(
             settings.redis_url,
             namespace,
             min_replicas=settings.redis_min_replicas,
             fsync=settings.redis_fsync,
-            spread=spread,
+            balancer=balancer,
         )
         for namespace in settings.namespaces
     ]

@@ -23,7 +23,7 @@ from genie.server.connection import DETACHED, END_OF_INPUT, Connection, Connecti
 from genie.server.notifier import Notifier
 from genie.server.rejections import spanning
 from genie.server.sessions import Session, same
-from genie.storage.store import Batch, Ending, whole
+from genie.storage.store import Batch, RetainedReply, snapshot_of
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -64,7 +64,7 @@ class Greeting(Notifier):
         session.quiet = hello.quiet
         self._welcome(connection, hello, resumed=resumed)
         for ending in session.unreceived():
-            self.say(connection, ending.line)
+            self.say(connection, ending.message)
         for request in session.bound.values():
             if request.state is State.HELD:
                 self.say(connection, replies.still_locked(request, self.now))
@@ -168,7 +168,7 @@ class Dispatcher(Greeting):
         while len(self.changes) < MAX_EXPIRY_CHANGES and (session := self.sessions.ended(self.now)) is not None:
             self._end(session)
 
-    def recover(self, endings: Iterable[Ending]) -> None:
+    def recover(self, endings: Iterable[RetainedReply]) -> None:
         """The step after loading: nobody who asked before is connected now, but sessions may come back."""
         requests = [*self._held.values(), *self._waiting.values()]
         endings = list(endings)
@@ -177,10 +177,10 @@ class Dispatcher(Greeting):
         self.sessions.restore(requests, endings, self.now)
         self._tell(self.manager.step(core.Recover(), self.now), None)
 
-    def whole(self, next_id: int) -> Batch:
+    def snapshot(self, next_id: int) -> Batch:
         """The whole state, as a store should have it."""
         endings = {ending.id: ending for session in self.sessions for ending in session.endings or ()}
-        return whole(self.manager, endings, next_id, self.now)
+        return snapshot_of(self.manager, endings, next_id, self.now)
 
     def take(self, connection: Connection, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
         """Carry out what a connection asks for, in order, up to a long look (`inspect`). Returns whether that ended it."""
@@ -345,7 +345,7 @@ class Dispatcher(Greeting):
         if known is None:
             why = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
             self.reject(connection, RequestRejected(Code.UNKNOWN_ID, why, ref=command.ref))
-        elif isinstance(known, Ending):
+        elif isinstance(known, RetainedReply):
             self.say(connection, replies.ended(known.id, known.reason, command.ref))
         else:
             self._tell(self._step(Release(known.id, command.ref), self.now), connection, command.ref)
@@ -370,16 +370,16 @@ class Dispatcher(Greeting):
             self.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=request.ref))
         return not why
 
-    def _repeat(self, connection: Connection, request: Request, known: Request | Ending) -> None:
+    def _repeat(self, connection: Connection, request: Request, known: Request | RetainedReply) -> None:
         """Answer a request that was sent again with its `ref`: by its id and its present state."""
-        first = known.request if isinstance(known, Ending) else known
+        first = known.request if isinstance(known, RetainedReply) else known
         if first is not None and not same(request, first):
             why = f"this ref belongs to another request, {known.id}"
             self.reject(connection, RequestRejected(Code.REF_CONFLICT, why, ref=request.ref))
             return
         if not connection.session.quiet:
             self.say(connection, replies.queued(known))
-        if isinstance(known, Ending):
-            self.say(connection, known.line or replies.ended(known.id, known.reason, known.ref))
+        if isinstance(known, RetainedReply):
+            self.say(connection, known.message or replies.ended(known.id, known.reason, known.ref))
         elif known.state is State.HELD:
             self.say(connection, replies.still_locked(known, self.now))

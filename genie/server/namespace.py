@@ -16,7 +16,7 @@ from genie.server.follower import CommandHandler, FollowerHandler
 from genie.server.listener import AdmissionControl
 from genie.server.monitor import Monitor
 from genie.server.pipeline import Pipeline
-from genie.storage.store import Batch, Node, Replica, Store, Superseded
+from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, Store
 from genie.tasks import end
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Namespace:
     @property
     def store_errors(self) -> int:
         """How often the store could not be reached, or took longer than it may."""
-        return self.stats.store_errors + self.store.errors
+        return self.stats.store_errors + self.store.failure_count
 
     @property
     def manager(self) -> LockManager | None:
@@ -152,7 +152,7 @@ class Namespace:
     async def _run_role_loop(self, node: Node) -> None:
         """Follow, lead, and follow again, until somebody puts an end to it."""
         while True:
-            await self._lead(await self.store.open(node, self._whole, self._follow))
+            await self._lead(await self.store.open(node, self._snapshot, self._follow))
             await self._until_another_leads()
             if self._failure is not None:
                 raise self._failure
@@ -162,8 +162,8 @@ class Namespace:
         assert self.pipeline is not None, "only who leads, or has just led, is asked"  # noqa: S101
         return self.pipeline
 
-    def _whole(self) -> Batch:
-        return self._leading.whole()
+    def _snapshot(self) -> Batch:
+        return self._leading.snapshot()
 
     def _follow(self, leader: str | None) -> None:
         """Another server leads, as far as is known."""
@@ -180,7 +180,7 @@ class Namespace:
         if pipeline is not None:
             pipeline.forget()
 
-    async def _lead(self, replica: Replica) -> None:
+    async def _lead(self, replica: StateMachine) -> None:
         """Go on from where the namespace stands."""
         self._forget_last()
         loop = asyncio.get_running_loop()
@@ -199,7 +199,7 @@ class Namespace:
         self.pipeline = pipeline = Pipeline(
             manager, self.store, self.settings, self.stats, clock, self._fail, self.namespace
         )
-        pipeline.recover(replica.endings.values())
+        pipeline.recover(replica.retained_replies.values())
         await pipeline.drained()
         if self._deposed.is_set():
             return
@@ -216,7 +216,10 @@ class Namespace:
 
     async def _until_another_leads(self) -> None:
         """Lead until that is over, or another server should: one that leads fewer namespaces than this."""
-        deposed, wanted = asyncio.create_task(self._deposed.wait()), asyncio.create_task(self.store.wanted())
+        deposed, wanted = (
+            asyncio.create_task(self._deposed.wait()),
+            asyncio.create_task(self.store.wait_for_transfer_request()),
+        )
         try:
             await asyncio.wait({deposed, wanted}, return_when=asyncio.FIRST_COMPLETED)
             if not self._deposed.is_set():
@@ -279,7 +282,7 @@ class Namespace:
         self._step_down()
         for connection in self._own(self._leading):
             connection.abort()
-        if isinstance(error, Superseded):
+        if isinstance(error, LeadershipLost):
             log.error("does not lead any more", namespace=self.namespace, why=str(error))
         else:
             self._failure = error

@@ -15,7 +15,7 @@ from genie.protocol import replies
 from genie.server.connection import Connection
 from genie.server.sessions import MAX_RETAINED_REPLIES, MAX_RETAINED_REPLY_BYTES, Session, SessionTable
 from genie.server.watches import WatchRegistry
-from genie.storage.store import Change, Ending, is_stored
+from genie.storage.store import Change, RetainedReply, is_stored
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -132,7 +132,7 @@ class Notifier:
             self.watches.tell(request, "unlocked")
 
     def _close(self, request: Request, reason: core.Reason, line: bytes) -> None:
-        """A request ended: tell its session and the store. `line` is the ending for its session; see `Ending`."""
+        """A request ended: tell its session and the store. `line` is the ending for its session; see `RetainedReply`."""
         session: Session | None = request.origin  # type: ignore[assignment]
         change: Change = request
         if session is not None:
@@ -154,13 +154,13 @@ class Notifier:
         if session.key is None:
             if session.connection is None:  # nobody can ask for it any more
                 return request
-            session.remember(Ending(request.id, request.ref, session, self.now, b"", reason, request))
+            session.remember(RetainedReply(request.id, request.ref, session, self.now, b"", reason, request))
             if session.endings is not None and len(session.endings) > MAX_RETAINED_REPLIES:
                 session.forget_oldest()
             return request
         if len(line) > MAX_RETAINED_REPLY_BYTES:
             line = replies.ended(request.id, reason, request.ref)
-        ending = Ending(request.id, request.ref, session, self.now, line, reason, request)
+        ending = RetainedReply(request.id, request.ref, session, self.now, line, reason, request)
         for id_ in self.sessions.remember(session, ending):
             self._unset(id_)
         return ending

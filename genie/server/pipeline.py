@@ -14,7 +14,7 @@ from genie.server.connection import END_OF_INPUT, Connection, Input, Item
 from genie.server.dispatcher import Dispatcher
 from genie.server.scheduler import CHUNK, CommandScheduler
 from genie.server.watches import MAX_BUFFERED_EVENTS
-from genie.storage.store import Batch, Change, Ending, Store, Superseded
+from genie.storage.store import Batch, Change, LeadershipLost, RetainedReply, Store
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -100,7 +100,7 @@ class Commits:
         took_s = self._loop.time() - self._sent_at
         self._stats.commits.add(took_s * 1000)
         if error is None and took_s > self._lease_s:
-            error = Superseded("it took longer than the lease until a commit was answered; another may lead by now")
+            error = LeadershipLost("it took longer than the lease until a commit was answered; another may lead by now")
         if error is None:
             owner.on_stored()
         else:
@@ -119,7 +119,7 @@ class Commits:
         try:
             if self.in_flight:
                 if quiet_s > self._lease_s:
-                    owner.on_failure(Superseded("nothing could be committed for longer than the lease"))
+                    owner.on_failure(LeadershipLost("nothing could be committed for longer than the lease"))
                 elif quiet_s >= self._patience_s and not self.away:
                     self.away = True
                     self._stats.store_errors += 1
@@ -302,9 +302,9 @@ class Pipeline:
         """Whether what a connection watches is still for it to see, when its rights have changed."""
         return self._dispatcher.may_watch_on(connection)
 
-    def whole(self) -> Batch:
+    def snapshot(self) -> Batch:
         """The whole state, as a store should have it."""
-        return self._dispatcher.whole(max(self.manager.next_id, self._commits.reserved))
+        return self._dispatcher.snapshot(max(self.manager.next_id, self._commits.reserved))
 
     def on_stored(self) -> None:
         """The batch in flight is stored: tell what came of it, and go on."""
@@ -432,7 +432,7 @@ class Pipeline:
         self._left.clear()
         self._late.clear()
 
-    def recover(self, endings: Iterable[Ending]) -> None:
+    def recover(self, endings: Iterable[RetainedReply]) -> None:
         """The step after loading: nobody who asked before is connected now. Must be the first."""
         self._dispatcher.now = self._clock()
         self._dispatcher.recover(endings)

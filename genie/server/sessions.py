@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from genie.core import Request
 from genie.core.deadlines import Deadlines
-from genie.storage.store import Ending
+from genie.storage.store import RetainedReply
 
 if TYPE_CHECKING:
     from genie.server.connection import Connection
@@ -61,11 +61,11 @@ class Session:
         it, because they wait or are held with `onDisconnect: release`."""
         self.quiet = False
         """Whether its client wants no `queued` for requests with a `ref`."""
-        self.endings: deque[Ending] | None = None  # most sessions never need it, and an empty one is 600 bytes
+        self.endings: deque[RetainedReply] | None = None  # most sessions never need it, and an empty one is 600 bytes
         """How requests ended, oldest first. Without a key only those with a `ref`, which may be repeated."""
         self._received_until = -inf
         """Endings up to this time were received."""
-        self._refs: dict[str, Request | Ending] = {}
+        self._refs: dict[str, Request | RetainedReply] = {}
 
     def queued(self, request: Request) -> None:
         """A request of this session arrived."""
@@ -85,7 +85,7 @@ class Session:
         if self.key is None and not request.release_on_disconnect:
             del self.bound[request.id]
 
-    def remember(self, ending: Ending) -> None:
+    def remember(self, ending: RetainedReply) -> None:
         """Remember how a request ended. `MAX_RETAINED_REPLIES` is the caller's to keep, with `forget_oldest`."""
         if self.endings is None:
             self.endings = deque()
@@ -93,7 +93,7 @@ class Session:
         if ending.ref is not None:
             self._refs[ending.ref] = ending
 
-    def forget_oldest(self) -> Ending | None:
+    def forget_oldest(self) -> RetainedReply | None:
         """Forget the oldest ending and return it."""
         if not self.endings:
             return None
@@ -108,9 +108,9 @@ class Session:
         if self.since <= now - PRESUMED_RECEIVED_MS:
             self._received_until = now - PRESUMED_RECEIVED_MS
 
-    def unreceived(self) -> Iterator[Ending]:
+    def unreceived(self) -> Iterator[RetainedReply]:
         """Endings that may have been lost with the last connection, oldest first."""
-        return (ending for ending in self.endings or () if ending.line and ending.at > self._received_until)
+        return (ending for ending in self.endings or () if ending.message and ending.at > self._received_until)
 
     def close(self) -> None:
         """Nobody is connected any more. What it holds may be held for long: keep nothing else."""
@@ -123,7 +123,7 @@ class Session:
         self.close()
         self.bound.clear()
 
-    def known(self, ref: str) -> Request | Ending | None:
+    def known(self, ref: str) -> Request | RetainedReply | None:
         """Return the request that came with this `ref` before, or how it ended; None if there is none."""
         return self._refs.get(ref)
 
@@ -203,7 +203,7 @@ class SessionTable:
         self._leaving[session.number] = session
         self.deadlines.add(session.until, session.number)
 
-    def restore(self, requests: Iterable[Request], endings: Iterable[Ending], now: float) -> None:
+    def restore(self, requests: Iterable[Request], endings: Iterable[RetainedReply], now: float) -> None:
         """Take up the sessions that what was loaded belongs to. All have lost their connections just now."""
         found: dict[str, Session] = {}
         for request in requests:
@@ -226,7 +226,7 @@ class SessionTable:
         for session in found.values():
             self.leave(session, now)
 
-    def remember(self, session: Session, ending: Ending) -> list[int]:
+    def remember(self, session: Session, ending: RetainedReply) -> list[int]:
         """Remember how a request of a session ended; returns the ids of the endings that are forgotten for it."""
         session.remember(ending)
         self._endings[ending.id] = session

@@ -1,39 +1,39 @@
-"""No store at all: the locks end with the process."""
+"""The store of a server without Redis: nothing is kept, all locks end with the process."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from genie.storage.store import Batch, Node, Replica
+from genie.storage.store import Batch, Node, StateMachine
 
 
 class MemoryStore:
-    """Commits at once, to nowhere."""
+    """Stores nothing: every commit is done at once, and this node always leads."""
 
     durable = False
     full = False
-    errors = 0
+    failure_count = 0
 
     async def open(
         self,
-        node: Node,  # noqa: ARG002 - nobody else is there
-        whole: Callable[[], Batch],  # noqa: ARG002 - nothing to lose
-        following: Callable[[str | None], None],  # noqa: ARG002
-    ) -> Replica:
-        """An empty state."""
-        return Replica()
+        node: Node,  # noqa: ARG002 - there is no other node
+        snapshot: Callable[[], Batch],  # noqa: ARG002 - there is nothing to restore
+        on_leader_changed: Callable[[str | None], None],  # noqa: ARG002 - there is no other leader
+    ) -> StateMachine:
+        """Return an empty state."""
+        return StateMachine()
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
-        """Done."""
+        """Call `done` at once."""
         done(None)
 
-    async def wanted(self) -> None:
-        """Nobody ever asks."""
+    async def wait_for_transfer_request(self) -> None:
+        """Wait forever: there is no other node."""
         await asyncio.Event().wait()
 
     async def resign(self) -> None:
-        """There is nobody else."""
+        """Do nothing: there is no other node."""
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""

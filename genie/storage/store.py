@@ -1,4 +1,4 @@
-"""Who a server is, as the others of its namespace see it."""
+"""The contract between a namespace and what keeps it: batches, retained replies, the state machine, `Store` and `Node`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from genie.core import ENDED, HELD, SUCCESS, LockManager, Origin, Reason, Reques
 
 
 class Node(Struct, frozen=True):
-    """A server that leads a namespace, or would.
+    """One server process, as the other servers of a namespace see it.
 
-    `boot`, `host` and `listening` say which it is: who can listen where it did, on the same machine since the same
-    start, is its successor, and it is gone. `address` is where clients reach it. It leads for `lease_ms` from each of its
-    commits on.
+    `boot`, `host` and `listening` identify the process: only one process can listen on an address of one machine, so a
+    node with the same three values is this node after a restart, and the old process is gone. `address` is where clients
+    connect. As a leader it may act for `lease_ms` after each commit.
     """
 
     listening: str = ""
@@ -28,79 +28,79 @@ class Node(Struct, frozen=True):
     boot: str = ""
     host: str = ""
 
-    def succeeds(self, other: Node) -> bool:
-        """Whether this is the same server, started again."""
+    def is_restart_of(self, other: Node) -> bool:
+        """Return whether this node is the same server as `other`, started again."""
         return bool(self.boot) and (self.boot, self.host, self.listening) == (other.boot, other.host, other.listening)
 
 
 def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int) -> Node:
-    """The node that a process is which has bound an address."""
+    """Return the node of this process, which has bound the address `listening`."""
     host, port = listening
     name = socket.gethostname()
     shown = name if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104 - it is compared
-    return Node(f"{host}:{port}", advertise or f"{shown}:{port}", lease_ms, _boot(), name)
+    return Node(f"{host}:{port}", advertise or f"{shown}:{port}", lease_ms, _boot_id(), name)
 
 
-def _boot() -> str:
-    """The start of this machine, as seen from its network namespace; empty where that can't be told."""
+def _boot_id() -> str:
+    """Return an id of this boot of the machine and of the network namespace; empty where the system has none."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        network = os.stat("/proc/self/ns/net").st_ino  # noqa: PTH116 - containers of one machine may have one name
+        network = os.stat("/proc/self/ns/net").st_ino  # noqa: PTH116 - containers of one machine may share a host name
     except OSError:
         return ""
     return f"{boot}/{network}"
 
 
-def pack(node: Node | None) -> bytes:
-    """A node as it is stored; nobody is nothing."""
+def encode_node(node: Node | None) -> bytes:
+    """Return a node as it is stored: JSON, or empty for no node."""
     return b"" if node is None else json.encode(node)
 
 
-def unpack(stored: bytes | None) -> Node | None:
-    """The same, back."""
+def decode_node(stored: bytes | None) -> Node | None:
+    """Return the node that `encode_node` stored."""
     return json.decode(stored, type=Node) if stored else None
 
 
-# -- What a store is --------
+# -- Batches and the state that they lead to ----------------------------------------------------------
 
 
 @dataclass(slots=True, weakref_slot=True)
 class StoredOrigin:
-    """The session that made a request, as it is stored."""
+    """The session that made a request, as read from the store. `timeout_ms` is its session timeout."""
 
     key: str | None
     timeout_ms: float
 
 
 @dataclass(slots=True)
-class Ending:
-    """How a request of a session ended: to be sent again after a lost connection, and to recognize its `ref`.
+class RetainedReply:
+    """The terminal reply of a session's request, kept to be sent again after a reconnect and to recognize its `ref`.
 
-    `at` is the manager's time (ms) of the end. `line` is the message, with its newline; empty where the session released
-    the request itself, which needs no repetition. `reason` is stored as part of it, `request` is not stored.
+    `at` is the lock manager's time (ms) when the request ended. `message` is the message as sent, with its newline. It is
+    empty where the session released the request itself, which need not be repeated. `reason` is stored as part of
+    `message`; `request` is not stored.
     """
 
     id: int
     ref: str | None
     origin: Origin
     at: float
-    line: bytes
+    message: bytes
     reason: Reason = SUCCESS
     request: Request | None = None
-    """The request, while this process knows it: another one with the same `ref` must be the same by meaning."""
+    """The request, while this process has it: another request with the same `ref` must be equivalent."""
 
 
-Change = Request | Ending | None
-"""What is to be known of an id from now on: a request that is held or waits, an ending, or (None, or a request that has
-ended) nothing."""
+Change = Request | RetainedReply | None
+"""The new value of an id: a request that is held or waits, or a retained reply. None (or an ended request) deletes it."""
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one group commit writes, all of it or nothing.
+    """One group commit: the store applies all of it or nothing.
 
-    `changes` has the ids of which something changed. The rest are the manager's counters (no id from `next_id` on was
-    given out, nor may one below it be) and clock (ms).
+    `changes` maps the ids that changed to their new values. The other fields are the lock manager's counters and clock
+    (ms): every id below `next_id` may have been given out, none from `next_id` on has.
     """
 
     changes: dict[int, Change] = field(default_factory=dict)
@@ -109,94 +109,103 @@ class Batch:
     clock_ms: float = 0.0
 
 
-class Replica:
-    """The state that the batches so far have led to, ready to be led from: all locks, lines and deadlines.
+class StateMachine:
+    """The state that the batches so far have led to, ready to be led from: locks, wait queues, deadlines.
 
-    `endings` are those that the sessions of the namespace may have to be told, by id.
+    `retained_replies` are those that clients may still ask for, by id.
     """
 
     def __init__(self) -> None:
         self.manager = LockManager()
-        self.endings: dict[int, Ending] = {}
+        self.retained_replies: dict[int, RetainedReply] = {}
         self.clock_ms = 0.0
 
     def apply(self, batch: Batch) -> None:
-        """Follow one batch. What it changes leaves its places before anything takes one."""
-        manager, endings = self.manager, self.endings
+        """Apply one batch. All old values are removed before any new one is added: they may use the same queue position."""
+        manager, retained = self.manager, self.retained_replies
         for id_ in batch.changes:
             manager.forget(id_)
-            endings.pop(id_, None)
+            retained.pop(id_, None)
         for id_, change in batch.changes.items():
-            if isinstance(change, Ending):
-                endings[id_] = change
+            if isinstance(change, RetainedReply):
+                retained[id_] = change
             elif change is not None and change.state is not ENDED:
                 manager.adopt(change)
         manager.next_id, manager.next_fence, self.clock_ms = batch.next_id, batch.next_fence, batch.clock_ms
 
-    def knows(self, id_: int) -> bool:
-        """Whether there is anything under this id."""
+    def __contains__(self, id_: int) -> bool:
         table = self.manager.table
-        return id_ in table.held or id_ in table.waiting or id_ in self.endings
+        return id_ in table.held or id_ in table.waiting or id_ in self.retained_replies
 
-    def whole(self) -> Batch:
-        """All of it as one batch."""
-        return whole(self.manager, self.endings, self.manager.next_id, self.clock_ms)
+    def snapshot(self) -> Batch:
+        """Return the whole state as one batch."""
+        return snapshot_of(self.manager, self.retained_replies, self.manager.next_id, self.clock_ms)
 
 
-def whole(manager: LockManager, endings: dict[int, Ending], next_id: int, clock_ms: float) -> Batch:
-    """A whole state as one batch: whatever is stored at all."""
+def snapshot_of(
+    manager: LockManager, retained_replies: dict[int, RetainedReply], next_id: int, clock_ms: float
+) -> Batch:
+    """Return everything that a store keeps of a state, as one batch."""
     changes: dict[int, Change] = {
         request.id: request
         for requests in (manager.table.held, manager.table.waiting)
         for request in requests.values()
         if is_stored(request)
     }
-    changes.update(endings)
+    changes.update(retained_replies)
     return Batch(changes, next_id, manager.next_fence, clock_ms)
 
 
 def is_stored(request: Request) -> bool:
-    """Whether a living request outlives this process. One that waits goes with its connection, unless it has a session."""
+    """Return whether a request that has not ended survives this process.
+
+    A waiting request without a session ends with its connection, so it is not stored.
+    """
     return request.state is HELD or (request.origin is not None and request.origin.key is not None)
 
 
-class Superseded(Exception):
-    """Another server has taken the namespace over. This one must not say anything to anyone any more."""
+# -- The store ----------------------------------------------------------------------------------------
+
+
+class LeadershipLost(Exception):
+    """The node does not lead the namespace any more, or may not. It must not send anything to clients."""
 
 
 class Store(Protocol):
-    """Keeps the requests that are held, and those of sessions that wait. One batch at a time."""
+    """Keeps the held requests and the waiting requests of sessions. It commits one batch at a time."""
 
     durable: bool
-    """Whether anything is written, so that it is worth telling what changed."""
+    """Whether the store writes anything, so that collecting a write set is worth it."""
 
     @property
-    def errors(self) -> int:
-        """How often it could not be reached."""
+    def failure_count(self) -> int:
+        """How many operations failed because the store was unavailable or rejected them."""
 
     @property
     def full(self) -> bool:
-        """Whether it has no room left: what ends is still written, and nothing new should be begun."""
+        """Whether the store is out of memory: it still stores releases, but no new requests should be accepted."""
 
-    async def open(self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]) -> Replica:
-        """Wait until this node leads the namespace; returns what it holds. May be called again after that has ended.
+    async def open(
+        self, node: Node, snapshot: Callable[[], Batch], on_leader_changed: Callable[[str | None], None]
+    ) -> StateMachine:
+        """Follow the namespace until this node leads it, and return its state. Call it again when leadership has ended.
 
-        `following` is told meanwhile who leads (the address for clients), or that this is not known. `whole` gives the
-        whole present state at any later time: a store that finds its own content lost writes it anew from there.
+        `on_leader_changed` is called with the leader's address for clients, or with None while it is unknown.
+        `snapshot` returns the leader's state at any later time: a store that has lost its content restores it from there.
         """
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch and call `done`: now or, with most stores, later.
+        """Write a batch, then call `done(None)`, before this returns or later.
 
-        The store retries, with the same batch, for as long as it takes; `done` is given an error only where there is
-        no use in that, as with `Superseded`. The next batch must wait until then.
+        The store retries the same batch until it is stored. `done` gets an error only where retrying is useless, such as
+        `LeadershipLost`. The caller must not commit the next batch before that.
         """
 
-    async def wanted(self) -> None:
-        """Wait until another node asks for the namespace with good reason. To be called while this one leads."""
+    async def wait_for_transfer_request(self) -> None:
+        """While this node leads, wait until another node asks for the namespace and should have it."""
 
     async def resign(self) -> None:
-        """Let another node lead at once. Nothing is committed afterwards."""
+        """Give up leadership, so that another node can lead at once. Nothing may be committed afterwards."""
 
     async def close(self) -> None:
-        """Let go of everything. Nothing is committed afterwards."""
+        """Close connections and end tasks. Nothing may be committed afterwards."""

@@ -13,9 +13,9 @@ from genie import core
 from genie.core import State
 from genie.storage.memory import MemoryStore
 from genie.storage.redis.commit import pauses, until_done
-from genie.storage.redis.connection import Link
+from genie.storage.redis.connection import RedisConnection
 from genie.storage.redis.store import RedisStore
-from genie.storage.store import Batch, Change, Store, Superseded
+from genie.storage.store import Batch, Change, LeadershipLost, Store
 from servers import running_redis
 from stores import commit, opened
 
@@ -72,7 +72,7 @@ def batch(manager: core.LockManager, now: float, *events: core.Event) -> Batch:
 
 async def test_an_unknown_namespace_is_empty(make: Make) -> None:
     replica = await opened(make())
-    assert replica.whole() == Batch()
+    assert replica.snapshot() == Batch()
 
 
 async def test_a_commit_is_done_when_it_says_so(make: Make) -> None:
@@ -86,7 +86,7 @@ async def test_a_commit_is_done_when_it_says_so(make: Make) -> None:
 async def test_what_was_committed_is_loaded(make: Make) -> None:
     store = make()
     if not store.durable:
-        assert (await opened(store)).whole() == Batch()
+        assert (await opened(store)).snapshot() == Batch()
         return
     await opened(store)
     manager = core.LockManager(1_000, 2_000)
@@ -197,13 +197,13 @@ async def test_who_comes_later_owns_the_namespace(make: Make) -> None:
     manager = core.LockManager()
     await commit(older, batch(manager, 0, *manager.step(core.Request(exclusive=("A",)), 0)))
     await opened(newer)
-    with pytest.raises(Superseded):
+    with pytest.raises(LeadershipLost):
         await commit(older, batch(manager, 0, *manager.step(core.Request(exclusive=("B",)), 0)))
     loaded = await opened(make())
     assert [request.exclusive for request in loaded.manager.table.held.values()] == [("A",)]
 
 
-async def reply(link: Link, command: bytes) -> object:
+async def reply(link: RedisConnection, command: bytes) -> object:
     future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     link.send(command, future.set_result)
     return await future

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from genie.storage.memory import MemoryStore
 from genie.storage.redis.records import Reader, encode
-from genie.storage.store import Batch, Change, Ending, Replica
+from genie.storage.store import Batch, Change, RetainedReply, StateMachine
 
 Done = Callable[[BaseException | None], None]
 
@@ -58,10 +58,10 @@ class Shelf(MemoryStore):
                     self.records[id_] = record
             self.last = batch
 
-    def replica(self) -> Replica:
+    def replica(self) -> StateMachine:
         """What the next server finds."""
         self.waiting, self.away = None, False
-        reader, replica = Reader(), Replica()
+        reader, replica = Reader(), StateMachine()
         changes: dict[int, Change] = {id_: reader.read(id_, record) for id_, record in self.records.items()}
         replica.apply(Batch(changes, self.last.next_id, self.last.next_fence, self.last.clock_ms))
         return replica
@@ -69,6 +69,6 @@ class Shelf(MemoryStore):
 
 def recorded(change: Change) -> bytes | None:
     """What is written for a change; None where the record goes."""
-    if change is None or (not isinstance(change, Ending) and change.state.name == "ENDED"):
+    if change is None or (not isinstance(change, RetainedReply) and change.state.name == "ENDED"):
         return None
     return encode(change)

@@ -28,7 +28,7 @@ from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
 from genie.server.pipeline import WATCH_FLUSH_INTERVAL_S, Pipeline
 from genie.storage.memory import MemoryStore
-from genie.storage.store import Ending, Superseded
+from genie.storage.store import LeadershipLost, RetainedReply
 from genie.testing.simulation.invariants import check
 
 PLACE = re.compile(rb"@(\d+)@")
@@ -147,7 +147,7 @@ class Stage:
             manager, self.store, self.settings, self.stats, lambda: self.now_ms - began, self._failed
         )
         self.pipeline._scheduler._clock = self.loop.time
-        self.pipeline.recover(replica.endings.values())
+        self.pipeline.recover(replica.retained_replies.values())
         await self._quiet()
         if isinstance(self.handler, FollowerHandler):
             self.handler.complete()
@@ -156,7 +156,7 @@ class Stage:
             client.connection.handler = self.pipeline
 
     def _failed(self, error: BaseException) -> None:
-        if not isinstance(error, Superseded) or not self.was_away:
+        if not isinstance(error, LeadershipLost) or not self.was_away:
             self.wrong(error)
         self.seen["lost the lead"] += 1
         self._cut_all()
@@ -398,10 +398,12 @@ class Stage:
             elif connection in ears and request.id not in ears[connection].here:
                 self.wrong(Wrong(f"{request} is {state}, and this connection was not told"))
         if isinstance(self.store, Shelf):
-            whole = self.pipeline.whole().changes
+            whole = self.pipeline.snapshot().changes
             # The ending of a request that was over at once need not be stored: who does not know of it asks again.
             stored = {
-                id_ for id_, change in whole.items() if not isinstance(change, Ending) or id_ in self.store.records
+                id_
+                for id_, change in whole.items()
+                if not isinstance(change, RetainedReply) or id_ in self.store.records
             }
             if stored != self.store.records.keys():
                 self.wrong(Wrong(f"stored are {sorted(self.store.records)}, and known {sorted(whole)}"))

@@ -14,12 +14,12 @@ from genie.config import Settings
 from genie.core import HELD, Request
 from genie.server.app import Server
 from genie.storage.redis import keyspace as namespace
-from genie.storage.redis.election import Precedence, Spread
-from genie.storage.redis.keyspace import Namespace
-from genie.storage.redis.log import Gap, Journal
-from genie.storage.redis.replica import Knowledge
+from genie.storage.redis.election import Candidacy, LeadershipBalancer
+from genie.storage.redis.keyspace import Keyspace
+from genie.storage.redis.log import LogReader, LogTruncated
+from genie.storage.redis.replica import LocalReplica
 from genie.storage.redis.store import RedisStore
-from genie.storage.store import Batch, Node, Replica, Superseded
+from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
 from servers import WAIT_S, Redis
 from stores import commit
 
@@ -41,7 +41,7 @@ async def make(redis: Redis) -> AsyncIterator[Callable[[], RedisStore]]:
         yield build
 
 
-async def lead(store: RedisStore, number: int, whole: Batch, *, lease_ms: int = LEASE_MS) -> Replica:
+async def lead(store: RedisStore, number: int, whole: Batch, *, lease_ms: int = LEASE_MS) -> StateMachine:
     async with asyncio.timeout(WAIT_S):
         return await store.open(Node(f"here:{number}", f"here:{number}", lease_ms), lambda: whole, lambda _: None)
 
@@ -63,13 +63,15 @@ async def test_of_two_who_have_seen_it_one_writes_anew(
     redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other follows; both have waited as long."""
-    begin = Precedence.__init__
+    begin = Candidacy.__init__
 
-    def impatient(self: Precedence, namespace: Namespace, knowledge: Knowledge, node: Node, spread: Spread) -> None:
+    def impatient(
+        self: Candidacy, namespace: Keyspace, knowledge: LocalReplica, node: Node, balancer: LeadershipBalancer
+    ) -> None:
         """Where nothing is it waits for a short lease, and leads for a long one."""
-        begin(self, namespace, knowledge, replace(node, lease_ms=LEASE_MS), spread)
+        begin(self, namespace, knowledge, replace(node, lease_ms=LEASE_MS), balancer)
 
-    monkeypatch.setattr(Precedence, "__init__", impatient)
+    monkeypatch.setattr(Candidacy, "__init__", impatient)
     leader, one, other = make(), make(), make()
     await lead(leader, 1, holding(1), lease_ms=LONG_MS)
     followers = [
@@ -145,7 +147,7 @@ async def test_a_clock_that_was_ahead_gives_no_right(
     await lead(newer, 2, holding(9))
     await commit(newer, holding(9))
     assert newer._namespace.tenure.epoch < older._namespace.tenure.epoch
-    with pytest.raises(Superseded):
+    with pytest.raises(LeadershipLost):
         await commit(older, Batch({}, 100, 100, 7))
     assert stored(redis) == {9}
 
@@ -191,17 +193,17 @@ async def test_reading_the_records_takes_time_and_is_no_silence(
     """A follower that must read them anew does not depose a leader that lives meanwhile."""
     leader, follower = make(), make()
     await lead(leader, 1, holding(), lease_ms=LONG_MS)
-    begin, made = Precedence.__init__, list[Precedence]()
+    begin, made = Candidacy.__init__, list[Candidacy]()
 
-    def seen(self: Precedence, *args: Any) -> None:
+    def seen(self: Candidacy, *args: Any) -> None:
         begin(self, *args)
         made.append(self)
 
-    monkeypatch.setattr(Precedence, "__init__", seen)
+    monkeypatch.setattr(Candidacy, "__init__", seen)
     following = asyncio.create_task(lead(follower, 2, holding()))
-    read, load, loaded, gaps = Journal.read, follower._namespace.load, asyncio.Event(), [Gap()]
+    read, load, loaded, gaps = LogReader.read, follower._namespace.load, asyncio.Event(), [LogTruncated()]
 
-    async def with_a_gap(journal: Journal, wait_ms: int | None) -> Any:
+    async def with_a_gap(journal: LogReader, wait_ms: int | None) -> Any:
         found = await read(journal, wait_ms)
         if found and gaps:
             raise gaps.pop()
@@ -214,7 +216,7 @@ async def test_reading_the_records_takes_time_and_is_no_silence(
             made[0]._heard_at -= 2 * LONG_MS / 1000  # so much time goes by
             loaded.set()
 
-    monkeypatch.setattr(Journal, "read", with_a_gap)
+    monkeypatch.setattr(LogReader, "read", with_a_gap)
     monkeypatch.setattr(follower._namespace, "load", slowly)
     beats = 0
     while beats < 12:

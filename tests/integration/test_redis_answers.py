@@ -15,7 +15,7 @@ import trustme
 from redis import RedisError
 from structlog.testing import capture_logs
 
-from genie.storage.redis.connection import Link, LinkError
+from genie.storage.redis.connection import RedisConnection, RedisFailure
 from genie.storage.redis.store import RedisStore
 from locks import NAME, Locks, batches, locks, soon, stored
 from ports import free_port
@@ -35,7 +35,7 @@ REFUSALS = [
     "ASK 3999 127.0.0.1:1",
     "TRYAGAIN Multiple keys request during rehashing of slot",
     "CLUSTERDOWN The cluster is down",
-    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    "MASTERDOWN RedisConnection with MASTER is down and replica-serve-stale-data is set to 'no'.",
     "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
     "ERR something that nobody has heard of",
 ]
@@ -71,10 +71,10 @@ async def seen(between: Relay, name: str, times: int) -> None:
 
 async def refused(store: RedisStore) -> None:
     """Redis has refused, and a further attempt has come to nothing."""
-    before = store.errors
+    before = store.failure_count
 
     async def again() -> bool:
-        return store.errors > before
+        return store.failure_count > before
 
     await until("a commit is refused", again)
 
@@ -432,7 +432,7 @@ async def test_disks_of_a_master_and_its_replica(sync: str) -> None:
 async def test_a_redis_that_can_not_say_what_is_on_its_disk_is_not_taken(plain: Redis) -> None:
     async with relay(plain.port, new("7.0.15")) as between:
         client = Locks(between.url, fsync=True)
-        with pytest.raises(LinkError, match="is older than Redis 7"):
+        with pytest.raises(RedisFailure, match="is older than Redis 7"):
             await client.store._master.connect()
 
 
@@ -442,7 +442,7 @@ async def test_a_redis_that_can_not_say_what_is_on_its_disk_is_not_taken(plain: 
 async def test_a_sentinel_or_a_replica_in_the_place_of_a_master_is_named() -> None:
     for role in (["sentinel", ["locks"]], ["slave", "127.0.0.1", 1, "connected", 0]):
         async with relay(0, lambda command, role=role: encoded(role) if command[0] == b"ROLE" else None) as between:
-            with pytest.raises(LinkError, match=f"no master but a {role[0]}"):
+            with pytest.raises(RedisFailure, match=f"no master but a {role[0]}"):
                 await RedisStore(between.url)._master.connect()
 
 
@@ -477,7 +477,7 @@ async def test_a_password_is_not_repeated_by_what_refuses_it() -> None:
     }
     async with relay(0, lambda command: error(answers[command[0]].pop(0))) as between:
         for expected in ("ERR unknown command `AUTH`", "WRONGPASS invalid", "ERR the password is refused"):
-            with pytest.raises(LinkError) as caught:
+            with pytest.raises(RedisFailure) as caught:
                 await RedisStore(f"redis://me:hunter2@127.0.0.1:{between.port}")._master.connect()
             assert str(caught.value).startswith(f"127.0.0.1:{between.port} refuses: {expected}")
             assert "hunter2" not in str(caught.value)
@@ -486,14 +486,14 @@ async def test_a_password_is_not_repeated_by_what_refuses_it() -> None:
 
 async def test_who_is_not_there_is_named() -> None:
     port = free_port()
-    with pytest.raises(LinkError, match=f"^127.0.0.1:{port}: .*(refused|Connect call failed)"):
+    with pytest.raises(RedisFailure, match=f"^127.0.0.1:{port}: .*(refused|Connect call failed)"):
         await RedisStore(f"redis://127.0.0.1:{port}")._master.connect()
 
 
 async def test_a_node_of_a_cluster_needs_another_url() -> None:
     async with relay(0, lambda command: error("MOVED 5 127.0.0.1:1") if command[0] == b"GET" else error("ERR")) as one:
         master = RedisStore(one.url)._master
-        with pytest.raises(LinkError, match=r"a node of a cluster, and needs redis\+cluster://"):
+        with pytest.raises(RedisFailure, match=r"a node of a cluster, and needs redis\+cluster://"):
             await master.call("GET", "a")
 
 
@@ -520,7 +520,7 @@ async def test_what_goes_on_is_logged_once() -> None:
 
 async def test_what_is_no_redis_is_named() -> None:
     async with relay(0, lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as between:
-        with pytest.raises(LinkError, match=f":{between.port} does not talk as Redis does"):
+        with pytest.raises(RedisFailure, match=f":{between.port} does not talk as Redis does"):
             await RedisStore(between.url)._master.connect()
 
 
@@ -540,7 +540,7 @@ async def test_it_is_talked_to_in_tls(tmp_path: Path) -> None:
             await soon(client.lock("b"))
             assert stored(redis) == {1, 2}
         stranger = RedisStore(f"rediss://localhost:{port}")
-        with pytest.raises(LinkError, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(RedisFailure, match="CERTIFICATE_VERIFY_FAILED"):
             await stranger._master.connect()
 
 
@@ -679,7 +679,7 @@ async def test_a_connection_that_is_dropped_while_the_state_is_written_anew_is_m
 
 async def test_a_link_that_is_closed_refuses_at_once(plain: Redis) -> None:
     master = RedisStore(plain.url)._master
-    link: Link = await master.connect()
+    link: RedisConnection = await master.connect()
     link.close()
-    with pytest.raises(LinkError, match="not connected"):
+    with pytest.raises(RedisFailure, match="not connected"):
         await link.call("PING")

@@ -253,7 +253,7 @@ MUTANTS = [
     Mutant(
         "the refs of ended requests are not stored",
         "storage/redis/records.py",
-        "            ref=ending.ref,",
+        "            ref=reply.ref,",
         "            ref=None,",
         first=FEATURED,
     ),
@@ -320,7 +320,7 @@ MUTANTS = [
     Mutant(
         "a repeated ref of an ended request is not answered",
         "server/dispatcher.py",
-        "            self.say(connection, known.line or replies.ended(known.id, known.reason, known.ref))",
+        "            self.say(connection, known.message or replies.ended(known.id, known.reason, known.ref))",
         "            pass",
         first=FEATURED,
     ),

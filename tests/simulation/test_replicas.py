@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-from genie.storage.redis.connection import Link, Refused
-from genie.storage.redis.primary import Master
+from genie.storage.redis.connection import ErrorReply, RedisConnection
+from genie.storage.redis.primary import Primary
 from genie.storage.redis.url import Address, Login, RedisUrl
 from genie.testing.simulation.loop import SimLoop
 from genie.testing.simulation.network import Network
 from genie.testing.simulation.redis.replication import ReplicatedRedis, Writes
-from genie.testing.simulation.redis.sentinel import NAME, SENTINEL_PORT, Sentinels
+from genie.testing.simulation.redis.sentinel import NAME, SENTINEL_PORT, SentinelDiscovery
 
 HOSTS = "r1", "r2", "r3"
 
@@ -28,7 +28,7 @@ class Crowd:
         for replica in self.redises[1:]:
             replica.master, replica.read_only = "r1", True
         self.done: list[str] = []
-        self.sentinels = Sentinels(loop.network, self.redises, Random(1), self.done.append)
+        self.sentinels = SentinelDiscovery(loop.network, self.redises, Random(1), self.done.append)
 
     async def start(self) -> None:
         for redis in self.redises:
@@ -45,8 +45,8 @@ class Crowd:
             await asyncio.sleep(0.05)
         raise AssertionError("it never came")
 
-    async def link(self, host: str, port: int = 6379) -> Link:
-        return await Link.open(Address(host, port), Login())
+    async def link(self, host: str, port: int = 6379) -> RedisConnection:
+        return await RedisConnection.open(Address(host, port), Login())
 
     async def named(self, host: str) -> str:
         """Who is the master by the sentinel on a host."""
@@ -66,7 +66,7 @@ def live(loop: SimLoop, life: Callable[[Crowd], Coroutine[Any, Any, None]]) -> N
 async def code(call: Coroutine[Any, Any, Any]) -> str:
     try:
         await call
-    except Refused as refused:
+    except ErrorReply as refused:
         return refused.code
     return ""
 
@@ -192,7 +192,7 @@ def test_who_connects_to_another_master_calls_the_old_one_no_more(loop: SimLoop)
     """That one does not know yet that it is none, and would take what is written to it."""
 
     async def life(crowd: Crowd) -> None:
-        master = Master(RedisUrl.read(f"redis+sentinel://{','.join(HOSTS)}/{NAME}"), "{genie}:meta")
+        master = Primary(RedisUrl.read(f"redis+sentinel://{','.join(HOSTS)}/{NAME}"), "{genie}:meta")
         assert (await master.call("ROLE"))[0] == b"master"
         assert str(master.address) == "r1:6379"
         assert crowd.sentinels.fail_over()

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from genie.core import ENDED, Request
-from genie.storage.redis.connection import Link, LinkError, Refused, bulk, pack
-from genie.storage.redis.keyspace import Namespace, counters
-from genie.storage.redis.log import Kept
-from genie.storage.redis.primary import Master, runnable
+from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure, bulk, pack
+from genie.storage.redis.keyspace import Keyspace, counters
+from genie.storage.redis.log import LogRetention
+from genie.storage.redis.primary import Primary, runnable
 from genie.storage.redis.records import encode
 from genie.storage.store import Batch
 from genie.tasks import end
@@ -33,7 +33,7 @@ def _sha(script: bytes) -> bytes:
     return sha1(script).hexdigest().encode()  # noqa: S324 - Redis names scripts so
 
 
-async def load_scripts(link: Link) -> bytes:
+async def load_scripts(link: RedisConnection) -> bytes:
     """Load the script of a commit, and the one that is also run where Redis is full; returns that one's name.
 
     Empty where this Redis has no such thing: it is older than 7.
@@ -46,15 +46,15 @@ async def load_scripts(link: Link) -> bytes:
     return _sha(roomy)
 
 
-class Packer:
+class BatchEncoder:
     """Numbers the batches of one tenure, from one on, and packs them."""
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: Keyspace) -> None:
         tenure = namespace.tenure
         keys = (namespace.meta, tenure.records, namespace.journal)
         head = ("EVALSHA", _SHA, len(keys), *keys, tenure.epoch, tenure.nonce)
         self._head, self._head_length = b"".join(map(bulk, head)), len(head)
-        self._kept = Kept()
+        self._kept = LogRetention()
         self.number = 0
 
     def pack(self, batch: Batch) -> bytes:
@@ -93,7 +93,7 @@ def with_script(packed: bytes, name: bytes) -> bytes:
     return packed.replace(_SHA, name, 1)
 
 
-class Confirmation:
+class AckPolicy:
     """What a commit must be followed by before it counts as stored: nothing, WAIT or WAITAOF, on the same connection.
 
     `replicas` must have it; with `fsync` on their disks, and on that of the master.
@@ -110,7 +110,7 @@ class Confirmation:
 
     def missing(self, reply: object) -> str:
         """What is still missing by Redis's answer; nothing where it is all there."""
-        if isinstance(reply, Refused):
+        if isinstance(reply, ErrorReply):
             return str(reply)
         confirmed = reply if isinstance(reply, list) else [reply]
         if all(count >= wanted for count, wanted in zip(confirmed, self._wanted, strict=True)):
@@ -130,12 +130,12 @@ MOST_HEAD = 128
 BACKOFF_S = (0.02, 1.0)
 """The first and the longest pause between two attempts to reach Redis."""
 
-FAILURES = (LinkError, OSError, TimeoutError)
+FAILURES = (RedisFailure, OSError, TimeoutError)
 """What goes wrong for Redis's sake, and is tried again."""
 T = TypeVar("T")
 
 
-class Delivery:
+class CommitWriter:
     """Sends batches over a connection of its own to whoever is the master.
 
     `answered` is told what the script said: `ok` when it is stored as far as `confirmation` wants, `lost`, `stale` or
@@ -144,8 +144,8 @@ class Delivery:
 
     def __init__(
         self,
-        master: Master,
-        confirmation: Confirmation,
+        master: Primary,
+        confirmation: AckPolicy,
         log: FilteringBoundLogger,
         answered: Callable[[object], None],
         failed: Callable[[BaseException], None],
@@ -159,7 +159,7 @@ class Delivery:
         """How often Redis could not be reached, or refused something."""
         self.full = False
         """Whether Redis has no memory left but for what ends."""
-        self._link: Link | None = None
+        self._link: RedisConnection | None = None
         self._packed = b""
         self._busy = False
         """A batch is in flight."""
@@ -176,7 +176,7 @@ class Delivery:
         self._watch: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Connect. LinkError, OSError or TimeoutError where that fails."""
+        """Connect. RedisFailure, OSError or TimeoutError where that fails."""
         self._loop = asyncio.get_running_loop()
         self._timeout_s = COMMIT_TIMEOUT_S
         self._link = await self._connect()
@@ -210,12 +210,12 @@ class Delivery:
         self.drop()
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> RedisConnection | None:
         """The connection, where there is one."""
         return self._link
 
     def drop(self) -> None:
-        """Close the connection. What it still carries fails with LinkError, and is sent again on the next."""
+        """Close the connection. What it still carries fails with RedisFailure, and is sent again on the next."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -223,7 +223,7 @@ class Delivery:
     def _send(self) -> None:
         if self._link is None:  # it is being made, and then sends what is in flight; or it was given up
             if self._task is None:
-                self.work(self._send_again(LinkError("there is no connection")))
+                self.work(self._send_again(RedisFailure("there is no connection")))
             return
         self._moved_at, self._unconfirmed = self._loop.time(), 0
         self._link.send(self._packed + self._confirmation.command, self._replied, self._confirmation.replies)
@@ -234,7 +234,7 @@ class Delivery:
         confirmed: object = None
         if type(reply) is list:
             reply, confirmed = reply
-        if isinstance(reply, LinkError):
+        if isinstance(reply, RedisFailure):
             self._refused(reply)
             return
         if reply == b"ok" and confirmed is not None and (missing := self._confirmation.missing(confirmed)):
@@ -257,15 +257,15 @@ class Delivery:
         """
         self._unconfirmed += 1
         again = self._confirmation.again
-        if self._link is None or isinstance(confirmed, LinkError) or self._unconfirmed >= len(again):
-            self._refused(LinkError(f"a commit is not stored yet: {missing}"))
+        if self._link is None or isinstance(confirmed, RedisFailure) or self._unconfirmed >= len(again):
+            self._refused(RedisFailure(f"a commit is not stored yet: {missing}"))
             return
         self._moved_at = self._loop.time()
         self._link.send(again[self._unconfirmed], self._waited)
 
     def _waited(self, confirmed: object) -> None:
         """An answer to that; where there is none, the connection is gone."""
-        lost = isinstance(confirmed, LinkError) and not isinstance(confirmed, Refused)
+        lost = isinstance(confirmed, RedisFailure) and not isinstance(confirmed, ErrorReply)
         self._replied(confirmed if lost else [b"ok", confirmed])
 
     @property
@@ -273,9 +273,9 @@ class Delivery:
         """Whether the batch in flight was sent as one that is written also where Redis is full."""
         return bool(self._roomy) and self._roomy in self._packed[:MOST_HEAD]
 
-    def _refused(self, error: LinkError) -> None:
+    def _refused(self, error: RedisFailure) -> None:
         """The batch in flight came to nothing, or nobody knows to what."""
-        if isinstance(error, Refused) and error.code == "OOM" and self._roomy and not self._urged:
+        if isinstance(error, ErrorReply) and error.code == "OOM" and self._roomy and not self._urged:
             if not self.full:
                 self.full = True
                 self._log.error("Redis is full: what is held can be released, and nothing new be had", error=str(error))
@@ -308,7 +308,7 @@ class Delivery:
         if error is not None:
             self._failed(error)
 
-    async def _connect(self) -> Link:
+    async def _connect(self) -> RedisConnection:
         link = await self._master.connect()
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
@@ -318,7 +318,7 @@ class Delivery:
             raise
         return link
 
-    async def _send_again(self, error: LinkError) -> None:
+    async def _send_again(self, error: RedisFailure) -> None:
         """Send the batch in flight once more, to whoever is the master. One line for the loss, one for the return."""
         self.errors += 1
         if self._pauses is None:

@@ -15,11 +15,11 @@ from redis.asyncio.connection import SSLConnection
 from genie.storage.redis.url import Address, Login
 
 
-class LinkError(Exception):
+class RedisFailure(Exception):
     """The connection to Redis failed, or Redis refused the command. Nothing is known about its effect."""
 
 
-class Refused(LinkError):
+class ErrorReply(RedisFailure):
     """Redis answered with an error; `code` is its first word (`READONLY`, `MOVED`, ...)."""
 
     @property
@@ -42,13 +42,13 @@ def pack(parts: Sequence[object]) -> bytes:
 ASKING = pack(["ASKING"])
 
 
-def _without(password: str | None, error: Refused) -> Refused:
+def _without(password: str | None, error: ErrorReply) -> ErrorReply:
     """The same without what was said: a Redis that does not know a command repeats how it begins."""
     said = str(error).partition(", with args")[0]
-    return Refused(said if password is None or password not in said else f"{error.code} the password is refused")
+    return ErrorReply(said if password is None or password not in said else f"{error.code} the password is refused")
 
 
-class Link(asyncio.Protocol):
+class RedisConnection(asyncio.Protocol):
     """One connection to Redis, one command at a time.
 
     `asking`: every command is said with the leave that a node of a cluster needs which is to take this slot over.
@@ -67,8 +67,8 @@ class Link(asyncio.Protocol):
         self.address = Address("", 0)
 
     @classmethod
-    async def open(cls, address: Address, login: Login) -> Link:
-        """Connect and log in. OSError or LinkError where that fails."""
+    async def open(cls, address: Address, login: Login) -> RedisConnection:
+        """Connect and log in. OSError or RedisFailure where that fails."""
         loop = asyncio.get_running_loop()
         if not address.port:
             _, link = await loop.create_unix_connection(cls, address.host)
@@ -81,7 +81,7 @@ class Link(asyncio.Protocol):
                 await link.call("AUTH", *([] if login.username is None else [login.username]), login.password)
             if login.db:
                 await link.call("SELECT", login.db)
-        except Refused as error:
+        except ErrorReply as error:
             link.close()
             raise _without(login.password, error) from None
         except BaseException:
@@ -90,24 +90,24 @@ class Link(asyncio.Protocol):
         return link
 
     async def call(self, *parts: object) -> Any:
-        """Send one command and wait for its reply; LinkError where it is an error."""
+        """Send one command and wait for its reply; RedisFailure where it is an error."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.send(pack(parts), lambda reply: None if future.done() else future.set_result(reply))
         reply = await future
-        if isinstance(reply, LinkError):
+        if isinstance(reply, RedisFailure):
             raise reply
         return reply
 
     def send(self, command: bytes, then: Callable[[Any], None], replies: int = 1) -> None:
-        """Send a packed command, or several, and call `then` with the reply to the first, or with a LinkError.
+        """Send a packed command, or several, and call `then` with the reply to the first, or with a RedisFailure.
 
-        With several it is a list of all replies, some of which may be errors, or one LinkError where not all have come.
+        With several it is a list of all replies, some of which may be errors, or one RedisFailure where not all have come.
 
         A call, and no future: two of those and their ways through the event loop would cost a commit more than all
         else that is done for it here.
         """
         if self._transport is None or self._transport.is_closing():
-            then(LinkError("not connected"))
+            then(RedisFailure("not connected"))
             return
         if self.asking:
             command, replies = ASKING + command, replies + 1
@@ -136,14 +136,14 @@ class Link(asyncio.Protocol):
             self._take(data)
         except hiredis.ProtocolError as error:
             self.close()
-            self._answer(LinkError(f"{self.address} does not talk as Redis does: {error}"))
+            self._answer(RedisFailure(f"{self.address} does not talk as Redis does: {error}"))
 
     def _take(self, data: bytes) -> None:
         self._reader.feed(data)
         reply = self._reader.gets()
         while reply is not False:
             if isinstance(reply, Exception):
-                reply = Refused(str(reply))
+                reply = ErrorReply(str(reply))
             if self._expected == 1:
                 self._answer(reply)
             else:
@@ -153,7 +153,7 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed, by whomever."""
         self._transport = None
-        self._answer(LinkError(f"the connection to {self.address} ended: {exc or 'closed'}"))
+        self._answer(RedisFailure(f"the connection to {self.address} ended: {exc or 'closed'}"))
 
     def _collect(self, reply: object) -> None:
         self._replies.append(reply)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from redis.crc import key_slot
 
-from genie.storage.redis.connection import Link, LinkError, Refused
+from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure
 from genie.storage.redis.url import Address, Login, RedisUrl
 
 LATEST_S = 1.5
@@ -27,50 +27,50 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrimaryLocation:
     """Where the master is. `asking`: it is about to take the slot over, and is to be told that we know."""
 
     address: Address
     asking: bool = False
 
 
-class Finder(Protocol):
+class Discovery(Protocol):
     """Finds the master, as often as it is asked."""
 
     strict: bool
     """Whether it must say itself that it is one: somebody else might have become it meanwhile."""
 
-    async def find(self) -> Found:
-        """The present master. LinkError where nobody knows it."""
+    async def find(self) -> PrimaryLocation:
+        """The present master. RedisFailure where nobody knows it."""
 
-    def hint(self, error: Refused, said_by: Address) -> None:
+    def hint(self, error: ErrorReply, said_by: Address) -> None:
         """What a Redis has answered that is not the master (any more)."""
 
 
-def finder(url: RedisUrl, key: str) -> Finder:
+def finder(url: RedisUrl, key: str) -> Discovery:
     """The finder of a URL, for what is kept in the slot of `key`."""
     if url.kind == "sentinel":
-        return Sentinels(url)
-    return Cluster(url, key) if url.kind == "cluster" else Alone(url.nodes[0])
+        return SentinelDiscovery(url)
+    return ClusterDiscovery(url, key) if url.kind == "cluster" else Standalone(url.nodes[0])
 
 
-class Alone:
+class Standalone:
     """One Redis, and no other."""
 
     strict = False
 
     def __init__(self, address: Address) -> None:
-        self._found = Found(address)
+        self._found = PrimaryLocation(address)
 
-    async def find(self) -> Found:
+    async def find(self) -> PrimaryLocation:
         """Itself."""
         return self._found
 
-    def hint(self, error: Refused, said_by: Address) -> None:
+    def hint(self, error: ErrorReply, said_by: Address) -> None:
         """It does not matter what it says: there is no other."""
 
 
-class Sentinels:
+class SentinelDiscovery:
     """Asks all sentinels, and believes the one that has heard of the latest election."""
 
     strict = True
@@ -78,7 +78,7 @@ class Sentinels:
     def __init__(self, url: RedisUrl) -> None:
         self._url = url
 
-    async def find(self) -> Found:
+    async def find(self) -> PrimaryLocation:
         """The master with the highest configuration epoch. One that was cut off would name an older one.
 
         Asked for both, a sentinel that is just replacing the master names the old one, with the epoch of the new one:
@@ -90,14 +90,14 @@ class Sentinels:
         if answers:
             votes = Counter(answers)
             _, address = max(votes, key=lambda said: (said[0], votes[said]))
-            return Found(address)
-        raise LinkError(f"no sentinel names a master {url.master!r} ({errors})")
+            return PrimaryLocation(address)
+        raise RedisFailure(f"no sentinel names a master {url.master!r} ({errors})")
 
-    def hint(self, error: Refused, said_by: Address) -> None:
+    def hint(self, error: ErrorReply, said_by: Address) -> None:
         """They are asked each time anyway."""
 
 
-class Cluster:
+class ClusterDiscovery:
     """Asks the nodes of a cluster who serves the slot, and believes the most; or a node that has just said so itself."""
 
     strict = True
@@ -108,9 +108,9 @@ class Cluster:
         self._named: tuple[Address, ...] = ()
         """All that were named last. Those of the URL are asked beside them: they may be found again by their names when
         all others have moved."""
-        self._hint: Found | None = None
+        self._hint: PrimaryLocation | None = None
 
-    async def find(self) -> Found:
+    async def find(self) -> PrimaryLocation:
         """The node that most name as the master of the slot."""
         hint, self._hint = self._hint, None
         if hint is not None:
@@ -126,10 +126,10 @@ class Cluster:
                     votes[servers[0]] += 1
         self._named = tuple(named) or self._named
         if votes:
-            return Found(votes.most_common(1)[0][0])
-        raise LinkError(f"no node of the cluster says who serves slot {self._slot} ({errors or 'nobody does'})")
+            return PrimaryLocation(votes.most_common(1)[0][0])
+        raise RedisFailure(f"no node of the cluster says who serves slot {self._slot} ({errors or 'nobody does'})")
 
-    def hint(self, error: Refused, said_by: Address) -> None:
+    def hint(self, error: ErrorReply, said_by: Address) -> None:
         """`MOVED slot host:port`, or `ASK`: the node that is about to take the slot over has the keys already.
 
         Without a host it is that of who says so.
@@ -139,7 +139,7 @@ class Cluster:
             return
         host, _, port = rest.partition(" ")[2].rpartition(":")
         if port.isdecimal() and host != UNKNOWN:
-            self._hint = Found(Address(host.strip("[]") or said_by.host, int(port)), asking=code == "ASK")
+            self._hint = PrimaryLocation(Address(host.strip("[]") or said_by.host, int(port)), asking=code == "ASK")
 
 
 def _read_master(_: Address, master: list[bytes], address: list[bytes]) -> tuple[int, Address]:
@@ -193,7 +193,7 @@ async def _ask_all(
 
 async def _ask(node: Address, login: Login, read: Callable[..., T], *commands: tuple[object, ...]) -> T:
     async with asyncio.timeout(LATEST_S):
-        link = await Link.open(node, login)
+        link = await RedisConnection.open(node, login)
         try:
             said = [await link.call(*command) for command in commands]
         finally:
@@ -201,4 +201,4 @@ async def _ask(node: Address, login: Login, read: Callable[..., T], *commands: t
     try:
         return read(node, *said)
     except (ValueError, TypeError, LookupError, AttributeError):
-        raise LinkError(f"{node} does not say what a sentinel or a node of a cluster would") from None
+        raise RedisFailure(f"{node} does not say what a sentinel or a node of a cluster would") from None

@@ -12,8 +12,8 @@ import asyncio
 from collections import Counter
 from hashlib import blake2b
 
-from genie.storage.redis.keyspace import Meta, Namespace, Tenure
-from genie.storage.redis.replica import Knowledge
+from genie.storage.redis.keyspace import Keyspace, LeaderEpoch, Meta
+from genie.storage.redis.replica import LocalReplica
 from genie.storage.store import Node
 
 HESITATION_S = 0.1
@@ -26,7 +26,7 @@ TOO_MANY = 2
 """By how many more a node must lead than another before it hands one over: moving the last would only turn it round."""
 
 
-class Spread:
+class LeadershipBalancer:
     """Who leads what, by address, of the namespaces that this node serves."""
 
     def __init__(self) -> None:
@@ -85,20 +85,20 @@ POLL_S = 0.1
 """How often is looked whether the time is over."""
 
 
-class Precedence:
+class Candidacy:
     """What one node leaves to others, from what it has heard and what it knows."""
 
-    def __init__(self, namespace: Namespace, knowledge: Knowledge, node: Node, spread: Spread) -> None:
+    def __init__(self, namespace: Keyspace, knowledge: LocalReplica, node: Node, balancer: LeadershipBalancer) -> None:
         self._namespace = namespace
         self._knowledge = knowledge
         self._node = node
-        self._spread = spread
+        self._balancer = balancer
         self._loop = asyncio.get_running_loop()
         self._heard_at = self._loop.time()
         """When there was news of a leader, or of Redis, last."""
         self.newcomer = namespace.replaceable
         """No leader was heard to live at this Redis, and it may know less than was told by one that it lacks."""
-        self._behind: tuple[Tenure, int] | None = None
+        self._behind: tuple[LeaderEpoch, int] | None = None
         """Where Redis stands since it was seen to have gone back behind what is known here."""
         self._nobody_since: float | None = None
         """Since when the namespace says nothing of itself."""
@@ -154,8 +154,8 @@ class Precedence:
 
     async def hesitates(self, meta: Meta | None) -> bool:
         """Leave it to nodes that lead fewer namespaces for a moment; whether one of them was faster."""
-        self._spread.leads(self._namespace.name, None)
-        pause_s = self._spread.hesitation_s(self._node.address, self._namespace.name)
+        self._balancer.leads(self._namespace.name, None)
+        pause_s = self._balancer.hesitation_s(self._node.address, self._namespace.name)
         if not pause_s:
             return False
         await asyncio.sleep(pause_s)

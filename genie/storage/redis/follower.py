@@ -14,11 +14,11 @@ from math import ceil, inf
 
 import structlog
 
-from genie.storage.redis.election import Precedence, Spread
-from genie.storage.redis.keyspace import Meta, Namespace
-from genie.storage.redis.log import AT_ONCE, Began, Committed, Gap, Journal, Position
-from genie.storage.redis.replica import Knowledge, Known, Led, load
-from genie.storage.store import Node, Replica, Superseded
+from genie.storage.redis.election import Candidacy, LeadershipBalancer
+from genie.storage.redis.keyspace import Keyspace, Meta
+from genie.storage.redis.log import AT_ONCE, BatchCommitted, EpochStarted, LogReader, LogTruncated, Position
+from genie.storage.redis.replica import LocalReplica, PriorLeadership, Snapshot, load
+from genie.storage.store import LeadershipLost, Node, StateMachine
 
 log = structlog.get_logger()
 
@@ -39,24 +39,24 @@ class Follower:
 
     def __init__(
         self,
-        namespace: Namespace,
-        journal: Journal,
+        namespace: Keyspace,
+        journal: LogReader,
         node: Node,
-        spread: Spread,
+        balancer: LeadershipBalancer,
         following: Callable[[str | None], None],
-        led: Led | None = None,
+        led: PriorLeadership | None = None,
         untold: Collection[Position] = (),
     ) -> None:
         self._log = log.bind(namespace=namespace.name)
         self._namespace = namespace
         self._journal = journal
         self._node = node
-        self._spread = spread
+        self._balancer = balancer
         self._tell = following
         self._wished_at = -inf
         self._loop = asyncio.get_running_loop()
-        self._knowledge = Knowledge(journal, led, untold)
-        self._precedence = Precedence(namespace, self._knowledge, node, spread)
+        self._knowledge = LocalReplica(journal, led, untold)
+        self._precedence = Candidacy(namespace, self._knowledge, node, balancer)
         self._leads = False
         self.since = 0.0
         """Since when this node leads: when it began to take over."""
@@ -66,7 +66,7 @@ class Follower:
         self._precedence.interrupted()
         self._following(None)
 
-    async def lead(self) -> Replica:
+    async def lead(self) -> StateMachine:
         """Follow until this node leads. To be called again after an error: it goes on where it was."""
         while True:
             meta = await self._namespace.read()
@@ -77,14 +77,14 @@ class Follower:
                 replica = await self._follow(meta)
             if replica is not None:
                 await self._namespace.unlink_others()
-                self._spread.leads(self._namespace.name, self._node.address)
+                self._balancer.leads(self._namespace.name, self._node.address)
                 return replica
 
     def _following(self, leader: str | None) -> None:
-        self._spread.leads(self._namespace.name, leader)
+        self._balancer.leads(self._namespace.name, leader)
         self._tell(leader)
 
-    async def _nobody(self) -> Replica | None:
+    async def _nobody(self) -> StateMachine | None:
         """The namespace is new, or Redis has lost everything. A leader that lives will write it anew: wait a lease."""
         self._following(None)
         lost = await self._namespace.wait()
@@ -98,9 +98,9 @@ class Follower:
             return await self._write_anew(best)
         return await self._take_over(None, unmoved=False)
 
-    async def _follow(self, meta: Meta) -> Replica | None:
+    async def _follow(self, meta: Meta) -> StateMachine | None:
         """Follow whoever leads. Returns the replica where this node leads now, None where there is something new to see."""
-        succeeds = meta.node is not None and self._node.succeeds(meta.node)
+        succeeds = meta.node is not None and self._node.is_restart_of(meta.node)
         lacks = self._journal.position > (0, 0) and not meta.history.includes(self._journal.position)
         if meta.node is None or (succeeds and not self._precedence.newcomer):
             return await self._unled(meta, lacks=lacks)
@@ -118,7 +118,7 @@ class Follower:
             return await self._behind(meta)
         return await self._listen(meta, meta.node)
 
-    async def _unled(self, meta: Meta, *, lacks: bool) -> Replica | None:
+    async def _unled(self, meta: Meta, *, lacks: bool) -> StateMachine | None:
         """Nobody leads, by what Redis says; or this node did before it was started again."""
         newcomer = self._precedence.newcomer
         if newcomer and self._knowledge.mirror is None:
@@ -130,13 +130,13 @@ class Follower:
             return None
         return await self._take_over(meta, unmoved=False)
 
-    async def _behind(self, meta: Meta) -> Replica | None:
+    async def _behind(self, meta: Meta) -> StateMachine | None:
         """Redis has gone back behind what is known here: whoever leads writes it anew, or if nobody does in a lease, we."""
         if await self._precedence.waits_for_who_led(meta):
             return None
         return await self._take_over(meta, unmoved=True)
 
-    async def _listen(self, meta: Meta, leader: Node) -> Replica | None:
+    async def _listen(self, meta: Meta, leader: Node) -> StateMachine | None:
         """Take in what one leader commits, until it has not been heard of for its lease, or another begins."""
         lease_s = leader.lease_ms / 1000
         wait_s = lease_s + self._precedence.respect_s(meta)
@@ -152,7 +152,7 @@ class Follower:
                 if news.position > meta.position:  # else it may have come with the state of another Redis
                     self._precedence.newcomer, wait_s = False, lease_s
                     self._knowledge.a_leader_lives()
-                if isinstance(news, Began) or news.resigned:
+                if isinstance(news, EpochStarted) or news.resigned:
                     return None
             if not found and await self._moved_on(meta):
                 return None
@@ -163,13 +163,13 @@ class Follower:
     async def _wish(self) -> None:
         """Ask the leader for the namespace, where it leads too many."""
         now = self._loop.time()
-        if now - self._wished_at >= WISH_S and self._spread.wish(self._node.address) == self._namespace.name:
+        if now - self._wished_at >= WISH_S and self._balancer.wish(self._node.address) == self._namespace.name:
             self._wished_at = now
             if not await self._namespace.findable():
                 return  # it would be handed over, and taken back
-            await self._namespace.wish(self._node.address, self._spread.count(self._node.address))
+            await self._namespace.wish(self._node.address, self._balancer.count(self._node.address))
 
-    async def _lapsed(self, tenure: object, leader: str) -> Replica | None:
+    async def _lapsed(self, tenure: object, leader: str) -> StateMachine | None:
         """Take over, unless the leader has committed since what was read last."""
         meta = await self._namespace.read()
         if meta is None or meta.tenure != tenure:
@@ -191,16 +191,16 @@ class Follower:
         seen = await self._namespace.read()
         return seen is None or seen.tenure != meta.tenure or seen.number < self._journal.position[1]
 
-    async def _read(self, wait_ms: int | None) -> list[Began | Committed] | None:
+    async def _read(self, wait_ms: int | None) -> list[EpochStarted | BatchCommitted] | None:
         """Take in what the journal has. None where the records had to be read: another may lead by now."""
         try:
             found = await self._journal.read(wait_ms)
-        except Gap:
+        except LogTruncated:
             self._log.info("the journal does not go back to where this node is; reading the records")
             await self._load()
             return None
         for news in found:
-            if isinstance(news, Committed) and self._knowledge.mirror is not None:
+            if isinstance(news, BatchCommitted) and self._knowledge.mirror is not None:
                 self._knowledge.mirror.follow(news)
         return found
 
@@ -211,13 +211,13 @@ class Follower:
         if state is None:
             return
         self._precedence.heard()  # what was read may be news
-        replica = Replica()
+        replica = StateMachine()
         replica.apply(state)
         self._knowledge.read(replica)
         if not self._leads:
             self._log.info("caught up, and following", held=len(replica.manager.table.held))
 
-    async def _take_over(self, meta: Meta | None, *, unmoved: bool) -> Replica | None:
+    async def _take_over(self, meta: Meta | None, *, unmoved: bool) -> StateMachine | None:
         """Lead, if nobody else was faster. Nobody commits any more then, and what is missing here can be read."""
         await self._namespace.verify()  # last, for another may have become the master while this node waited
         self.since = self._loop.time()
@@ -229,7 +229,7 @@ class Follower:
         missing = self._knowledge.missing(history)
         if missing is not None:
             # Redis now has a leader behind the old state: what is known here follows on that, whatever happens meanwhile.
-            on = Known(missing.history.at((self._namespace.tenure.epoch, 1)), missing.state)
+            on = Snapshot(missing.history.at((self._namespace.tenure.epoch, 1)), missing.state)
             self._knowledge.keep(on)
             return await self._write_anew(on)
         lost = self._journal.history.knows_more_than(history)  # which nobody was told, so be it
@@ -246,17 +246,17 @@ class Follower:
                 return False
         return True
 
-    async def _write_anew(self, known: Known) -> Replica | None:
+    async def _write_anew(self, known: Snapshot) -> StateMachine | None:
         """Redis has lost what a leader had told already; but we have seen it. None where somebody else was faster."""
         self._log.warning("Redis has lost commits that this node has seen; writing the whole state anew")
         self.since = self._loop.time()
         try:
             await self._namespace.write_anew(self._node, known.state, known.history)
-        except Superseded as error:
+        except LeadershipLost as error:
             self._log.info("another node was faster", why=str(error))
             self._leads = False
             return None
         self._leads = True
-        replica = Replica()
+        replica = StateMachine()
         replica.apply(known.state)
         return replica

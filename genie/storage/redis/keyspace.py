@@ -9,7 +9,7 @@ Keys, all in one hash slot by the tag `{namespace}`:
 - `{namespace}:journal`, a stream of the last batches (`journal.py`);
 - `{namespace}:waiting`, a set of those who wait to see whether somebody leads it;
 - `{namespace}:furthest`, a hash from each of those who wait to lead it to how far it has come, until one leads it;
-- `{namespace}:wish`, who asks its leader for it and how many that one leads (`spread.py`), for a moment;
+- `{namespace}:wish`, who asks its leader for it and how many that one leads (`balancer.py`), for a moment;
 - `{namespace}:copies`, a set of every records key that was ever begun, so that one left over is found and unlinked.
 """
 
@@ -23,11 +23,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.resources import files
 
-from genie.storage.redis.connection import LinkError
-from genie.storage.redis.log import History, Position, ends, read_ends, read_position
-from genie.storage.redis.primary import Master
+from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.log import EpochHistory, Position, ends, read_ends, read_position
+from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import encode
-from genie.storage.store import Batch, Node, Superseded, pack, unpack
+from genie.storage.store import Batch, LeadershipLost, Node, decode_node, encode_node
 
 WISH_MS = 3_000
 """How long a wish counts that is not repeated."""
@@ -46,7 +46,7 @@ NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
-class Tenure:
+class LeaderEpoch:
     """Who leads the namespace: an epoch that only grows, a nonce in case two reach for the same, and its records."""
 
     epoch: int
@@ -58,16 +58,16 @@ class Tenure:
 class Meta:
     """What a namespace says of itself. `state` has its counters, and no changes."""
 
-    tenure: Tenure
+    tenure: LeaderEpoch
     node: Node | None
     number: int
     state: Batch
     before: tuple[Position, ...]
 
     @property
-    def history(self) -> History:
+    def history(self) -> EpochHistory:
         """By which epochs it has come there."""
-        return History((*self.before, self.position))
+        return EpochHistory((*self.before, self.position))
 
     @property
     def position(self) -> Position:
@@ -75,10 +75,10 @@ class Meta:
         return self.tenure.epoch, self.number
 
 
-class Namespace:
+class Keyspace:
     """One server's view of a namespace, and its hold on it: `tenure` is its own, once it has taken it over."""
 
-    def __init__(self, master: Master, name: str) -> None:
+    def __init__(self, master: Primary, name: str) -> None:
         self._master = master
         prefix = f"{{{name}}}:"
         self._prefix = prefix
@@ -91,13 +91,13 @@ class Namespace:
         self._turn = 0
         self._others: dict[bytes, tuple[bytes, float]] = {}
         """Who else waits to lead it: what was read of each last, and since when it says so."""
-        self._attempted: Tenure | None = None
+        self._attempted: LeaderEpoch | None = None
         self._seen = 0
         """The highest epoch that was ever read here."""
         self.meta = meta_key(name)
         self.journal = f"{prefix}journal"
-        self.tenure = Tenure(0, "", "")
-        self.history = History()
+        self.tenure = LeaderEpoch(0, "", "")
+        self.history = EpochHistory()
         """By which epochs the own tenure was come to, which is at its beginning."""
 
     @property
@@ -111,16 +111,16 @@ class Namespace:
         meta = {field.decode(): value for field, value in zip(stored[::2], stored[1::2], strict=True)}
         if "epoch" not in meta:
             if self._master.asking:
-                raise LinkError("the slot is being moved, and this key is not there yet")
+                raise RedisFailure("the slot is being moved, and this key is not there yet")
             return None
         if "counters" not in meta or "node" not in meta:
             raise ValueError(
                 f"{self.meta} was not written by this version of Genie; let the one that wrote it serve it"
             )
-        tenure = Tenure(int(meta["epoch"]), meta["nonce"].decode(), meta["records"].decode())
+        tenure = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["records"].decode())
         self._seen = max(self._seen, tenure.epoch)
         number, state = read_counters(meta["counters"])
-        return Meta(tenure, unpack(meta["node"]), number, state, read_ends(meta.get("history", b"")))
+        return Meta(tenure, decode_node(meta["node"]), number, state, read_ends(meta.get("history", b"")))
 
     async def take_over(self, node: Node, before: Meta | None, *, unmoved: bool) -> Position | None:
         """Lead it from here on: whoever led it before can't commit any more.
@@ -130,11 +130,11 @@ class Namespace:
         """
         tenure, self._attempted = self._next(), None
         if before is not None:
-            tenure = Tenure(tenure.epoch, tenure.nonce, before.tenure.records)
+            tenure = LeaderEpoch(tenure.epoch, tenure.nonce, before.tenure.records)
         return await self._begin(node, tenure, before, unmoved=unmoved)
 
     async def verify(self) -> None:
-        """LinkError where the Redis that is asked is the master no more, though it does not know."""
+        """RedisFailure where the Redis that is asked is the master no more, though it does not know."""
         await self._master.verify()
 
     async def findable(self) -> bool:
@@ -192,10 +192,10 @@ class Namespace:
             yield records
             more = cursor != b"0"
 
-    async def write_anew(self, node: Node, state: Batch, history: History) -> None:
+    async def write_anew(self, node: Node, state: Batch, history: EpochHistory) -> None:
         """Write a whole state, which `history` has led to, where the namespace lost what it had acknowledged.
 
-        Into new keys, and the pointer to them is turned last: who dies midway leaves nothing half. Superseded where
+        Into new keys, and the pointer to them is turned last: who dies midway leaves nothing half. LeadershipLost where
         the namespace is another server's; any other error leaves it to be tried again.
         """
         meta = await self.read()
@@ -204,7 +204,7 @@ class Namespace:
             await self._written()
             return
         if meta is not None and not history.includes(meta.position):
-            raise Superseded(f"{self.meta} is another server's")
+            raise LeadershipLost(f"{self.meta} is another server's")
         self._attempted = tenure = self._next()
         await self._note_copy(tenure)
         stored = [(id_, what) for id_, what in state.changes.items() if what is not None]
@@ -214,7 +214,7 @@ class Namespace:
         numbers = counters(0, state.clock_ms, state.next_id, state.next_fence)
         anew = (numbers, len(stored), ends(history))
         if await self._begin(node, tenure, meta, unmoved=True, anew=anew) is None:
-            raise Superseded(f"{self.meta} changed hands while it was written")
+            raise LeadershipLost(f"{self.meta} changed hands while it was written")
         await self._written()
 
     async def _written(self) -> None:
@@ -241,7 +241,7 @@ class Namespace:
     async def _begin(
         self,
         node: Node,
-        tenure: Tenure,
+        tenure: LeaderEpoch,
         before: Meta | None,
         *,
         unmoved: bool,
@@ -254,30 +254,30 @@ class Namespace:
         answer, base, before_it = await self._master.eval(
             _BEGIN,
             [self.meta, tenure.records, self.journal],
-            *(tenure.epoch, tenure.nonce, *expected, pack(node), *anew),
+            *(tenure.epoch, tenure.nonce, *expected, encode_node(node), *anew),
         )
         if answer == b"lost":
-            raise LinkError("Redis has lost what was being written")
+            raise RedisFailure("Redis has lost what was being written")
         if answer != b"ok":
             return None
         self._began(tenure, read_ends(before_it))
         return read_position(base)
 
-    async def _note_copy(self, tenure: Tenure) -> None:
+    async def _note_copy(self, tenure: LeaderEpoch) -> None:
         """Note a records key before it is begun. (With the other key, so that it is not done where only some keys are.)"""
         await self._master.eval(_COPY, [self.meta, self._copies], tenure.records)
 
-    def _began(self, tenure: Tenure, before: tuple[Position, ...]) -> None:
+    def _began(self, tenure: LeaderEpoch, before: tuple[Position, ...]) -> None:
         self.tenure = tenure
-        self.history = History((*before, (tenure.epoch, 0)))
+        self.history = EpochHistory((*before, (tenure.epoch, 0)))
 
-    def _next(self) -> Tenure:
+    def _next(self) -> LeaderEpoch:
         """The next leader. Its epoch is new even where Redis lost the last one, and the clock was set back."""
         self._seen = max(
             self._seen + 1, time.time_ns() // 1000
         )  # two that are cut off from each other don't choose the same
         nonce = secrets.token_hex(8)
-        return Tenure(self._seen, nonce, f"{self._prefix}records:{self._seen}-{nonce}")
+        return LeaderEpoch(self._seen, nonce, f"{self._prefix}records:{self._seen}-{nonce}")
 
 
 def meta_key(name: str) -> str:

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from genie.storage.redis.primary import Master
-from genie.storage.store import Node, unpack
+from genie.storage.redis.primary import Primary
+from genie.storage.store import Node, decode_node
 
 Position = tuple[int, int]
 """How far the batches have come: the epoch, and the number of the batch within it."""
@@ -23,7 +23,7 @@ LONGEST = 50
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class EpochHistory:
     """A position, last, behind the last batch of each of the epochs before that led to it."""
 
     ends: tuple[Position, ...] = ((0, 0),)
@@ -46,18 +46,18 @@ class History:
         """Whether it has come by there, and gone on."""
         return position != self.position and self.includes(position)
 
-    def knows_more_than(self, other: History) -> bool:
+    def knows_more_than(self, other: EpochHistory) -> bool:
         """Whether something was committed on this way that the other, which has come by there, does not have."""
         return self.settled != other.settled and self.ahead_of(other.settled)
 
-    def without(self, untold: Collection[Position]) -> History:
+    def without(self, untold: Collection[Position]) -> EpochHistory:
         """The same, where some batches are known to have been told to nobody: a state with them is none that somebody saw."""
-        return History(tuple((epoch, number - ((epoch, number) in untold)) for epoch, number in self.ends))
+        return EpochHistory(tuple((epoch, number - ((epoch, number) in untold)) for epoch, number in self.ends))
 
-    def at(self, position: Position) -> History:
+    def at(self, position: Position) -> EpochHistory:
         """The same, further on in the same epoch or in the one that follows."""
         ends = self.ends[:-1] if position[0] == self.position[0] else self.ends
-        return History((*ends, position)[-LONGEST:])
+        return EpochHistory((*ends, position)[-LONGEST:])
 
 
 def read_position(stored: bytes) -> Position:
@@ -71,7 +71,7 @@ def read_ends(stored: bytes) -> tuple[Position, ...]:
     return tuple(map(read_position, stored.split()))
 
 
-def ends(history: History) -> str:
+def ends(history: EpochHistory) -> str:
     """The same as it is stored."""
     return " ".join(f"{epoch}-{number}" for epoch, number in history.ends)
 
@@ -92,7 +92,7 @@ AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class EpochStarted:
     """Another server leads from here on. It went on from `base`; from (0, 0) where it wrote everything anew."""
 
     position: Position
@@ -101,7 +101,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class BatchCommitted:
     """A batch. Behind the last one of a leader that has `resigned`, anybody may lead."""
 
     position: Position
@@ -111,19 +111,19 @@ class Committed:
     resigned: bool
 
 
-class Gap(Exception):
+class LogTruncated(Exception):
     """The journal does not go back to where we are: read the records."""
 
 
-class Journal:
+class LogReader:
     """Reads the journal on from a position."""
 
-    def __init__(self, master: Master, key: str) -> None:
+    def __init__(self, master: Primary, key: str) -> None:
         self._master = master
         self._key = key
         self._parts: dict[bytes, bytes] = {}
         self._pieces = 0
-        self.history = History()
+        self.history = EpochHistory()
         """How far it has been read."""
         self._cursor = "0-0"
 
@@ -132,15 +132,15 @@ class Journal:
         """How far it has been read."""
         return self.history.position
 
-    def start(self, history: History) -> None:
+    def start(self, history: EpochHistory) -> None:
         """Read on behind this batch."""
         self.history = history
         epoch, number = history.position
         self._cursor = f"{epoch}-{1000 * number + 999}"
         self._parts, self._pieces = {}, 0
 
-    async def read(self, wait_ms: int | None) -> list[Began | Committed]:
-        """What comes next, or nothing where nothing comes within a time (None: that is there by now). Gap, where it begins
+    async def read(self, wait_ms: int | None) -> list[EpochStarted | BatchCommitted]:
+        """What comes next, or nothing where nothing comes within a time (None: that is there by now). LogTruncated, where it begins
         further on.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
@@ -151,7 +151,7 @@ class Journal:
         )
         return list(self._follow(entries))
 
-    def _follow(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Began | Committed]:
+    def _follow(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[EpochStarted | BatchCommitted]:
         for id_, fields in entries:
             epoch, _, place = id_.partition(b"-")
             number, piece = divmod(int(place), 1000)
@@ -159,12 +159,12 @@ class Journal:
             if b"base" in fields:
                 base = read_position(fields[b"base"])
                 if base != self.position:
-                    raise Gap
+                    raise LogTruncated
                 self.start(self.history.at(at))
-                yield Began(at, base, unpack(fields[b"node"]))
+                yield EpochStarted(at, base, decode_node(fields[b"node"]))
                 continue
             if at != (self.position[0], self.position[1] + 1) or piece != self._pieces:
-                raise Gap
+                raise LogTruncated
             self._cursor = id_.decode()
             self._pieces += 1
             counters, resigned = fields.pop(b"counters", None), fields.pop(b"resigned", None)
@@ -172,10 +172,10 @@ class Journal:
             if counters is not None:
                 records, self._parts, self._pieces = self._parts, {}, 0
                 self.history = self.history.at(at)
-                yield Committed(at, records, counters, resigned is not None)
+                yield BatchCommitted(at, records, counters, resigned is not None)
 
 
-class Kept:
+class LogRetention:
     """How many entries the journal may have, by their bytes. For the leader, who writes them."""
 
     def __init__(self) -> None:

@@ -11,21 +11,21 @@ from typing import Any
 
 import structlog
 
-from genie.storage.redis.connection import Link, LinkError, Refused
-from genie.storage.redis.discovery import Found, finder
+from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure
+from genie.storage.redis.discovery import PrimaryLocation, finder
 from genie.storage.redis.url import Address, RedisUrl
 
 log = structlog.get_logger()
 
 
-async def warn_if_lossy(master: Master) -> None:
+async def warn_if_lossy(master: Primary) -> None:
     """Log a warning for each setting of Redis under which it forgets what it acknowledged."""
     found: dict[bytes, bytes] = {}
     try:
         for setting in ("appendonly", "maxmemory-policy"):  # before Redis 7 only one can be asked for at a time
             reply = await master.call("CONFIG", "GET", setting)
             found |= zip(reply[::2], reply[1::2], strict=True)
-    except Refused as error:
+    except ErrorReply as error:
         log.warning("can't see whether Redis keeps what it is given; it should have appendonly yes", error=str(error))
         return
     if found.get(b"appendonly") == b"no":
@@ -51,7 +51,7 @@ VERSION = re.compile(rb"^redis_version:(\d+)(?:\.(\d+))?", re.MULTILINE)
 ANY = files("genie.storage").joinpath("lua/any.lua").read_bytes()
 
 
-class Master:
+class Primary:
     """What is asked of a Redis that may be another one tomorrow. `key` is any key of the namespace.
 
     `min_replicas` replicas must follow a master that is to be taken, and with `fsync` it must be able to say when something
@@ -65,16 +65,16 @@ class Master:
         self._finder = finder(url, key)
         self._min_replicas = min_replicas
         self._fsync = fsync
-        self._link: Link | None = None
+        self._link: RedisConnection | None = None
         self._calling = asyncio.Lock()
 
-    async def connect(self) -> Link:
-        """A new connection to the present master. LinkError where there is none."""
-        found: Found | None = None
+    async def connect(self) -> RedisConnection:
+        """A new connection to the present master. RedisFailure where there is none."""
+        found: PrimaryLocation | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 found = await self._finder.find()
-                link = await Link.open(found.address, self._login)
+                link = await RedisConnection.open(found.address, self._login)
                 try:
                     await self._check(link)
                 except BaseException:
@@ -82,21 +82,21 @@ class Master:
                     raise
         except TimeoutError:
             where = "whoever knows the master" if found is None else str(found.address)
-            raise LinkError(f"{where} does not answer") from None
-        except Refused as error:
+            raise RedisFailure(f"{where} does not answer") from None
+        except ErrorReply as error:
             if found is None:
                 raise
             self.failed(error, found.address)
-            raise LinkError(f"{found.address} refuses: {error}") from None
+            raise RedisFailure(f"{found.address} refuses: {error}") from None
         except OSError as error:
-            raise LinkError(str(error) if found is None else f"{found.address}: {error}") from error
+            raise RedisFailure(str(error) if found is None else f"{found.address}: {error}") from error
         link.asking = found.asking
         if self._link is not None and self._link.address != link.address:
             self.drop()  # an old master may not know yet that it is none, and would take what is written to it
         return link
 
     async def call(self, *parts: object, wait_s: float = 0.0) -> Any:
-        """Carry out one command, on a connection of its own. LinkError where it failed, or may have."""
+        """Carry out one command, on a connection of its own. RedisFailure where it failed, or may have."""
         async with self._calling:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S + wait_s):
@@ -106,13 +106,13 @@ class Master:
                         return await self._link.call(*parts)
             except TimeoutError:
                 self.drop()
-                raise LinkError("Redis does not answer") from None
-            except Refused as error:
+                raise RedisFailure("Redis does not answer") from None
+            except ErrorReply as error:
                 if self._link is not None:
                     self.failed(error, self._link.address)
                 self.drop()
                 if error.code == "MOVED" and not self._finder.strict:
-                    raise LinkError(f"it is a node of a cluster, and needs redis+cluster:// ({error})") from None
+                    raise RedisFailure(f"it is a node of a cluster, and needs redis+cluster:// ({error})") from None
                 raise
             except BaseException:
                 self.drop()
@@ -127,7 +127,7 @@ class Master:
         return await self.call("EVAL", script, len(keys), *keys, *arguments)
 
     async def look(self, keys: list[str], command: str, *arguments: object) -> Any:
-        """Carry out one command that reads the first of some keys. LinkError where one that exists is not there.
+        """Carry out one command that reads the first of some keys. RedisFailure where one that exists is not there.
 
         While a slot of a cluster moves, the Redis that takes it over shows nothing for a key that it does not have yet;
         but asked for several of which it has not all it says so. No script that may write: it would be refused where
@@ -141,16 +141,16 @@ class Master:
 
     def failed(self, error: object, said_by: Address) -> None:
         """A command was answered so: it may say where the master is by now."""
-        if isinstance(error, Refused):
+        if isinstance(error, ErrorReply):
             self._finder.hint(error, said_by)
 
-    async def elsewhere(self, link: Link) -> bool:
+    async def elsewhere(self, link: RedisConnection) -> bool:
         """Whether another master is named by now than the one at the other end of this.
 
         One that was cut off, or held up, does not know that it is none any more, and takes every write until it does.
         """
         if self._finder.strict and not link.asking:
-            with suppress(LinkError):  # nobody knows better
+            with suppress(RedisFailure):  # nobody knows better
                 return (await self._finder.find()).address != link.address
         return False
 
@@ -161,19 +161,19 @@ class Master:
 
     async def findable(self) -> bool:
         """Whether somebody says who the master is: without that no connection to it can be made."""
-        with suppress(LinkError):
+        with suppress(RedisFailure):
             await self._finder.find()
             return True
         return False
 
     async def verify(self) -> None:
-        """LinkError where the one that is called is not the master any more."""
+        """RedisFailure where the one that is called is not the master any more."""
         if self._link is not None and await self.elsewhere(self._link):
             self.drop()
-            raise LinkError("there is another master")
+            raise RedisFailure("there is another master")
 
     @asynccontextmanager
-    async def _doubting(self, link: Link, wait_s: float) -> AsyncIterator[None]:
+    async def _doubting(self, link: RedisConnection, wait_s: float) -> AsyncIterator[None]:
         """Give a call up that takes long, where there is another master by now: the old one may never answer."""
 
         async def doubt() -> None:
@@ -209,36 +209,36 @@ class Master:
             self._link.close()
             self._link = None
 
-    async def _check(self, link: Link) -> None:
+    async def _check(self, link: RedisConnection) -> None:
         """Is this a master, with the replicas that it must have?"""
         try:
             said = await link.call("ROLE")
-        except Refused as error:
+        except ErrorReply as error:
             if self._finder.strict or self._min_replicas or error.code not in NO_RIGHTS:
                 raise
             return
         role = said[0]
         if role != b"master":
-            raise LinkError(f"{link.address} is no master but a {role.decode()}")
+            raise RedisFailure(f"{link.address} is no master but a {role.decode()}")
         replicas = len(said[2])
         if replicas < self._min_replicas:
-            raise LinkError(f"{link.address} has {replicas} replicas, and must have {self._min_replicas}")
+            raise RedisFailure(f"{link.address} has {replicas} replicas, and must have {self._min_replicas}")
         link.version = await _version(link)
         if self._fsync and (0, 0) < link.version < (7, 2):
-            raise LinkError(f"{link.address} is older than Redis 7.2, and can't say when a write is on its disk")
+            raise RedisFailure(f"{link.address} is older than Redis 7.2, and can't say when a write is on its disk")
 
 
-async def _version(link: Link) -> tuple[int, int]:
+async def _version(link: RedisConnection) -> tuple[int, int]:
     """That of Redis; of a fork the one that it says to be like. (0, 0) where it does not say."""
     try:
         found = VERSION.search(await link.call("INFO", "server"))
-    except Refused as error:
+    except ErrorReply as error:
         if error.code not in NO_RIGHTS:
             raise
         return 0, 0
     return (0, 0) if found is None else (int(found[1]), int(found[2] or 0))
 
 
-def runnable(script: bytes, link: Link) -> bytes:
+def runnable(script: bytes, link: RedisConnection) -> bytes:
     """A script that runs there also when memory is full, where that can be had."""
     return SHEBANG + script if link.version >= (7, 0) else script

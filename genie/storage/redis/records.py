@@ -7,13 +7,13 @@ from weakref import WeakValueDictionary
 from msgspec import Struct, json
 
 from genie.core import HELD, SUCCESS, WAITING, Reason, Request
-from genie.storage.store import Ending, StoredOrigin
+from genie.storage.store import RetainedReply, StoredOrigin
 
 SESSION_TIMEOUT_MS = 10_000.0
 
 
 class Record(Struct, omit_defaults=True, gc=False):
-    """A held or waiting request, or an ending, as JSON, but for its id.
+    """A held or waiting request, or an reply, as JSON, but for its id.
 
     What has its usual value is left out: records are many.
     """
@@ -39,7 +39,7 @@ class Record(Struct, omit_defaults=True, gc=False):
     principal: str | None = None
     note: str | None = None
     line: str = ""
-    """Of an ending: the message, without its end. Empty: the session released the request itself."""
+    """Of an reply: the message, without its end. Empty: the session released the request itself."""
 
 
 class _EndedPayload(Struct, gc=False):
@@ -47,7 +47,7 @@ class _EndedPayload(Struct, gc=False):
 
 
 class _EndedLine(Struct, gc=False):
-    """What is read of the `line` of an ending."""
+    """What is read of the `line` of an reply."""
 
     payload: _EndedPayload
 
@@ -57,10 +57,10 @@ _encode = json.Encoder().encode
 _decode = json.Decoder(Record).decode
 
 
-def encode(change: Request | Ending) -> bytes:
-    """A held or waiting request, or an ending, as its record."""
-    if isinstance(change, Ending):
-        return _encode_ending(change)
+def encode(change: Request | RetainedReply) -> bytes:
+    """A held or waiting request, or an reply, as its record."""
+    if isinstance(change, RetainedReply):
+        return _encode_retained_reply(change)
     moved, origin = change.moved, change.origin
     key = None if origin is None else origin.key
     return _encode(
@@ -88,17 +88,17 @@ def encode(change: Request | Ending) -> bytes:
     )
 
 
-def _encode_ending(ending: Ending) -> bytes:
+def _encode_retained_reply(reply: RetainedReply) -> bytes:
     return _encode(
         Record(
-            ending.at,
+            reply.at,
             0,
             0,
             "ended",
-            ref=ending.ref,
-            session=ending.origin.key,
-            session_timeout_ms=ending.origin.timeout_ms,
-            line=ending.line.decode().rstrip("\n"),
+            ref=reply.ref,
+            session=reply.origin.key,
+            session_timeout_ms=reply.origin.timeout_ms,
+            line=reply.message.decode().rstrip("\n"),
         )
     )
 
@@ -109,13 +109,13 @@ class Reader:
     def __init__(self) -> None:
         self._origins: WeakValueDictionary[str, StoredOrigin] = WeakValueDictionary()
 
-    def read(self, id: int, record: bytes | str) -> Request | Ending:
+    def read(self, id: int, record: bytes | str) -> Request | RetainedReply:
         """What was stored under an id. Whoever made it is not connected to this process."""
         stored = _decode(record)
         if stored.state == "ended":
             line = stored.line.encode() + b"\n" if stored.line else b""
             reason = _decode_ended(line).payload.reason if line else SUCCESS
-            return Ending(id, stored.ref, self._origin(stored), stored.since, line, reason)
+            return RetainedReply(id, stored.ref, self._origin(stored), stored.since, line, reason)
         request = Request(
             stored.shared,
             stored.exclusive,

@@ -18,21 +18,21 @@ import structlog
 from genie.storage.redis.commit import (
     COMMIT_TIMEOUT_S,
     FAILURES,
-    Confirmation,
-    Delivery,
-    Packer,
+    AckPolicy,
+    BatchEncoder,
+    CommitWriter,
     pauses,
     until_done,
 )
-from genie.storage.redis.connection import LinkError
-from genie.storage.redis.election import TOO_MANY, Spread
+from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.election import TOO_MANY, LeadershipBalancer
 from genie.storage.redis.follower import Follower
-from genie.storage.redis.keyspace import Namespace, meta_key
-from genie.storage.redis.log import LONGEST, History, Journal, Position
-from genie.storage.redis.primary import Master, warn_if_lossy
-from genie.storage.redis.replica import Known, Led
+from genie.storage.redis.keyspace import Keyspace, meta_key
+from genie.storage.redis.log import LONGEST, EpochHistory, LogReader, Position
+from genie.storage.redis.primary import Primary, warn_if_lossy
+from genie.storage.redis.replica import PriorLeadership, Snapshot
 from genie.storage.redis.url import RedisUrl
-from genie.storage.store import Batch, Node, Replica, Superseded
+from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
 from genie.tasks import end
 
 log = structlog.get_logger()
@@ -47,7 +47,7 @@ class RedisStore:
     """The store that lasts.
 
     `url` is read by `url.py`; `namespace` keeps several services' locks apart. A commit counts as stored when
-    `min_replicas` replicas have it, and with `fsync` when it is on the disk of the master, and on theirs. `spread` is
+    `min_replicas` replicas have it, and with `fsync` when it is on the disk of the master, and on theirs. `balancer` is
     what all namespaces of this node have in common.
     """
 
@@ -60,19 +60,19 @@ class RedisStore:
         *,
         min_replicas: int = 0,
         fsync: bool = False,
-        spread: Spread | None = None,
+        balancer: LeadershipBalancer | None = None,
     ) -> None:
         self._log = log.bind(namespace=namespace)
-        self._spread = spread or Spread()
-        self._master = Master(RedisUrl.read(url), meta_key(namespace), min_replicas, fsync=fsync)
-        self._namespace = Namespace(self._master, namespace)
-        self._delivery = Delivery(
-            self._master, Confirmation(min_replicas, fsync=fsync), self._log, self._answered, self._settle
+        self._balancer = balancer or LeadershipBalancer()
+        self._master = Primary(RedisUrl.read(url), meta_key(namespace), min_replicas, fsync=fsync)
+        self._namespace = Keyspace(self._master, namespace)
+        self._delivery = CommitWriter(
+            self._master, AckPolicy(min_replicas, fsync=fsync), self._log, self._answered, self._settle
         )
         self._errors = 0
         self._node = Node()
-        self._whole: Callable[[], Batch] = Batch
-        self._packer = Packer(self._namespace)
+        self._snapshot: Callable[[], Batch] = Batch
+        self._packer = BatchEncoder(self._namespace)
         self._sent_at = self._answered_at = 0.0
         """When the last batch was sent first, and when the last one was that has been answered."""
         self._done: Callable[[BaseException | None], None] | None = None
@@ -82,7 +82,7 @@ class RedisStore:
         self._looking: asyncio.Task[None] | None = None
 
     @property
-    def errors(self) -> int:
+    def failure_count(self) -> int:
         """How often Redis could not be reached, or refused something."""
         return self._errors + self._delivery.errors
 
@@ -91,16 +91,18 @@ class RedisStore:
         """Whether Redis has no memory left but for what ends."""
         return self._delivery.full
 
-    async def open(self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]) -> Replica:
+    async def open(
+        self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]
+    ) -> StateMachine:
         """Follow whoever leads the namespace until this node does, however long Redis can't be reached."""
         self._loop = asyncio.get_running_loop()
         led = self._led() if self._namespace.tenure.epoch else None
         if self._done is not None:
             self._untold.append((self._namespace.tenure.epoch, self._packer.number))
         await self._stand_down()
-        self._node, self._whole = node, whole
-        journal = Journal(self._master, self._namespace.journal)
-        follower = Follower(self._namespace, journal, node, self._spread, following, led, self._untold)
+        self._node, self._snapshot = node, whole
+        journal = LogReader(self._master, self._namespace.journal)
+        follower = Follower(self._namespace, journal, node, self._balancer, following, led, self._untold)
         waits = pauses()
         replica, told_at = None, 0.0
         told: str | None = None
@@ -121,7 +123,7 @@ class RedisStore:
             else:
                 if told is not None:
                     self._log.info("Redis is back", address=str(self._master.address))
-                self._packer = Packer(self._namespace)
+                self._packer = BatchEncoder(self._namespace)
                 self._answered_at = follower.since
                 if self._master.watched:
                     self._looking = self._loop.create_task(self._look_for_another())
@@ -133,19 +135,19 @@ class RedisStore:
         self._done = done
         self._delivery.send(self._packer.pack(batch))
 
-    async def wanted(self) -> None:
+    async def wait_for_transfer_request(self) -> None:
         """Wait until a node asks for the namespace that leads fewer than this one."""
         own = self._node.address
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._spread.count(own) < TOO_MANY:
+            if self._balancer.count(own) < TOO_MANY:
                 continue
             try:
                 wish = await self._namespace.wished()
-            except LinkError:
+            except RedisFailure:
                 continue  # a commit will see to it
-            if wish is not None and self._spread.give(self._namespace.name, own, *wish):
-                with suppress(LinkError):
+            if wish is not None and self._balancer.give(self._namespace.name, own, *wish):
+                with suppress(RedisFailure):
                     await self._namespace.unwish()  # who is still there repeats it
                 return
 
@@ -159,7 +161,7 @@ class RedisStore:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
                     await self._namespace.resign(sent)
-                except LinkError:  # this connection was idle for long, and may have ended: the next one is new
+                except RedisFailure:  # this connection was idle for long, and may have ended: the next one is new
                     await self._namespace.resign(sent)
         except FAILURES as error:
             self._log.warning("Redis can't be reached; another server must wait for the lease to end", error=str(error))
@@ -169,27 +171,29 @@ class RedisStore:
         await self._stand_down()
         self._master.drop()
 
-    def _led(self) -> Led:
+    def _led(self) -> PriorLeadership:
         """What this node has told, or might have, as the leader that it was: it must not be lost if Redis has lost it.
 
         A batch in flight is in it, and was told to nobody: the last is how far Redis must have come.
         """
         number = self._packer.number
-        return Led(Known(self._history(number), self._whole()), (self._namespace.tenure.epoch, self._told))
+        return PriorLeadership(
+            Snapshot(self._history(number), self._snapshot()), (self._namespace.tenure.epoch, self._told)
+        )
 
     @property
     def _told(self) -> int:
         """The number of the last batch that may have been told: not that of one in flight."""
         return self._packer.number - (self._done is not None)
 
-    def _history(self, number: int) -> History:
+    def _history(self, number: int) -> EpochHistory:
         """That of a batch of this tenure."""
         return self._namespace.history.at((self._namespace.tenure.epoch, number))
 
     async def _stand_down(self) -> None:
         """Commit nothing more. What is in flight may or may not be stored."""
         self._done = None
-        self._spread.leads(self._namespace.name, None)
+        self._balancer.leads(self._namespace.name, None)
         await self._delivery.stop()
         await end(self._looking)
 
@@ -199,9 +203,11 @@ class RedisStore:
             self._answered_at = self._sent_at
             self._settle(None)
         elif answer != b"lost":
-            self._settle(Superseded(f"{self._namespace.meta} is another server's"))
+            self._settle(LeadershipLost(f"{self._namespace.meta} is another server's"))
         elif self._sent_at - self._answered_at > self._node.lease_ms / 1000:
-            self._settle(Superseded("Redis has lost commits, and another may have led since the last one was stored"))
+            self._settle(
+                LeadershipLost("Redis has lost commits, and another may have led since the last one was stored")
+            )
         else:
             self._delivery.work(self._write_anew())
 
@@ -229,9 +235,9 @@ class RedisStore:
         A batch without changes comes behind: when that is stored and confirmed, everything is.
         """
         self._log.warning("Redis has lost commits that it had acknowledged; writing the whole state anew")
-        history, whole = self._history(self._packer.number), self._whole()
+        history, whole = self._history(self._packer.number), self._snapshot()
         await until_done(lambda: self._namespace.write_anew(self._node, whole, history), pauses(), self._log)
-        self._packer = Packer(self._namespace)
+        self._packer = BatchEncoder(self._namespace)
         self._log.info("the state is written anew", epoch=self._namespace.tenure.epoch)
         link = self._delivery.link
         if link is not None and link.address != self._master.address:

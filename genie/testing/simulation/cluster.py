@@ -126,7 +126,7 @@ class World:
                 self.problems.append(f"at {self.loop.time():.6f}: {context['message']}: {context['exception']!r}")
 
         self.loop.set_exception_handler(failed)
-        with deterministic(self.loop, self.plan.seed, log), patch.object(node, "_boot", self._boot):
+        with deterministic(self.loop, self.plan.seed, log), patch.object(node, "_boot_id", self._boot):
             try:
                 self.loop.run_until_complete(self._live())
             except Stuck as error:

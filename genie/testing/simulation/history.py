@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from genie.storage.redis.log import History as HistoryOfEpochs
-from genie.storage.redis.log import read_ends
+from genie.storage.redis.log import EpochHistory, read_ends
 from genie.testing.simulation.network import Connection, SimTransport
 from genie.testing.simulation.redis.commands import Read
 from genie.testing.simulation.redis.keyspace import Undo
@@ -170,7 +169,7 @@ class Branches:
             write.noted = again  # the same batch, sent again
             return
         anew, knew = number == b"0" and not meta.get(b"base"), self._knows.get(who)
-        led_by = HistoryOfEpochs(read_ends(meta.get(b"history", b"")))
+        led_by = EpochHistory(read_ends(meta.get(b"history", b"")))
         parent = self._source(who, knew, before, known, led_by) if anew else before
         self._count += 1
         place = Place(
@@ -199,7 +198,7 @@ class Branches:
             self._stored[who] = place
 
     def _source(
-        self, who: str, knew: Place | None, before: Place | None, known: dict[int, Message], led_by: HistoryOfEpochs
+        self, who: str, knew: Place | None, before: Place | None, known: dict[int, Message], led_by: EpochHistory
     ) -> Place | None:
         """What a whole state follows on. Who has read on since it was last seen to know something wrote just that.
 

@@ -24,7 +24,7 @@ from genie.server.connection import END_OF_INPUT, ConnectionState
 from genie.server.dispatcher import Dispatcher
 from genie.server.sessions import Session
 from genie.storage.redis.records import Reader, encode
-from genie.storage.store import Batch, Ending, Replica
+from genie.storage.store import Batch, RetainedReply, StateMachine
 from searches import examples
 
 SESSION_S = 10.0
@@ -71,7 +71,7 @@ class Server:
         """Store what changed, then let everybody hear of it."""
         for id_, change in self.dispatcher.changes.items():
             self.stored.pop(id_, None)
-            if isinstance(change, Ending) or (change is not None and change.state is not ENDED):
+            if isinstance(change, RetainedReply) or (change is not None and change.state is not ENDED):
                 self.stored[id_] = encode(change)
         self.dispatcher.changes.clear()
         self.dispatcher.stored_below = self.manager.next_id
@@ -107,7 +107,7 @@ class Server:
 
     def start_again(self, stored: dict[int, bytes], now: float) -> None:
         read = Reader().read
-        replica = Replica()
+        replica = StateMachine()
         changes = {id_: read(id_, data) for id_, data in stored.items()}
         # Without a store ids begin at the time of the start, which is beyond all that were given out.
         next_id = self.manager.next_id + (0 if stored else 1000)
@@ -118,7 +118,7 @@ class Server:
         self.client, self.stranger = Peer(), Peer()
         self.input_queue = self.outbox = b""
         self.dispatcher.now = now * 1000
-        self.dispatcher.recover(replica.endings.values())
+        self.dispatcher.recover(replica.retained_replies.values())
         self.told()
 
 

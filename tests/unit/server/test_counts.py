@@ -5,7 +5,7 @@ from __future__ import annotations
 from genie.config import Settings
 from genie.observability.metrics import Metrics
 from genie.server.app import Server
-from genie.storage.store import Superseded
+from genie.storage.store import LeadershipLost
 
 
 def reorderings(server: Server) -> float:
@@ -20,7 +20,7 @@ async def test_reorderings_are_counted_once() -> None:
         assert server.default_namespace.manager is not None
         server.default_namespace.manager.reorderings = 3
         assert reorderings(server) == 3
-        server.default_namespace._fail(Superseded("another leads"))
+        server.default_namespace._fail(LeadershipLost("another leads"))
         assert server.default_namespace.manager is None
         assert reorderings(server) == 3
         assert server.stats.reorderings == 3

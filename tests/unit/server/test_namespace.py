@@ -16,7 +16,7 @@ from genie.config import Settings
 from genie.server.app import Server
 from genie.server.namespace import Namespace
 from genie.storage.memory import MemoryStore
-from genie.storage.store import Batch, Node, Replica
+from genie.storage.store import Batch, Node, StateMachine
 from servers import WAIT_S
 from wire import Wire
 
@@ -40,16 +40,16 @@ class Shelf(MemoryStore):
     async def open(
         self,
         node: Node,  # noqa: ARG002
-        whole: Callable[[], Batch],
-        following: Callable[[str | None], None],
-    ) -> Replica:
+        snapshot: Callable[[], Batch],
+        on_leader_changed: Callable[[str | None], None],
+    ) -> StateMachine:
         if self.resigned:
-            whole()
-        following("127.0.0.1:1")
+            snapshot()
+        on_leader_changed("127.0.0.1:1")
         self.followed.set()
         await self.free.wait()
         self.resigned = False
-        return Replica()
+        return StateMachine()
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
         self.deferred += self.resigned
@@ -64,7 +64,7 @@ class Shelf(MemoryStore):
         while self.waiting:
             self.waiting.pop()(None)
 
-    async def wanted(self) -> None:
+    async def wait_for_transfer_request(self) -> None:
         await self.wished.wait()
         self.wished.clear()
         self.free.clear()
@@ -159,7 +159,7 @@ async def test_who_stops_does_not_begin_to_lead() -> None:
 class Foreign(Shelf):
     """Nothing that this version of Genie could read."""
 
-    async def open(self, *_: object) -> Replica:
+    async def open(self, *_: object) -> StateMachine:
         raise ValueError("not written by this version of Genie")
 
 

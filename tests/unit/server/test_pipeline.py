@@ -162,7 +162,7 @@ async def test_an_id_is_stored_as_given_out_before_it_is_told(monkeypatch: pytes
         client.data_received(b'{"command":"request","payload":{"resources":["exclusive:A"]}}\n')
         await room.pipeline.drained()
         assert sum(lines for _, lines in room.told) == number + 2, "the first is locked at once"
-        assert room.pipeline.manager.next_id <= shelf.last.next_id == room.pipeline.whole().next_id
+        assert room.pipeline.manager.next_id <= shelf.last.next_id == room.pipeline.snapshot().next_id
     assert not room.failed
     room.pipeline.stop()
 
@@ -212,10 +212,10 @@ async def test_what_a_leader_knew_stays_whole_when_its_connections_go() -> None:
     (id_,) = room.pipeline.manager.table.held
     other.data_received(b'{"command":"release","payload":{"id":%d}}\n' % id_)
     await room.pipeline.drained()
-    whole = room.pipeline.whole()
+    whole = room.pipeline.snapshot()
     assert id_ in whole.changes
     room.pipeline.stop()
     kept.connection_lost(None)
-    assert room.pipeline.whole().changes == whole.changes
+    assert room.pipeline.snapshot().changes == whole.changes
     room.pipeline.forget()
-    assert not room.pipeline.whole().changes
+    assert not room.pipeline.snapshot().changes

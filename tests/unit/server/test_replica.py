@@ -17,7 +17,7 @@ from genie.server.connection import END_OF_INPUT, ConnectionState, Item
 from genie.server.dispatcher import Dispatcher
 from genie.server.sessions import Session
 from genie.storage.redis.records import Reader, encode
-from genie.storage.store import Batch, Ending, Replica, is_stored
+from genie.storage.store import Batch, RetainedReply, StateMachine, is_stored
 from genie.testing.simulation.invariants import check
 
 STEPS = 120
@@ -60,7 +60,7 @@ def lines(manager: LockManager) -> dict[str, list[int]]:
 
 
 class Pair:
-    def __init__(self, chance: Random, manager: LockManager, endings: list[Ending], now: float) -> None:
+    def __init__(self, chance: Random, manager: LockManager, endings: list[RetainedReply], now: float) -> None:
         self.chance, self.manager, self.now = chance, manager, now
         self.dispatcher = Dispatcher(manager, Settings(), Stats())
         self.peers: list[Peer] = []
@@ -68,7 +68,7 @@ class Pair:
         self.dispatcher.now = now
         self.dispatcher.recover(endings)
 
-    def step(self, replica: Replica) -> None:
+    def step(self, replica: StateMachine) -> None:
         """What comes within one batch, and the batch."""
         self.now += self.chance.choice([0, 1, 20, 300])
         self.dispatcher.now = self.now
@@ -139,20 +139,20 @@ class Pair:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_replica_is_what_the_leader_is(seed: int) -> None:
     chance = Random(seed)  # noqa: S311 - it is repeated by its seed
-    replica = Replica()
+    replica = StateMachine()
     pair = Pair(chance, LockManager(), [], 0.0)
     for number in range(STEPS):
         pair.step(replica)
-        leader = pair.dispatcher.whole(pair.manager.next_id)
-        assert stored(replica.whole()) == stored(leader)
+        leader = pair.dispatcher.snapshot(pair.manager.next_id)
+        assert stored(replica.snapshot()) == stored(leader)
         assert lines(replica.manager) == lines(pair.manager)
-        kept = {id_: change.line for id_, change in leader.changes.items() if isinstance(change, Ending)}
-        assert {id_: ending.line for id_, ending in replica.endings.items()}.items() <= kept.items()
+        kept = {id_: change.message for id_, change in leader.changes.items() if isinstance(change, RetainedReply)}
+        assert {id_: ending.message for id_, ending in replica.retained_replies.items()}.items() <= kept.items()
         check(pair.manager)
         if number % 40 == 39:  # it takes over, and another follows
-            manager, endings = replica.manager, list(replica.endings.values())
-            following = Replica()
-            following.apply(_again(replica.whole()))
+            manager, endings = replica.manager, list(replica.retained_replies.values())
+            following = StateMachine()
+            following.apply(_again(replica.snapshot()))
             pair = Pair(chance, manager, endings, pair.now)
             replica = following
 
@@ -216,10 +216,10 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
     handler.expire()
     reader = Reader()
     stored = [
-        reader.read(id_, encode(change)) for id_, change in handler.whole(100).changes.items() if change is not None
+        reader.read(id_, encode(change)) for id_, change in handler.snapshot(100).changes.items() if change is not None
     ]
     again, peer = Dispatcher(LockManager(), Settings(), Stats()), Peer()
-    again.recover([ending for ending in stored if isinstance(ending, Ending)])
+    again.recover([ending for ending in stored if isinstance(ending, RetainedReply)])
     again.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
     again.take(peer, iter([wait, line("release", ref="1")]))  # type: ignore[arg-type]
     assert [b'"queue-timeout"' in line for line in peer.outbox[-2:]] == [True, True]

@@ -5,7 +5,7 @@ import pytest
 from genie.core import Request
 from genie.server import sessions as module
 from genie.server.sessions import PRESUMED_RECEIVED_MS, Session, SessionTable, key_of, same
-from genie.storage.store import Ending, StoredOrigin
+from genie.storage.store import RetainedReply, StoredOrigin
 
 
 def ask(ref: str | None = "r", **options: object) -> Request:
@@ -74,8 +74,8 @@ def test_the_order_of_resources_has_no_meaning() -> None:
 SECRET = "a secret of sixteen"  # noqa: S105 - it guards nothing
 
 
-def ending(id_: int, at: float, ref: str | None = None) -> Ending:
-    return Ending(id_, ref, StoredOrigin(key_of(SECRET), 1000.0), at, b"{}\n")
+def ending(id_: int, at: float, ref: str | None = None) -> RetainedReply:
+    return RetainedReply(id_, ref, StoredOrigin(key_of(SECRET), 1000.0), at, b"{}\n")
 
 
 def test_endings_are_sent_again_unless_they_were_received_or_asked_for_by_the_session() -> None:
@@ -83,7 +83,7 @@ def test_endings_are_sent_again_unless_they_were_received_or_asked_for_by_the_se
     session.since = 500.0
     session.remember(ending(1, 0.0, "r"))
     session.remember(ending(2, 2000.0))
-    session.remember(Ending(3, "own", session, 2000.0, b""))
+    session.remember(RetainedReply(3, "own", session, 2000.0, b""))
     session.disconnected(400 + PRESUMED_RECEIVED_MS)
     assert [one.id for one in session.unreceived()] == [1, 2], "its connection had not stood for long"
     session.disconnected(600 + PRESUMED_RECEIVED_MS)
@@ -156,7 +156,7 @@ def test_what_was_loaded_belongs_to_its_sessions_again() -> None:
 @pytest.mark.parametrize("now", [100.0, 61_500.0, 1e9])
 def test_endings_that_were_loaded_count_as_not_received(now: float) -> None:
     sessions = SessionTable()
-    loaded = Ending(7, "e", StoredOrigin(key_of(SECRET), 1000.0), 0.0, b"line")
+    loaded = RetainedReply(7, "e", StoredOrigin(key_of(SECRET), 1000.0), 0.0, b"line")
     sessions.restore([], [loaded], now)
     session, _ = sessions.enter(SECRET, 1000)
     assert list(session.unreceived()) == [loaded]

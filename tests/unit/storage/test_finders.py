@@ -10,8 +10,8 @@ import pytest
 from redis.crc import key_slot
 
 from genie.storage.redis import discovery
-from genie.storage.redis.connection import LinkError, Refused
-from genie.storage.redis.discovery import Found, finder
+from genie.storage.redis.connection import ErrorReply, RedisFailure
+from genie.storage.redis.discovery import PrimaryLocation, finder
 from genie.storage.redis.url import Address, RedisUrl
 from ports import free_port
 from relay import Command, Relay, Rule, encoded, error, relay
@@ -105,7 +105,7 @@ async def test_the_sentinel_that_knows_the_latest_election_is_believed(
     async with running(*servers) as (_, places):
         asked = finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY)
         assert asked.strict
-        assert await asked.find() == Found(Address("new", 1))
+        assert await asked.find() == PrimaryLocation(Address("new", 1))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ async def test_nobody_knows_the_master(monkeypatch: pytest.MonkeyPatch, servers:
     if hangs in servers:
         monkeypatch.setattr(discovery, "LATEST_S", 1.0)
     async with running(*servers) as (_, places):
-        with pytest.raises(LinkError, match=f"no sentinel names a master 'locks'.*({reason})"):
+        with pytest.raises(RedisFailure, match=f"no sentinel names a master 'locks'.*({reason})"):
             await finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY).find()
 
 
@@ -137,7 +137,7 @@ async def test_one_that_is_late_is_waited_for_where_no_other_knows(monkeypatch: 
             await asyncio.wait_for(asyncio.shield(finding), 0.1)  # beyond the time that all are given
         assert held.held is not None
         held.held.set()
-        assert await finding == Found(Address("new", 1))
+        assert await finding == PrimaryLocation(Address("new", 1))
 
 
 async def test_sentinels_are_logged_in_to_with_their_own_password() -> None:
@@ -179,19 +179,21 @@ async def test_most_nodes_are_believed(monkeypatch: pytest.MonkeyPatch, servers:
     async with running(*servers) as (_, places):
         asked = finder(RedisUrl.read(f"redis+cluster://{places}"), KEY)
         assert asked.strict
-        assert await asked.find() == Found(Address("new", 1))
+        assert await asked.find() == PrimaryLocation(Address("new", 1))
 
 
 @pytest.mark.parametrize("host", ["", None])
 async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(host: str | None) -> None:
     async with running(slots((host, 77))) as (_, places):
-        assert await finder(RedisUrl.read(f"redis+cluster://{places}"), KEY).find() == Found(Address(HERE, 77))
+        assert await finder(RedisUrl.read(f"redis+cluster://{places}"), KEY).find() == PrimaryLocation(
+            Address(HERE, 77)
+        )
 
 
 @pytest.mark.parametrize("servers", [[says([])], [None], [slots(("?", 1))]])
 async def test_nobody_serves_the_slot(servers: list[Server]) -> None:
     async with running(*servers) as (_, places):
-        with pytest.raises(LinkError, match=f"says who serves slot {SLOT}"):
+        with pytest.raises(RedisFailure, match=f"says who serves slot {SLOT}"):
             await finder(RedisUrl.read(f"redis+cluster://{places}"), KEY).find()
 
 
@@ -200,26 +202,26 @@ async def test_nodes_that_were_named_are_asked_and_those_of_the_url_always(monke
     async with running(slots((HERE, 1)), slots((HERE, 1))) as ((seed, named), _):
         seed._script = slots((HERE, named.port), ("gone", 1))
         asked = finder(RedisUrl.read(f"redis+cluster://{HERE}:{seed.port}"), KEY)
-        assert await asked.find() == Found(Address(HERE, named.port))
+        assert await asked.find() == PrimaryLocation(Address(HERE, named.port))
         assert named.seen == []
         seed._script = refuses("LOADING Redis is loading the dataset in memory")
         named._script = says([[0, 16_383, [f"gone-{number}.invalid", 1, "id"]] for number in range(9)])
         await asked.find()
         assert named.seen, "the first one is not needed any more"
         seed._script = slots(("again", 7))
-        assert await asked.find() == Found(Address("again", 7)), "all that were named are gone"
+        assert await asked.find() == PrimaryLocation(Address("again", 7)), "all that were named are gone"
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("MOVED 3999 10.0.0.1:6381", Found(Address("10.0.0.1", 6381))),
-        ("ASK 3999 10.0.0.1:6381", Found(Address("10.0.0.1", 6381), asking=True)),
-        ("MOVED 3999 a.example:6381", Found(Address("a.example", 6381))),
-        ("MOVED 3999 fd00::1:6381", Found(Address("fd00::1", 6381))),
-        ("MOVED 3999 [fd00::1]:6381", Found(Address("fd00::1", 6381))),
-        ("MOVED 3999 :6381", Found(Address("who.said.it", 6381))),
-        ("ASK 3999 :6381", Found(Address("who.said.it", 6381), asking=True)),
+        ("MOVED 3999 10.0.0.1:6381", PrimaryLocation(Address("10.0.0.1", 6381))),
+        ("ASK 3999 10.0.0.1:6381", PrimaryLocation(Address("10.0.0.1", 6381), asking=True)),
+        ("MOVED 3999 a.example:6381", PrimaryLocation(Address("a.example", 6381))),
+        ("MOVED 3999 fd00::1:6381", PrimaryLocation(Address("fd00::1", 6381))),
+        ("MOVED 3999 [fd00::1]:6381", PrimaryLocation(Address("fd00::1", 6381))),
+        ("MOVED 3999 :6381", PrimaryLocation(Address("who.said.it", 6381))),
+        ("ASK 3999 :6381", PrimaryLocation(Address("who.said.it", 6381), asking=True)),
         ("MOVED 3999 ?:6381", None),
         ("MOVED 3999", None),
         ("MOVED", None),
@@ -228,16 +230,16 @@ async def test_nodes_that_were_named_are_asked_and_those_of_the_url_always(monke
         ("ERR MOVED 3999 10.0.0.1:6381", None),
     ],
 )
-async def test_a_hint_is_followed_once(text: str, found: Found | None) -> None:
+async def test_a_hint_is_followed_once(text: str, found: PrimaryLocation | None) -> None:
     async with running(slots(("asked", 1))) as (_, places):
         asked = finder(RedisUrl.read(f"redis+cluster://{places}"), KEY)
-        asked.hint(Refused(text), Address("who.said.it", 1))
-        assert await asked.find() == (found or Found(Address("asked", 1)))
-        assert await asked.find() == Found(Address("asked", 1))
+        asked.hint(ErrorReply(text), Address("who.said.it", 1))
+        assert await asked.find() == (found or PrimaryLocation(Address("asked", 1)))
+        assert await asked.find() == PrimaryLocation(Address("asked", 1))
 
 
 async def test_one_alone_is_always_the_master() -> None:
     asked = finder(RedisUrl.read("redis://one:7"), KEY)
-    asked.hint(Refused("MOVED 3999 10.0.0.1:6381"), Address("one", 7))
-    assert await asked.find() == Found(Address("one", 7))
+    asked.hint(ErrorReply("MOVED 3999 10.0.0.1:6381"), Address("one", 7))
+    assert await asked.find() == PrimaryLocation(Address("one", 7))
     assert not asked.strict

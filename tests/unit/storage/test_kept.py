@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-from genie.storage.redis.log import KEPT, KEPT_BYTES, PIECE, Kept
+from genie.storage.redis.log import KEPT, KEPT_BYTES, PIECE, LogRetention
 
 
 def test_what_an_earlier_leader_wrote_is_kept_at_first() -> None:
-    kept = Kept()
+    kept = LogRetention()
     assert kept.add(100, 1) == KEPT
     assert kept.add(KEPT_BYTES // 2, 1) == KEPT
 
 
 def test_the_journal_is_bounded_by_its_bytes() -> None:
-    kept = Kept()
+    kept = LogRetention()
     for _ in range(10):
         kept.add(KEPT_BYTES // 4, 1)
     assert kept.add(KEPT_BYTES // 4, 1) == 4
@@ -18,7 +18,7 @@ def test_the_journal_is_bounded_by_its_bytes() -> None:
 
 
 def test_a_large_batch_is_several_entries() -> None:
-    kept = Kept()
+    kept = LogRetention()
     for _ in range(3):
         kept.add(KEPT_BYTES, 1)
     assert kept.add(KEPT_BYTES // 2, PIECE // 2) == 1
@@ -26,5 +26,5 @@ def test_a_large_batch_is_several_entries() -> None:
 
 
 def test_the_journal_is_bounded_by_its_entries() -> None:
-    kept = Kept()
+    kept = LogRetention()
     assert {kept.add(1, 0) for _ in range(KEPT + 10)} == {KEPT}

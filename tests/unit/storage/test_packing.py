@@ -6,10 +6,10 @@ import hiredis
 import pytest
 
 from genie.core import LockManager, Release, Request
-from genie.storage.redis.commit import _COMMIT, Confirmation, Packer, _sha, with_script
-from genie.storage.redis.connection import Refused
-from genie.storage.redis.keyspace import Namespace, Tenure
-from genie.storage.redis.primary import Master
+from genie.storage.redis.commit import _COMMIT, AckPolicy, BatchEncoder, _sha, with_script
+from genie.storage.redis.connection import ErrorReply
+from genie.storage.redis.keyspace import Keyspace, LeaderEpoch
+from genie.storage.redis.primary import Primary
 from genie.storage.redis.url import RedisUrl
 from genie.storage.store import Batch
 
@@ -46,14 +46,14 @@ def test_a_confirmation(
     enough: list[int | tuple[int, int]],
     missing: dict[int | tuple[int, int], str],
 ) -> None:
-    confirmation = Confirmation(replicas, fsync=fsync)
+    confirmation = AckPolicy(replicas, fsync=fsync)
     assert confirmation.replies == (1 if command is None else 2)
     assert parsed(confirmation.command) == command
     for reply in enough:
         assert confirmation.missing(list(reply) if isinstance(reply, tuple) else reply) == ""
     for reply, said in missing.items():
         assert confirmation.missing(list(reply) if isinstance(reply, tuple) else reply) == said
-    assert confirmation.missing(Refused("ERR no")) == "ERR no"
+    assert confirmation.missing(ErrorReply("ERR no")) == "ERR no"
 
 
 def parsed(command: bytes) -> list[bytes] | None:
@@ -64,10 +64,10 @@ def parsed(command: bytes) -> list[bytes] | None:
     return found if isinstance(found, list) else None
 
 
-def packer() -> Packer:
-    namespace = Namespace(Master(RedisUrl.read("redis://"), "k"), "n")
-    namespace.tenure = Tenure(7, "nonce", "{n}:records:7-nonce")
-    return Packer(namespace)
+def packer() -> BatchEncoder:
+    namespace = Keyspace(Primary(RedisUrl.read("redis://"), "k"), "n")
+    namespace.tenure = LeaderEpoch(7, "nonce", "{n}:records:7-nonce")
+    return BatchEncoder(namespace)
 
 
 def test_a_batch_is_one_command() -> None:

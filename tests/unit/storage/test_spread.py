@@ -1,4 +1,4 @@
-"""The two rules by which namespaces spread, in a small world of nodes that see who leads and know nothing else."""
+"""The two rules by which namespaces balancer, in a small world of nodes that see who leads and know nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.storage.redis.election import HESITATION_S, LONGEST_S, Spread
+from genie.storage.redis.election import HESITATION_S, LONGEST_S, LeadershipBalancer
 
 WISH_LASTS = 3
 """Rounds: a wish is looked at once a second, and lasts for three."""
@@ -19,7 +19,7 @@ WISH_LASTS = 3
 class World:
     """Nodes that come and die, and namespaces that each of them serves. A round is one second."""
 
-    nodes: dict[str, Spread] = field(default_factory=dict)
+    nodes: dict[str, LeadershipBalancer] = field(default_factory=dict)
     leaders: dict[str, str | None] = field(default_factory=dict)
     wishes: dict[str, tuple[str, int, int]] = field(default_factory=dict)
     """Who, how many it led then, and until which round it lasts."""
@@ -27,9 +27,9 @@ class World:
     moves: int = 0
 
     def node(self, name: str) -> None:
-        self.nodes[name] = spread = Spread()
+        self.nodes[name] = balancer = LeadershipBalancer()
         for namespace, leader in self.leaders.items():
-            spread.leads(namespace, leader)
+            balancer.leads(namespace, leader)
 
     def die(self, name: str) -> None:
         del self.nodes[name]
@@ -40,9 +40,9 @@ class World:
     def led(self, namespace: str, leader: str | None, giver: str = "") -> None:
         """Everybody hears of it, only who gave it away not before the next round: it hesitates before it looks again."""
         self.leaders[namespace] = leader
-        for name, spread in self.nodes.items():
+        for name, balancer in self.nodes.items():
             if name != giver or leader == giver:
-                spread.leads(namespace, leader)
+                balancer.leads(namespace, leader)
 
     def take_over(self, namespace: str, giver: str = "") -> None:
         """The fastest takes it. Of those who are equally fast the one that helps least: who has given it."""
@@ -54,7 +54,7 @@ class World:
         return self.nodes[name].hesitation_s(name, namespace)
 
     def wish(self) -> bool:
-        said = {name: spread.wish(name) for name, spread in self.nodes.items()}
+        said = {name: balancer.wish(name) for name, balancer in self.nodes.items()}
         for name, namespace in said.items():
             if namespace is not None:
                 assert self.leaders[namespace] != name
@@ -150,7 +150,7 @@ def test_who_leads_less_takes_over_first() -> None:
     made = world(3, [0, 0, 1, 2, 2, 2])
     made.led("new", None)
     assert made.hesitation("node1", "new") < made.hesitation("node0", "new") < made.hesitation("node2", "new")
-    idle = Spread()
+    idle = LeadershipBalancer()
     assert idle.hesitation_s("idle", "new") == 0, "who leads nothing need not wait"
 
 
@@ -171,41 +171,41 @@ def test_who_leads_least_is_the_fastest_however_many_that_is(least: int) -> None
 @pytest.mark.parametrize("own", [2, 8, 9, 30])
 def test_who_has_given_one_away_leaves_it_to_others(own: int) -> None:
     made = world(2, [0] * own + [1] * (own - 2))
-    spread = made.nodes["node0"]
-    assert spread.give("ns0", "node0", "node1", own - 2)
+    balancer = made.nodes["node0"]
+    assert balancer.give("ns0", "node0", "node1", own - 2)
     assert made.hesitation("node0", "ns0") > 2 * LONGEST_S, "however many both lead"
-    spread.leads("ns0", None)
+    balancer.leads("ns0", None)
     assert made.hesitation("node0", "ns0") > 2 * LONGEST_S
-    spread.leads("ns0", "node1")
-    spread.leads("ns0", None)
+    balancer.leads("ns0", "node1")
+    balancer.leads("ns0", None)
     assert made.hesitation("node0", "ns0") <= 2 * LONGEST_S, "another has led it since"
 
 
 def test_no_more_is_given_than_is_too_much() -> None:
     made = world(5, [0, 0, 0, 1, 2, 3, 4])
-    spread = made.nodes["node0"]
-    given = [spread.give(f"ns{i}", "node0", f"node{i + 1}", 1) for i in range(3)]
+    balancer = made.nodes["node0"]
+    given = [balancer.give(f"ns{i}", "node0", f"node{i + 1}", 1) for i in range(3)]
     assert given == [True, False, False], "what is about to go does not count any more"
 
 
 def test_who_asks_again_before_it_leads_what_it_was_given_gets_no_second() -> None:
-    spread = world(2, [0, 0, 0]).nodes["node0"]
-    assert spread.give("ns0", "node0", "node1", 0)
-    assert not spread.give("ns1", "node0", "node1", 0)
-    spread.leads("ns0", "node0")  # it was not taken
-    assert spread.give("ns1", "node0", "node1", 0)
+    balancer = world(2, [0, 0, 0]).nodes["node0"]
+    assert balancer.give("ns0", "node0", "node1", 0)
+    assert not balancer.give("ns1", "node0", "node1", 0)
+    balancer.leads("ns0", "node0")  # it was not taken
+    assert balancer.give("ns1", "node0", "node1", 0)
 
 
 def test_an_old_wish_counts_for_what_the_other_leads_by_now() -> None:
-    spread = world(2, [0, 0, 0, 1, 1]).nodes["node0"]
-    assert not spread.give("ns0", "node0", "node1", 0)
+    balancer = world(2, [0, 0, 0, 1, 1]).nodes["node0"]
+    assert not balancer.give("ns0", "node0", "node1", 0)
 
 
 def test_nobody_gives_to_itself_or_what_would_only_turn_it_round() -> None:
-    spread = world(2, [0, 0, 0]).nodes["node0"]
-    assert not spread.give("ns0", "node0", "node0", 0)
-    assert not spread.give("ns0", "node0", "node1", 2)
-    assert spread.give("ns0", "node0", "node1", 1)
+    balancer = world(2, [0, 0, 0]).nodes["node0"]
+    assert not balancer.give("ns0", "node0", "node0", 0)
+    assert not balancer.give("ns0", "node0", "node1", 2)
+    assert balancer.give("ns0", "node0", "node1", 1)
 
 
 def test_of_several_nodes_each_asks_for_another() -> None:

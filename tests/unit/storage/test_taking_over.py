@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from genie.storage.redis.connection import LinkError
-from genie.storage.redis.election import Spread
+from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.election import LeadershipBalancer
 from genie.storage.redis.follower import Follower
-from genie.storage.redis.keyspace import Meta, Namespace, Tenure
-from genie.storage.redis.log import Began, Committed, History, Journal, Position
-from genie.storage.redis.replica import Known, Led, Mirror
-from genie.storage.store import Batch, Node, Replica
+from genie.storage.redis.keyspace import Keyspace, LeaderEpoch, Meta
+from genie.storage.redis.log import BatchCommitted, EpochHistory, EpochStarted, LogReader, Position
+from genie.storage.redis.replica import LazyReplica, PriorLeadership, Snapshot
+from genie.storage.store import Batch, Node, StateMachine
 
-TENURE = Tenure(7, "nonce", "records")
+TENURE = LeaderEpoch(7, "nonce", "records")
 OWN = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
 BEFORE = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
 """This node, before it was started again."""
@@ -36,9 +36,9 @@ class Scripted:
     found: bool = True
     furthest: Position = (0, 0)
     done: list[str] = field(default_factory=list)
-    history: History | None = None
+    history: EpochHistory | None = None
     """By what it has come about that whoever takes it over finds there; None: somebody else is always faster."""
-    tenure: Tenure = TENURE
+    tenure: LeaderEpoch = TENURE
 
     async def read(self) -> Meta | None:
         self.looks += 1
@@ -58,7 +58,7 @@ class Scripted:
 
     async def verify(self) -> None:
         if self.looks >= self.master_for:
-            raise LinkError("there is another master")
+            raise RedisFailure("there is another master")
 
     async def take_over(self, *_: Any, **__: Any) -> Position | None:
         self.done.append("taken over")
@@ -73,33 +73,37 @@ class Scripted:
 
 
 def led_by(node: Node | None, epoch: int = 7, number: int = 3) -> Meta:
-    return Meta(Tenure(epoch, "nonce", "records"), node, number, Batch(), ((0, 0),))
+    return Meta(LeaderEpoch(epoch, "nonce", "records"), node, number, Batch(), ((0, 0),))
 
 
-def follower_of(namespace: Scripted, *, spread: Spread | None = None, led: Led | None = None) -> Follower:
+def follower_of(
+    namespace: Scripted, *, balancer: LeadershipBalancer | None = None, led: PriorLeadership | None = None
+) -> Follower:
     """One that knew a leader at this Redis, and has not heard of it for longer than any lease."""
-    made = newcomer_to(namespace, spread=spread, led=led)
+    made = newcomer_to(namespace, balancer=balancer, led=led)
     made._precedence.newcomer = False
     return made
 
 
-def newcomer_to(namespace: Scripted, *, spread: Spread | None = None, led: Led | None = None) -> Follower:
+def newcomer_to(
+    namespace: Scripted, *, balancer: LeadershipBalancer | None = None, led: PriorLeadership | None = None
+) -> Follower:
     """One that has heard of nobody, for as long."""
-    journal = Journal(cast("Any", None), "journal")
+    journal = LogReader(cast("Any", None), "journal")
     if namespace.meta is not None:
         journal.start(namespace.meta.history)
-    made = Follower(cast("Namespace", namespace), journal, OWN, spread or Spread(), lambda _: None, led)
+    made = Follower(cast("Keyspace", namespace), journal, OWN, balancer or LeadershipBalancer(), lambda _: None, led)
     made._precedence._heard_at -= 3600
     made._precedence._nobody_since = made._precedence._heard_at
     return made
 
 
 async def test_the_master_is_looked_for_behind_the_hesitation(monkeypatch: pytest.MonkeyPatch) -> None:
-    spread, namespace = Spread(), Scripted(led_by(Node(address="gone")), master_for=2)
-    spread.leads("b", "own")
+    balancer, namespace = LeadershipBalancer(), Scripted(led_by(Node(address="gone")), master_for=2)
+    balancer.leads("b", "own")
     monkeypatch.setattr("genie.storage.redis.election.HESITATION_S", 0.001)
-    with pytest.raises(LinkError):
-        await follower_of(namespace, spread=spread)._lapsed(TENURE, "gone")
+    with pytest.raises(RedisFailure):
+        await follower_of(namespace, balancer=balancer)._lapsed(TENURE, "gone")
     assert namespace.looks == 2
     assert not namespace.done
 
@@ -107,15 +111,15 @@ async def test_the_master_is_looked_for_behind_the_hesitation(monkeypatch: pytes
 @pytest.mark.parametrize("meta", [led_by(None), led_by(BEFORE)])
 async def test_who_need_not_wait_takes_over_from_the_master_alone(meta: Meta) -> None:
     namespace = Scripted(meta, master_for=0)
-    with pytest.raises(LinkError):
+    with pytest.raises(RedisFailure):
         await follower_of(namespace)._follow(meta)
     assert not namespace.done
 
 
-@pytest.mark.parametrize("led", [None, Led(Known(History(((0, 0), (7, 1))), Batch()), (7, 1))])
-async def test_nobody_leads_where_nothing_is_before_it_is_known_to_be_the_master(led: Led | None) -> None:
+@pytest.mark.parametrize("led", [None, PriorLeadership(Snapshot(EpochHistory(((0, 0), (7, 1))), Batch()), (7, 1))])
+async def test_nobody_leads_where_nothing_is_before_it_is_known_to_be_the_master(led: PriorLeadership | None) -> None:
     namespace = Scripted(None, master_for=0)
-    with pytest.raises(LinkError):
+    with pytest.raises(RedisFailure):
         await follower_of(namespace, led=led)._nobody()
     assert not namespace.done
     namespace.master_for = NEVER
@@ -129,7 +133,7 @@ async def test_who_has_seen_another_lead_leaves_it_a_lease_to_come(node: Node | 
     """Redis names nobody, or this very node: but it has gone back behind what was read of a leader who may live."""
     namespace = Scripted(led_by(node))
     follower = follower_of(namespace)
-    follower._journal.start(History(((0, 0), (7, 3), seen) if seen[0] > 7 else ((0, 0), seen)))
+    follower._journal.start(EpochHistory(((0, 0), (7, 3), seen) if seen[0] > 7 else ((0, 0), seen)))
     assert namespace.meta is not None
     assert await follower._follow(namespace.meta) is None
     assert not namespace.done, "however long ago it was heard of: it can't know before it finds this Redis"
@@ -161,11 +165,11 @@ async def test_what_redis_lacks_is_written_anew_if_it_may_have_been_told(
     seen: tuple[Position, ...], then: list[str]
 ) -> None:
     """Redis is back where this node had come when it led: at the last that it told, with another batch in flight."""
-    namespace = Scripted(led_by(None), history=History(((0, 0), (7, 3))))
-    follower = follower_of(namespace, led=Led(Known(History(((0, 0), (7, 4))), Batch()), (7, 3)))
+    namespace = Scripted(led_by(None), history=EpochHistory(((0, 0), (7, 3))))
+    follower = follower_of(namespace, led=PriorLeadership(Snapshot(EpochHistory(((0, 0), (7, 4))), Batch()), (7, 3)))
     follower._knowledge.a_leader_lives()  # others have led since
-    follower._journal.start(History(seen))
-    follower._knowledge.mirror = Mirror(Replica())
+    follower._journal.start(EpochHistory(seen))
+    follower._knowledge.mirror = LazyReplica(StateMachine())
     assert namespace.meta is not None
     await follower._take_over(namespace.meta, unmoved=False)
     assert namespace.done == ["taken over", *then]
@@ -190,7 +194,7 @@ async def test_who_has_heard_of_nobody_leaves_time_to_whoever_led_since_redis_wa
 
 async def test_who_has_led_is_as_new_to_a_redis_that_may_be_another() -> None:
     """Others may have led since it was deposed, or resigned."""
-    led = Led(Known(History(((0, 0), (7, 3))), Batch()), (7, 3))
+    led = PriorLeadership(Snapshot(EpochHistory(((0, 0), (7, 3))), Batch()), (7, 3))
     namespace = Scripted(led_by(BEFORE))
     assert newcomer_to(namespace, led=led)._precedence.newcomer
     namespace.replaceable = False
@@ -211,12 +215,12 @@ async def test_only_what_comes_now_says_that_a_leader_lives(
     namespace = Scripted(led_by(Node(address="other"), number=3))
     assert namespace.meta is not None
     follower = newcomer_to(namespace)
-    found: list[list[Began | Committed]] = [
-        [Committed((7, number), {}, b"0 0 1 1", resigned=False)],
-        [Began((8, 0), (7, number), None)],
+    found: list[list[EpochStarted | BatchCommitted]] = [
+        [BatchCommitted((7, number), {}, b"0 0 1 1", resigned=False)],
+        [EpochStarted((8, 0), (7, number), None)],
     ]
 
-    async def read(_wait_ms: int | None) -> list[Began | Committed]:
+    async def read(_wait_ms: int | None) -> list[EpochStarted | BatchCommitted]:
         if len(found) == 1:
             assert follower._precedence.newcomer == new
         return found.pop(0)
@@ -239,10 +243,12 @@ async def test_only_what_comes_now_says_that_a_leader_lives(
 )
 async def test_who_knows_more_comes_first(known: Position | None, read: Position | None, respect_s: float) -> None:
     namespace = Scripted(led_by(BEFORE, number=3))
-    follower = newcomer_to(namespace, led=known and Led(Known(History(((0, 0), known)), Batch()), known))
+    follower = newcomer_to(
+        namespace, led=known and PriorLeadership(Snapshot(EpochHistory(((0, 0), known)), Batch()), known)
+    )
     if read is not None:
-        follower._journal.start(History(((0, 0), (7, 3), read) if read[0] > 7 else ((0, 0), read)))
-        follower._knowledge.mirror = Mirror(Replica())
+        follower._journal.start(EpochHistory(((0, 0), (7, 3), read) if read[0] > 7 else ((0, 0), read)))
+        follower._knowledge.mirror = LazyReplica(StateMachine())
     assert follower._precedence.respect_s(namespace.meta) == respect_s
     follower._precedence.newcomer = False
     assert follower._precedence.respect_s(namespace.meta) == (respect_s if respect_s < 2 else 0)
@@ -250,13 +256,13 @@ async def test_who_knows_more_comes_first(known: Position | None, read: Position
 
 @pytest.mark.parametrize("found", [True, False])
 async def test_who_can_not_find_the_master_wishes_for_nothing(found: bool) -> None:
-    spread = Spread()
+    balancer = LeadershipBalancer()
     for name in "abc":
-        spread.leads(name, "other")
-    (name,) = {spread.wish("own")}
+        balancer.leads(name, "other")
+    (name,) = {balancer.wish("own")}
     assert name is not None
     namespace = Scripted(led_by(Node(address="other")), name=name, found=found)
-    await follower_of(namespace, spread=spread)._wish()
+    await follower_of(namespace, balancer=balancer)._wish()
     assert namespace.done == ["wished for"] * found
 
 
@@ -266,10 +272,10 @@ async def test_who_waits_beside_one_that_has_come_further_leaves_it_the_lead(whe
     follower = newcomer_to(namespace)
     namespace.furthest = (9, 9)
     if namespace.meta is not None:
-        follower._knowledge.mirror = Mirror(Replica())
+        follower._knowledge.mirror = LazyReplica(StateMachine())
         follower._precedence._behind = namespace.meta.tenure, namespace.meta.number
     if where == "it lacks what was read":
-        follower._journal.start(History(((0, 0), (7, 5))))
+        follower._journal.start(EpochHistory(((0, 0), (7, 5))))
 
     async def look() -> None:
         if namespace.meta is None:
