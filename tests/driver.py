@@ -38,19 +38,19 @@ class Driver:
         self.now = now
         return log(self.step(core.Expire()))
 
-    def line(self, name: str) -> list[int]:
-        resource = self.manager.table.look(name)
-        if resource is None or resource.line is None:
+    def queue(self, name: str) -> list[int]:
+        resource = self.manager.table.lookup(name)
+        if resource is None or resource.wait_queue is None:
             return []
-        return [entry[2].id for entry in resource.line.entries()]
+        return [entry[2].id for entry in resource.wait_queue.entries()]
 
     def reload(self) -> None:
-        """Dump the state and go on from the dump, as after a restart with nobody gone."""
+        """Dump the state and go on from the dump, as after a restart in which no client disconnected."""
         from genie.storage.redis.records import Reader, encode
 
         old, read = self.manager, Reader().read
         self.manager = core.LockManager(old.next_id, old.next_fence)
-        self.manager._ended = old._ended
+        self.manager._outcomes = old._outcomes
         for request in [*old.table.held.values(), *old.table.waiting.values()]:
             again = read(request.id, encode(request))
             assert isinstance(again, core.Request)
@@ -72,9 +72,9 @@ def log(events: list[core.Event]) -> list[tuple[object, ...]]:
                 told.append(("locked", request.id))
             case core.Released(request, reason):
                 told.append(("released", request.id, str(reason)))
-            case core.Repeated(id_, reason):
+            case core.AlreadyEnded(id_, reason):
                 told.append(("repeated", id_, str(reason)))
-            case core.Unknown(id_):
+            case core.UnknownId(id_):
                 told.append(("unknown", id_))
             case core.Extended(request):
                 told.append(("extended", request.id))

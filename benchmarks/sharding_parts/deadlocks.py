@@ -88,7 +88,7 @@ class Steppers:
         if self.period_ms is not None:
             self.world.after(self.period_ms, self._gather)
         self.world.run()
-        self.ends.reorderings = sum(shard.manager.reorderings for shard in self.shards)
+        self.ends.reorderings = sum(shard.manager.rearrangements for shard in self.shards)
         self.ends.stuck_ms.sort()
         return self.ends
 

@@ -16,11 +16,11 @@ def waits_of(manager: LockManager) -> Graph:
     graph: Graph = {}
     table = manager.table
     for request in table.waiting.values():
-        for name, exclusive in request.wants():
+        for name, exclusive in request.modes():
             resource = table.resources[name]
             for holder in resource.holders.values():
                 _add(graph, request, holder, name, exclusive, hard=True)
-            for entry in resource.line or ():
+            for entry in resource.wait_queue or ():
                 if entry[2] is request:
                     break
                 _add(graph, request, entry[2], name, exclusive, hard=False)
@@ -28,7 +28,7 @@ def waits_of(manager: LockManager) -> Graph:
 
 
 def _add(graph: Graph, request: Request, other: Request, name: str, exclusive: bool, *, hard: bool) -> None:
-    if other.owner != request.owner and (exclusive or other.excludes(name)):
+    if other.owner != request.owner and (exclusive or other.is_exclusive(name)):
         waits = graph.setdefault(str(request.owner), {})
         waits[str(other.owner)] = waits.get(str(other.owner), False) or hard
 

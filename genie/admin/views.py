@@ -17,8 +17,8 @@ from genie.admin import models
 from genie.admin.interfaces import Subject
 from genie.admin.throttle import Pace
 from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request, Wait
-from genie.core.lock_table import Table
-from genie.core.view import COUNTED, glance
+from genie.core.lock_table import LockTable
+from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Deadlock, Heat, Stats, hottest
 
@@ -40,7 +40,7 @@ NODE_WORK = 10
 """What it takes to make one, in looks."""
 
 
-async def queue_lines(table: Table, pace: Pace) -> tuple[list[models.Line], bool]:
+async def queue_lines(table: LockTable, pace: Pace) -> tuple[list[models.Line], bool]:
     """The longest lines in which those stand that came first, and whether that is everybody."""
     requests = list(islice(table.waiting.values(), LOOKED_AT))
     complete, places = len(requests) == len(table.waiting), 0
@@ -66,7 +66,7 @@ async def queue_lines(table: Table, pace: Pace) -> tuple[list[models.Line], bool
     return [line for line in found if line.waiting], complete
 
 
-async def still_waited(table: Table, now_unix_ms: float, pace: Pace) -> dict[str, float]:
+async def still_waited(table: LockTable, now_unix_ms: float, pace: Pace) -> dict[str, float]:
     """How long has been waited (ms) for the resources in the way of those that came first, by all of them together.
 
     Of a request for several it is those of the first ten that are in its way.
@@ -80,7 +80,7 @@ async def still_waited(table: Table, now_unix_ms: float, pace: Pace) -> dict[str
         if request.state is WAITING:
             names: Collection[str] = request.names()
             if len(names) > 1:
-                blockers, _, looked = glance(table, request, LOOKS, count=False)
+                blockers, _, looked = sample_blockers(table, request, LOOKS, count=False)
                 names, looked = {blocker.resource for blocker in blockers}, looked + NODE_WORK
             for name in names:
                 waited[name] = waited.get(name, 0.0) + max(0.0, now_unix_ms - request.since_unix_ms)
@@ -89,13 +89,13 @@ async def still_waited(table: Table, now_unix_ms: float, pace: Pace) -> dict[str
     return waited
 
 
-def _length(table: Table, name: str) -> int:
+def _length(table: LockTable, name: str) -> int:
     resource = table.resources.get(name)
-    return 0 if resource is None or resource.line is None else len(resource.line)
+    return 0 if resource is None or resource.wait_queue is None else len(resource.wait_queue)
 
 
-def _line(table: Table, name: str, since: int) -> models.Line:
-    resource = table.look(name)
+def _line(table: LockTable, name: str, since: int) -> models.Line:
+    resource = table.lookup(name)
     holders = {} if resource is None else resource.holders
     first = next(iter(holders.values()), None)
     return models.Line(
@@ -108,7 +108,7 @@ def _line(table: Table, name: str, since: int) -> models.Line:
     )
 
 
-async def graph(table: Table, most: int, pace: Pace) -> models.Waits:
+async def graph(table: LockTable, most: int, pace: Pace) -> models.Waits:
     """Who waits for whom: at most so many nodes."""
     nodes: dict[int, models.Node] = {}
     edges: list[models.Edge] = []
@@ -117,7 +117,7 @@ async def graph(table: Table, most: int, pace: Pace) -> models.Waits:
             node = _place(nodes, request, most)
             if node is None or len(edges) >= MOST_EDGES:
                 break
-            blockers, _, looked = glance(table, request, LOOKS, count=False)
+            blockers, _, looked = sample_blockers(table, request, LOOKS, count=False)
             node.blockers_total = len(blockers)
             for blocker in blockers[: MOST_EDGES - len(edges)]:
                 other = table.find(blocker.id)
@@ -157,13 +157,13 @@ def _edge(waiter: int, blocker: Blocker) -> models.Edge:
     )
 
 
-async def resource(table: Table, name: str, now: float, pace: Pace) -> models.Resource:
+async def resource(table: LockTable, name: str, now: float, pace: Pace) -> models.Resource:
     """Who holds a resource, and its line in order; `now` is the lock manager's time."""
-    found = table.look(name)
+    found = table.lookup(name)
     if found is None:
         return models.Resource(resource=name, holders=[], holders_total=0, queue=[], queue_total=0)
     holders = list(islice(found.holders.values(), ROWS))
-    line = [] if found.line is None else [entry[2] for entry in islice(found.line, ROWS)]
+    line = [] if found.wait_queue is None else [entry[2] for entry in islice(found.wait_queue, ROWS)]
     holders_total, queue_total = len(found.holders), _length(table, name)
     told = models.Resource(resource=name, holders=[], holders_total=holders_total, queue=[], queue_total=queue_total)
     for request in holders:
@@ -172,7 +172,7 @@ async def resource(table: Table, name: str, now: float, pace: Pace) -> models.Re
         await pace.did(NODE_WORK)
     for request in line:
         if request.state is WAITING:
-            blockers, total, looked = glance(table, request, COUNTED, count=True)
+            blockers, total, looked = sample_blockers(table, request, MAX_COUNTED_BLOCKERS, count=True)
             row = _row(request, now)
             row.blockers, row.blockers_total = [_blocker(blocker) for blocker in blockers], total
             told.queue.append(row)
@@ -208,7 +208,7 @@ def _blocker(blocker: Blocker) -> models.Blocker:
 
 def _names(request: Request) -> list[str]:
     return [
-        f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}" for name, exclusive in islice(request.wants(), NAMES)
+        f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}" for name, exclusive in islice(request.modes(), NAMES)
     ]
 
 
@@ -230,7 +230,7 @@ async def state(subject: Subject, namespace: str, pace: Pace) -> models.State:
     """The server at a glance, as to one namespace. One that doesn't lead it has no locks."""
     view = subject.namespaces[namespace]
     manager, stats = view.manager, view.stats
-    table = Table() if manager is None else manager.table
+    table = LockTable() if manager is None else manager.table
     lines, complete = await queue_lines(table, pace)
     first = next(iter(table.waiting.values()), None)
     now, speed = time.time() * 1000, stats.recent.speed()
@@ -251,7 +251,7 @@ async def state(subject: Subject, namespace: str, pace: Pace) -> models.State:
         held=len(table.held),
         waiting=len(table.waiting),
         locks=table.locks,
-        resources=len(table.sole) + len(table.resources),
+        resources=len(table.uncontended) + len(table.resources),
         connections=len(subject.connections),
         sessions=view.sessions,
         rates=models.Rates(
@@ -268,7 +268,7 @@ async def state(subject: Subject, namespace: str, pace: Pace) -> models.State:
         outcomes=stats.outcomes,
         errors=dict(stats.errors),
         deadlocks=stats.deadlocked,
-        reorderings=stats.reorderings + (0 if manager is None else manager.reorderings),
+        reorderings=stats.reorderings + (0 if manager is None else manager.rearrangements),
         waits=_count(stats.waits),
         holds=_count(stats.holds),
         commits=_count(stats.commits),
@@ -282,7 +282,7 @@ def _count(histogram: Histogram) -> models.Count:
     return models.Count(bounds=list(histogram.bounds), counts=list(histogram.counts), total=histogram.total)
 
 
-async def hot(stats: Stats, table: Table, limit: int, pace: Pace) -> models.HotList:
+async def hot(stats: Stats, table: LockTable, limit: int, pace: Pace) -> models.HotList:
     """So many of the hottest resources: by the waits that have ended lately, and by those that go on."""
     going = await still_waited(table, time.time() * 1000, pace)
     found, best = _together(stats.hot.found(), going), list[tuple[str, Heat]]()
@@ -300,13 +300,13 @@ def _together(found: Iterator[tuple[str, Heat]], going: dict[str, float]) -> Ite
         yield name, Heat(0, waited_ms)
 
 
-def _hot(table: Table, name: str, heat: Heat) -> models.HotResource:
-    resource = table.look(name)
+def _hot(table: LockTable, name: str, heat: Heat) -> models.HotResource:
+    resource = table.lookup(name)
     return models.HotResource(
         resource=name,
         waited=heat.waited_ms,
         collisions=heat.collisions,
-        waiting=0 if resource is None or resource.line is None else len(resource.line),
+        waiting=0 if resource is None or resource.wait_queue is None else len(resource.wait_queue),
         holders=0 if resource is None else len(resource.holders),
     )
 

@@ -8,7 +8,7 @@ from math import inf
 NEVER = 2**62
 """The deadline of a request that waits without a limit. It is not kept here."""
 
-SLACK = 1024
+MAX_EMPTY_TICKS = 1024
 """Empty ticks that are kept at most, beside one for each that is not."""
 
 
@@ -19,13 +19,13 @@ class Deadlines:
     empty ones are swept out together, so that a million short locks cost no more memory than those that are held now.
     """
 
-    __slots__ = ("_heap", "_room", "_ticks", "soonest")
+    __slots__ = ("_heap", "_sweep_threshold", "_ticks", "soonest")
 
     def __init__(self) -> None:
         self._ticks: dict[int, set[int]] = {}
         self._heap: list[int] = []
         """Every tick, once."""
-        self._room = SLACK
+        self._sweep_threshold = MAX_EMPTY_TICKS
         """So many ticks may there be before the next sweep."""
         self.soonest: float = inf
         """Nothing falls due before this. `next` says when something does."""
@@ -36,7 +36,7 @@ class Deadlines:
         if ids is not None:
             ids.add(id)
         else:
-            if len(self._ticks) >= self._room:
+            if len(self._ticks) >= self._sweep_threshold:
                 self._sweep()
             self._ticks[tick] = {id}
             heappush(self._heap, tick)
@@ -55,7 +55,7 @@ class Deadlines:
         self.soonest = heap[0] if heap else inf
         return self.soonest
 
-    def due(self, now: float, limit: int) -> list[int]:
+    def expired(self, now: float, limit: int) -> list[int]:
         """At most `limit` ids that are due, by millisecond and then by id. They stay until they are discarded."""
         due: list[int] = []
         passed: list[int] = []
@@ -73,4 +73,4 @@ class Deadlines:
         self._ticks = {tick: ids for tick, ids in self._ticks.items() if ids}
         self._heap = list(self._ticks)
         heapify(self._heap)
-        self._room = 2 * len(self._ticks) + SLACK
+        self._sweep_threshold = 2 * len(self._ticks) + MAX_EMPTY_TICKS

@@ -60,7 +60,7 @@ class Deadlocked(Released):
 
 
 @dataclass(slots=True)
-class Refused(Released):
+class Insufficient(Released):
     """`insufficient`: what a `Take` could have taken does not reach its target. The two sums of weights."""
 
     free: Weight
@@ -69,7 +69,7 @@ class Refused(Released):
 
 
 @dataclass(slots=True)
-class Full:
+class QueueFull:
     """A request would have to wait, and no line may grow. It was not taken up; its id is nobody's."""
 
     request: Request
@@ -91,7 +91,7 @@ class Moved:
 
 
 @dataclass(slots=True)
-class Repeated:
+class AlreadyEnded:
     """A command named a request that has ended before: its first reason again."""
 
     id: int
@@ -99,7 +99,7 @@ class Repeated:
 
 
 @dataclass(slots=True)
-class Unknown:
+class UnknownId:
     """A command named an id that was never given out, or is long forgotten."""
 
     id: int
@@ -146,4 +146,4 @@ class Cycle:
     waits: tuple[Wait, ...]
 
 
-Event = Queued | Granted | Full | Taken | Locked | Released | Extended | Moved | Repeated | Unknown | NotHeld
+Event = Queued | Granted | QueueFull | Taken | Locked | Released | Extended | Moved | AlreadyEnded | UnknownId | NotHeld

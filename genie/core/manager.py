@@ -9,32 +9,32 @@ from genie.core import deadlock
 from genie.core.commands import Command, Disconnect, Expire, Extend, Release, Take
 from genie.core.deadlines import NEVER, Deadlines
 from genie.core.events import (
+    AlreadyEnded,
     Deadlocked,
     Event,
     Extended,
-    Full,
     Granted,
+    Insufficient,
     Locked,
     Moved,
     NotHeld,
     Queued,
-    Refused,
+    QueueFull,
     Released,
-    Repeated,
     Taken,
     TimedOut,
-    Unknown,
+    UnknownId,
 )
-from genie.core.grant import at_once, candidates, clear, free
-from genie.core.lock_table import Table, Touched
+from genie.core.grant import grant_candidates, is_available, is_grantable, is_immediately_grantable
+from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Owner, Reason, Request, Weight
-from genie.core.view import blame
+from genie.core.view import find_blockers
 
-REMEMBERED = 100_000
+RECENT_OUTCOMES = 100_000
 """So many of the last ended ids are remembered at least, and at most twice as many."""
 
 
-class Ended:
+class RecentOutcomes:
     """Ids that were released, with their first reason.
 
     Two dicts that take turns: when the newer is full the older is dropped whole. Taking the oldest out of one dict,
@@ -50,7 +50,7 @@ class Ended:
     def add(self, id: int, reason: Reason) -> None:
         """Remember why a request ended."""
         newer = self._newer
-        if len(newer) >= REMEMBERED:
+        if len(newer) >= RECENT_OUTCOMES:
             self._older, self._newer = newer, {}
             newer = self._newer
         newer[id] = reason
@@ -73,18 +73,18 @@ class LockManager:
     """
 
     def __init__(
-        self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0, max_places: float = inf
+        self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0, max_queue_entries: float = inf
     ) -> None:
-        self.table = Table()
+        self.table = LockTable()
         self.deadlines = Deadlines()
         self.next_id = next_id
         self.next_fence = next_fence
         self.unix_offset_ms = unix_offset_ms
-        self.max_places = max_places
+        self.max_queue_entries = max_queue_entries
         """Places in all lines together that there may be. What would need more is not taken up."""
-        self.reorderings = 0
+        self.rearrangements = 0
         """How often lines were given another order because of a cycle."""
-        self._ended = Ended()
+        self._outcomes = RecentOutcomes()
 
     def step(self, command: Command, now: float) -> list[Event]:
         """Carry out one command at a time (ms, never going back) and tell what it did, in order.
@@ -103,7 +103,7 @@ class LockManager:
         elif isinstance(command, Expire):
             self._expire(command.limit, now, events)
         elif isinstance(command, Disconnect):
-            self._drop(command.requests, now, events)
+            self._end_all(command.requests, now, events)
         else:
             self._recover(now, events)
         return events
@@ -113,34 +113,34 @@ class LockManager:
         self.table.restore(request)
         self._set_deadline(request)
 
-    def forget(self, id: int) -> None:
+    def discard(self, id: int) -> None:
         """Let go of a request, if there is one with this id. Nobody is granted anything by it."""
         request = self.table.find(id)
         if request is None:
             return
         self._clear_deadline(request)
         if request.state is HELD:
-            self.table.unhold(request)
+            self.table.remove_held(request)
         else:
             self.table.dequeue(request)
 
-    def remember_ended(self, id: int, reason: Reason) -> None:
+    def add_outcome(self, id: int, reason: Reason) -> None:
         """Take in how a request ended before the state was loaded."""
-        self._ended.add(id, reason)
+        self._outcomes.add(id, reason)
 
-    def reason(self, id: int) -> Reason | None:
+    def outcome(self, id: int) -> Reason | None:
         """Why a request ended, for as long as that is remembered."""
-        return self._ended.get(id)
+        return self._outcomes.get(id)
 
     # -- commands -----------------------------------------------------------------------------------------
 
     def _request(self, request: Request, now: float, events: list[Event]) -> None:
-        self._arrive(request)
-        if at_once(self.table, request):
+        self._assign_id(request)
+        if is_immediately_grantable(self.table, request):
             self._grant(request, now)
             events.append(Granted(request))
-        elif self.table.places + len(request.exclusive) + len(request.shared) > self.max_places:
-            events.append(Full(request))
+        elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > self.max_queue_entries:
+            events.append(QueueFull(request))
         else:
             self._queue(request, now, events)
 
@@ -149,10 +149,10 @@ class LockManager:
         request = take.request
         reached: Weight = 0
         locked: Weight = 0
-        self._arrive(request)
+        self._assign_id(request)
         taken: tuple[list[str], list[str]] = [], []
         for (name, exclusive), weight in zip(take.choices, take.weights, strict=True):
-            if not free(self.table, request.owner, name, exclusive):
+            if not is_available(self.table, request.owner, name, exclusive):
                 locked += weight
                 continue
             taken[exclusive].append(name)
@@ -164,7 +164,7 @@ class LockManager:
                 return
         request.since, request.since_unix_ms = now, now + self.unix_offset_ms
         events.append(Queued(request))
-        self._end(Refused(request, Reason.INSUFFICIENT, reached, locked, take.as_strings), events)
+        self._end(Insufficient(request, Reason.INSUFFICIENT, reached, locked, take.as_strings), events)
 
     def _queue(self, request: Request, now: float, events: list[Event]) -> None:
         table = self.table
@@ -172,43 +172,43 @@ class LockManager:
         request.since_unix_ms = now + self.unix_offset_ms
         events.append(Queued(request))
         moved = table.enqueue(request)
-        before: dict[str, list[Request]] = {}
-        if deadlock.closes_cycle(table, request):
-            cycle = deadlock.deadlock(table, request.owner)
+        previous: dict[str, list[Request]] = {}
+        if deadlock.creates_cycle(table, request):
+            cycle = deadlock.find_deadlock(table, request.owner)
             if cycle is not None:
                 table.dequeue(request)
                 self._end(Deadlocked(request, Reason.DEADLOCK, cycle), events)
-                self._note(moved, events)
+                self._append_moved(moved, events)
                 return
-            before = self._reorder(request.owner, moved)
-            self.reorderings += bool(before)
-        if request.queue_timeout_ms <= 0 and not clear(table, request):
-            for name, requests in before.items():
-                moved |= dict.fromkeys(table.line(name).rearrange(name, requests))
+            previous = self._rearrange_queues(request.owner, moved)
+            self.rearrangements += bool(previous)
+        if request.queue_timeout_ms <= 0 and not is_grantable(table, request):
+            for name, requests in previous.items():
+                moved |= dict.fromkeys(table.wait_queue(name).rearrange(name, requests))
             self._time_out(request, events)
         else:
             timeout_ms = request.queue_timeout_ms
             request.deadline = NEVER if timeout_ms >= NO_TIMEOUT_MS else ceil(now + timeout_ms)
             self._set_deadline(request)
-            if before:
-                self._settle([(name, True, None) for name in before], now, events, newcomer=request)
-            elif clear(table, request):
-                self._promote(request, now, events)
+            if previous:
+                self._grant_waiters([(name, True, None) for name in previous], now, events, newcomer=request)
+            elif is_grantable(table, request):
+                self._grant_waiter(request, now, events)
         if moved:
             moved.pop(request, None)
-            self._note(moved, events)
+            self._append_moved(moved, events)
 
     def _release(self, id: int, now: float, events: list[Event]) -> None:
         request = self.table.held.get(id)
         if request is not None:
-            touched = self._unhold(request)
+            affected = self._remove_held(request)
             self._end(Released(request, SUCCESS), events)
-            if touched:
-                self._settle(touched, now, events)
+            if affected:
+                self._grant_waiters(affected, now, events)
         elif id in self.table.waiting:
-            self._drop([self.table.waiting[id]], now, events, SUCCESS)
+            self._end_all([self.table.waiting[id]], now, events, SUCCESS)
         else:
-            events.append(self._gone(id))
+            events.append(self._ended_or_unknown(id))
 
     def _extend(self, command: Extend, now: float, events: list[Event]) -> None:
         request = self.table.held.get(command.id)
@@ -220,23 +220,23 @@ class LockManager:
         elif command.id in self.table.waiting:
             events.append(NotHeld(self.table.waiting[command.id]))
         else:
-            events.append(self._gone(command.id))
+            events.append(self._ended_or_unknown(command.id))
 
     def _expire(self, limit: int, now: float, events: list[Event]) -> None:
-        for id_ in self.deadlines.due(now, limit):
+        for id_ in self.deadlines.expired(now, limit):
             request = self.table.find(id_)
             if request is None or request.deadline > now:
                 continue  # an earlier one of this very step made way for it
             if request.state is HELD:
-                touched = self._unhold(request)
+                affected = self._remove_held(request)
                 self._end(Released(request, Reason.TRANSACTION_TIMEOUT), events)
             else:
                 self.deadlines.discard(request.deadline, id_)
-                touched = self._places(request)
+                affected = self._queues_of(request)
                 self._time_out(request, events)
-            self._settle(touched, now, events)
+            self._grant_waiters(affected, now, events)
 
-    def _drop(
+    def _end_all(
         self,
         requests: Iterable[Request],
         now: float,
@@ -244,27 +244,29 @@ class LockManager:
         reason: Reason = Reason.DISCONNECTED,
     ) -> None:
         """End requests together. All of them go before anyone is granted, or one could be granted to the other."""
-        touched: Touched = []
+        affected: AffectedQueues = []
         for request in requests:
             if request.state is WAITING:
-                touched += self._places(request)
+                affected += self._queues_of(request)
                 self._clear_deadline(request)
                 self.table.dequeue(request)
                 self._end(Released(request, reason), events)
             elif request.state is HELD and request.release_on_disconnect:
-                touched += self._unhold(request)
+                affected += self._remove_held(request)
                 self._end(Released(request, reason), events)
-        self._settle(touched, now, events)
+        self._grant_waiters(affected, now, events)
 
     def _recover(self, now: float, events: list[Event]) -> None:
         table = self.table
         gone = [*table.held.values(), *table.waiting.values()]
-        self._drop([request for request in gone if request.origin is None], now, events)
-        self._settle([(name, True, None) for name in table.resources], now, events)  # nobody waits for the others
+        self._end_all([request for request in gone if request.origin is None], now, events)
+        self._grant_waiters(
+            [(name, True, None) for name in table.resources], now, events
+        )  # nobody waits for the others
 
     # -- what they are made of ----------------------------------------------------------------------------
 
-    def _arrive(self, request: Request) -> None:
+    def _assign_id(self, request: Request) -> None:
         """Give a newcomer its id and its owner."""
         request.id = request.owner = self.next_id
         self.next_id += 1
@@ -278,25 +280,25 @@ class LockManager:
         request.since = now
         request.since_unix_ms = now + self.unix_offset_ms
         request.deadline = ceil(now + request.transaction_timeout_ms)
-        self.table.hold(request)
+        self.table.add_held(request)
         self.deadlines.add(request.deadline, request.id)
 
     def _end(self, event: Released, events: list[Event]) -> None:
         request = event.request
         request.state = ENDED
-        self._ended.add(request.id, event.reason)
+        self._outcomes.add(request.id, event.reason)
         events.append(event)
 
     def _time_out(self, request: Request, events: list[Event]) -> None:
         """End a waiting request with `queue-timeout`, and say who stood in its way."""
-        blockers, total = blame(self.table, request)
+        blockers, total = find_blockers(self.table, request)
         self.table.dequeue(request)
         self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, total), events)
 
-    def _unhold(self, request: Request) -> Touched:
+    def _remove_held(self, request: Request) -> AffectedQueues:
         """Take the locks of a request from it, and say in whose lines that may help someone."""
         self.deadlines.discard(request.deadline, request.id)
-        return self.table.unhold(request)
+        return self.table.remove_held(request)
 
     def _set_deadline(self, request: Request) -> None:
         """Let a request fall due at its deadline. One that waits may have none; one that is held always has one."""
@@ -307,48 +309,50 @@ class LockManager:
         if request.deadline < NEVER:
             self.deadlines.discard(request.deadline, request.id)
 
-    def _places(self, request: Request) -> Touched:
+    def _queues_of(self, request: Request) -> AffectedQueues:
         """The lines in which a waiting request stands, for when it has left them."""
-        return [(name, exclusive, request.entry(name)) for name, exclusive in request.wants()]
+        return [(name, exclusive, request.entry(name)) for name, exclusive in request.modes()]
 
-    def _note(self, moved: dict[Request, None], events: list[Event]) -> None:
+    def _append_moved(self, moved: dict[Request, None], events: list[Event]) -> None:
         """Say whose places changed, of those who still wait."""
         events += (Moved(request) for request in moved if request.state is WAITING)
 
-    def _gone(self, id: int) -> Event:
-        reason = self._ended.get(id)
-        return Unknown(id) if reason is None else Repeated(id, reason)
+    def _ended_or_unknown(self, id: int) -> Event:
+        reason = self._outcomes.get(id)
+        return UnknownId(id) if reason is None else AlreadyEnded(id, reason)
 
-    def _reorder(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
+    def _rearrange_queues(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
         """Give the lines in which the owners of a cycle stand an order without one.
 
         Adds to `moved` those whose places changed; returns the orders as they were, by resource.
         """
         table = self.table
-        ranks = deadlock.rank(table, deadlock.component(table, owner))
+        ranks = deadlock.topological_ranks(table, deadlock.strongly_connected_component(table, owner))
         names = dict.fromkeys(
             name for member in ranks for request in table.waiting_of(member).values() for name in request.names()
         )
-        before: dict[str, list[Request]] = {}
+        previous: dict[str, list[Request]] = {}
         for name in names:
-            line = table.line(name)
-            requests = deadlock.reorder(line, name, ranks)
+            queue = table.wait_queue(name)
+            requests = deadlock.rearranged_order(queue, name, ranks)
             if requests is not None:
-                before[name] = [entry[2] for entry in line.entries()]
-                moved |= dict.fromkeys(line.rearrange(name, requests))
-        return before
+                previous[name] = [entry[2] for entry in queue.entries()]
+                moved |= dict.fromkeys(queue.rearrange(name, requests))
+        return previous
 
-    def _settle(self, touched: Touched, now: float, events: list[Event], newcomer: Request | None = None) -> None:
+    def _grant_waiters(
+        self, affected: AffectedQueues, now: float, events: list[Event], newcomer: Request | None = None
+    ) -> None:
         """Grant what can be granted, in the order of the queue.
 
         A grant makes nobody else's wait shorter (it was ahead of them before, and now it is a holder), so that one
         look at the candidates is enough.
         """
-        for request in candidates(self.table, touched, newcomer):
-            if clear(self.table, request):
-                self._promote(request, now, events)
+        for request in grant_candidates(self.table, affected, newcomer):
+            if is_grantable(self.table, request):
+                self._grant_waiter(request, now, events)
 
-    def _promote(self, request: Request, now: float, events: list[Event]) -> None:
+    def _grant_waiter(self, request: Request, now: float, events: list[Event]) -> None:
         """Let a waiting request hold what it waited for."""
         self.table.dequeue(request)
         self._clear_deadline(request)

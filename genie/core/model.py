@@ -54,7 +54,7 @@ class Origin(Protocol):
 NO_TIMEOUT_MS: Final = 2_147_483_647
 """A `queue_timeout_ms` of this many milliseconds or more (the largest on the wire) is no limit."""
 
-FEW: Final = 16
+MAX_LINEAR_SEARCH: Final = 16
 """Names that are searched for one among them as they are."""
 
 Weight = int
@@ -62,7 +62,7 @@ Weight = int
 Owner = str | int
 """The transaction's name; without one the request is its own owner and this is its id."""
 
-Entry = tuple[float, int, "Request"]
+QueueEntry = tuple[float, int, "Request"]
 """A place in a line: (minus the priority, ticket, request). Smaller stands further ahead.
 
 The ticket is the id of the request itself, or after a reordering of another one that stood in the same line.
@@ -88,7 +88,7 @@ class Request:
     ref: str | None = None
     release_on_disconnect: bool = False
     origin: Origin | None = None
-    chosen: str | None = None
+    choice_digest: str | None = None
     """Set where the names are those that a `Take` took: what it chose from, in short, to know it again."""
     principal: str | None = None
     """The name under which it was made, where clients must have one. The core carries it."""
@@ -105,12 +105,12 @@ class Request:
     """The same as milliseconds since 1970, for people."""
     deadline: int = field(init=False)
     """When it falls due: rounded up to a whole millisecond, so never early. `NEVER` for a wait without a limit."""
-    place: Entry | None = field(default=None, init=False)
+    queue_entry: QueueEntry | None = field(default=None, init=False)
     """Where it stands in every line, by priority and arrival. None unless it waits."""
-    moved: dict[str, Entry] | None = field(default=None, init=False)
+    moved: dict[str, QueueEntry] | None = field(default=None, init=False)
     """Where a reordering put it instead, by resource."""
-    alone: frozenset[str] | None = field(default=None, init=False)
-    """What it wants exclusively, where that is much and was looked for; see `excludes`."""
+    exclusive_names: frozenset[str] | None = field(default=None, init=False)
+    """What it modes exclusively, where that is much and was looked for; see `is_exclusive`."""
     simple: bool = field(init=False)
     """Set while it waits: whether it can lead a search for cycles nowhere but along the one line in which it stands."""
 
@@ -119,36 +119,36 @@ class Request:
         state = f"{self.id} {self.state.name}" if hasattr(self, "state") else "new"
         return f"<Request {state} {asked} of {self.transaction or 'nobody'}>"
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> QueueEntry:
         """Its place in the line of `name`. Only for a request that waits."""
         if self.moved is not None and name in self.moved:
             return self.moved[name]
-        assert self.place is not None  # noqa: S101 - an invariant, and what mypy needs to know
-        return self.place
+        assert self.queue_entry is not None  # noqa: S101 - an invariant, and what mypy needs to know
+        return self.queue_entry
 
-    def move(self, name: str, place: Entry) -> None:
+    def move(self, name: str, place: QueueEntry) -> None:
         """Give it another's place in the line of `name`, or its own one back."""
         moved = self.moved or {}
-        if self.place is not None and place[:2] == self.place[:2]:
+        if self.queue_entry is not None and place[:2] == self.queue_entry[:2]:
             moved.pop(name, None)
         else:
             moved[name] = (place[0], place[1], self)
         self.moved = moved or None
 
-    def excludes(self, name: str) -> bool:
-        """Whether it wants `name` exclusively. One of many is not searched for among all of them, time and again."""
-        if len(self.exclusive) <= FEW:
+    def is_exclusive(self, name: str) -> bool:
+        """Whether it modes `name` exclusively. One of many is not searched for among all of them, time and again."""
+        if len(self.exclusive) <= MAX_LINEAR_SEARCH:
             return name in self.exclusive
-        if self.alone is None:
-            self.alone = frozenset(self.exclusive)
-        return name in self.alone
+        if self.exclusive_names is None:
+            self.exclusive_names = frozenset(self.exclusive)
+        return name in self.exclusive_names
 
     def mode(self, name: str) -> Mode:
         """In which mode it asks for `name`."""
-        return Mode.EXCLUSIVE if self.excludes(name) else Mode.SHARED
+        return Mode.EXCLUSIVE if self.is_exclusive(name) else Mode.SHARED
 
-    def wants(self) -> Iterator[tuple[str, bool]]:
-        """Every resource that it names, each once, and whether it wants it exclusively."""
+    def modes(self) -> Iterator[tuple[str, bool]]:
+        """Every resource that it names, each once, and whether it modes it exclusively."""
         for name in self.exclusive:
             yield name, True
         for name in self.shared:

@@ -7,59 +7,61 @@ from dataclasses import dataclass
 from itertools import islice
 
 from genie.core.events import Blocker
-from genie.core.grant import conflicts
-from genie.core.lock_table import Table
-from genie.core.model import HELD, Entry, Mode, Request
+from genie.core.grant import conflicting_holders
+from genie.core.lock_table import LockTable
+from genie.core.model import HELD, Mode, QueueEntry, Request
 
-NAMED = 10
+MAX_LISTED_BLOCKERS = 10
 """Blockers told by name."""
-NEAR = 32
-"""Resources, and requests on each, that are looked at for the obstacles of one that begins to wait."""
-COUNTED = 1000
+MAX_INSPECTED = 32
+"""Resources, and requests on each, that are looked at for the blocked_resources of one that begins to wait."""
+MAX_COUNTED_BLOCKERS = 1000
 """Blockers counted exactly. Beyond it the total is a lower bound."""
 
 
-def blame(table: Table, request: Request) -> tuple[tuple[Blocker, ...], int]:
+def find_blockers(table: LockTable, request: Request) -> tuple[tuple[Blocker, ...], int]:
     """The first ten that a waiting request waits for, and how many there are (beyond 1,000: at least).
 
     One that stands in the way on two resources counts twice.
     """
     found = _blockers(table, request)
-    named = tuple(_blocker(table, *one) for one in islice(found, NAMED))
-    return named, len(named) + sum(1 for _ in islice(found, COUNTED - len(named)))
+    named = tuple(_blocker(table, *one) for one in islice(found, MAX_LISTED_BLOCKERS))
+    return named, len(named) + sum(1 for _ in islice(found, MAX_COUNTED_BLOCKERS - len(named)))
 
 
-def glance(table: Table, request: Request, looks: int, *, count: bool) -> tuple[tuple[Blocker, ...], int, int]:
-    """The same in a bounded time, for those who look at many: at most so many `looks` at who might be in the way.
+def sample_blockers(
+    table: LockTable, request: Request, limit: int, *, count: bool
+) -> tuple[tuple[Blocker, ...], int, int]:
+    """The same in a bounded time, for those who look at many: at most so many `limit` at who might be in the way.
 
     Without `count` it ends with the tenth. Returns the named, how many were found, and how many were looked at.
     """
     named: list[Blocker] = []
     total = looked = 0
-    for name, other, held in islice(_near(table, request), looks):
+    for name, other, held in islice(_near(table, request), limit):
         looked += 1
         if other is None:
             continue
         total += 1
-        if len(named) < NAMED:
+        if len(named) < MAX_LISTED_BLOCKERS:
             named.append(_blocker(table, name, other, held))
-        if not count and total == NAMED:
+        if not count and total == MAX_LISTED_BLOCKERS:
             break
     return tuple(named), total, looked
 
 
-def obstacles(table: Table, request: Request) -> Iterator[str]:
+def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
     """The resources that a waiting request can't have at present, out of the first that it names.
 
-    At most `NEAR` of them, and on each no more than `NEAR` who might be in the way, for this is asked of every one that
+    At most `MAX_INSPECTED` of them, and on each no more than `MAX_INSPECTED` who might be in the way, for this is asked of every one that
     waits.
     """
-    for name, exclusive in islice(request.wants(), NEAR):
-        if any(other is not None for _, other, _ in islice(_near_on(table, request, name, exclusive), NEAR)):
+    for name, exclusive in islice(request.modes(), MAX_INSPECTED):
+        if any(other is not None for _, other, _ in islice(_near_on(table, request, name, exclusive), MAX_INSPECTED)):
             yield name
 
 
-def _blocker(table: Table, name: str, other: Request, held: bool) -> Blocker:
+def _blocker(table: LockTable, name: str, other: Request, held: bool) -> Blocker:
     return Blocker(
         id=other.id,
         transaction=other.transaction,
@@ -71,7 +73,7 @@ def _blocker(table: Table, name: str, other: Request, held: bool) -> Blocker:
     )
 
 
-def _mode(table: Table, name: str, holder: Request) -> Mode:
+def _mode(table: LockTable, name: str, holder: Request) -> Mode:
     """In which mode it holds a resource. It may hold thousands, and is searched only where the resource can't tell."""
     resource = table.resources[name]
     if resource.exclusives in (0, len(resource.holders)):
@@ -79,28 +81,30 @@ def _mode(table: Table, name: str, holder: Request) -> Mode:
     return holder.mode(name)
 
 
-def _blockers(table: Table, request: Request) -> Iterator[tuple[str, Request, bool]]:
-    for name, exclusive in request.wants():
+def _blockers(table: LockTable, request: Request) -> Iterator[tuple[str, Request, bool]]:
+    for name, exclusive in request.modes():
         yield from _on(table, request, name, exclusive)
 
 
-def _on(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request, bool]]:
+def _on(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request, bool]]:
     """Those in the way on one resource: who holds it, then who stands ahead in its line."""
     owner = request.owner
-    for holder in conflicts(table, request, name, exclusive):
+    for holder in conflicting_holders(table, request, name, exclusive):
         yield name, holder, True
     for place in _ahead(table, request, name, exclusive):
         if place[2].owner != owner:
             yield name, place[2], False
 
 
-def _near(table: Table, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
-    """As `_blockers`, with a None for each resource and each request that it passes by: so that they can be counted."""
-    for name, exclusive in request.wants():
+def _near(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
+    """As `_blockers`, with a None for each resource and each request that it overtakes by: so that they can be counted."""
+    for name, exclusive in request.modes():
         yield from _near_on(table, request, name, exclusive)
 
 
-def _near_on(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request | None, bool]]:
+def _near_on(
+    table: LockTable, request: Request, name: str, exclusive: bool
+) -> Iterator[tuple[str, Request | None, bool]]:
     owner = request.owner
     yield name, None, False
     resource = table.resources[name]
@@ -111,12 +115,12 @@ def _near_on(table: Table, request: Request, name: str, exclusive: bool) -> Iter
         yield name, place[2] if place[2].owner != owner else None, False
 
 
-def _ahead(table: Table, request: Request, name: str, exclusive: bool) -> Iterator[Entry]:
+def _ahead(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[QueueEntry]:
     """The places ahead of a waiting request in a line, of those that ask for the resource in a conflicting mode."""
-    line, entry = table.line(name), request.entry(name)
-    yield from line.exclusive.between(None, entry)
+    queue, entry = table.wait_queue(name), request.entry(name)
+    yield from queue.exclusive.between(None, entry)
     if exclusive:
-        yield from line.shared.between(None, entry)
+        yield from queue.shared.between(None, entry)
 
 
 # -- Who holds, who waits and for whom: for people, without changing anything --------
@@ -142,7 +146,7 @@ class Inspection:
 
 
 def inspect(
-    table: Table,
+    table: LockTable,
     *,
     resource: str | None = None,
     id: int | None = None,
@@ -158,7 +162,7 @@ def inspect(
     found = _look(table, resource, id, transaction)
     held = [Row(request) for request in islice(found.holders, 0 if only == "queue" else limit)]
     left = 0 if only == "holders" else limit - len(held)
-    waiting = [Row(request, *blame(table, request)) for request in islice(found.queue, left)]
+    waiting = [Row(request, *find_blockers(table, request)) for request in islice(found.queue, left)]
     return Inspection(held, waiting, found.holders_total, found.queue_total)
 
 
@@ -170,20 +174,20 @@ class _Found:
     queue_total: int
 
 
-def _look(table: Table, name: str | None, id: int | None, transaction: str | None) -> _Found:
+def _look(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Found:
     if id is not None or transaction is not None:
         return _pick(table, name, id, transaction)
     if name is None:
         return _Found(table.held.values(), len(table.held), table.waiting.values(), len(table.waiting))
-    resource = table.look(name)
+    resource = table.lookup(name)
     if resource is None:
         return _Found((), 0, (), 0)
-    line = resource.line
-    queue = () if line is None else (entry[2] for entry in line)
-    return _Found(resource.holders.values(), len(resource.holders), queue, 0 if line is None else len(line))
+    wait_queue = resource.wait_queue
+    queue = () if wait_queue is None else (entry[2] for entry in wait_queue)
+    return _Found(resource.holders.values(), len(resource.holders), queue, 0 if wait_queue is None else len(wait_queue))
 
 
-def _pick(table: Table, name: str | None, id: int | None, transaction: str | None) -> _Found:
+def _pick(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Found:
     if id is not None:
         request = table.find(id)
         requests = [] if request is None else [request]

@@ -184,7 +184,7 @@ def _look(view: NamespaceView) -> _Table:
     table = manager.table
     first = next(iter(table.waiting.values()), None)
     longest_s = 0.0 if first is None else max(0.0, view.now - first.since) / MS
-    return _Table(len(table.waiting), longest_s, len(table.held), table.locks, before + manager.reorderings)
+    return _Table(len(table.waiting), longest_s, len(table.held), table.locks, before + manager.rearrangements)
 
 
 def _tables(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
 
-from genie.core import WAITING, Cycle, Deadlocked, Locked, Reason, Released, Request, TimedOut, obstacles
-from genie.core.lock_table import Table
+from genie.core import WAITING, Cycle, Deadlocked, Locked, Reason, Released, Request, TimedOut, blocked_resources
+from genie.core.lock_table import LockTable
 from genie.observability.histogram import Histogram, Recent, Sample
 
 WINDOW_MS: Final = 300_000
@@ -180,7 +180,7 @@ class Stats:
                 )
             )
 
-    def arrived(self, request: Request, table: Table) -> None:
+    def arrived(self, request: Request, table: LockTable) -> None:
         """A request was not held at once. It waits, or has ended in the same step, which `over` tells next."""
         self.queued += 1
         if request.state is WAITING:
@@ -190,7 +190,7 @@ class Stats:
             if one is not None:
                 self.hot.of(one).collisions += 1
             else:
-                found = self._in_way[request.id] = tuple(obstacles(table, request))
+                found = self._in_way[request.id] = tuple(blocked_resources(table, request))
                 self.hot.collided(found)
 
     def locked(self, event: Locked) -> None:

@@ -339,7 +339,7 @@ def _take(payload: RequestPayload) -> Take:
         ref=payload.ref,
         release_on_disconnect=payload.onDisconnect == "release",
         note=payload.note,
-        chosen="" if payload.ref is None else _digest(any_of, weights, int(target)),
+        choice_digest="" if payload.ref is None else _digest(any_of, weights, int(target)),
     )
     return Take(request, choices(any_of), weights, int(target), as_strings=type(target) is str)
 

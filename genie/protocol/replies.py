@@ -70,7 +70,7 @@ def taken(request: Request) -> bytes:
 def still_locked(request: Request, now: float) -> bytes:
     """`locked`, said again: with what is left of the hold, and where the request chose with what it took."""
     left = max(0, int(request.deadline - now))
-    if request.chosen is not None:
+    if request.choice_digest is not None:
         payload = {"id": request.id, "fence": request.fence, "expiresIn": left, "resources": request.names()}
         return message("locked", payload, request.ref)
     return b'{"command":"locked","payload":{"id":%d,"fence":%d,"expiresIn":%d%b}}\n' % (
@@ -110,7 +110,7 @@ def released(event: Released, now: float, ref: str | None) -> bytes:
         payload["waited"] = _ms(now - request.since)
     elif event.reason is Reason.TRANSACTION_TIMEOUT:
         payload["held"] = _ms(now - request.since)
-    if isinstance(event, core.Refused):
+    if isinstance(event, core.Insufficient):
         return _insufficient(event)
     if isinstance(event, core.TimedOut):
         payload["blockers"] = [_blocker(blocker) for blocker in event.blockers]
@@ -121,7 +121,7 @@ def released(event: Released, now: float, ref: str | None) -> bytes:
     return message("released", payload, ref)
 
 
-def _insufficient(event: core.Refused) -> bytes:
+def _insufficient(event: core.Insufficient) -> bytes:
     """The sums are exact, and may be longer than a JSON library takes them."""
     request = event.request
     pattern = b'"%d"' if event.as_strings else b"%d"

@@ -10,7 +10,7 @@ import structlog
 
 from genie.access import ADMIN, INSPECT, LOCK, Access, Principal
 from genie.core import Extend, Release, Request, Take
-from genie.core.lock_table import Table
+from genie.core.lock_table import LockTable
 from genie.errors import Code, RequestRejected
 from genie.protocol.commands import Inspect, ReleaseByRef, Watch, WireCommand, Within
 from genie.protocol.fields import hello_token, is_hello
@@ -105,7 +105,7 @@ class Authenticator:
 # -- What somebody with a name may ask for. Where clients need no name nothing of this is ever looked at --------
 
 
-def refused(principal: Principal, command: WireCommand, table: Table) -> RequestRejected | None:
+def refused(principal: Principal, command: WireCommand, table: LockTable) -> RequestRejected | None:
     """Why a command is not for this name, if so. What is asked for under it will belong to it."""
     if isinstance(command, Within):
         command = command.command
@@ -134,7 +134,7 @@ def _request(principal: Principal, request: Request, names: tuple[str, ...] | li
     return None
 
 
-def _others(principal: Principal, command: Release | ReleaseByRef | Extend, table: Table) -> RequestRejected | None:
+def _others(principal: Principal, command: Release | ReleaseByRef | Extend, table: LockTable) -> RequestRejected | None:
     """A living request belongs to the name that made it. A `ref` is known only to the session that used it."""
     id_ = None if isinstance(command, ReleaseByRef) else command.id
     if not principal.may(LOCK):

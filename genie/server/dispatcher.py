@@ -173,7 +173,7 @@ class Dispatcher(Greeting):
         requests = [*self._held.values(), *self._waiting.values()]
         endings = list(endings)
         for ending in endings:
-            self.manager.remember_ended(ending.id, ending.reason)
+            self.manager.add_outcome(ending.id, ending.reason)
         self.sessions.restore(requests, endings, self.now)
         self._tell(self.manager.step(core.Recover(), self.now), None)
 
@@ -198,7 +198,7 @@ class Dispatcher(Greeting):
         # How many requests surely have a place, whatever they name. Those beyond are looked at one by one.
         room = self._most_of_connection if session.key is None else self._most_of_session
         room -= session.alive
-        if self.full or len(table.sole) + table.grants > self._roomy_below:
+        if self.full or len(table.uncontended) + table.grants > self._roomy_below:
             room = 0
         if not out:
             self.dirty.append(connection)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from genie.core import WAITING, Blocker, Request, Wait
-from genie.core.view import COUNTED, glance
+from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 
 if TYPE_CHECKING:
     from genie.observability.stats import Deadlock, Stats
@@ -82,7 +82,7 @@ class Monitor:
 
 
 def _slow(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:
-    blockers, total, _ = glance(pipeline.manager.table, request, COUNTED, count=True)
+    blockers, total, _ = sample_blockers(pipeline.manager.table, request, MAX_COUNTED_BLOCKERS, count=True)
     names = request.names()
     return {
         "id": request.id,

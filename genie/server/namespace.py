@@ -194,7 +194,7 @@ class Namespace:
 
         manager.unix_offset_ms = time.time() * 1000 - clock()
         self._deposed.clear()
-        manager.max_places = self.settings.max_queue
+        manager.max_queue_entries = self.settings.max_queue
         self.stats.begin()
         self.pipeline = pipeline = Pipeline(
             manager, self.store, self.settings, self.stats, clock, self._fail, self.namespace
@@ -271,7 +271,7 @@ class Namespace:
 
     def _step_down(self) -> None:
         self.leads, self._follower.leader = False, None
-        self.stats.reorderings += self._leading.manager.reorderings
+        self.stats.reorderings += self._leading.manager.rearrangements
         if self.monitor is not None:
             self.monitor.pipeline = None
         for client in self._internal_clients:

@@ -174,15 +174,15 @@ class Notifier:
         if is_stored(event.request):
             self._change(event.request)
 
-    def _full(self, event: core.Full, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
-        most = self.manager.max_places
+    def _full(self, event: core.QueueFull, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
+        most = self.manager.max_queue_entries
         why = f"this would have to wait, and the lines have {most:.0f} places, or nearly: none is left for it"
         self.reject(asker, RequestRejected(Code.TOO_MANY, why, ref=ref))
 
-    def _repeated(self, event: core.Repeated, asker: Connection | None, ref: str | None) -> None:
+    def _repeated(self, event: core.AlreadyEnded, asker: Connection | None, ref: str | None) -> None:
         self.say(asker, replies.ended(event.id, event.reason, ref))
 
-    def _unknown(self, event: core.Unknown, asker: Connection | None, ref: str | None) -> None:
+    def _unknown(self, event: core.UnknownId, asker: Connection | None, ref: str | None) -> None:
         why = f"there is no request {event.id}, or it ended long ago"
         self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))
 
@@ -207,13 +207,13 @@ _TELL: dict[type, Callable[[Notifier, Any, Connection | None, str | None], None]
     core.Taken: Notifier._taken,  # noqa: SLF001
     core.Locked: Notifier._locked,  # noqa: SLF001
     core.Released: Notifier._released,  # noqa: SLF001
-    core.Refused: Notifier._released,  # noqa: SLF001
+    core.Insufficient: Notifier._released,  # noqa: SLF001
     core.TimedOut: Notifier._released,  # noqa: SLF001
     core.Deadlocked: Notifier._released,  # noqa: SLF001
-    core.Full: Notifier._full,  # noqa: SLF001
+    core.QueueFull: Notifier._full,  # noqa: SLF001
     core.Extended: Notifier._extended,  # noqa: SLF001
     core.Moved: Notifier._moved,  # noqa: SLF001
-    core.Repeated: Notifier._repeated,  # noqa: SLF001
-    core.Unknown: Notifier._unknown,  # noqa: SLF001
+    core.AlreadyEnded: Notifier._repeated,  # noqa: SLF001
+    core.UnknownId: Notifier._unknown,  # noqa: SLF001
     core.NotHeld: Notifier._not_held,  # noqa: SLF001
 }

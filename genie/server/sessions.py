@@ -131,8 +131,8 @@ class Session:
 def same(one: Request, other: Request) -> bool:
     """Whether two requests mean the same, so that the second may be a repetition of the first."""
     return (
-        one.chosen == other.chosen
-        and (one.chosen is not None or _same_resources(one, other))
+        one.choice_digest == other.choice_digest
+        and (one.choice_digest is not None or _same_resources(one, other))
         and one.transaction == other.transaction
         and one.priority == other.priority
         and one.queue_timeout_ms == other.queue_timeout_ms
@@ -256,7 +256,7 @@ class SessionTable:
 
     def ended(self, now: float) -> Session | None:
         """One whose time without a connection is over."""
-        for number in self.deadlines.due(now, 1):
+        for number in self.deadlines.expired(now, 1):
             return self._leaving[number]
         return None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from genie.core import Request
-from genie.core.lock_table import Table
+from genie.core.lock_table import LockTable
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.server.connection import Connection
@@ -34,7 +34,7 @@ class WatchRegistry:
     A watch ends with its connection. One that can't keep up is told so, and its watches are over.
     """
 
-    def __init__(self, table: Table, say: Say, reject: Reject, show: Show, max_behind: int) -> None:
+    def __init__(self, table: LockTable, say: Say, reject: Reject, show: Show, max_behind: int) -> None:
         self._table = table
         self._say = say
         self._reject = reject
@@ -93,7 +93,7 @@ class WatchRegistry:
 
     def tell(self, request: Request, state: str) -> None:
         """All that a request names was taken (`locked`) or given back (`unlocked`)."""
-        for name, exclusive in request.wants():
+        for name, exclusive in request.modes():
             line = b""
             for connection in self._audience(name):
                 line = line or replies.event(request, name, exclusive, state)
@@ -118,14 +118,14 @@ class WatchRegistry:
 
     def _held(self, prefix: str) -> Iterator[bytes]:
         table = self._table
-        for name in islice((name for name in table.sole if name.startswith(prefix)), MAX_WATCHING_ROWS + 1):
-            yield replies.held(table.sole[name], name, exclusive=True)
+        for name in islice((name for name in table.uncontended if name.startswith(prefix)), MAX_WATCHING_ROWS + 1):
+            yield replies.held(table.uncontended[name], name, exclusive=True)
         for name, resource in table.resources.items():
             if not name.startswith(prefix):
                 continue
             alike = resource.exclusives in (0, len(resource.holders))  # else they are one owner's, and may differ
             for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
-                exclusive = resource.exclusives > 0 if alike else holder.excludes(name)
+                exclusive = resource.exclusives > 0 if alike else holder.is_exclusive(name)
                 yield replies.held(holder, name, exclusive)
 
     def _forget(self, connection: Connection, prefix: str) -> None:

@@ -124,7 +124,7 @@ class StateMachine:
         """Apply one batch. All old values are removed before any new one is added: they may use the same queue position."""
         manager, retained = self.manager, self.retained_replies
         for id_ in batch.changes:
-            manager.forget(id_)
+            manager.discard(id_)
             retained.pop(id_, None)
         for id_, change in batch.changes.items():
             if isinstance(change, RetainedReply):

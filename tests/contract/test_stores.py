@@ -66,7 +66,7 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
 
 
 def batch(manager: core.LockManager, now: float, *events: core.Event) -> Batch:
-    changes = {event.request.id: event.request for event in events if not isinstance(event, core.Unknown)}  # type: ignore[union-attr]
+    changes = {event.request.id: event.request for event in events if not isinstance(event, core.UnknownId)}  # type: ignore[union-attr]
     return Batch(changes, manager.next_id, manager.next_fence, now)
 
 
@@ -142,16 +142,16 @@ async def test_the_order_of_the_queue_is_loaded(make: Make) -> None:
     for step in steps:
         await commit(store, batch(manager, 0, *manager.step(step, 0)))
     lines = {
-        name: [entry[2].id for entry in resource.line.entries()]
-        for name, resource in ((n, manager.table.look(n)) for n in manager.table.names())
-        if resource.line is not None
+        name: [entry[2].id for entry in resource.wait_queue.entries()]
+        for name, resource in ((n, manager.table.lookup(n)) for n in manager.table.resource_names())
+        if resource.wait_queue is not None
     }
     assert lines["C"] != sorted(lines["C"]) or manager.table.held
     again = (await opened(make())).manager
     assert {
-        name: [entry[2].id for entry in resource.line.entries()]
-        for name, resource in ((n, again.table.look(n)) for n in again.table.names())
-        if resource.line is not None
+        name: [entry[2].id for entry in resource.wait_queue.entries()]
+        for name, resource in ((n, again.table.lookup(n)) for n in again.table.resource_names())
+        if resource.wait_queue is not None
     } == lines
 
 

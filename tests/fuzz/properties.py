@@ -231,7 +231,7 @@ def reply(data: bytes) -> str:
         assert (read.payload.id, read.payload.ref) == (request.id, ref)
     elif kind == 3:
         free, as_strings = chance.choice((0, 1, 2**63 * 9999, 10**78)), chance.random() < 0.5
-        refused = core.Refused(request, Reason.INSUFFICIENT, free, 10**70, as_strings)
+        refused = core.Insufficient(request, Reason.INSUFFICIENT, free, 10**70, as_strings)
         line = replies.released(refused, now, "the answer's")
         if as_strings:
             payload = json.loads(line)["payload"]

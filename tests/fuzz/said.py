@@ -63,7 +63,7 @@ class Said:
         """Every name that it asks for (or could take), and whether exclusively."""
         if isinstance(self.command, Take):
             return dict(self.command.choices)
-        return dict(self.command.wants())
+        return dict(self.command.modes())
 
 
 def understood(line: bytes, now_ms: float) -> Said:

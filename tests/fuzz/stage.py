@@ -140,7 +140,7 @@ class Stage:
         replica = self.store.replica() if isinstance(self.store, Shelf) else await self.store.open(None, None, None)  # type: ignore[arg-type]
         manager, began = replica.manager, self.now_ms - replica.clock_ms
         manager.unix_offset_ms = 1.79e12
-        manager.max_places = self.settings.max_queue
+        manager.max_queue_entries = self.settings.max_queue
         manager.next_id, manager.next_fence = max(manager.next_id, 100), max(manager.next_fence, 100)
         self.handler: Any = FollowerHandler(self.stats, NAMESPACE, 1 << 20)
         self.pipeline = Pipeline(
@@ -272,7 +272,14 @@ class Stage:
     def _state(self) -> Any:
         table, dispatcher = self.pipeline.manager.table, self.pipeline._dispatcher
         rows = [
-            (id_, request.state, request.deadline, request.fence, request.ref, request.place and request.place[:2])
+            (
+                id_,
+                request.state,
+                request.deadline,
+                request.fence,
+                request.ref,
+                request.queue_entry and request.queue_entry[:2],
+            )
             for requests in (table.held, table.waiting)
             for id_, request in requests.items()
         ]

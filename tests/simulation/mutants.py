@@ -350,8 +350,8 @@ MUTANTS = [
     Mutant(
         "a lock times out a little early",
         "core/manager.py",
-        "        request.deadline = ceil(now + request.transaction_timeout_ms)\n        self.table.hold(request)",
-        "        request.deadline = ceil(now + request.transaction_timeout_ms - 5)\n        self.table.hold(request)",
+        "        request.deadline = ceil(now + request.transaction_timeout_ms)\n        self.table.add_held(request)",
+        "        request.deadline = ceil(now + request.transaction_timeout_ms - 5)\n        self.table.add_held(request)",
     ),
     Mutant(
         "a queue times out a little early",
@@ -368,13 +368,13 @@ MUTANTS = [
     Mutant(
         "shared locks don't mind an exclusive one",
         "core/grant.py",
-        "    return not resource.exclusives or table.grants_of(owner, name) > 0",
+        "    return not resource.exclusives or table.grant_count(owner, name) > 0",
         "    return True",
     ),
     Mutant(
         "requests overtake those who wait",
         "core/grant.py",
-        "    if resource.line is not None:\n        return False",
+        "    if resource.wait_queue is not None:\n        return False",
         "",
     ),
     Mutant(
@@ -392,7 +392,7 @@ MUTANTS = [
     Mutant(
         "deadlocks are not looked for",
         "core/manager.py",
-        "if deadlock.closes_cycle(table, request):",
+        "if deadlock.creates_cycle(table, request):",
         "if False:",
     ),
     # -- those who choose
@@ -406,8 +406,8 @@ MUTANTS = [
     Mutant(
         "takes what others wait for",
         "core/grant.py",
-        "    return line is None or (\n        line.exclusive.first_of_others(owner) is None",
-        "    return line is None or True or (\n        line.exclusive.first_of_others(owner) is None",
+        "    return queue is None or (\n        queue.exclusive.first_not_owned_by(owner) is None",
+        "    return queue is None or True or (\n        queue.exclusive.first_not_owned_by(owner) is None",
         first=CHOOSING,
     ),
     Mutant(
@@ -416,14 +416,14 @@ MUTANTS = [
     Mutant(
         "what was taken is forgotten by a restart",
         "storage/redis/records.py",
-        "            chosen=stored.chosen,",
-        "            chosen=None,",
+        "            choice_digest=stored.chosen,",
+        "            choice_digest=None,",
         first=CHOOSING,
     ),
     Mutant(
         "nobody is granted when somebody leaves",
         "core/manager.py",
-        "            self._end(Released(request, SUCCESS), events)\n            if touched:",
+        "            self._end(Released(request, SUCCESS), events)\n            if affected:",
         "            self._end(Released(request, SUCCESS), events)\n            if False:",
     ),
 ]

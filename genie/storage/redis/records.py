@@ -81,7 +81,7 @@ def encode(change: Request | RetainedReply) -> bytes:
             None if moved is None else {name: entry[:2] for name, entry in moved.items()},
             key,
             SESSION_TIMEOUT_MS if origin is None or key is None else origin.timeout_ms,
-            change.chosen,
+            change.choice_digest,
             change.principal,
             change.note,
         )
@@ -126,7 +126,7 @@ class Reader:
             ref=stored.ref,
             release_on_disconnect=stored.release_on_disconnect,
             origin=None if stored.session is None else self._origin(stored),
-            chosen=stored.chosen,
+            choice_digest=stored.chosen,
             principal=stored.principal,
             note=stored.note,
         )
@@ -140,7 +140,7 @@ class Reader:
             request.state = HELD
         else:
             request.state = WAITING
-            request.place = (-request.priority, request.id, request)
+            request.queue_entry = (-request.priority, request.id, request)
             for name, (priority, ticket) in (stored.moved or {}).items():
                 request.move(name, (priority, ticket, request))
         return request

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 
 from genie.core.deadlines import NEVER
-from genie.core.grant import clear
+from genie.core.grant import is_grantable
 from genie.core.manager import LockManager
 from genie.core.model import Mode, Owner, Request, State
-from genie.core.wait_queue import Resource
+from genie.core.wait_queue import LockedResource
 
 
 class Violation(AssertionError):
@@ -31,18 +31,18 @@ def conflict(one: Request, other: Request, name: str) -> bool:
     return one.owner != other.owner and Mode.EXCLUSIVE in (one.mode(name), other.mode(name))
 
 
-def _resources(manager: LockManager) -> list[tuple[str, Resource]]:
+def _resources(manager: LockManager) -> list[tuple[str, LockedResource]]:
     table = manager.table
-    if not table.sole.keys().isdisjoint(table.resources):
+    if not table.uncontended.keys().isdisjoint(table.resources):
         raise Violation("a resource is in both tables")
-    return [(name, resource) for name in table.names() if (resource := table.look(name)) is not None]
+    return [(name, resource) for name in table.resource_names() if (resource := table.lookup(name)) is not None]
 
 
 def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
     """Who waits for whom, by owner, hard and soft: the rule as it is said, every pair looked at."""
     edges: dict[Owner, set[Owner]] = {}
     for name, resource in _resources(manager):
-        queue = [] if resource.line is None else [entry[2] for entry in resource.line.entries()]
+        queue = [] if resource.wait_queue is None else [entry[2] for entry in resource.wait_queue.entries()]
         for place, request in enumerate(queue):
             others = [*resource.holders.values(), *queue[:place]]
             edges.setdefault(request.owner, set()).update(
@@ -60,7 +60,7 @@ def _no_conflicting_holders(manager: LockManager) -> None:
 
 def _nobody_forgotten(manager: LockManager) -> None:
     for request in manager.table.waiting.values():
-        if clear(manager.table, request):
+        if is_grantable(manager.table, request):
             raise Violation(f"{request.id} waits, and nobody stands in its way")
 
 
@@ -78,13 +78,13 @@ def _no_cycle(manager: LockManager) -> None:
 
 def _lines_in_order(manager: LockManager) -> None:
     for name, resource in _resources(manager):
-        if resource.line is None:
+        if resource.wait_queue is None:
             continue
-        for queue in (resource.line.shared, resource.line.exclusive):
+        for queue in (resource.wait_queue.shared, resource.wait_queue.exclusive):
             entries = list(queue)
             if any(one >= other for one, other in pairwise(entries)):
                 raise Violation(f"the line of {name} is out of order")
-        for entry in resource.line.entries():
+        for entry in resource.wait_queue.entries():
             if entry[2].entry(name) != entry:
                 raise Violation(f"{entry[2].id} does not know its place in the line of {name}")
 
@@ -103,8 +103,8 @@ def _tables_agree(manager: LockManager) -> None:
     waiters = {
         (name, entry[2].id)
         for name, resource in _resources(manager)
-        if resource.line is not None
-        for entry in resource.line.entries()
+        if resource.wait_queue is not None
+        for entry in resource.wait_queue.entries()
     }
     if waiters != {(name, request.id) for request in table.waiting.values() for name in request.names()}:
         raise Violation("waiters by resource and by id differ")
@@ -114,10 +114,10 @@ def _counts_agree(manager: LockManager) -> None:
     table = manager.table
     if table.locks != sum(len(request.names()) for request in table.held.values()):
         raise Violation("the locks that are held are miscounted")
-    if table.places != sum(len(request.names()) for request in table.waiting.values()):
+    if table.queue_entries != sum(len(request.names()) for request in table.waiting.values()):
         raise Violation("the places in the lines are miscounted")
     for name, resource in _resources(manager):
-        if not resource.holders and resource.line is None:
+        if not resource.holders and resource.wait_queue is None:
             raise Violation(f"{name} is neither held nor waited for")
         if resource.exclusives != sum(name in request.exclusive for request in resource.holders.values()):
             raise Violation(f"{name} miscounts its exclusive grants")
@@ -130,7 +130,7 @@ def _counts_agree(manager: LockManager) -> None:
 
 
 def _deadlines_set(manager: LockManager) -> None:
-    due = manager.deadlines.due(float(NEVER), 1 << 31)
+    due = manager.deadlines.expired(float(NEVER), 1 << 31)
     limited = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]
     if sorted(due) != sorted([*manager.table.held, *limited]):
         raise Violation("what is due is not what is held or waits")

@@ -22,13 +22,13 @@ Edges = dict[object, set[object]]
 
 
 def lines(driver: Driver) -> dict[str, list[core.Request]]:
-    return {name: [driver.requests[id_] for id_ in driver.line(name)] for name in NAMES}
+    return {name: [driver.requests[id_] for id_ in driver.queue(name)] for name in NAMES}
 
 
 def hard(driver: Driver, queues: dict[str, list[core.Request]]) -> Edges:
     edges: Edges = {}
     for name, queue in queues.items():
-        resource = driver.manager.table.look(name)
+        resource = driver.manager.table.lookup(name)
         for request in queue:
             for holder in () if resource is None else resource.holders.values():
                 if conflict(request, holder, name):
@@ -154,9 +154,9 @@ class Cycles(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        before = {name: self.driver.line(name) for name in NAMES}
+        before = {name: self.driver.queue(name) for name in NAMES}
         self.driver.reload()
-        assert {name: self.driver.line(name) for name in NAMES} == before
+        assert {name: self.driver.queue(name) for name in NAMES} == before
 
     @rule(data=st.data())
     def disconnect(self, data: st.DataObject) -> None:

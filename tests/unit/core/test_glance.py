@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from genie.core import LockManager, Request
-from genie.core.view import COUNTED, NAMED, blame, glance
+from genie.core.view import MAX_COUNTED_BLOCKERS, MAX_LISTED_BLOCKERS, find_blockers, sample_blockers
 
 
 def test_with_enough_looks_it_tells_what_blame_tells() -> None:
@@ -24,9 +24,12 @@ def test_with_enough_looks_it_tells_what_blame_tells() -> None:
             )
             manager.step(request, 0)
         for request in manager.table.waiting.values():
-            named, total = blame(manager.table, request)
-            assert glance(manager.table, request, COUNTED, count=True)[:2] == (named, total)
-            assert glance(manager.table, request, COUNTED, count=False)[:2] == (named, min(total, NAMED))
+            named, total = find_blockers(manager.table, request)
+            assert sample_blockers(manager.table, request, MAX_COUNTED_BLOCKERS, count=True)[:2] == (named, total)
+            assert sample_blockers(manager.table, request, MAX_COUNTED_BLOCKERS, count=False)[:2] == (
+                named,
+                min(total, MAX_LISTED_BLOCKERS),
+            )
             seen += total > 0
     assert seen > 50, "many of them wait"
 
@@ -38,7 +41,7 @@ def test_it_looks_no_further_than_it_may() -> None:
     for _ in range(3_000):
         manager.step(Request(exclusive=("a",), transaction="t"), 0)
     last = list(manager.table.waiting.values())[-1]
-    named, total, looked = glance(manager.table, last, 300, count=True)
+    named, total, looked = sample_blockers(manager.table, last, 300, count=True)
     assert (len(named), total, looked) == (1, 1, 300)
 
 
@@ -47,9 +50,9 @@ def test_it_ends_with_the_tenth() -> None:
     for _ in range(3_000):
         manager.step(Request(exclusive=("a",)), 0)
     last = list(manager.table.waiting.values())[-1]
-    named, total, looked = glance(manager.table, last, 300, count=False)
-    assert (len(named), total, looked) == (NAMED, NAMED, NAMED + 1)
-    assert glance(manager.table, last, 300, count=True)[1:] == (299, 300)
+    named, total, looked = sample_blockers(manager.table, last, 300, count=False)
+    assert (len(named), total, looked) == (MAX_LISTED_BLOCKERS, MAX_LISTED_BLOCKERS, MAX_LISTED_BLOCKERS + 1)
+    assert sample_blockers(manager.table, last, 300, count=True)[1:] == (299, 300)
 
 
 def test_who_holds_thousands_is_not_searched() -> None:
@@ -58,6 +61,6 @@ def test_who_holds_thousands_is_not_searched() -> None:
     manager.step(holder, 0)
     waiter = Request(shared=("7",))
     manager.step(waiter, 0)
-    ((blocker,), _, _) = glance(manager.table, waiter, 300, count=True)
+    ((blocker,), _, _) = sample_blockers(manager.table, waiter, 300, count=True)
     assert (blocker.id, blocker.mode) == (holder.id, "exclusive")
-    assert holder.alone is None
+    assert holder.exclusive_names is None

@@ -44,7 +44,7 @@ def test_deadlock_soft(driver: Driver) -> None:
     driver.request("a2", transaction="e2")
     assert driver.request("shared:a2", transaction="d1") == [("queued", 5)]  # no cycle yet: d2 may still end
     assert driver.request("shared:a1", transaction="d2") == [("queued", 6), ("locked", 5)]
-    assert driver.line("a1") == [3, 6]  # as they came: one of the two passes is enough
+    assert driver.queue("a1") == [3, 6]  # as they came: one of the two passes is enough
     driver.release(5)
     assert driver.release(1) == [("released", 1, "success"), ("locked", 3)]
     assert driver.release(3) == [("released", 3, "success"), ("locked", 6)]
@@ -73,7 +73,7 @@ def test_multixact_no_deadlock(driver: Driver) -> None:
     driver.request("row", transaction="s2")
     driver.request("shared:row", transaction="s3")
     assert driver.request("shared:row", transaction="s1") == [("queued", 4), ("locked", 4)]
-    assert driver.line("row") == [2, 3]
+    assert driver.queue("row") == [2, 3]
 
 
 def test_tuplelock_upgrade_no_deadlock(driver: Driver) -> None:
@@ -92,5 +92,5 @@ def test_tuplelock_upgrade_waits_for_the_other_sharer_only(driver: Driver) -> No
     driver.request("shared:row", transaction="s3")
     driver.request("row", transaction="s2")
     assert driver.request("row", transaction="s3") == [("queued", 4)]
-    assert driver.line("row") == [4, 3]
+    assert driver.queue("row") == [4, 3]
     assert driver.release(1) == [("released", 1, "success"), ("locked", 4)]

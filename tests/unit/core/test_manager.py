@@ -6,7 +6,7 @@ import pytest
 
 from driver import Driver
 from genie import core
-from genie.core import manager as ended
+from genie.core import manager as manager_module
 
 
 @pytest.fixture
@@ -102,15 +102,15 @@ def test_the_first_reason_is_repeated(driver: Driver) -> None:
 
 
 def test_ended_ids_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended, "REMEMBERED", 10)
-    memory = ended.Ended()
+    monkeypatch.setattr(manager_module, "RECENT_OUTCOMES", 10)
+    memory = manager_module.RecentOutcomes()
     for id_ in range(100):
         memory.add(id_, core.Reason.SUCCESS)
         assert all(memory.get(recent) for recent in range(max(0, id_ - 9), id_ + 1))
         assert sum(memory.get(old) is not None for old in range(id_ + 1)) <= 20
 
 
-def test_blame_names_ten_and_counts_all(driver: Driver) -> None:
+def test_a_queue_timeout_names_ten_and_counts_all(driver: Driver) -> None:
     for number in range(12):
         driver.request("shared:A", transaction=f"T{number}")
     driver.request("A")
@@ -122,7 +122,7 @@ def test_blame_names_ten_and_counts_all(driver: Driver) -> None:
     assert [(b.transaction, b.held) for b in event.blockers] == [(f"T{n}", True) for n in range(10)]
 
 
-def test_blame_counts_to_a_thousand_at_least() -> None:
+def test_a_queue_timeout_counts_to_a_thousand_at_least() -> None:
     manager = core.LockManager()
     for _ in range(2_000):
         manager.step(core.Request(shared=("A",)), 0)
@@ -153,21 +153,21 @@ def test_recovery_drops_who_waited_and_grants_who_may(driver: Driver) -> None:
     assert set(driver.manager.table.held) == {3}
 
 
-def test_a_mixed_line_still_takes_newcomers_by_priority(driver: Driver) -> None:
+def test_a_priority_inverted_queue_still_takes_newcomers_by_priority(driver: Driver) -> None:
     """A reordering put a low priority ahead of a high one; who comes later stands behind the last of its priority."""
     driver.request("A", transaction="T")
     driver.request("A", "B", priority=5)  # 2 waits for T
     driver.request("Z", transaction="U")
     driver.request("Z", "B", priority=9)  # 4 waits for U, ahead of 2
     assert driver.request("B", "Z", transaction="T", priority=0) == [("queued", 5)]  # waits for U, ahead of 2
-    line = driver.line("B")
-    assert line.index(5) < line.index(2)
+    queue = driver.queue("B")
+    assert queue.index(5) < queue.index(2)
     driver.request("B", priority=5)
     driver.request("B", priority=7)
-    line = driver.line("B")
-    assert line.index(2) < line.index(6)
-    assert line.index(7) < line.index(6)
-    assert line.index(4) < line.index(7)
+    queue = driver.queue("B")
+    assert queue.index(2) < queue.index(6)
+    assert queue.index(7) < queue.index(6)
+    assert queue.index(4) < queue.index(7)
 
 
 def test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach() -> None:
@@ -195,7 +195,7 @@ def test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach() -> None
     manager.step(core.Request(exclusive=("0",), transaction="N"), 0)
     assert looks < 20
     newest = max(manager.table.waiting.values(), key=lambda request: request.id)
-    assert deadlock.in_cycle(manager.table, newest, passes=True) is False
+    assert deadlock.is_in_cycle(manager.table, newest, overtakes=True) is False
 
 
 def test_what_is_in_the_way_is_found_in_few_looks() -> None:
@@ -205,7 +205,9 @@ def test_what_is_in_the_way_is_found_in_few_looks() -> None:
     others = tuple(f"{number}" for number in range(900))
     mine = core.Request(exclusive=("free", "new", *others), shared=("held",), transaction="mine")
     manager.step(mine, 0.0)
-    assert list(core.obstacles(manager.table, mine)) == ["free"]
+    assert list(core.blocked_resources(manager.table, mine)) == ["free"]
     two = core.Request(exclusive=("new",), shared=("held",), transaction="mine")
     manager.step(two, 0.0)
-    assert list(core.obstacles(manager.table, two)) == ["held"], "what its own transaction waits for is not in its way"
+    assert list(core.blocked_resources(manager.table, two)) == ["held"], (
+        "what its own transaction waits for is not in its way"
+    )

@@ -49,7 +49,7 @@ class Literal(RuleBasedStateMachine):
     @invariant()
     def same_lines(self) -> None:
         for name in NAMES:
-            assert self.driver.line(name) == [asked.id for asked in self.oracle.queue if name in asked.modes]
+            assert self.driver.queue(name) == [asked.id for asked in self.oracle.queue if name in asked.modes]
 
 
 class OneResourcePriorities(Literal):

@@ -15,4 +15,4 @@ def test_a_shared_request_stays_when_its_owners_exclusive_one_passes() -> None:
     assert driver.request("A", transaction="T")[-1] == ("locked", 7)
     driver.request("D")
     assert driver.request("A", "D", transaction="T") == [("queued", 9)]  # passes the sharers, and waits for D
-    assert driver.line("A") == [9, 2, 3, 4, 6]
+    assert driver.queue("A") == [9, 2, 3, 4, 6]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from genie.core import Request, wait_queue
 from genie.core.deadlines import Deadlines
-from genie.core.wait_queue import Queue
+from genie.core.wait_queue import SortedQueue
 from searches import examples
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integers(-3, 3), st.integers(0, 10**6)))
@@ -18,9 +18,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integer
 @examples(60)
 @given(STEPS, st.integers(2, 8))
 def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int) -> None:
-    wait_queue.CHUNK, usual = chunk, wait_queue.CHUNK
+    wait_queue.MAX_CHUNK, usual = chunk, wait_queue.MAX_CHUNK
     try:
-        queue, plain, request = Queue(), [], Request()
+        queue, plain, request = SortedQueue(), [], Request()
         for ticket, (what, priority, where) in enumerate(steps):
             if what == "add":
                 entry = (float(priority), ticket, request)
@@ -40,7 +40,7 @@ def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int)
             for j in range(i + 1, len(plain)):
                 assert list(queue.between(entry, plain[j])) == plain[i + 1 : j]
     finally:
-        wait_queue.CHUNK = usual
+        wait_queue.MAX_CHUNK = usual
 
 
 @examples(60)
@@ -57,7 +57,7 @@ def test_deadlines_are_a_sorted_set(steps: list[tuple[str, int, int]]) -> None:
             deadlines.discard(*gone)
             plain.remove(gone)
         elif what == "due":
-            assert deadlines.due(tick, limit) == [id_ for when, id_ in sorted(plain) if when <= tick][:limit]
+            assert deadlines.expired(tick, limit) == [id_ for when, id_ in sorted(plain) if when <= tick][:limit]
         assert deadlines.next == (min(plain)[0] if plain else float("inf"))
 
 

@@ -18,9 +18,9 @@ NAMES = "ABCDE"
 
 def take(driver: Driver, resources: list[str], weights: list[Any], target: Any, **options: Any) -> core.Event:
     choices = [(name.removeprefix("shared:"), not name.startswith("shared:")) for name in resources]
-    events = driver.step(core.Take(core.Request(chosen="", **options), choices, weights, target))
-    if isinstance(events[-1], core.Refused):
-        assert [type(event) for event in events] == [core.Queued, core.Refused]
+    events = driver.step(core.Take(core.Request(choice_digest="", **options), choices, weights, target))
+    if isinstance(events[-1], core.Insufficient):
+        assert [type(event) for event in events] == [core.Queued, core.Insufficient]
     else:
         assert [type(event) for event in events] == [core.Taken]
     return events[-1]
@@ -39,10 +39,10 @@ def test_nothing_is_taken_where_the_target_is_not_reached() -> None:
     driver = Driver()
     driver.request("B")
     refused = take(driver, ["A", "B", "C"], [1, 9, 2], 4)
-    assert isinstance(refused, core.Refused)
+    assert isinstance(refused, core.Insufficient)
     assert (refused.reason, refused.free, refused.locked) == ("insufficient", 3, 9)
-    assert driver.manager.table.look("A") is None
-    assert driver.step(core.Release(refused.request.id)) == [core.Repeated(refused.request.id, refused.reason)]
+    assert driver.manager.table.lookup("A") is None
+    assert driver.step(core.Release(refused.request.id)) == [core.AlreadyEnded(refused.request.id, refused.reason)]
 
 
 def test_what_others_wait_for_is_not_free() -> None:
@@ -50,7 +50,7 @@ def test_what_others_wait_for_is_not_free() -> None:
     driver.request("A")
     driver.request("A", "B")
     refused = take(driver, ["B"], [1], 1)
-    assert isinstance(refused, core.Refused)
+    assert isinstance(refused, core.Insufficient)
     assert (refused.free, refused.locked) == (0, 1)
 
 
@@ -59,7 +59,7 @@ def test_those_who_share_don_t_mind_each_other() -> None:
     driver.request("A")
     driver.request("A", "shared:B")
     assert isinstance(take(driver, ["shared:B"], [1], 1), core.Taken)
-    assert isinstance(take(driver, ["B"], [1], 1), core.Refused)
+    assert isinstance(take(driver, ["B"], [1], 1), core.Insufficient)
 
 
 def test_what_its_own_transaction_holds_is_free_to_it() -> None:
@@ -67,7 +67,7 @@ def test_what_its_own_transaction_holds_is_free_to_it() -> None:
     driver.request("A", transaction="T")
     driver.request("A")
     assert isinstance(take(driver, ["A"], [1], 1, transaction="T"), core.Taken)
-    assert isinstance(take(driver, ["A"], [1], 1, transaction="U"), core.Refused)
+    assert isinstance(take(driver, ["A"], [1], 1, transaction="U"), core.Insufficient)
 
 
 def test_to_have_for_itself_what_it_shares_is_no_more_than_others_may() -> None:
@@ -77,7 +77,7 @@ def test_to_have_for_itself_what_it_shares_is_no_more_than_others_may() -> None:
     other = Driver()
     other.request("shared:A", transaction="T")
     other.request("shared:A")
-    assert isinstance(take(other, ["A"], [1], 1, transaction="T"), core.Refused)
+    assert isinstance(take(other, ["A"], [1], 1, transaction="T"), core.Insufficient)
     assert isinstance(take(other, ["shared:A"], [1], 1, transaction="T"), core.Taken)
 
 
@@ -86,7 +86,7 @@ def test_sums_of_large_integers_are_exact() -> None:
     driver = Driver()
     driver.request("B")
     refused = take(driver, ["A", "B", "C"], [large, large, large], 2**63 - 1 + 4)
-    assert isinstance(refused, core.Refused)
+    assert isinstance(refused, core.Insufficient)
     assert (refused.free, refused.locked) == (2 * large, large)
     assert isinstance(take(driver, ["A", "C"], [large, large], 2 * large), core.Taken)
 
@@ -97,7 +97,7 @@ def test_it_ends_like_any_other() -> None:
     assert isinstance(taken, core.Taken)
     waiting = driver.request("A")
     driver.reload()
-    assert driver.requests[taken.request.id].chosen == ""
+    assert driver.requests[taken.request.id].choice_digest == ""
     assert driver.at(5) == [
         ("released", taken.request.id, "transaction-timeout"),
         ("locked", waiting[0][1]),
@@ -150,13 +150,13 @@ class Takes(RuleBasedStateMachine):
         choices = list(modes.items())
         weights = weights[: len(choices)]
         (*_, event) = self.driver.step(
-            core.Take(core.Request(transaction=transaction, chosen=""), choices, weights, wanted)
+            core.Take(core.Request(transaction=transaction, choice_digest=""), choices, weights, wanted)
         )
         if reached >= wanted:
             assert isinstance(event, core.Taken)
             assert sorted(event.request.names()) == sorted(expected)
         else:
-            assert isinstance(event, core.Refused)
+            assert isinstance(event, core.Insufficient)
             assert (event.free, event.free + event.locked) == (reached, sum(weights))
         after = graph(self.driver.manager)
         assert after == before
@@ -171,8 +171,8 @@ def test_the_record_knows_that_it_chose(chosen: str | None) -> None:
     from genie.storage.redis.records import Reader, encode
 
     driver = Driver()
-    driver.step(core.Take(core.Request(chosen=chosen), [("A", True)], [1], 1))
+    driver.step(core.Take(core.Request(choice_digest=chosen), [("A", True)], [1], 1))
     (request,) = driver.manager.table.held.values()
     again = Reader().read(request.id, encode(request))
     assert isinstance(again, core.Request)
-    assert again.chosen == chosen
+    assert again.choice_digest == chosen

@@ -159,7 +159,7 @@ def test_what_a_choice_says() -> None:
     assert not take.as_strings
     request = take.request
     assert (request.transaction, request.transaction_timeout_ms, request.release_on_disconnect) == ("T", 7, True)
-    assert request.chosen == ""
+    assert request.choice_digest == ""
 
 
 def test_the_same_choice_is_known_again() -> None:
@@ -167,7 +167,7 @@ def test_the_same_choice_is_known_again() -> None:
         line = orjson.dumps({"command": "request", "payload": {"ref": "r", "target": 2, **payload}})
         take = commands.read(line)
         assert isinstance(take, Take)
-        return take.request.chosen
+        return take.request.choice_digest
 
     names = ["exclusive:a", "exclusive:b"]
     first = chosen(anyOf=names)

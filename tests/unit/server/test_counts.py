@@ -18,7 +18,7 @@ async def test_reorderings_are_counted_once() -> None:
     await server.start()
     try:
         assert server.default_namespace.manager is not None
-        server.default_namespace.manager.reorderings = 3
+        server.default_namespace.manager.rearrangements = 3
         assert reorderings(server) == 3
         server.default_namespace._fail(LeadershipLost("another leads"))
         assert server.default_namespace.manager is None

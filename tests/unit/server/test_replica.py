@@ -52,8 +52,8 @@ def lines(manager: LockManager) -> dict[str, list[int]]:
     """Who of those that are stored waits for what, in order."""
     found = {}
     for name, resource in manager.table.resources.items():
-        if resource.line is not None:
-            order = [entry[2].id for entry in resource.line.entries() if is_stored(entry[2])]
+        if resource.wait_queue is not None:
+            order = [entry[2].id for entry in resource.wait_queue.entries() if is_stored(entry[2])]
             if order:
                 found[name] = order
     return found
