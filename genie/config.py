@@ -1,68 +1,127 @@
-"""Settings of the server: one frozen value, from the environment and the command line (`cli/serve.py`)."""
+"""Settings of the server: one frozen value, cut by consumer, from the environment and the command line (`cli/serve.py`).
+
+Each setting is an option of `genie serve` and a variable: `Limits.max_line` is `--max-line` and `GENIE_MAX_LINE`,
+`TlsSettings.cert` is `--tls-cert` and `GENIE_TLS_CERT`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from genie.protocol.framing import MAX_LINE
 
 NAMESPACE = "genie"
-"""That of a server which was told none."""
+"""The namespace of a server that is configured with none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What clients may make a server hold in memory."""
+
+    max_line: int = MAX_LINE
+    """Bytes of one line from a client."""
+    max_connections: int = 20_000
+    max_connections_per_address: int = 10_000
+    max_requests_per_connection: int = 200_000
+    """Held and waiting requests of one connection without a session."""
+    max_requests_per_session: int = 100_000
+    """Held and waiting requests of one session. Lower, since a resumed session is sent all of them in one step."""
+    max_queue: int = 1_000_000
+    """Wait-queue entries of all resources. A request that waits for three resources has three."""
+    max_locks: int = 4_000_000
+    """Locks held in all. A request that holds three resources has three."""
+    max_pending: int = 32 << 20
+    """Bytes of queued commands of all connections. Beyond it the server stops reading (back pressure)."""
+    max_partial: int = 64 << 20
+    """Bytes of incomplete lines of all connections. Beyond it those with the most are closed."""
+    max_unread: int = 16 << 20
+    """Output buffer limit of one connection, in bytes. A slow consumer that exceeds it is disconnected."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Paths of PEM files. Without a certificate the server does not use TLS."""
+
+    cert: str | None = None
+    key: str | None = None
+    """None: the key is in the file of the certificate."""
+    ca: str | None = None
+    """Authorities that sign the certificates of clients. None: clients need no certificate."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSettings:
+    """Where locks are stored, and what makes a commit durable."""
+
+    url: str | None = field(default=None, repr=False)
+    """None: locks are kept in memory and end with the process."""
+    min_replicas: int = 0
+    """Replicas of Redis that must acknowledge a commit before the server does."""
+    fsync: bool = False
+    """Whether a commit must be on the disks of Redis and of those replicas before the server acknowledges it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """The admin port: HTTP for operators."""
+
+    host: str = "127.0.0.1"
+    port: int | None = 7078
+    """None: no admin port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a server runs. Each field is an option of `genie serve` and, in capitals behind `GENIE_`, a variable."""
+    """How a server runs. `from_options` makes one from flat names, as `genie serve` has them."""
 
     host: str = "127.0.0.1"
     port: int = 7077
     namespaces: tuple[str, ...] = (NAMESPACE,)
-    """What this server leads, or follows who does, each by itself. Who says none is in the first."""
-    redis_url: str | None = field(default=None, repr=False)
-    """None: the locks are kept in memory."""
-    redis_min_replicas: int = 0
-    """Replicas of Redis that must have a commit before it counts as stored."""
-    redis_fsync: bool = False
-    """Whether it must be on the disk of Redis, and of those replicas, before that."""
+    """Each has its own leader. The first is that of clients whose `hello` names none."""
     advertise: str | None = None
-    """HOST:PORT at which clients reach this server. None: where it listens, under the host's name if that is everywhere."""
-    admin_host: str = "127.0.0.1"
-    admin_port: int | None = 7078
-    """Where operators look: HTTP. None: nowhere."""
-    slow_wait: float = 1.0
-    """Seconds after which a request that still waits is told of in the log. 0: none is."""
+    """HOST:PORT at which clients reach this server. None: where it listens; the host's name if that is every address."""
     token: str | None = field(default=None, repr=False)
-    """What clients must say first. None, as long as there is no `token_file` either: nothing."""
+    """The token that clients must present. None and no `token_file`: none is required."""
     token_file: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_ca: str | None = None
-    """Who signs the certificates that clients must show. None: they need none."""
     insecure: bool = False
-    """Whether strangers may be let in from beyond the loopback."""
+    """Whether to allow unauthenticated access on non-loopback addresses."""
     lease: float = 3.0
-    """Seconds for which a server leads its namespace from each commit on. When they are over, another may."""
+    """Seconds for which a server leads a namespace after each commit. After that another server may take over."""
+    slow_wait: float = 1.0
+    """Seconds after which a waiting request is logged. 0: never."""
+    store_timeout_ms: int = 2_000
+    """After how long a commit without an answer counts as a store outage: queued commands are rejected."""
+    drain_timeout_ms: int = 5_000
+    """How long a graceful shutdown waits for the last commit, and for clients to read their replies."""
     log_level: str = "info"
     log_format: str = "auto"
-    max_line: int = MAX_LINE
-    """Bytes in one line of the wire."""
-    max_connections: int = 20_000
-    max_connections_per_address: int = 10_000
-    max_requests_per_connection: int = 200_000
-    """Requests held and waiting of one connection without a session."""
-    max_requests_per_session: int = 100_000
-    """The same of one session: when it is resumed it is told of all of them in one step."""
-    max_queue: int = 1_000_000
-    """Places in the lines of all resources. A request that waits for three resources has three."""
-    max_locks: int = 4_000_000
-    """Locks held, in all. A request that holds three resources has three."""
-    max_pending: int = 32 << 20
-    """Bytes of commands that wait for the store, in all. Beyond it nothing more is read."""
-    max_partial: int = 64 << 20
-    """Bytes of incomplete lines, of all connections together. Beyond it those with the most are closed."""
-    max_unread: int = 16 << 20
-    """Bytes that wait for a client to read them. One that leaves more unread is cut off."""
-    store_timeout_ms: int = 2_000
-    """How long the store may take before commands that wait for it are refused as `unavailable`."""
-    drain_timeout_ms: int = 5_000
-    """How long a stopping server waits for its last commit."""
+    limits: Limits = field(default_factory=Limits)
+    tls: TlsSettings = field(default_factory=TlsSettings)
+    redis: RedisSettings = field(default_factory=RedisSettings)
+    admin: AdminSettings = field(default_factory=AdminSettings)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> Settings:
+        """Make settings from flat names: `port`, `max_line`, `redis_url`. TypeError for an unknown one."""
+        groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+        for name in [name for name in options if name in _GROUP_OF]:
+            group, key = _GROUP_OF[name]
+            groups[group][key] = options.pop(name)
+        return cls(**options, **{group: GROUPS[group](**values) for group, values in groups.items()})
+
+    def options(self) -> dict[str, Any]:
+        """Return every setting under its flat name: the inverse of `from_options`."""
+        values = asdict(self)
+        groups = {group: values.pop(group) for group in GROUPS}
+        return values | {name: groups[group][key] for name, (group, key) in _GROUP_OF.items()}
+
+
+GROUPS: dict[str, type[Any]] = {"limits": Limits, "tls": TlsSettings, "redis": RedisSettings, "admin": AdminSettings}
+
+_GROUP_OF: dict[str, tuple[str, str]] = {
+    one.name if group == "limits" else f"{group}_{one.name}": (group, one.name)
+    for group, kind in GROUPS.items()
+    for one in fields(kind)
+}
+"""The group of each flat name, and its name there."""

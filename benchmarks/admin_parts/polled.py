@@ -57,7 +57,7 @@ def _measured(waiting: Callable[[], Iterable[str]]) -> list[Row]:
 
 
 async def _measure(waiting: Iterable[str]) -> list[Row]:
-    server = Server(Settings(port=0, admin_port=0, slow_wait=0))
+    server = Server(Settings.from_options(port=0, admin_port=0, slow_wait=0))
     admin = Admin(server)
     address = await server.start()
     await admin.start()

@@ -158,10 +158,10 @@ class Admin:
     async def start(self) -> None:
         """Listen; OSError where the port can't be had."""
         settings = self._subject.settings
-        if settings.admin_port is None:
+        if settings.admin.port is None:
             return
         app = web.Application(middlewares=[as_answers], client_max_size=MAX_BODY)
-        Guard(lambda: self._subject.access, settings.admin_host, _certificate, self._refused).protect(app)
+        Guard(lambda: self._subject.access, settings.admin.host, _certificate, self._refused).protect(app)
         app.on_response_prepare.append(_not_to_be_kept)
         turns = Turns(self.pace)
         app.add_routes(Health(self._subject).routes())
@@ -174,8 +174,8 @@ class Admin:
             tls = self._subject.admin_tls
             self._listener = await asyncio.get_running_loop().create_server(
                 cast("Callable[[], asyncio.Protocol]", self._runner.server),
-                settings.admin_host,
-                settings.admin_port,
+                settings.admin.host,
+                settings.admin.port,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
                 backlog=BACKLOG,

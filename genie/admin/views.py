@@ -245,7 +245,7 @@ async def state(subject: Subject, namespace: str, pace: Pace) -> models.State:
         leader=view.leader,
         now=int(now),
         uptime=int((time.monotonic() - _BEGAN) * 1000),
-        store="memory" if subject.settings.redis_url is None else "redis",
+        store="memory" if subject.settings.redis.url is None else "redis",
         store_reached=view.store_available,
         store_errors=view.store_errors,
         held=len(table.held),

@@ -38,7 +38,7 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
     host = click.option(
         "--admin-host",
         cls=SourcedOption,
-        default=_DEFAULTS.admin_host,
+        default=_DEFAULTS.admin.host,
         envvar="GENIE_ADMIN_HOST",
         show_envvar=True,
         show_default=True,
@@ -47,7 +47,7 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
     port = click.option(
         "--admin-port",
         cls=EmptiableOption,
-        default=str(_DEFAULTS.admin_port),
+        default=str(_DEFAULTS.admin.port),
         envvar="GENIE_ADMIN_PORT",
         show_envvar=True,
         show_default=True,

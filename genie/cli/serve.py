@@ -30,7 +30,7 @@ from genie.server.listener import beyond_loopback
 
 log = structlog.get_logger()
 
-_DEFAULTS = Settings()
+_DEFAULTS = Settings().options()
 PORT = PortType(minimum=0)
 _ADVERTISE = (
     "HOST:PORT at which clients reach this server; with TLS the host must be in its certificate. "
@@ -53,10 +53,10 @@ def _option(
         type=kind,
         is_flag=kind is bool,
         cls=EmptiableOption if isinstance(kind, AdminPortType) else SourcedOption,
-        default=getattr(_DEFAULTS, field, None),
+        default=_DEFAULTS.get(field),
         envvar=variable or f"GENIE_{field.upper()}",
         show_envvar=True,
-        show_default=getattr(_DEFAULTS, field, None) is not None,
+        show_default=_DEFAULTS.get(field) is not None,
         help=text,
     )
 
@@ -145,11 +145,11 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
         options["redis_url"] = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
     if options["redis_url"] is None and (options["redis_min_replicas"] or options["redis_fsync"]):
         raise WrongValue("--redis-min-replicas and --redis-fsync are about a Redis, and none is given")
-    settings = Settings(**options)
+    settings = Settings.from_options(**options)
     try:
         _check_advertised(settings.advertise)
         logs.configure(settings.log_level, settings.log_format)
-        _allow_connections(settings.max_connections)
+        _allow_connections(settings.limits.max_connections)
         status = _run(settings)
     except OSError as error:
         raise click.ClickException(
@@ -199,7 +199,7 @@ async def _serve(settings: Settings) -> int:
     if server.access.open:
         _keep_strangers_out(settings)
     server.bind_address()  # before the admin port: a second server by mistake is told about its main port
-    if settings.admin_port is None:
+    if settings.admin.port is None:
         return await server.run()
     from genie.admin import Admin  # noqa: PLC0415 - a web server is much to load, and no other command needs it
 
@@ -208,9 +208,9 @@ async def _serve(settings: Settings) -> int:
         await admin.start()
     except OSError as error:
         server.release_address()
-        port = settings.admin_port
+        port = settings.admin.port
         raise click.ClickException(
-            f"can't have the admin port, {settings.admin_host}:{port}: {error}; GENIE_ADMIN_PORT says which, empty for none"
+            f"can't have the admin port, {settings.admin.host}:{port}: {error}; GENIE_ADMIN_PORT says which, empty for none"
         ) from None
     try:
         return await server.run()
@@ -221,8 +221,8 @@ async def _serve(settings: Settings) -> int:
 def _keep_strangers_out(settings: Settings) -> None:
     """Where nobody has to say who they are, only this machine's own processes may come in."""
     hosts = [(settings.host, "GENIE_HOST")]
-    if settings.admin_port is not None:
-        hosts.append((settings.admin_host, "GENIE_ADMIN_HOST"))
+    if settings.admin.port is not None:
+        hosts.append((settings.admin.host, "GENIE_ADMIN_HOST"))
     for host, variable in hosts:
         try:
             exposed = beyond_loopback(host)

@@ -120,7 +120,7 @@ class Metrics(Collector):
         source = self._source
         yield GaugeMetricFamily("genie_connections", "Connections that are open.", len(source.connections))
         yield GaugeMetricFamily(
-            "genie_connections_limit", "Connections that may be open.", source.settings.max_connections
+            "genie_connections_limit", "Connections that may be open.", source.settings.limits.max_connections
         )
         yield HistogramMetricFamily(
             "genie_loop_lag_seconds",

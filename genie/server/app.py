@@ -50,7 +50,7 @@ class Server:
         self, settings: Settings, store: Store | None = None, *, bind_to: Callable[[str, int], socket.socket] = bind
     ) -> None:
         self.settings = settings
-        self.tls = make_tls_contexts(settings)
+        self.tls = make_tls_contexts(settings.tls)
         self._bind_to = bind_to
         self.connections = AdmissionControl(settings)
         self._ready = asyncio.Event()
@@ -283,7 +283,7 @@ class Server:
 
 def make_stores(settings: Settings) -> list[Store]:
     """The stores that the settings choose, one for each namespace."""
-    if settings.redis_url is None:
+    if settings.redis.url is None:
         return [MemoryStore() for _ in settings.namespaces]
     from genie.storage.redis.election import LeadershipBalancer  # noqa: PLC0415
     from genie.storage.redis.store import RedisStore  # noqa: PLC0415 - a server without Redis need not load its client
@@ -291,10 +291,10 @@ def make_stores(settings: Settings) -> list[Store]:
     balancer = LeadershipBalancer()
     return [
         RedisStore(
-            settings.redis_url,
+            settings.redis.url,
             namespace,
-            min_replicas=settings.redis_min_replicas,
-            fsync=settings.redis_fsync,
+            min_replicas=settings.redis.min_replicas,
+            fsync=settings.redis.fsync,
             balancer=balancer,
         )
         for namespace in settings.namespaces

@@ -61,7 +61,7 @@ class Authenticator:
 
     def _read(self) -> Access:
         settings = self._settings
-        access = Access.read(settings.token, settings.token_file, certificates=settings.tls_ca is not None)
+        access = Access.read(settings.token, settings.token_file, certificates=settings.tls.ca is not None)
         if access.seen_by_all:
             log.warning("everybody on this machine can read the token file; chmod o-r it", file=settings.token_file)
         return access

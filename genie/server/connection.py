@@ -121,14 +121,14 @@ class Outlet(asyncio.Protocol):
         transport = self._transport
         if not data or self.closed or transport is None or self._lingers_until:
             return
-        if self._write_blocked and transport.get_write_buffer_size() > self._settings.max_unread:
+        if self._write_blocked and transport.get_write_buffer_size() > self._settings.limits.max_unread:
             self._disconnect_slow_consumer(transport)  # asked before writing: who reads may be told much at once
         else:
             transport.write(data)
 
     def _disconnect_slow_consumer(self, transport: asyncio.Transport) -> None:
         """The client leaves too much unread: that is the last thing it is told, if it reads on before long."""
-        why = f"{self._settings.max_unread} bytes wait to be read, and more: the connection ends here"
+        why = f"{self._settings.limits.max_unread} bytes wait to be read, and more: the connection ends here"
         transport.write(replies.error(RequestRejected(Code.TOO_MANY, why)))
         self.closed = True
         self.finish()
@@ -327,7 +327,7 @@ class Connection(Outlet):
         self.handler = handler
         """Who takes what it brings. Another, when the server changes its role."""
         self._admission = admission
-        self._lines = Lines(settings.max_line)
+        self._lines = Lines(settings.limits.max_line)
         self._authenticator = authenticator
         self._hello_line: bytearray | None = None
         """What has come of the first line, as long as that decides who this is."""
@@ -411,7 +411,7 @@ class Connection(Outlet):
         if lines:
             self.handler.submit(self, lines, 0)
         if not self.closing:
-            limit = self._settings.max_line
+            limit = self._settings.limits.max_line
             self._close_after(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"))
 
     def drop_partial_line(self, why: RequestRejected) -> None:
@@ -516,7 +516,7 @@ class Connection(Outlet):
         line = first if end < 0 else first[:end]
         principal = self.principal
         too_long = len(line) - line.endswith(b"\r") > (
-            MAX_HELLO_BYTES if principal is None else self._settings.max_line
+            MAX_HELLO_BYTES if principal is None else self._settings.limits.max_line
         )
         if end < 0 and not too_long and not first.startswith(TLS_RECORD):
             self._admission.partial_lines.update(self, len(first), new=False)

@@ -151,14 +151,14 @@ class Dispatcher(Greeting):
         namespace: str = NAMESPACE,
     ) -> None:
         super().__init__(manager, settings, stats, durable, namespace)
-        self._most_locks = settings.max_locks
-        self._roomy_below = settings.max_locks - MAX_TURN * MAX_RESOURCES
+        self._most_locks = settings.limits.max_locks
+        self._roomy_below = settings.limits.max_locks - MAX_TURN * MAX_RESOURCES
         self.full = False
         """The store has no room for more."""
         self._table = manager.table
         self._most_of_session, self._most_of_connection = (
-            settings.max_requests_per_session,
-            settings.max_requests_per_connection,
+            settings.limits.max_requests_per_session,
+            settings.limits.max_requests_per_connection,
         )
         self._step, self._held, self._waiting = manager.step, manager.table.held, manager.table.waiting
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from genie.server.partial_lines import PartialLines
-from genie.server.tls import FILE
+from genie.server.tls import HANDSHAKE_SOCKET
 from genie.tasks import end
 from genie.tls import reason
 
@@ -92,7 +92,7 @@ class AdmissionControl:
         self._refused: set[Handshake] = set()
         """Handshakes beyond the limits."""
         self._from: Counter[str] = Counter()
-        self.partial_lines = PartialLines(settings.max_partial)
+        self.partial_lines = PartialLines(settings.limits.max_partial)
 
     def __len__(self) -> int:
         return len(self._open) - self._turned_away + len(self._beginning)
@@ -113,7 +113,9 @@ class AdmissionControl:
         if self._full(address) is None:
             self._beginning[handshake] = address
             self._from[address] += 1
-        elif len(self._refused) < REJECT_SLOTS and len(self._open) < self._settings.max_connections + REJECT_SLOTS:
+        elif (
+            len(self._refused) < REJECT_SLOTS and len(self._open) < self._settings.limits.max_connections + REJECT_SLOTS
+        ):
             self._refused.add(handshake)
         else:
             return False
@@ -149,7 +151,7 @@ class AdmissionControl:
             self._forget(address)
 
     def _full(self, address: str) -> str | None:
-        most, most_of_one = self._settings.max_connections, self._settings.max_connections_per_address
+        most, most_of_one = self._settings.limits.max_connections, self._settings.limits.max_connections_per_address
         if len(self) >= most:
             return f"this server takes {most} connections, and has them"
         if self._from[address] >= most_of_one:
@@ -232,7 +234,7 @@ class Handshake(asyncio.Protocol):
         peer = None
         try:
             peer = client.getpeername()
-            FILE.set(client.fileno())
+            HANDSHAKE_SOCKET.set(client.fileno())
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self,
                 client,

@@ -76,7 +76,7 @@ class Namespace:
         self._connections = connections
         self._ready = ready
         self._internal_clients: set[_InternalClient] = set()
-        self._follower = FollowerHandler(self.stats, namespace, settings.max_pending)
+        self._follower = FollowerHandler(self.stats, namespace, settings.limits.max_pending)
         self.pipeline: Pipeline | None = None
         """That of the present time as leader, or of the last until it is known who leads now."""
         self.leads = False
@@ -194,7 +194,7 @@ class Namespace:
 
         manager.unix_offset_ms = time.time() * 1000 - clock()
         self._deposed.clear()
-        manager.max_queue_entries = self.settings.max_queue
+        manager.max_queue_entries = self.settings.limits.max_queue
         self.stats.begin()
         self.pipeline = pipeline = Pipeline(
             manager, self.store, self.settings, self.stats, clock, self._fail, self.namespace

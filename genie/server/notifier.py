@@ -35,7 +35,7 @@ class Notifier:
         self.now = 0.0
         self._durable = durable
         self.sessions = SessionTable()
-        self.watches = WatchRegistry(manager.table, self.say, self.reject, self.show, settings.max_unread // 4)
+        self.watches = WatchRegistry(manager.table, self.say, self.reject, self.show, settings.limits.max_unread // 4)
         self.changes: dict[int, Change] = {}
         self.stored_below = manager.next_id
         """No request from this id on is in the store."""

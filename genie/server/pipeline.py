@@ -173,7 +173,7 @@ class Pipeline:
         self._clock = clock
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._scheduler = CommandScheduler(settings.max_pending)
+        self._scheduler = CommandScheduler(settings.limits.max_pending)
         self._light, self._busy = self._scheduler.light, self._scheduler.busy
         self._direct = not store.durable
         self._commits = Commits(self, self._dispatcher, store, settings, stats, clock)

@@ -1,4 +1,4 @@
-"""TLS of a server: its certificate, who may show one, and both anew when they have changed."""
+"""TLS of a server: contexts for the wire and for the admin port, and their reload."""
 
 from __future__ import annotations
 
@@ -13,65 +13,69 @@ from genie.protocol import replies
 from genie.tls import OLDEST, load_ca, load_pair
 
 if TYPE_CHECKING:
-    from genie.config import Settings
+    from genie.config import TlsSettings
 
-FILE: ContextVar[int] = ContextVar("FILE")
-"""The socket of the handshake that begins, by its number."""
+HANDSHAKE_SOCKET: ContextVar[int] = ContextVar("HANDSHAKE_SOCKET")
+"""File descriptor of the socket whose handshake begins."""
 
-NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST"}
-PLAIN_REFUSED = replies.error(RequestRejected(Code.BAD_MESSAGE, "this server speaks TLS only"))
-"""What a client is told that doesn't speak it."""
+NOT_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST"}
+"""OpenSSL's reasons for input that is not TLS."""
+TLS_REQUIRED = replies.error(RequestRejected(Code.BAD_MESSAGE, "this server speaks TLS only"))
+"""Sent, unencrypted, to a client that does not use TLS."""
 
 
 class TlsContexts:
-    """The certificate that the settings name, for the wire and for the admin port.
+    """The server's TLS contexts, from the certificate in the settings.
 
-    ValueError names the setting and the file where something is wrong with them.
+    ValueError names the setting and the file that is wrong.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings
-        self.wire = self._make(ssl.CERT_REQUIRED)
-        """For the next connection. Another after each `reload`, so a session from before it can't be resumed."""
-        self._admin_now = self._make(ssl.CERT_OPTIONAL)
-        self.admin = self._make(ssl.CERT_OPTIONAL)
-        """For the admin port: who shows a certificate there must have a good one, but nobody has to. Always the same,
-        since who listens keeps it; each handshake goes on with what was loaded last."""
-        self.admin.sni_callback = self._go_on_anew
+        self.wire = self._make_context(ssl.CERT_REQUIRED)
+        """For the next connection. `reload` replaces it, so sessions from before a reload cannot be resumed."""
+        self._current_admin = self._make_context(ssl.CERT_OPTIONAL)
+        self.admin = self._make_context(ssl.CERT_OPTIONAL)
+        """For the admin port: client certificates are verified, but optional. Never replaced, since its listener keeps
+        it; each handshake switches to the context that was loaded last."""
+        self.admin.sni_callback = self._use_current_admin
 
     def reload(self) -> None:
-        """Read the files again, for all handshakes from now on. ValueError where they are wrong: then nothing changes."""
-        self.wire, self._admin_now = self._make(ssl.CERT_REQUIRED), self._make(ssl.CERT_OPTIONAL)
+        """Read the files again for later handshakes. ValueError where they are wrong: then nothing changes."""
+        self.wire, self._current_admin = (
+            self._make_context(ssl.CERT_REQUIRED),
+            self._make_context(ssl.CERT_OPTIONAL),
+        )
 
-    def _make(self, clients: ssl.VerifyMode) -> ssl.SSLContext:
+    def _make_context(self, client_certificates: ssl.VerifyMode) -> ssl.SSLContext:
         settings = self._settings
-        assert settings.tls_cert is not None, "without a certificate there is no TLS"  # noqa: S101
+        assert settings.cert is not None, "TLS needs a certificate"  # noqa: S101
         context = _Context(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = OLDEST
-        context.num_tickets = 0  # who comes again shows its certificate again: it may not be good any more
+        context.num_tickets = 0  # no resumption: every connection verifies the client's certificate again
         context.options |= ssl.OP_NO_TICKET
-        load_pair(context, settings.tls_cert, settings.tls_key)
-        if settings.tls_ca is not None:
-            load_ca(context, settings.tls_ca)
-            context.verify_mode = clients
+        load_pair(context, settings.cert, settings.key)
+        if settings.ca is not None:
+            load_ca(context, settings.ca)
+            context.verify_mode = client_certificates
         return context
 
-    def _go_on_anew(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        handshake.context = self._admin_now
+    def _use_current_admin(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        handshake.context = self._current_admin
 
 
-def make_tls_contexts(settings: Settings) -> TlsContexts | None:
-    """That which the settings ask for. ValueError where they contradict themselves, or the files are wrong."""
-    if settings.tls_cert is None:
-        for name in ("tls_key", "tls_ca"):
-            if getattr(settings, name) is not None:
-                raise ValueError(f"GENIE_{name.upper()} is set, but GENIE_TLS_CERT, the server's certificate, is not")
+def make_tls_contexts(settings: TlsSettings) -> TlsContexts | None:
+    """Return the contexts, or None without a certificate. ValueError for contradictory settings or wrong files."""
+    if settings.cert is None:
+        for variable, file in (("GENIE_TLS_KEY", settings.key), ("GENIE_TLS_CA", settings.ca)):
+            if file is not None:
+                raise ValueError(f"{variable} is set, but GENIE_TLS_CERT, the server's certificate, is not")
         return None
     return TlsContexts(settings)
 
 
 class _Handshake(ssl.SSLObject):
-    """Tells the client why its handshake failed. The event loops would just cut it off."""
+    """Sends the client the alert that says why its handshake failed; event loops just close the connection."""
 
     outgoing: ssl.MemoryBIO
     file: int | None
@@ -82,10 +86,10 @@ class _Handshake(ssl.SSLObject):
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            last = PLAIN_REFUSED if error.reason in NO_TLS else self.outgoing.read()
+            reply = TLS_REQUIRED if error.reason in NOT_TLS else self.outgoing.read()
             if self.file is not None:
-                with contextlib.suppress(OSError):  # it listens no more, or will not: the log has the reason
-                    os.write(self.file, last)
+                with contextlib.suppress(OSError):  # the client does not read: the log has the reason
+                    os.write(self.file, reply)
             raise
 
 
@@ -95,5 +99,5 @@ class _Context(ssl.SSLContext):
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **options: Any) -> ssl.SSLObject:
         made = super().wrap_bio(incoming, outgoing, *args, **options)
         if isinstance(made, _Handshake):
-            made.outgoing, made.file = outgoing, FILE.get(None)
+            made.outgoing, made.file = outgoing, HANDSHAKE_SOCKET.get(None)
         return made

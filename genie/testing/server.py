@@ -82,7 +82,7 @@ async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
     Locks are kept in memory where they don't say otherwise.
     """
     threshold = gc.get_threshold()
-    running = Server(Settings(**{"port": 0} | settings))
+    running = Server(Settings.from_options(**{"port": 0} | settings))
     address = await running.start()
     try:
         yield address

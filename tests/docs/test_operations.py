@@ -52,7 +52,7 @@ def test_the_paths_of_the_api_and_their_limits() -> None:
 
 
 async def test_every_path_is_there() -> None:
-    server = Server(Settings(admin_port=0))
+    server = Server(Settings.from_options(admin_port=0))
     admin = Admin(server)
     await admin.start()
     try:
@@ -82,7 +82,7 @@ async def test_every_path_is_there() -> None:
         f"{stats.MOST:,} hot resources",
         f"{http.MOST} connections at the same time",
         f"while {throttle.MOST_AT_ONCE} questions wait",
-        f"`{Settings().admin_host}:{Settings().admin_port}`",
+        f"`{Settings().admin.host}:{Settings().admin.port}`",
     ],
 )
 def test_the_limits_that_are_said(said: str) -> None:

@@ -193,26 +193,26 @@ def test_the_limits_are_the_code_s() -> None:
         "Characters in a namespace": fields.MAX_NAMESPACE,
         "Bytes in the first line, where the server has tokens": auth.MAX_HELLO_BYTES,
         "Seconds until the first line, where the server has tokens": auth.HELLO_TIMEOUT_S,
-        "Requests of a session, held and waiting": SETTINGS.max_requests_per_session,
-        "Requests of a connection without a session, held and waiting": SETTINGS.max_requests_per_connection,
+        "Requests of a session, held and waiting": SETTINGS.limits.max_requests_per_session,
+        "Requests of a connection without a session, held and waiting": SETTINGS.limits.max_requests_per_connection,
         "Bytes of a `released` that is remembered with its details": session.MAX_RETAINED_REPLY_BYTES,
-        "Locks held when a request arrives, for each resource that it names (waiting requests are granted beyond it)": SETTINGS.max_locks,
-        "Waiting requests, for each resource that they name": SETTINGS.max_queue,
-        "Connections": SETTINGS.max_connections,
-        "Connections from one address": SETTINGS.max_connections_per_address,
+        "Locks held when a request arrives, for each resource that it names (waiting requests are granted beyond it)": SETTINGS.limits.max_locks,
+        "Waiting requests, for each resource that they name": SETTINGS.limits.max_queue,
+        "Connections": SETTINGS.limits.max_connections,
+        "Connections from one address": SETTINGS.limits.max_connections_per_address,
         "Greatest id in a command, and least with a minus": fields.MAX_ID,
         "Bytes of one connection's commands that wait to be executed": scheduler.MAX_QUEUED_BYTES,
-        "Bytes of commands that wait for the store": SETTINGS.max_pending,
-        "Bytes of incomplete lines of all connections together": SETTINGS.max_partial,
+        "Bytes of commands that wait for the store": SETTINGS.limits.max_pending,
+        "Bytes of incomplete lines of all connections together": SETTINGS.limits.max_partial,
         "Seconds from the first byte of a line to its last": partial_lines.MAX_LINE_AGE_S,
-        "Bytes that a client leaves unread before it is disconnected": SETTINGS.max_unread,
+        "Bytes that a client leaves unread before it is disconnected": SETTINGS.limits.max_unread,
     }
     rows = table(PAGE, "What", "Limit")
     assert {row["What"]: number(row["Limit"]) for row in rows} == limits
     for row in rows:
         if row["Set by"]:
             field = code(row["Set by"]).removeprefix("GENIE_").lower()
-            assert getattr(SETTINGS, field) == limits[row["What"]]
+            assert SETTINGS.options()[field] == limits[row["What"]]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class Client:
 
     def __init__(self, stage: Stage, number: int) -> None:
         self.stage = stage
-        self.ear = Ear(stage.book, stage.seen, stage.settings.max_line)
+        self.ear = Ear(stage.book, stage.seen, stage.settings.limits.max_line)
         self.transport = Transport(number, self._hears, self._ended)
         self.half_closed = self.dropped = False
         self.stalled_once = False
@@ -130,7 +130,7 @@ class Stage:
 
     async def begin(self, durable: bool, limits: dict[str, Any]) -> None:
         """Start it."""
-        self.settings = Settings(**limits)
+        self.settings = Settings.from_options(**limits)
         self.store: MemoryStore = Shelf() if durable else MemoryStore()
         self.stats = Stats()
         self.admission = AdmissionControl(self.settings)
@@ -140,7 +140,7 @@ class Stage:
         replica = self.store.replica() if isinstance(self.store, Shelf) else await self.store.open(None, None, None)  # type: ignore[arg-type]
         manager, began = replica.manager, self.now_ms - replica.clock_ms
         manager.unix_offset_ms = 1.79e12
-        manager.max_queue_entries = self.settings.max_queue
+        manager.max_queue_entries = self.settings.limits.max_queue
         manager.next_id, manager.next_fence = max(manager.next_id, 100), max(manager.next_fence, 100)
         self.handler: Any = FollowerHandler(self.stats, NAMESPACE, 1 << 20)
         self.pipeline = Pipeline(

@@ -217,7 +217,7 @@ async def test_only_so_many_may_be_connected(genie: Genie) -> None:
 
 async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SILENT_S", 0.05)
-    server = Server(Settings(port=0, admin_port=0))
+    server = Server(Settings.from_options(port=0, admin_port=0))
     admin = Admin(server)
     await admin.start()
     assert admin.address is not None
@@ -249,7 +249,7 @@ async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_who_reads_nothing_is_cut_off_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SILENT_S", 0.05)
     monkeypatch.setattr(http, "ANSWERED_S", 0.05)
-    admin = Admin(Server(Settings(port=0, admin_port=0)))
+    admin = Admin(Server(Settings.from_options(port=0, admin_port=0)))
     await admin.start()
     assert admin.address is not None
     loop = asyncio.get_running_loop()

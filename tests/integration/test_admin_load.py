@@ -117,7 +117,7 @@ def poll(port: int, path: str, times: int) -> list[int]:
 
 @asynccontextmanager
 async def full(waiting: Iterable[str]) -> AsyncIterator[tuple[Admin, int]]:
-    server = Server(Settings(port=0, admin_port=0, slow_wait=0))
+    server = Server(Settings.from_options(port=0, admin_port=0, slow_wait=0))
     admin = Admin(server)
     await server.start()
     await admin.start()

@@ -37,7 +37,7 @@ def genie() -> Iterator[Genie]:
 @pytest.fixture
 async def quiet() -> AsyncIterator[int]:
     """The admin port of one that nothing happens to, in this process."""
-    server = Server(Settings(port=0, admin_port=0, namespaces=("orders", "billing")))
+    server = Server(Settings.from_options(port=0, admin_port=0, namespaces=("orders", "billing")))
     admin = Admin(server)
     await server.start()
     await admin.start()

@@ -56,7 +56,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 @asynccontextmanager
 async def serving(made: Certificates, **settings: Any) -> AsyncIterator[tuple[Server, tuple[str, int]]]:
     """A server in this event loop."""
-    server = Server(Settings(**{"port": 0, "admin_port": None, "tls_cert": str(made.server), **settings}))
+    server = Server(Settings.from_options(**{"port": 0, "admin_port": None, "tls_cert": str(made.server), **settings}))
     address = await server.start()
     try:
         yield server, address
@@ -401,7 +401,7 @@ def test_what_is_wrong_with_the_settings(made: Certificates, settings: dict[str,
     files["junk"].write_text("junk")
     files["broken"].write_bytes(made.server.read_bytes().replace(b"M", b"!"))
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the text is compared
-        Server(Settings(**{name: value.format(**files) for name, value in settings.items()}))
+        Server(Settings.from_options(**{name: value.format(**files) for name, value in settings.items()}))
     assert why.format(**files) in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -121,6 +121,6 @@ def test_the_example_scrapes_the_admin_port_and_knows_the_alerts() -> None:
     example = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     (job,) = example["scrape_configs"]
     assert job["job_name"] == "genie"
-    assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{Settings().admin_port}"]
+    assert job["static_configs"][0]["targets"] == [f"127.0.0.1:{Settings().admin.port}"]
     for name in example["rule_files"]:
         assert (DEPLOY / "prometheus" / name).is_file()

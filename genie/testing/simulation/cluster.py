@@ -78,7 +78,9 @@ class Host:
 
     async def _serve(self, process: Node) -> None:
         world = self.world
-        settings = Settings(host=self.name, redis_url=world.store.url, redis_min_replicas=world.plan.min_replicas)
+        settings = Settings.from_options(
+            host=self.name, redis_url=world.store.url, redis_min_replicas=world.plan.min_replicas
+        )
         self.server = Server(settings, bind_to=lambda host, port: cast("socket.socket", SimSocket((host, port))))
         status = await self.server.run()
         world.history.note(NOTE, process.name, f"exit status {status}")

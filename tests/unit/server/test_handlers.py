@@ -44,7 +44,7 @@ class World:
     """Two namespaces, a and b. Who says none is at a."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = Settings(**settings)
+        self.settings = Settings.from_options(**settings)
         self.stores = {"a": Held(), "b": Held()}
         self.pipelines = {
             name: Pipeline(LockManager(), store, Settings(), Stats(), lambda: 0.0, lambda _: None, name)

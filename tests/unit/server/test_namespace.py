@@ -77,7 +77,7 @@ class Shelf(MemoryStore):
 
 @asynccontextmanager
 async def serving(**stores: Shelf) -> AsyncIterator[tuple[Server, tuple[str, int]]]:
-    server = Server(Settings(port=0, admin_port=None, namespaces=tuple(stores)))
+    server = Server(Settings.from_options(port=0, admin_port=None, namespaces=tuple(stores)))
     for namespace, store in stores.items():
         server.namespaces[namespace].store = store
     address = await server.start()

@@ -165,7 +165,7 @@ def _again(batch: Batch) -> Batch:
 
 
 def test_a_session_has_so_many_requests_and_no_more() -> None:
-    handler, peer = Dispatcher(LockManager(), Settings(max_requests_per_session=2), Stats()), Peer()
+    handler, peer = Dispatcher(LockManager(), Settings.from_options(max_requests_per_session=2), Stats()), Peer()
     wanted = [line("request", resources=[f"exclusive:{number}"], ref=f"{number}") for number in range(3)]
     handler.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
     handler.take(peer, iter(wanted))  # type: ignore[arg-type]
