@@ -104,7 +104,7 @@ def replica(number: int, url: str, options: argparse.Namespace, counts: Counts, 
         async with (
             genie.connect() as client,
             SqlTokenStore(url) as store,
-            SherdlockSelector(client, store, lease=options.lease, backoff=0.5, replica=f"replica-{number}") as selector,
+            SherdlockSelector(client, store, lease=options.lease, backoff=0.5) as selector,
         ):
             ready.release()
             await Replica(number, options, selector, counts).pay_until(stop)

@@ -39,8 +39,8 @@ async def settle() -> None:
 async def listen(*selectors: Any) -> None:
     """Let selectors hear who holds what, as they do once it is of use."""
     for selector in selectors:
-        selector.watching._strain = 1.0
-        selector.watching.asked(strained=True)
+        selector._context.subscription._contention = 1.0
+        selector._context.subscription.record_request(contended=True)
     await settle()
 
 

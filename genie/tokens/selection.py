@@ -88,7 +88,7 @@ class Selection(ABC):
         """Plain data by which `selector.restore` holds these tokens again, in another process too."""
 
     @abstractmethod
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         """Hold the tokens no longer."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Selection(ABC):
         """See to it that the tokens stay held while they are spent; SelectionEnded where they are not any more."""
 
     @abstractmethod
-    def _spent(self) -> None:
+    def _on_spent(self) -> None:
         """They are spent."""
 
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
@@ -120,7 +120,7 @@ class Selection(ABC):
             self._state = State.SPENDING if again else State.HELD
             raise
         self._state = State.SPENT
-        self._spent()
+        self._on_spent()
 
     def _check_not_ended(self) -> None:
         if self._state not in (State.HELD, State.SPENDING):
@@ -134,7 +134,7 @@ class Selection(ABC):
         self._guard.check()
         if self._state is State.HELD:
             self._state = State.RELEASED
-            await self._give_back()
+            await self._release()
 
     async def __aenter__(self) -> Self:
         return self

@@ -193,23 +193,6 @@ async def test_a_selection_is_held_again_by_another_replica(genie: Genie) -> Non
     ledger.check(10)
 
 
-async def test_replicas_hear_who_has_seen_a_wallet(genie: Genie) -> None:
-    owner, ledger = await new_wallet(10, 1)
-    async with asyncio.timeout(WAIT_S), AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(connect(*genie.address)) for _ in range(2)]
-        one = await stack.enter_async_context(SherdlockSelector(clients[0], ledger, replica="r1"))
-        other = await stack.enter_async_context(SherdlockSelector(clients[1], ledger, replica="r2"))
-        assert await ask(one, 1, owner, f"{owner}-one") is True
-        await told(other, owner, "r1")
-        assert await ask(other, 1, owner, f"{owner}-other") is True
-        await told(one, owner, "r2")
-
-
-async def told(selector: SherdlockSelector, owner: str, replica: str) -> None:
-    while selector.last_seen(owner=owner, **GBP) != replica:  # noqa: ASYNC110 - nothing is told when a hint comes
-        await asyncio.sleep(0.001)
-
-
 async def test_the_server_restarts_in_the_middle_of_selections(redis: Redis) -> None:
     owner, ledger = await new_wallet(200, 2)
     with running_server(redis) as genie:

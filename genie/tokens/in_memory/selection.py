@@ -92,7 +92,7 @@ class InMemorySelection(Selection):
         finally:
             self._follower.expect_no_more(issued)
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         self._claims.end(self._claim)
 
     async def _prepare_spend(self) -> None:
@@ -100,7 +100,7 @@ class InMemorySelection(Selection):
             raise SelectionEnded(f"the selection of {self.transaction!r} is over: others may hold its tokens by now")
         self._claims.hold(self._claim)
 
-    def _spent(self) -> None:
+    def _on_spent(self) -> None:
         for token in self.tokens:
             self._follower.spent_here(token.id)
         self._claims.end(self._claim)

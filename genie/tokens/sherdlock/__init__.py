@@ -1,6 +1,6 @@
-"""Choosing tokens in replicas that share wallets: what each of them holds is locked in Genie.
+"""Token selection for replicas that share wallets: what each of them holds is locked in Genie.
 
-`selector` is what users have, `search` says how tokens are found.
+`SherdlockSelector` is the public class; `search.py` explains how tokens are found.
 """
 
 from genie.tokens.sherdlock.selector import SherdlockSelector

@@ -1,7 +1,8 @@
-"""Tokens to draw from: in random order, or by amount and in random order among equals.
+"""Caches of wallets: their unspent tokens, loaded from the store and kept current by its change feed.
 
-Putting in, taking out and drawing the next one cost the same however many there are: a wallet may have a hundred thousand
-tokens, and a selection needs five.
+`TokenPool` and `AmountIndex` draw tokens at random; `WalletCache` is one wallet; `WalletCaches` are
+all wallets in use. Adding, removing and drawing a token take constant time: a wallet may have a
+hundred thousand tokens, and a selection needs five.
 """
 
 from __future__ import annotations
@@ -14,20 +15,26 @@ from random import random
 from typing import Any, Literal
 
 from genie.tasks import closing, end
+from genie.tokens.guard import Guard
 from genie.tokens.sherdlock.background import Attempts, again_and_again
+from genie.tokens.sherdlock.holds import LockTracker
 from genie.tokens.store import Added, Spent, TokenStore
 from genie.tokens.token import Token, Wallet, wallets_of
 
 Prefer = Literal["small", "large"]
+Where = Callable[[Token], bool]
 
 
-class Bag:
-    """Tokens in no order. `places` is where each lies; bags that never share a token may share it."""
+class TokenPool:
+    """An unordered set of tokens that can be sampled at random.
 
-    __slots__ = ("_places", "_tokens")
+    `positions` is the position of each token by id; pools that never share a token may share it.
+    """
 
-    def __init__(self, places: dict[str, int] | None = None) -> None:
-        self._places: dict[str, int] = {} if places is None else places
+    __slots__ = ("_positions", "_tokens")
+
+    def __init__(self, positions: dict[str, int] | None = None) -> None:
+        self._positions: dict[str, int] = {} if positions is None else positions
         self._tokens: list[Token] = []
 
     def __len__(self) -> int:
@@ -37,470 +44,500 @@ class Bag:
         return iter(self._tokens)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._places
+        return id in self._positions
 
     def add(self, token: Token) -> None:
-        """Put in a token that is not there."""
-        self._places[token.id] = len(self._tokens)
+        """Add a token that is not in the pool."""
+        self._positions[token.id] = len(self._tokens)
         self._tokens.append(token)
 
     def pop(self, id: str) -> Token:
-        """Take out a token that is there."""
-        place = self._places.pop(id)
+        """Remove a token that is in the pool, and return it."""
+        position = self._positions.pop(id)
         last = self._tokens.pop()
         if last.id == id:
             return last
-        token, self._tokens[place] = self._tokens[place], last
-        self._places[last.id] = place
+        token, self._tokens[position] = self._tokens[position], last
+        self._positions[last.id] = position
         return token
 
     def draw(self) -> Iterator[Token]:
-        """All tokens in an order that is new each time, drawn one by one (they stay in).
+        """Iterate over the tokens in a new random order, without removing them.
 
-        It is the shuffle of Fisher and Yates, done as far as it is asked for. Nothing may be put in or taken out
-        meanwhile.
+        Random sampling without replacement: a Fisher-Yates shuffle that runs only as far as it is
+        consumed. The pool must not change meanwhile.
         """
-        tokens, places = self._tokens, self._places
+        tokens, positions = self._tokens, self._positions
         count = len(tokens)
-        for place in range(count):
-            other = place + int(random() * (count - place))  # noqa: S311 - no secret
+        for position in range(count):
+            other = position + int(random() * (count - position))  # noqa: S311 - no secret
             token = tokens[other]
-            if other != place:
-                tokens[other] = moved = tokens[place]
-                tokens[place] = token
-                places[moved.id], places[token.id] = other, place
+            if other != position:
+                tokens[other] = moved = tokens[position]
+                tokens[position] = token
+                positions[moved.id], positions[token.id] = other, position
             yield token
 
 
-class ByAmount:
-    """Tokens by amount, and in no order among equals."""
+class AmountIndex:
+    """Tokens by amount; those of the same amount in random order."""
 
-    __slots__ = ("_amounts", "_bags", "_places")
+    __slots__ = ("_amounts", "_pools", "_positions")
 
     def __init__(self, tokens: Iterable[Token]) -> None:
-        self._places: dict[str, int] = {}
-        self._bags: dict[int, Bag] = {}
+        self._positions: dict[str, int] = {}
+        self._pools: dict[int, TokenPool] = {}
         for token in tokens:
-            self._bag(token.amount).add(token)
-        self._amounts = sorted(self._bags)
+            self._pool(token.amount).add(token)
+        self._amounts = sorted(self._pools)
 
     def add(self, token: Token) -> None:
-        """Put in a token that is not there."""
-        if token.amount not in self._bags:
+        """Add a token that is not in the index."""
+        if token.amount not in self._pools:
             insort(self._amounts, token.amount)
-        self._bag(token.amount).add(token)
+        self._pool(token.amount).add(token)
 
     def remove(self, token: Token) -> None:
-        """Take out a token that is there."""
-        bag = self._bags[token.amount]
-        bag.pop(token.id)
-        if not bag:
-            del self._bags[token.amount]
+        """Remove a token that is in the index."""
+        pool = self._pools[token.amount]
+        pool.pop(token.id)
+        if not pool:
+            del self._pools[token.amount]
             del self._amounts[bisect_left(self._amounts, token.amount)]
 
     def draw(self, prefer: Prefer) -> Iterator[Token]:
-        """All tokens, those that are preferred first. Nothing may be put in or taken out meanwhile."""
+        """Iterate over the tokens, the smallest or the largest first. The index must not change meanwhile."""
         for amount in self._amounts if prefer == "small" else reversed(self._amounts):
-            yield from self._bags[amount].draw()
+            yield from self._pools[amount].draw()
 
-    def _bag(self, amount: int) -> Bag:
-        bag = self._bags.get(amount)
-        if bag is None:
-            bag = self._bags[amount] = Bag(self._places)
-        return bag
+    def _pool(self, amount: int) -> TokenPool:
+        pool = self._pools.get(amount)
+        if pool is None:
+            pool = self._pools[amount] = TokenPool(self._positions)
+        return pool
 
 
-# -- What is known of one wallet's unspent tokens, and who waits for more of them --------
-
-Where = Callable[[Token], bool]
+# -- one wallet -----------------------------------------------------------------------------------------------
 
 
 class Load:
-    """One reading of a wallet. `number` counts the wallet's readings; `feed` is the feed that was followed when it began
-    (0: none).
+    """One load of a wallet from the store.
+
+    `number` counts the loads of the wallet. `feed_epoch` is the epoch of the change feed when the load
+    began (0: the feed was not connected).
     """
 
-    __slots__ = ("came", "error", "feed", "gone", "number", "pages", "told")
+    __slots__ = ("added", "error", "feed_epoch", "number", "page_count", "spent", "tokens")
 
-    def __init__(self, number: int, feed: int) -> None:
+    def __init__(self, number: int, feed_epoch: int) -> None:
         self.number = number
-        self.feed = feed
-        self.pages = 0
-        self.told: dict[str, Token] = {}
-        self.came: set[str] = set()
-        """What was added while it was read: it may not have been told."""
-        self.gone: set[str] = set()
-        """What was spent while it was read: it may have been told nevertheless."""
+        self.feed_epoch = feed_epoch
+        self.page_count = 0
+        self.tokens: dict[str, Token] = {}
+        """What the pages contained."""
+        self.added: set[str] = set()
+        """Tokens added during the load: the pages may lack them."""
+        self.spent: set[str] = set()
+        """Tokens spent during the load: the pages may contain them."""
         self.error: Exception | None = None
 
 
 class Waiter:
-    """Somebody who waits for tokens that are worth `missing`, to be free or to come.
+    """A selection that waits for `missing` more: for tokens that become free or are added.
 
-    `spare` is what the wallet has beyond what was asked for, if everybody gave back what they hold. When that is used up
-    there is nothing to wait for.
+    `surplus` is what the wallet has beyond the requested amount if all reservations are released. Once
+    it is negative, waiting is pointless. `future` results in False at the deadline, else in True.
     """
 
-    __slots__ = ("missing", "spare", "turn", "where")
+    __slots__ = ("future", "missing", "surplus", "where")
 
-    def __init__(self, missing: int, spare: int, where: Where | None, turn: asyncio.Future[bool]) -> None:
+    def __init__(self, missing: int, surplus: int, where: Where | None, future: asyncio.Future[bool]) -> None:
         self.missing = missing
-        self.spare = spare
+        self.surplus = surplus
         self.where = where
-        self.turn = turn
+        self.future = future
 
-    def offer(self, token: Token) -> None:
+    def on_free(self, token: Token) -> None:
         """A token is free."""
-        self.missing -= self._worth(token)
+        self.missing -= self._value(token)
         if self.missing <= 0:
-            self.wake(enough=True)
+            self.wake()
 
-    def count(self, token: Token, sign: int) -> None:
-        """A token has come (1) or is spent (-1)."""
-        had = self.spare
-        self.spare += sign * self._worth(token)
-        if self.spare < 0 <= had:
-            self.wake(enough=True)
+    def on_balance(self, token: Token, sign: int) -> None:
+        """A token was added to the wallet (1) or spent (-1)."""
+        before = self.surplus
+        self.surplus += sign * self._value(token)
+        if self.surplus < 0 <= before:
+            self.wake()
 
-    def _worth(self, token: Token) -> int:
+    def _value(self, token: Token) -> int:
         try:
             return token.amount if self.where is None or self.where(token) else 0
-        except Exception:  # noqa: BLE001 - whoever waits will meet the same, and can say so
-            self.wake(enough=True)
+        except Exception:  # noqa: BLE001 - the waiting selection calls `where` too, and raises it
+            self.wake()
             return 0
 
-    def wake(self, *, enough: bool) -> None:
-        """Let it look again, or say that its time is over."""
-        if not self.turn.done():
-            self.turn.set_result(enough)
+    def wake(self, *, in_time: bool = True) -> None:
+        """End the wait; `in_time` is False at the deadline."""
+        if not self.future.done():
+            self.future.set_result(in_time)
 
 
-class Cache:
-    """A wallet's tokens. `load` is the reading that is under way, `done` the last that came to its end."""
+class WalletCache:
+    """The unspent tokens of one wallet. `load` is the load in progress, `last_load` the last successful one.
 
-    __slots__ = ("_bag", "_by_amount", "_waiters", "asked_at", "done", "load", "loads", "steady", "tried_at", "wallet")
+    `waiting` is the set of caches that have waiters: the cache enters and leaves it.
+    """
 
-    def __init__(self, wallet: Wallet) -> None:
+    __slots__ = (
+        "_by_amount",
+        "_pool",
+        "_waiters",
+        "_waiting",
+        "consistent",
+        "last_load",
+        "last_used_at",
+        "load",
+        "load_count",
+        "load_started_at",
+        "wallet",
+    )
+
+    def __init__(self, wallet: Wallet, waiting: set[WalletCache]) -> None:
         self.wallet = wallet
-        self._bag = Bag()
-        self._by_amount: ByAmount | None = None
-        """Made when it is first asked for, and kept from then on."""
+        self._waiting = waiting
+        self._pool = TokenPool()
+        self._by_amount: AmountIndex | None = None
+        """Built when first needed, then kept current."""
         self._waiters: dict[Waiter, None] = {}
-        self.loads = 0
-        """Readings begun so far."""
+        self.load_count = 0
+        """Loads begun so far."""
         self.load: Load | None = None
-        self.done: Load | None = None
-        self.tried_at = -float("inf")
-        """When the last reading began, however it ended."""
-        self.asked_at = -float("inf")
-        """When somebody last selected from it."""
-        self.steady = False
-        """Whether the last reading told what was there at one moment."""
+        self.last_load: Load | None = None
+        self.load_started_at = -float("inf")
+        """When the last load began, successful or not."""
+        self.last_used_at = -float("inf")
+        """When a selection last used the cache."""
+        self.consistent = False
+        """Whether the last load was a snapshot of one moment."""
 
     def __len__(self) -> int:
-        return len(self._bag)
+        return len(self._pool)
 
     def __iter__(self) -> Iterator[Token]:
-        return iter(self._bag)
+        return iter(self._pool)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._bag
+        return id in self._pool
 
     def draw(self, prefer: Prefer | None) -> Iterator[Token]:
-        """The tokens in the order in which they are to be tried. Nothing may change meanwhile."""
+        """Iterate over the tokens in the order in which to try them. The cache must not change meanwhile."""
         if prefer is None:
-            return self._bag.draw()
+            return self._pool.draw()
         if self._by_amount is None:
-            self._by_amount = ByAmount(self._bag)
+            self._by_amount = AmountIndex(self._pool)
         return self._by_amount.draw(prefer)
 
-    # -- what comes and goes --------------------------------------------------------------------------------
+    # -- changes --------------------------------------------------------------------------------------------
 
     def add(self, token: Token) -> None:
         """A token was issued."""
         if self.load is not None:
-            self.load.came.add(token.id)
-        self._put(token)
+            self.load.added.add(token.id)
+        self._insert(token)
 
     def remove(self, id: str) -> None:
-        """A token is spent."""
+        """A token was spent."""
         if self.load is not None:
-            self.load.gone.add(id)
-        self._take(id)
+            self.load.spent.add(id)
+        self._delete(id)
 
-    def begin(self, load: Load, now: float) -> None:
-        """A reading begins."""
+    def begin_load(self, load: Load, now: float) -> None:
+        """Begin a load."""
         self.load = load
-        self.loads = load.number
-        self.tried_at = now
+        self.load_count = load.number
+        self.load_started_at = now
 
-    def page(self, tokens: Sequence[Token]) -> list[Token]:
-        """A page of it has come. Returns what is new."""
+    def add_page(self, tokens: Sequence[Token]) -> list[Token]:
+        """Add a page of the load in progress, and return its new tokens."""
         load = self.load
         if load is None:
             return []
-        load.pages += 1
-        load.told.update((token.id, token) for token in tokens)
-        new = [token for token in tokens if token.id not in load.gone and token.id not in self._bag]
+        load.page_count += 1
+        load.tokens.update((token.id, token) for token in tokens)
+        new = [token for token in tokens if token.id not in load.spent and token.id not in self._pool]
         for token in new:
-            self._put(token)
+            self._insert(token)
         return new
 
-    def end(self, error: Exception | None = None) -> list[Token]:
-        """The reading has ended. Returns what is not there any more.
+    def finish_load(self, error: Exception | None = None) -> list[Token]:
+        """End the load in progress, and return the tokens that it has removed.
 
-        Pages may be of different moments, and then a token that was spent while they were read, and its change, may both
-        be missing. So a reading of several pages is believed to be one moment's if nothing has moved since the one before.
+        The pages of a load may be of different moments. A token that was spent in between and its
+        change may then both be missing. So a load of several pages counts as a consistent snapshot
+        only if nothing has changed since the load before.
         """
         load, self.load = self.load, None
         if load is None:
             return []
         load.error = error
-        old: list[Token] = []
+        removed: list[Token] = []
         if error is None:
-            old = [token for token in self._bag if token.id not in load.told and token.id not in load.came]
-            before = {} if self.done is None else self.done.told
-            same = not load.gone and not load.came and load.told.keys() == before.keys()
-            self.steady = same or load.pages <= 1
-            for token in old:
-                self._take(token.id)
-            self.done = load
-        for waiter in list(self._waiters):
-            waiter.wake(enough=True)
-        return old
+            removed = [token for token in self._pool if token.id not in load.tokens and token.id not in load.added]
+            before = {} if self.last_load is None else self.last_load.tokens
+            unchanged = not load.spent and not load.added and load.tokens.keys() == before.keys()
+            self.consistent = unchanged or load.page_count <= 1
+            for token in removed:
+                self._delete(token.id)
+            self.last_load = load
+        self.wake_waiters()
+        return removed
 
-    # -- those who wait -------------------------------------------------------------------------------------
+    # -- waiters --------------------------------------------------------------------------------------------
 
     @property
-    def waited_for(self) -> bool:
-        """Whether anybody waits for more."""
+    def has_waiters(self) -> bool:
+        """Whether a selection waits for tokens of this wallet."""
         return bool(self._waiters)
 
-    def offer(self, token: Token) -> None:
-        """A token is free now, as far as is known."""
+    def on_free(self, token: Token) -> None:
+        """Report to the waiters that a token is free."""
         for waiter in list(self._waiters):
-            waiter.offer(token)
+            waiter.on_free(token)
 
-    async def wait(self, missing: int, spare: int, where: Where | None, until: float | None) -> bool:
-        """Wait until tokens that are worth `missing` have come, more than `spare` are gone, or a reading ends; or until a
-        time: then False.
+    async def wait(self, missing: int, surplus: int, where: Where | None, deadline: float | None) -> bool:
+        """Wait until tokens worth `missing` are free, more than `surplus` is spent, or a load ends.
+
+        Returns False if the deadline (event-loop seconds) came first.
         """
         loop = asyncio.get_running_loop()
-        waiter = Waiter(missing, spare, where, loop.create_future())
-        bound = None if until is None else loop.call_at(until, lambda: waiter.wake(enough=False))
+        waiter = Waiter(missing, surplus, where, loop.create_future())
+        timer = None if deadline is None else loop.call_at(deadline, lambda: waiter.wake(in_time=False))
         self._waiters[waiter] = None
+        self._waiting.add(self)
         try:
-            return await waiter.turn
+            return await waiter.future
         finally:
             del self._waiters[waiter]
-            if bound is not None:
-                bound.cancel()
+            if not self._waiters:
+                self._waiting.discard(self)
+            if timer is not None:
+                timer.cancel()
 
-    def wake(self) -> None:
-        """Let all who wait look again."""
+    def wake_waiters(self) -> None:
+        """Let all waiters try again."""
         for waiter in list(self._waiters):
-            waiter.wake(enough=True)
+            waiter.wake()
 
-    # -- inside ---------------------------------------------------------------------------------------------
-
-    def _put(self, token: Token) -> None:
-        if token.id not in self._bag:
-            self._bag.add(token)
+    def _insert(self, token: Token) -> None:
+        if token.id not in self._pool:
+            self._pool.add(token)
             if self._by_amount is not None:
                 self._by_amount.add(token)
             for waiter in self._waiters:
-                waiter.count(token, 1)
+                waiter.on_balance(token, 1)
 
-    def _take(self, id: str) -> None:
-        if id in self._bag:
-            token = self._bag.pop(id)
+    def _delete(self, id: str) -> None:
+        if id in self._pool:
+            token = self._pool.pop(id)
             if self._by_amount is not None:
                 self._by_amount.remove(token)
             for waiter in self._waiters:
-                waiter.count(token, -1)
+                waiter.on_balance(token, -1)
 
 
-# -- The wallets that are in use, read from the store when it must be and followed from then on --------
+# -- all wallets in use ----------------------------------------------------------------------------------------
 
-IDLE_S = 600.0
-"""A wallet that nobody has selected from for so long is forgotten when another one is needed."""
+IDLE_TIMEOUT_S = 600.0
+"""A cache that no selection has used for this long is evicted when another wallet is needed."""
 
 
-class Wallets:
-    """Caches by wallet. `freshness` (seconds) is how old one may be while the store's changes can't be followed.
+class WalletCaches:
+    """The caches by wallet. They are loaded on first use and follow the store's change feed.
 
-    `free` says whether a token can be had by somebody who waits for one.
+    `freshness` (seconds) is how old a cache may be while the change feed is not connected. Tokens
+    that the `tracker` reports free are passed on to the waiters of their wallets.
     """
 
-    def __init__(self, store: TokenStore, freshness: float, free: Callable[[str], bool]) -> None:
+    def __init__(self, store: TokenStore, freshness: float, tracker: LockTracker, guard: Guard) -> None:
         self._store = store
         self._freshness = freshness
-        self._free = free
-        self._caches: OrderedDict[Wallet, Cache] = OrderedDict()
-        self._known: dict[str, Token] = {}
-        """All tokens that are in a cache."""
+        self._tracker = tracker
+        self._guard = guard
+        tracker.on_free = self.on_free
+        self._caches: OrderedDict[Wallet, WalletCache] = OrderedDict()
+        """The least recently used first."""
+        self._waiting: set[WalletCache] = set()
+        """The caches that have waiters."""
+        self._tokens: dict[str, Token] = {}
+        """All tokens that are in a cache, by id."""
         self._expected: set[str] = set()
-        """Tokens that are being issued here, and that nobody has spent yet."""
-        self._feed = 0
-        """Which feed is followed: they are counted. 0 while there is none."""
-        self._feeds = 0
+        """Outputs of spends in progress here that are not known to be spent."""
+        self._feed_epoch = 0
+        """The connection of the change feed, counted from 1; 0 while it is not connected."""
+        self._feed_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = False
 
     def start(self) -> None:
-        """Follow the store."""
+        """Follow the store's change feed."""
         if self._open:
             raise RuntimeError("the selector is open already")
         self._open = True
-        self._spawn(again_and_again("following the store of tokens", self._follow))
+        self._spawn(again_and_again("following the token store", self._follow_changes))
 
     async def close(self) -> None:
-        """End what goes on, and wake everybody who waits."""
+        """Cancel the background tasks and wake all waiters, which raise RuntimeError."""
         self._open = False
         for task in list(self._tasks):
             await end(task)
-        self.wake()
+        self.wake_waiters()
 
-    # -- for those who select -------------------------------------------------------------------------------
+    # -- for selections -------------------------------------------------------------------------------------
 
-    def cache(self, wallet: Wallet, now: float) -> Cache:
-        """A wallet's cache. It is empty at first."""
+    def get(self, wallet: Wallet, now: float) -> WalletCache:
+        """Return the cache of a wallet: a new, empty one on first use."""
         cache = self._caches.get(wallet)
         if cache is None:
-            self._forget_idle(now)
-            cache = self._caches[wallet] = Cache(wallet)
+            self._evict_idle(now)
+            cache = self._caches[wallet] = WalletCache(wallet, self._waiting)
         else:
             self._caches.move_to_end(wallet)
-        cache.asked_at = now
+        cache.last_used_at = now
         return cache
 
-    def refresh(self, cache: Cache, now: float) -> None:
-        """Read a wallet in the background if what is known of it may be old, or is nothing."""
-        if cache.load is None and not self.follows(cache) and now - cache.tried_at > self._freshness:
-            self.read(cache)
+    def refresh(self, cache: WalletCache, now: float) -> None:
+        """Load a cache in the background if it is neither current nor fresh."""
+        if cache.load is None and not self.is_current(cache) and now - cache.load_started_at > self._freshness:
+            self.load(cache)
 
-    def follows(self, cache: Cache) -> bool:
-        """Whether all that has happened since the cache was read has been told, or will be at once."""
-        return self._feed != 0 and cache.done is not None and cache.done.feed == self._feed
+    def is_current(self, cache: WalletCache) -> bool:
+        """Whether the change feed has been connected without a gap since the cache was loaded."""
+        return self._feed_epoch != 0 and cache.last_load is not None and cache.last_load.feed_epoch == self._feed_epoch
 
-    def read(self, cache: Cache) -> Load:
-        """Read a wallet; once for all who want it."""
+    def load(self, cache: WalletCache) -> Load:
+        """Start to load a cache, unless a load is in progress; return the load."""
         load = cache.load
         if load is None:
-            load = Load(cache.loads + 1, self._feed)
-            cache.begin(load, asyncio.get_running_loop().time())
-            self._spawn(self._read(cache))
+            load = Load(cache.load_count + 1, self._feed_epoch)
+            cache.begin_load(load, asyncio.get_running_loop().time())
+            self._spawn(self._load(cache))
         return load
 
-    def spent(self, id: str) -> None:
-        """A token is spent."""
+    def on_spent(self, id: str) -> None:
+        """A token was spent: remove it from its wallets."""
         self._expected.discard(id)
-        token = self._known.pop(id, None)
-        for cache in self._of(token):
+        token = self._tokens.pop(id, None)
+        for cache in self._caches_of(token):
             cache.remove(id)
 
     def expect(self, outputs: Sequence[Token]) -> list[Token]:
-        """Those of the tokens that are about to be issued here that some cache is to have at once.
+        """Return the outputs of a spend in progress that belong to a cached wallet.
 
-        It must be known if somebody spends them before it is heard that they are there.
+        Until `stop_expecting` it is recorded if they are spent: the change feed may report that
+        before this process knows that they were issued.
         """
-        expected = [token for token in outputs if self._of(token)]
+        expected = [token for token in outputs if self._caches_of(token)]
         self._expected.update(token.id for token in expected)
         return expected
 
-    def issued(self, expected: Sequence[Token]) -> None:
-        """They are issued."""
+    def on_issued(self, expected: Sequence[Token]) -> None:
+        """Expected outputs were issued: add those that are not spent already."""
         for token in expected:
             if token.id in self._expected:
-                self._added(token)
+                self._on_added(token)
 
-    def expect_no_more(self, expected: Sequence[Token]) -> None:
-        """Their issue is over, however it went."""
+    def stop_expecting(self, expected: Sequence[Token]) -> None:
+        """The spend has ended, with whatever outcome."""
         self._expected.difference_update(token.id for token in expected)
 
-    def freed(self, id: str) -> None:
+    def on_free(self, id: str) -> None:
         """A token may have become free."""
-        token = self._known.get(id)
-        if token is not None:
-            self._offer(token)
+        if self._waiting:
+            token = self._tokens.get(id)
+            if token is not None:
+                self._offer(token)
 
-    def wake(self) -> None:
-        """Let all who wait look again."""
-        for cache in self._caches.values():
-            cache.wake()
+    def wake_waiters(self) -> None:
+        """Let all waiters of all wallets try again."""
+        for cache in list(self._waiting):
+            cache.wake_waiters()
 
     def check_open(self) -> None:
-        """RuntimeError before the start and after the end."""
+        """Raise RuntimeError before the start and after the end."""
         if not self._open:
             raise RuntimeError("the selector is not open: use it as an async context manager, or start() it")
 
-    # -- inside ---------------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------------------
+
+    def _is_free(self, id: str) -> bool:
+        return not self._tracker.is_held(id, self._guard.time())
 
     def _offer(self, token: Token) -> None:
         for wallet in wallets_of(token):
             cache = self._caches.get(wallet)
-            if cache is not None and cache.waited_for and token.id in cache and self._free(token.id):
-                cache.offer(token)
+            if cache is not None and cache.has_waiters and token.id in cache and self._is_free(token.id):
+                cache.on_free(token)
 
-    def _of(self, token: Token | None) -> list[Cache]:
-        """The caches that a token concerns. One that nobody has yet may still come to those that are being read."""
+    def _caches_of(self, token: Token | None) -> list[WalletCache]:
+        """Return the caches that a token concerns. An unknown one may still appear in those being loaded."""
         if token is None:
             return [cache for cache in self._caches.values() if cache.load is not None]
         return [self._caches[wallet] for wallet in wallets_of(token) if wallet in self._caches]
 
-    async def _follow(self, attempts: Attempts) -> None:
+    async def _follow_changes(self, attempts: Attempts) -> None:
         try:
             async with closing(self._store.changes()) as changes:
                 async for change in changes:
                     if isinstance(change, Added):
-                        self._added(change.token)
+                        self._on_added(change.token)
                     elif isinstance(change, Spent):
-                        self.spent(change.id)
+                        self.on_spent(change.id)
                     else:
-                        self._feeds += 1
-                        self._feed = self._feeds
+                        self._feed_count += 1
+                        self._feed_epoch = self._feed_count
                         attempts.worked()
         finally:
-            self._feed = 0
+            self._feed_epoch = 0
 
-    def _added(self, token: Token) -> None:
-        caches = self._of(token)
+    def _on_added(self, token: Token) -> None:
+        caches = self._caches_of(token)
         if caches:
-            self._known[token.id] = token
+            self._tokens[token.id] = token
             for cache in caches:
                 cache.add(token)
             self._offer(token)
 
-    async def _read(self, cache: Cache) -> None:
+    async def _load(self, cache: WalletCache) -> None:
         wallet = cache.wallet
         try:
             async with closing(self._store.unspent(**wallet._asdict())) as pages:
                 async for page in pages:
-                    for token in cache.page(page):
-                        self._known[token.id] = token
-                        if cache.waited_for and self._free(token.id):
-                            cache.offer(token)
-        except Exception as error:  # noqa: BLE001 - it is raised to those who can't do without
-            cache.end(error)
+                    for token in cache.add_page(page):
+                        self._tokens[token.id] = token
+                        if cache.has_waiters and self._is_free(token.id):
+                            cache.on_free(token)
+        except Exception as error:  # noqa: BLE001 - raised by the selections that need the load
+            cache.finish_load(error)
         except BaseException:
-            cache.end(RuntimeError("the selector was closed"))
+            cache.finish_load(RuntimeError("the selector was closed"))
             raise
         else:
-            for token in cache.end():
-                self._drop(token)
+            for token in cache.finish_load():
+                self._discard(token)
 
-    def _drop(self, token: Token) -> None:
-        if not any(token.id in cache for cache in self._of(token)):
-            self._known.pop(token.id, None)
+    def _discard(self, token: Token) -> None:
+        if not any(token.id in cache for cache in self._caches_of(token)):
+            self._tokens.pop(token.id, None)
 
-    def _forget_idle(self, now: float) -> None:
+    def _evict_idle(self, now: float) -> None:
         while self._caches:
             wallet, cache = next(iter(self._caches.items()))
-            if now - cache.asked_at < IDLE_S or cache.load is not None or cache.waited_for:
+            if now - cache.last_used_at < IDLE_TIMEOUT_S or cache.load is not None or cache.has_waiters:
                 return
             del self._caches[wallet]
             for token in cache:
-                self._drop(token)
+                self._discard(token)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

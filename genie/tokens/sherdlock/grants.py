@@ -1,8 +1,4 @@
-"""Locks on what is spent: they stay until their lease ends, so that those who have not heard of the spend pass it by.
-
-A session of Genie can have 100,000 requests. A busy replica would have used them up before the first lease ends, and could
-select nothing until then. So beyond a number the oldest are given back: by then the store has told of them long ago.
-"""
+"""Locks on tokens: requesting them in as many requests as needed, and keeping those of spent tokens."""
 
 from __future__ import annotations
 
@@ -14,186 +10,204 @@ from typing import Any, NamedTuple
 
 from genie.errors import ConnectionLost, GenieError, Insufficient, Unavailable
 from genie.tasks import end
-from genie.tokens.sherdlock.holds import Held
-from genie.tokens.sherdlock.locks import EXCLUSIVE_TOKEN, Client, Lock
+from genie.tokens.sherdlock.holds import LockTracker
+from genie.tokens.sherdlock.locks import EXCLUSIVE_TOKEN_PREFIX, Lock, LockClient
 from genie.tokens.token import Token
 
-MOST = 80_000
-"""Of a session's 100,000 requests; the others are for what is held and not spent yet."""
-
-
-class Lingering:
-    """Locks that nobody will give back, and when each ends."""
-
-    __slots__ = ("_locks", "_releases")
-
-    def __init__(self) -> None:
-        self._locks: deque[tuple[float, Lock]] = deque()
-        self._releases: set[asyncio.Task[None]] = set()
-
-    def leave(self, locks: Iterable[Lock], until: float, now: float) -> None:
-        """Their tokens are spent."""
-        self._locks.extend((until, lock) for lock in locks)
-        while self._locks and self._locks[0][0] <= now:
-            self._locks.popleft()
-        while len(self._locks) > MOST:
-            task = asyncio.get_running_loop().create_task(_release(self._locks.popleft()[1]))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
-
-    async def close(self) -> None:
-        """End what goes on in the background."""
-        for task in list(self._releases):
-            await end(task)
-
-
-async def _release(lock: Lock) -> None:
-    with suppress(GenieError):  # it ends by its time
-        await lock.release()
-
-
-# -- Asking Genie for tokens, in as many requests as their names need --------
-
 MAX_NAMES = 10_000
-"""Names in one request, as the protocol has it."""
-MAX_BYTES = 1_000_000
-"""Of names and weights in one request: a line has 1 MiB."""
-SURELY_ONE = 500
-"""So many names fit into one line however long they are."""
-RACES = 5
-"""How often the free part of some names is asked for, while others take of it."""
+"""Resource names in one request: a limit of the protocol."""
+MAX_REQUEST_BYTES = 1_000_000
+"""Bytes of names and weights in one request: a line may have 1 MiB."""
+ALWAYS_FITTING_NAMES = 500
+"""This many names fit into one line whatever their length."""
+MAX_PART_ATTEMPTS = 5
+"""Attempts to lock the free tokens of one request while other clients lock some of them."""
 
 
 class Grants:
-    """Locks on tokens that were given for one transaction. `asked_at` is when the first of them was asked for."""
+    """Locks on tokens that were granted to one transaction. `requested_at`: when the first was requested."""
 
-    __slots__ = ("_held", "amount", "asked_at", "locks", "tokens")
+    __slots__ = ("_tracker", "amount", "locks", "requested_at", "tokens")
 
-    def __init__(self, asked_at: float, held: Held) -> None:
-        self._held = held
-        self.asked_at = asked_at
+    def __init__(self, requested_at: float, tracker: LockTracker) -> None:
+        self._tracker = tracker
+        self.requested_at = requested_at
         self.locks: list[Lock] = []
         self.tokens: list[Token] = []
         self.amount = 0
 
-    def add(self, lock: Lock, asked: dict[str, Token]) -> None:
-        """One more."""
+    def add(self, lock: Lock, requested: dict[str, Token]) -> None:
+        """Add a lock. `requested`: the tokens of its request, by resource."""
         self.locks.append(lock)
         for resource in lock.resources:
-            token = asked[resource]
+            token = requested[resource]
             self.tokens.append(token)
             self.amount += token.amount
 
-    async def give_back(self) -> None:
-        """Release them. What can't be done now goes on in the background, or ends by its time."""
+    async def release(self) -> None:
+        """Release all locks. A lock that can't be released now is retried by the client, or expires."""
         if len(self.locks) == 1:
             await self._release(self.locks[0])
         elif self.locks:
-            await all_of(*(self._release(lock) for lock in self.locks))
+            await gather_shielded(*(self._release(lock) for lock in self.locks))
 
     async def _release(self, lock: Lock) -> None:
-        with suppress(Unavailable, ConnectionLost):  # the client goes on trying; where it is closed, the lease ends it
+        with suppress(Unavailable, ConnectionLost):  # the client retries; if it is closed, the lease expires
             await lock.release()
-            self._held.released(lock.id, [name.removeprefix(EXCLUSIVE_TOKEN) for name in lock.resources])
+            self._tracker.on_released(lock.id, [name.removeprefix(EXCLUSIVE_TOKEN_PREFIX) for name in lock.resources])
 
 
-class Short(NamedTuple):
-    """What tokens came to that did not reach the amount: what was free, and what others held."""
+class Shortfall(NamedTuple):
+    """Amounts of the requested tokens, which did not reach the target: of the free ones, and of those that others hold."""
 
     free: int
     locked: int
 
 
-async def take(
-    client: Client, held: Held, tokens: Sequence[Token], amount: int, transaction: str, lease: float
-) -> Grants | Short:
-    """Lock tokens that reach the amount, the first that are free. If they don't reach it none are held.
+async def acquire(
+    client: LockClient, tracker: LockTracker, tokens: Sequence[Token], amount: int, transaction: str, lease: float
+) -> Grants | Shortfall:
+    """Lock the first free tokens that together reach the amount, or none.
 
-    One request is one step. Where the names need several, what is free of the first is held while the next is asked.
+    One request is atomic. Where the names need several requests, the free tokens of the first are
+    held while the next is made.
     """
-    grants = Grants(asyncio.get_running_loop().time(), held)
-    requests = list(parts(tokens))
+    grants = Grants(asyncio.get_running_loop().time(), tracker)
+    requests = list(split_by_request(tokens))
     free = locked = 0
     try:
         for part in requests:
-            short = await _take_part(client, grants, part, amount, transaction, lease, last=part is requests[-1])
+            short = await _acquire_part(client, grants, part, amount, transaction, lease, last=part is requests[-1])
             if grants.amount >= amount:
                 return grants
             free, locked = free + short.free, locked + short.locked
     except BaseException:
-        await grants.give_back()
+        await grants.release()
         raise
-    await grants.give_back()
-    return Short(free, locked)
+    await grants.release()
+    return Shortfall(free, locked)
 
 
-async def take_all(
-    client: Client, held: Held, tokens: Sequence[Token], transaction: str, lease: float
-) -> Grants | Short:
-    """Lock all of the tokens, or none. They may be worth more than a target can say, so each counts 1."""
-    grants = Grants(asyncio.get_running_loop().time(), held)
+async def acquire_all(
+    client: LockClient, tracker: LockTracker, tokens: Sequence[Token], transaction: str, lease: float
+) -> Grants | Shortfall:
+    """Lock all of the tokens, or none. Each has weight 1: their sum may exceed the largest target."""
+    grants = Grants(asyncio.get_running_loop().time(), tracker)
     try:
-        for part in parts(tokens):
-            asked = {EXCLUSIVE_TOKEN + token.id: token for token in part}
-            lock = await client.acquire_any(list(asked), len(asked), transaction=transaction, transaction_timeout=lease)
-            grants.add(lock, asked)
+        for part in split_by_request(tokens):
+            requested = {EXCLUSIVE_TOKEN_PREFIX + token.id: token for token in part}
+            lock = await client.acquire_any(
+                list(requested), len(requested), transaction=transaction, transaction_timeout=lease
+            )
+            grants.add(lock, requested)
     except Insufficient:
-        await grants.give_back()
-        return Short(0, 0)
+        await grants.release()
+        return Shortfall(0, 0)
     except BaseException:
-        await grants.give_back()
+        await grants.release()
         raise
     return grants
 
 
-async def _take_part(
-    client: Client, grants: Grants, part: Sequence[Token], amount: int, transaction: str, lease: float, *, last: bool
-) -> Short:
-    """Of one request's names take what is missing; if they don't have it and there are more, all that is free of them.
+async def _acquire_part(
+    client: LockClient,
+    grants: Grants,
+    part: Sequence[Token],
+    amount: int,
+    transaction: str,
+    lease: float,
+    *,
+    last: bool,
+) -> Shortfall:
+    """Lock the missing amount from one request's tokens; where it is not there and more requests follow, all free ones.
 
-    Returns what they came to.
+    Returns the amounts that the request came to.
     """
-    asked = {EXCLUSIVE_TOKEN + token.id: token for token in part}
+    requested = {EXCLUSIVE_TOKEN_PREFIX + token.id: token for token in part}
     weights = [token.amount for token in part]
     target = amount - grants.amount
-    short = Short(0, 0)
-    for _ in range(RACES):
+    short = Shortfall(0, 0)
+    for _ in range(MAX_PART_ATTEMPTS):
         try:
             lock = await client.acquire_any(
-                list(asked), target, weights=weights, transaction=transaction, transaction_timeout=lease
+                list(requested), target, weights=weights, transaction=transaction, transaction_timeout=lease
             )
-        except Insufficient as refused:
-            short = Short(int(refused.free), int(refused.locked))
+        except Insufficient as rejected:
+            short = Shortfall(int(rejected.free), int(rejected.locked))
             if last or not short.free:
                 break
             target = short.free
         else:
-            grants.add(lock, asked)
+            grants.add(lock, requested)
             break
     return short
 
 
-def parts(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
-    """Tokens in parts whose names fit into one request."""
-    if len(tokens) <= SURELY_ONE:
+def split_by_request(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
+    """Split tokens into parts whose names fit into one request each."""
+    if len(tokens) <= ALWAYS_FITTING_NAMES:
         yield tokens
         return
-    begin = size = 0
-    for place, token in enumerate(tokens):
-        bytes_ = _size(token)
-        if size + bytes_ > MAX_BYTES or place - begin == MAX_NAMES:
-            yield tokens[begin:place]
-            begin, size = place, 0
-        size += bytes_
-    yield tokens[begin:]
+    start = size = 0
+    for index, token in enumerate(tokens):
+        token_size = _encoded_size(token)
+        if size + token_size > MAX_REQUEST_BYTES or index - start == MAX_NAMES:
+            yield tokens[start:index]
+            start, size = index, 0
+        size += token_size
+    yield tokens[start:]
 
 
-def _size(token: Token) -> int:
+def _encoded_size(token: Token) -> int:
     escaped = token.id.count('"') + token.id.count("\\")
-    return len(token.id.encode(errors="replace")) + escaped + len(EXCLUSIVE_TOKEN) + len(str(token.amount)) + 4
+    return len(token.id.encode(errors="replace")) + escaped + len(EXCLUSIVE_TOKEN_PREFIX) + len(str(token.amount)) + 4
 
 
-async def all_of(*ways: Coroutine[Any, Any, None]) -> None:
-    """Go all the ways to their ends, also if who waits for them is cancelled."""
-    tasks = [asyncio.ensure_future(way) for way in ways]
+async def gather_shielded(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run all coroutines to completion, even if the caller is cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     await asyncio.shield(asyncio.gather(*tasks))
+
+
+# -- locks of spent tokens --------------------------------------------------------------------------------------
+
+MAX_SPENT_LOCKS = 80_000
+"""Locks on spent tokens that are kept. A session may have 100,000 requests; the rest is for tokens
+that are held and not spent yet.
+"""
+
+
+class SpentLocks:
+    """Locks on spent tokens. They stay until they expire, so that replicas that have not read the spend yet skip the tokens.
+
+    A busy replica would reach the limit of requests of a session before the first lock expires.
+    Beyond `MAX_SPENT_LOCKS` the oldest are therefore released: the store's change feed has reported
+    their spends long before.
+    """
+
+    __slots__ = ("_locks", "_releases")
+
+    def __init__(self) -> None:
+        self._locks: deque[tuple[float, Lock]] = deque()
+        """Each with the time at which it expires."""
+        self._releases: set[asyncio.Task[None]] = set()
+
+    def add(self, locks: Iterable[Lock], expires_at: float, now: float) -> None:
+        """Keep the locks of tokens that were spent."""
+        self._locks.extend((expires_at, lock) for lock in locks)
+        while self._locks and self._locks[0][0] <= now:
+            self._locks.popleft()
+        while len(self._locks) > MAX_SPENT_LOCKS:
+            task = asyncio.get_running_loop().create_task(_release_quietly(self._locks.popleft()[1]))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def close(self) -> None:
+        """Cancel the releases in progress."""
+        for task in list(self._releases):
+            await end(task)
+
+
+async def _release_quietly(lock: Lock) -> None:
+    with suppress(GenieError):  # it expires
+        await lock.release()

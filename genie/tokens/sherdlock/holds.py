@@ -1,4 +1,8 @@
-"""Which tokens are held: by others, as Genie tells, and by this selector itself."""
+"""Which tokens are held: by this selector, and by others as far as Genie reports it.
+
+`LockTracker` combines two sources: the reservations that this selector has made, and the lock
+events of a watch on all token locks. `LockSubscription` opens that watch only while it pays off.
+"""
 
 from __future__ import annotations
 
@@ -11,293 +15,301 @@ from typing import NamedTuple
 from genie.errors import GenieError
 from genie.tasks import closing, end
 from genie.tokens.sherdlock.background import Attempts, again_and_again
-from genie.tokens.sherdlock.locks import TOKEN, Client
+from genie.tokens.sherdlock.locks import TOKEN_PREFIX, LockClient
 
-BELIEVED_LEASES = 2
-"""For so many leases it is believed that a token is held. Where very much is held Genie does not tell all that is, nor
-all that is not any more.
+TRUSTED_LEASES = 2
+"""Leases after which an observed lock counts as ended, in case its end was missed: where very many
+locks are held a watch reports neither all of them nor all that end.
 """
-MAX_RELEASED = 10_000
-"""Locks released here of which `Held` remembers that their `unlocked` is still to come. Genie lets no more messages than
-that wait for one watcher.
+MAX_RELEASED_LOCKS = 10_000
+"""Locks released here whose `unlocked` event is still expected. Genie buffers no more messages than
+that for one watcher.
 """
 
 
-class Hold:
-    """Tokens that this selector holds, or is asking for, for a transaction.
+class Reservation:
+    """Tokens that this selector holds, or has requested, for a transaction.
 
-    `until` is when it ends by itself, at the earliest: from then on it is only what Genie tells that counts.
+    `expires_at` is the earliest time at which its locks expire (event-loop seconds; infinite until
+    Genie has granted them). After that only what Genie reports counts.
     """
 
-    __slots__ = ("ids", "lasting", "transaction", "until")
+    __slots__ = ("expires_at", "ids", "runs_to_expiry", "transaction")
 
     def __init__(self, transaction: str, ids: Iterable[str]) -> None:
         self.transaction = transaction
         self.ids = set(ids)
-        self.until = inf
-        self.lasting = False
-        """Nobody will give it back."""
+        self.expires_at = inf
+        self.runs_to_expiry = False
+        """Whether its locks are never released, and end only when they expire."""
 
     @property
-    def asking(self) -> bool:
-        """Whether Genie has not answered yet."""
-        return self.until == inf
+    def pending(self) -> bool:
+        """Whether Genie has not replied yet."""
+        return self.expires_at == inf
 
 
-class Other(NamedTuple):
-    """A lock that Genie has told of, and when that was."""
+class ObservedLock(NamedTuple):
+    """A lock that the watch has reported, and when."""
 
-    lock: int
+    id: int
     transaction: str | None
-    told_at: float
+    observed_at: float
 
 
-class Held:
-    """`lease` (seconds) is what holds last. `freed` is told the id of each token that nobody holds any more, as far as is
-    known.
+class LockTracker:
+    """The holders of all tokens, as far as this selector knows them. `lease` is in seconds.
+
+    `on_free` is called with the id of each token that becomes free.
     """
 
-    __slots__ = ("_also", "_believed_s", "_freed", "_lasting", "_released", "mine", "others")
+    __slots__ = ("_duplicates", "_released", "_to_expire", "_trusted_s", "observed", "on_free", "reservations")
 
-    def __init__(self, lease: float, freed: Callable[[str], None]) -> None:
-        self._believed_s = BELIEVED_LEASES * lease
-        self._freed = freed
-        self.mine: dict[str, Hold] = {}
-        """By token. One whose time is over may still be here."""
-        self.others: dict[str, Other] = {}
-        """By token: the lock that Genie has told of. This selector's own are among them."""
-        self._also: dict[str, list[Other]] = {}
-        """More locks on the same token: one transaction can hold it twice."""
-        self._lasting: deque[Hold] = deque()
-        """Holds that nobody will give back."""
+    def __init__(self, lease: float) -> None:
+        self._trusted_s = TRUSTED_LEASES * lease
+        self.on_free: Callable[[str], object] = _ignore
+        self.reservations: dict[str, Reservation] = {}
+        """By token id. May contain expired ones."""
+        self.observed: dict[str, ObservedLock] = {}
+        """By token id: the lock that the watch has reported. Includes this selector's own locks."""
+        self._duplicates: dict[str, list[ObservedLock]] = {}
+        """Further locks on the same token: one transaction can lock it twice."""
+        self._to_expire: deque[Reservation] = deque()
+        """Reservations with `runs_to_expiry`."""
         self._released: dict[int, None] = {}
-        """Ids of locks that were released here, the oldest first, until their `unlocked` has come."""
+        """Ids of locks released here whose `unlocked` event is still expected, oldest first."""
 
-    # -- who may have a token -------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------
 
-    def here(self, id: str, now: float) -> Hold | None:
-        """The hold that this selector has on a token."""
-        hold = self.mine.get(id)
-        return None if hold is None or hold.until <= now else hold
+    def local_reservation(self, id: str, now: float) -> Reservation | None:
+        """Return this selector's unexpired reservation of a token."""
+        reservation = self.reservations.get(id)
+        return None if reservation is None or reservation.expires_at <= now else reservation
 
-    def selected(self, ids: Iterable[str], now: float) -> bool:
-        """Whether somebody here holds any of these tokens and may still give them back."""
-        return any((hold := self.here(id, now)) is not None and not hold.lasting for id in ids)
+    def any_releasable(self, ids: Iterable[str], now: float) -> bool:
+        """Whether a reservation here that may still be released has any of these tokens."""
+        return any(
+            (reservation := self.local_reservation(id, now)) is not None and not reservation.runs_to_expiry
+            for id in ids
+        )
 
-    def elsewhere(self, id: str, now: float) -> Other | None:
-        """The lock on a token that Genie has told of. What it told long ago it may have untold when nobody listened."""
-        other = self.others.get(id)
-        return None if other is None or now - other.told_at > self._believed_s else other
+    def observed_lock(self, id: str, now: float) -> ObservedLock | None:
+        """Return the lock that the watch has reported for a token, unless the report is out of date."""
+        lock = self.observed.get(id)
+        return None if lock is None or now - lock.observed_at > self._trusted_s else lock
 
-    def by_another(self, id: str, transaction: str, now: float) -> bool:
-        """Whether another transaction holds a token, as Genie has told."""
-        other = self.elsewhere(id, now)
-        return other is not None and other.transaction != transaction
+    def held_by_other(self, id: str, transaction: str, now: float) -> bool:
+        """Whether the watch has reported that another transaction holds a token."""
+        lock = self.observed_lock(id, now)
+        return lock is not None and lock.transaction != transaction
 
-    def anybody(self, id: str, now: float) -> bool:
-        """Whether a token is held."""
-        return self.elsewhere(id, now) is not None or self.here(id, now) is not None
+    def is_held(self, id: str, now: float) -> bool:
+        """Whether any transaction holds a token."""
+        return self.observed_lock(id, now) is not None or self.local_reservation(id, now) is not None
 
-    # -- this selector's own --------------------------------------------------------------------------------
+    # -- this selector's reservations ------------------------------------------------------------------------
 
-    def take(self, hold: Hold) -> None:
-        """Its tokens are not to be had by anybody else here."""
-        for id in hold.ids:
-            self.mine[id] = hold
+    def reserve(self, reservation: Reservation) -> None:
+        """Make the tokens of a reservation unavailable to other selections here."""
+        for id in reservation.ids:
+            self.reservations[id] = reservation
 
-    def keep(self, hold: Hold, ids: Iterable[str]) -> None:
-        """Of what was asked for it is these that were given."""
-        kept = set(ids)
-        for id in hold.ids - kept:
-            if self.mine.get(id) is hold:
-                del self.mine[id]  # somebody else's, so nobody is told that it is free
-        hold.ids = kept
-        self.take(hold)
+    def narrow(self, reservation: Reservation, granted: Iterable[str]) -> None:
+        """Replace the tokens of a reservation by those that Genie has granted."""
+        ids = set(granted)
+        for id in reservation.ids - ids:
+            if self.reservations.get(id) is reservation:
+                del self.reservations[id]  # not granted because another client holds it: not free
+        reservation.ids = ids
+        self.reserve(reservation)
 
-    def drop(self, hold: Hold) -> None:
-        """Its tokens may be had again."""
-        for id in hold.ids:
-            if self.mine.get(id) is hold:
-                del self.mine[id]
-                if id not in self.others:
-                    self._freed(id)
+    def drop(self, reservation: Reservation) -> None:
+        """Remove a reservation, and report those of its tokens that are free."""
+        for id in reservation.ids:
+            if self.reservations.get(id) is reservation:
+                del self.reservations[id]
+                if id not in self.observed:
+                    self.on_free(id)
 
-    def leave(self, hold: Hold, now: float) -> None:
-        """Nobody will give it back: it ends when its time is over."""
-        if not hold.lasting:
-            hold.lasting = True
-            self._lasting.append(hold)
-        while self._lasting and self._lasting[0].until <= now:
-            self.drop(self._lasting.popleft())
+    def keep_until_expiry(self, reservation: Reservation, now: float) -> None:
+        """Keep a reservation that is never released until it expires; drop those that have expired."""
+        if not reservation.runs_to_expiry:
+            reservation.runs_to_expiry = True
+            self._to_expire.append(reservation)
+        while self._to_expire and self._to_expire[0].expires_at <= now:
+            self.drop(self._to_expire.popleft())
 
-    def released(self, lock: int, ids: Iterable[str]) -> None:
+    def on_released(self, lock: int, ids: Iterable[str]) -> None:
         """Genie has confirmed the release of one of this selector's locks, on these tokens.
 
-        The watch sends the events of a lock some milliseconds later than the answers to its owner. So whatever it still
-        sends of this lock is out of date.
+        Events of a lock reach the watch some milliseconds after the replies to its owner. Events of
+        this lock that still arrive are therefore out of date and ignored.
         """
         self._released[lock] = None
-        if len(self._released) > MAX_RELEASED:
+        if len(self._released) > MAX_RELEASED_LOCKS:
             del self._released[next(iter(self._released))]
         for id in ids:
             self._remove(id, lock)
 
-    # -- what Genie tells -----------------------------------------------------------------------------------
+    # -- events of the watch ---------------------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """Nothing is heard any more, or all from the beginning."""
-        self.others.clear()
-        self._also.clear()
+    def clear_observed(self) -> None:
+        """Discard what the watch has reported: it has ended, or starts with a new snapshot."""
+        self.observed.clear()
+        self._duplicates.clear()
 
-    def locked(self, id: str, lock: int, transaction: str | None, now: float) -> None:
-        """A token is locked."""
+    def on_locked(self, id: str, lock: int, transaction: str | None, now: float) -> None:
+        """A token was locked."""
         if lock in self._released:
             return
-        new = Other(lock, transaction, now)
-        if id in self.others:
-            self._also.setdefault(id, []).append(new)
+        new = ObservedLock(lock, transaction, now)
+        if id in self.observed:
+            self._duplicates.setdefault(id, []).append(new)
         else:
-            self.others[id] = new
+            self.observed[id] = new
 
-    def unlocked(self, id: str, lock: int) -> None:
+    def on_unlocked(self, id: str, lock: int) -> None:
         """One lock on a token has ended."""
         self._released.pop(lock, None)
         self._remove(id, lock)
-        if id not in self.others:
-            self._freed(id)
-
-    # -- inside ---------------------------------------------------------------------------------------------
+        if id not in self.observed:
+            self.on_free(id)
 
     def _remove(self, id: str, lock: int) -> None:
-        """Remove a lock on a token from those that Genie has told of, if it is among them."""
-        if id in self._also:
-            left = [other for other in (self.others[id], *self._also.pop(id)) if other.lock != lock]
-            self.others[id] = left[0]
-            if len(left) > 1:
-                self._also[id] = left[1:]
-        elif id in self.others and self.others[id].lock == lock:
-            del self.others[id]
+        """Remove a lock on a token from the observed ones, if it is among them."""
+        if id in self._duplicates:
+            rest = [other for other in (self.observed[id], *self._duplicates.pop(id)) if other.id != lock]
+            self.observed[id] = rest[0]
+            if len(rest) > 1:
+                self._duplicates[id] = rest[1:]
+        elif id in self.observed and self.observed[id].id == lock:
+            del self.observed[id]
 
 
-# -- Listening to Genie about who holds which tokens: while it costs little, or is of use --------
-
-LOOK_S = 1.0
-"""How often it is looked whether it should go on."""
-FEW_PER_S = 500.0
-"""So many changes cost next to nothing to hear: some milliseconds in each second."""
-PAUSE_S = 30.0
-"""Where there were more, and it was of no use, it is tried again after this."""
-LINGERS_S = 5.0
-"""It goes on for so long after it was last of use."""
-WEIGHT = 0.05
-"""Of one ask in the average of the last ones."""
-MUCH = 0.2
-"""Of the last asks, the part that fails without listening, from which on it is worth while: a failed ask costs one round
-trip more."""
-LITTLE = 0.05
-"""And from which on it is not any more."""
-
-_PREFIX = len(TOKEN)
+def _ignore(_id: str) -> None:
+    pass
 
 
-class Watching:
-    """Tells `held` what is heard. `heard` is called when it has been told all that is held at the beginning."""
+# -- the adaptive subscription --------------------------------------------------------------------------------
 
-    def __init__(self, client: Client, held: Held, heard: Callable[[], None]) -> None:
+CHECK_INTERVAL_S = 1.0
+"""How often it is decided whether to stay subscribed."""
+CHEAP_EVENTS_PER_S = 500.0
+"""Rate of lock events below which a subscription costs next to nothing: some milliseconds a second."""
+RESUBSCRIBE_AFTER_S = 30.0
+"""Pause after a subscription that was expensive and of no use."""
+KEEP_AFTER_USE_S = 5.0
+"""How long a subscription is kept after it was last of use."""
+AVERAGE_WEIGHT = 0.05
+"""Weight of one request in the moving average of contended requests."""
+SUBSCRIBE_ABOVE = 0.2
+"""Part of contended requests from which on a subscription pays off: a failed request costs one more
+round trip.
+"""
+UNSUBSCRIBE_BELOW = 0.05
+"""Part of contended requests below which a subscription no longer pays off."""
+
+_PREFIX_LENGTH = len(TOKEN_PREFIX)
+
+
+class LockSubscription:
+    """Watches the locks of all tokens and updates a `LockTracker`, while that pays off.
+
+    It is open at the start, while `with subscription:` blocks wait for tokens of others, while many
+    requests are contended, and where there are few events. `on_snapshot` is called when the tracker
+    has received all locks that existed when the watch began.
+    """
+
+    def __init__(self, client: LockClient, tracker: LockTracker, on_snapshot: Callable[[], None]) -> None:
         self._client = client
-        self._held = held
-        self._heard = heard
-        self._strain = 0.0
+        self._tracker = tracker
+        self._on_snapshot = on_snapshot
+        self._contention = 0.0
+        """Moving average of contended requests, 0 to 1."""
         self._needed_at = -inf
-        self._waiting = 0
-        self._changes = 0
-        """Heard since it was looked last."""
+        self._waiters = 0
+        self._events = 0
+        """Events since the last check."""
         self._watch: asyncio.Task[None] | None = None
-        self._check: asyncio.TimerHandle | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Subscribe, unless that has been done."""
         loop = asyncio.get_running_loop()
         if self._watch is None and not self._closed:
-            if self._check is not None:
-                self._check.cancel()
-            self._watch = loop.create_task(again_and_again("watching the locks of tokens", self._follow))
-            self._check = loop.call_later(LOOK_S, self._look)
+            if self._check_timer is not None:
+                self._check_timer.cancel()
+            self._watch = loop.create_task(again_and_again("watching the locks of tokens", self._run_watch))
+            self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check)
 
-    def asked(self, *, strained: bool) -> None:
-        """Somebody has asked Genie for tokens; `strained`: without listening, spares are, or would be, too few."""
-        self._strain += WEIGHT * (strained - self._strain)
-        if strained and self._strain > MUCH:
-            self._listen()
-
-    @property
-    def somebody_waits(self) -> bool:
-        """Whether anybody waits for what others hold."""
-        return self._waiting > 0
+    def record_request(self, *, contended: bool) -> None:
+        """Record a request for tokens; `contended`: without a subscription it has, or would have, too few spares."""
+        self._contention += AVERAGE_WEIGHT * (contended - self._contention)
+        if contended and self._contention > SUBSCRIBE_ABOVE:
+            self._require()
 
     def __enter__(self) -> None:
-        """Somebody waits from here on."""
-        self._waiting += 1
-        self._listen()
+        """Stay subscribed while the block waits for tokens that others hold."""
+        self._waiters += 1
+        self._require()
 
     def __exit__(self, *_: object) -> None:
-        self._waiting -= 1
+        self._waiters -= 1
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Unsubscribe for good."""
         self._closed = True
-        self._end()
-        for task in list(self._ending):
+        self._unsubscribe()
+        for task in list(self._closing):
             await end(task)
 
-    # -- inside ---------------------------------------------------------------------------------------------
-
-    def _listen(self) -> None:
+    def _require(self) -> None:
         self._needed_at = asyncio.get_running_loop().time()
         self.start()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         loop = asyncio.get_running_loop()
-        few, self._changes = self._changes <= FEW_PER_S * LOOK_S, 0
-        if few or self._waiting or self._strain > LITTLE or loop.time() - self._needed_at < LINGERS_S:
-            self._check = loop.call_later(LOOK_S, self._look)
+        cheap, self._events = self._events <= CHEAP_EVENTS_PER_S * CHECK_INTERVAL_S, 0
+        recently_needed = loop.time() - self._needed_at < KEEP_AFTER_USE_S
+        if cheap or self._waiters or self._contention > UNSUBSCRIBE_BELOW or recently_needed:
+            self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check)
         else:
-            self._end()
-            self._check = loop.call_later(PAUSE_S, self.start)
+            self._unsubscribe()
+            self._check_timer = loop.call_later(RESUBSCRIBE_AFTER_S, self.start)
 
-    def _end(self) -> None:
+    def _unsubscribe(self) -> None:
         watch, self._watch = self._watch, None
-        if self._check is not None:
-            self._check.cancel()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         if watch is not None:
-            self._ending.add(watch)
-            watch.add_done_callback(self._ending.discard)
+            self._closing.add(watch)
+            watch.add_done_callback(self._closing.discard)
             watch.cancel()
-            self._held.forget()
+            self._tracker.clear_observed()
 
-    async def _follow(self, attempts: Attempts) -> None:
-        held, loop = self._held, asyncio.get_running_loop()
-        held.forget()
-        async with closing(self._client.watch(TOKEN)) as changes:
-            begin = loop.create_task(self._begin(attempts))
+    async def _run_watch(self, attempts: Attempts) -> None:
+        tracker, loop = self._tracker, asyncio.get_running_loop()
+        tracker.clear_observed()
+        async with closing(self._client.watch(TOKEN_PREFIX)) as changes:
+            snapshot = loop.create_task(self._await_snapshot(attempts))
             try:
                 async for change in changes:
-                    self._changes += 1
+                    self._events += 1
                     if change.state == "locked":
-                        held.locked(change.resource[_PREFIX:], change.id, change.transaction, loop.time())
+                        tracker.on_locked(change.resource[_PREFIX_LENGTH:], change.id, change.transaction, loop.time())
                     else:
-                        held.unlocked(change.resource[_PREFIX:], change.id)
+                        tracker.on_unlocked(change.resource[_PREFIX_LENGTH:], change.id)
             finally:
-                await end(begin)
+                await end(snapshot)
 
-    async def _begin(self, attempts: Attempts) -> None:
-        """The answer to a ping comes behind what is told at the beginning."""
+    async def _await_snapshot(self, attempts: Attempts) -> None:
+        """Ping the server: its reply follows the locks that existed when the watch began."""
         try:
             await self._client.ping()
             attempts.worked()
         except GenieError:
-            pass  # those who wait look for themselves, this once
-        self._changes = 0  # what there was at the beginning is told once
-        self._heard()
+            pass  # the waiters try their luck once
+        self._events = 0  # the snapshot does not count into the rate
+        self._on_snapshot()

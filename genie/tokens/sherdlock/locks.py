@@ -1,46 +1,46 @@
-"""What is asked of a Genie client, as far as tokens are concerned: `genie.Client` can do it."""
+"""The part of a Genie client that token selection uses, as protocols: `genie.Client` implements them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-TOKEN = "token/"  # noqa: S105 - the prefix of a name
-"""What the names of tokens' locks begin with."""
-EXCLUSIVE_TOKEN = f"exclusive:{TOKEN}"
+TOKEN_PREFIX = "token/"  # noqa: S105 - a prefix of resource names
+"""Prefix of the resource names of tokens."""
+EXCLUSIVE_TOKEN_PREFIX = f"exclusive:{TOKEN_PREFIX}"
 
 
 class Event(Protocol):
     """`asyncio.Event`, read only."""
 
     def is_set(self) -> bool:
-        """Whether it has happened."""
+        """Whether the event is set."""
 
 
 class Lock(Protocol):
-    """A lock that was granted."""
+    """A granted lock."""
 
     @property
     def id(self) -> int:
-        """The server's number for it."""
+        """The id that the server has given it."""
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """What it holds."""
+        """The resources that it holds, with their modes."""
 
     @property
     def lost(self) -> Event:
         """Set when it ended without `release`."""
 
     async def release(self) -> None:
-        """Give it back; what can't be done at once goes on in the background."""
+        """Release it. If the server can't be reached the client retries in the background."""
 
     async def extend(self, seconds: float) -> None:
-        """Let it end that many seconds from now; LockLost where it has ended."""
+        """Let it expire that many seconds from now. LockLost if it has ended."""
 
 
 class LockChange(Protocol):
-    """A lock on one name was taken or given back."""
+    """A lock on one resource was granted or has ended."""
 
     @property
     def resource(self) -> str:
@@ -52,15 +52,15 @@ class LockChange(Protocol):
 
     @property
     def id(self) -> int:
-        """The lock's."""
+        """The id of the lock."""
 
     @property
     def transaction(self) -> str | None:
-        """Whose it is."""
+        """The transaction that owns it."""
 
 
-class Client(Protocol):
-    """What a selector asks of Genie."""
+class LockClient(Protocol):
+    """The calls that a selector makes."""
 
     async def acquire_any(
         self,
@@ -71,13 +71,11 @@ class Client(Protocol):
         transaction: str | None = None,
         transaction_timeout: float = 10.0,
     ) -> Lock:
-        """Lock in one step, in the order given, what is free until the weights reach the target; Insufficient.
+        """Lock free resources atomically, in the order given, until their weights reach the target.
 
-        Weights and the target are integers from 1 to 2^63-1, and are never rounded. Without `weights` each counts 1.
+        Insufficient if they don't reach it. Weights and the target are integers from 1 to 2^63-1.
+        Without `weights` each resource has weight 1.
         """
-
-    async def acquire(self, *resources: str, transaction: str | None = None, transaction_timeout: float = 10.0) -> Lock:
-        """Lock all of them."""
 
     async def release(self, id: int) -> str:
         """End a lock by its id."""
@@ -86,4 +84,4 @@ class Client(Protocol):
         """Return when the server has answered."""
 
     def watch(self, prefix: str) -> AsyncIterator[LockChange]:
-        """What is held on names that begin so, and then every change."""
+        """Iterate over the locks held on names with this prefix, then over every change."""

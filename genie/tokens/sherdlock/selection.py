@@ -1,155 +1,159 @@
-"""What `SherdlockSelector` selects, and how it is written down for another process."""
+"""The selections of `SherdlockSelector`, and their checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from genie.errors import GenieError, LockLost
 from genie.tokens.errors import SelectionEnded, SpentAlready
 from genie.tokens.guard import Guard
 from genie.tokens.selection import Selection, State, read_checkpoint
-from genie.tokens.sherdlock.grants import Grants, Lingering, all_of
-from genie.tokens.sherdlock.holds import Held, Hold, Watching
-from genie.tokens.sherdlock.locks import Client
+from genie.tokens.sherdlock.cache import WalletCaches
+from genie.tokens.sherdlock.grants import Grants, SpentLocks, gather_shielded
+from genie.tokens.sherdlock.holds import LockSubscription, LockTracker, Reservation
+from genie.tokens.sherdlock.locks import LockClient
 from genie.tokens.store import TokenStore
 from genie.tokens.token import Token
 
 
-class Keeper(Protocol):
-    """What a selection asks of its selector."""
+@dataclass(frozen=True, slots=True)
+class SelectorContext:
+    """The parts of a selector that its searches and its selections share. `lease` is in seconds."""
 
-    client: Client
+    client: LockClient
     store: TokenStore
-    lease: float
     guard: Guard
-    tokens_held: Held
-    watching: Watching
-    lingering: Lingering
+    lease: float
+    tracker: LockTracker
+    caches: WalletCaches
+    subscription: LockSubscription
+    spent_locks: SpentLocks
 
     def now(self) -> float:
-        """The event loop's time."""
-
-    def dropped(self, hold: Hold) -> None:
-        """The tokens are held no longer."""
-
-    def left(self, hold: Hold) -> None:
-        """Nobody will give the tokens back: they stay held until their time is over."""
-
-    def spent(self, ids: Sequence[str]) -> None:
-        """The tokens are no part of any wallet any more."""
-
-    def expect(self, outputs: Sequence[Token]) -> list[Token]:
-        """These are about to be issued: see if they are spent at once."""
-
-    def issued(self, expected: Sequence[Token]) -> None:
-        """They are issued."""
-
-    def expect_no_more(self, expected: Sequence[Token]) -> None:
-        """They were issued or not, or nobody knows."""
+        """Return the event loop's time in seconds. RuntimeError in another thread."""
+        return self.guard.time()
 
 
 class SherdlockSelection(Selection):
-    """Tokens that are held in Genie, until they are spent or released, or their time is over.
+    """Tokens that are locked in Genie until they are spent or released, or their lease expires.
 
-    `earlier` are locks on the same tokens from before they were restored.
+    `earlier_locks` are ids of locks on the same tokens from before a `restore`.
     """
 
-    __slots__ = ("_earlier", "_grants", "_hold", "_keeper")
+    __slots__ = ("_context", "_earlier_locks", "_grants", "_reservation")
 
-    def __init__(self, keeper: Keeper, grants: Grants, hold: Hold, asked: int, earlier: Sequence[int] = ()) -> None:
-        super().__init__(keeper.store, grants.tokens, asked, hold.transaction, keeper.guard)
-        self._keeper = keeper
+    def __init__(
+        self,
+        context: SelectorContext,
+        grants: Grants,
+        reservation: Reservation,
+        asked: int,
+        earlier_locks: Sequence[int] = (),
+    ) -> None:
+        super().__init__(context.store, grants.tokens, asked, reservation.transaction, context.guard)
+        self._context = context
         self._grants = grants
-        self._hold = hold
-        self._earlier = tuple(earlier)
+        self._reservation = reservation
+        self._earlier_locks = tuple(earlier_locks)
 
     @property
     def held(self) -> bool:
-        """Whether the tokens are still this selection's: its time is not over, and nobody has released its locks."""
+        """Whether this selection still holds the tokens: its lease has not expired, and none of its locks was lost."""
         return (
             self._state in (State.HELD, State.SPENDING)
-            and self._hold.until > self._keeper.now()
+            and self._reservation.expires_at > self._context.now()
             and not any(lock.lost.is_set() for lock in self._grants.locks)
         )
 
     def checkpoint(self) -> dict[str, Any]:
-        """Plain data (what JSON can say) by which `restore` holds these tokens again.
+        """Return JSON-compatible data by which `selector.restore` holds these tokens again.
 
-        SelectionEnded, where they are not held any more.
+        SelectionEnded if they are not held any more.
         """
         if not self.held:
-            raise SelectionEnded(f"the selection of {self.transaction!r} holds nothing any more that could be restored")
+            raise SelectionEnded(f"the selection of {self.transaction!r} has ended: there is nothing to restore")
         return {
             "transaction": self.transaction,
             "asked": self.asked,
             "tokens": [token.plain() for token in self.tokens],
-            "locks": [*self._earlier, *(lock.id for lock in self._grants.locks)],
+            "locks": [*self._earlier_locks, *(lock.id for lock in self._grants.locks)],
         }
 
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
         """Spend the tokens and issue `outputs`, all or nothing; see `Selection.spend`.
 
-        What others turn out to have spent is not selected any more.
+        Tokens that turn out to be spent are removed from the wallet's cache.
         """
         self._guard.check()
-        first = self._state is State.HELD and not self._earlier
-        expected = self._keeper.expect(outputs)
+        caches = self._context.caches
+        is_first = self._state is State.HELD and not self._earlier_locks
+        expected = caches.expect(outputs)
         try:
             await super().spend(outputs)
         except SpentAlready as error:
-            self._keeper.spent(error.ids)
+            self._remove_spent(error.ids)
             raise
         except BaseException:
             if self._state is State.SPENDING:
-                self._keeper.left(self._hold)
+                self._keep_until_expiry()
             raise
         else:
-            if first:  # else they may have been issued long ago, and be spent by now
-                self._keeper.issued(expected)
+            if is_first:  # else an earlier spend may have issued the outputs, and they may be spent since
+                caches.on_issued(expected)
         finally:
-            self._keeper.expect_no_more(expected)
+            caches.stop_expecting(expected)
 
     async def _prepare_spend(self) -> None:
-        """The locks must outlive the spend: from half of the lease on it begins anew."""
-        keeper = self._keeper
+        """Extend the locks if less than half of the lease is left: they must outlive the spend."""
+        context = self._context
         if not self.held:
-            raise SelectionEnded(f"the selection of {self.transaction!r} is over: others may hold its tokens by now")
-        if self._hold.until - keeper.now() >= keeper.lease / 2:
+            raise SelectionEnded(
+                f"the selection of {self.transaction!r} has ended: other transactions may hold its tokens"
+            )
+        now = context.now()
+        if self._reservation.expires_at - now >= context.lease / 2:
             return
-        now = keeper.now()
         try:
             for lock in self._grants.locks:
-                await lock.extend(keeper.lease)
+                await lock.extend(context.lease)
         except LockLost as lost:
-            raise SelectionEnded(f"the selection of {self.transaction!r} is over: {lost}") from lost
-        self._hold.until = now + keeper.lease
+            raise SelectionEnded(f"the selection of {self.transaction!r} has ended: {lost}") from lost
+        self._reservation.expires_at = now + context.lease
 
-    def _spent(self) -> None:
-        self._keeper.left(self._hold)
-        self._keeper.lingering.leave(self._grants.locks, self._hold.until, self._keeper.now())
-        self._keeper.spent([token.id for token in self.tokens])
+    def _on_spent(self) -> None:
+        self._keep_until_expiry()
+        context = self._context
+        context.spent_locks.add(self._grants.locks, self._reservation.expires_at, context.now())
+        self._remove_spent([token.id for token in self.tokens])
 
-    async def _give_back(self) -> None:
+    def _keep_until_expiry(self) -> None:
+        self._context.tracker.keep_until_expiry(self._reservation, self._context.now())
+
+    def _remove_spent(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            self._context.caches.on_spent(id)
+
+    async def _release(self) -> None:
         try:
-            if self._earlier:
-                await all_of(self._grants.give_back(), *(self._release(id) for id in self._earlier))
+            if self._earlier_locks:
+                await gather_shielded(self._grants.release(), *map(self._release_earlier, self._earlier_locks))
             else:
-                await self._grants.give_back()
+                await self._grants.release()
         finally:
-            self._keeper.dropped(self._hold)
+            self._context.tracker.drop(self._reservation)
 
-    async def _release(self, id: int) -> None:
-        with suppress(GenieError):  # it may have ended long ago, and ends by its time
-            await self._keeper.client.release(id)
-            self._keeper.tokens_held.released(id, [token.id for token in self.tokens])
+    async def _release_earlier(self, lock: int) -> None:
+        with suppress(GenieError):  # it may have ended, and else expires
+            await self._context.client.release(lock)
+            self._context.tracker.on_released(lock, [token.id for token in self.tokens])
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What `SherdlockSelection.checkpoint` has written down."""
+    """The parsed data of `SherdlockSelection.checkpoint`. `locks` are ids."""
 
     transaction: str
     asked: int
@@ -158,5 +162,5 @@ class Checkpoint:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Checkpoint:
-        """Read it."""
+        """Parse the data. ValueError if it is not a checkpoint."""
         return cls(*read_checkpoint(data), list(data.get("locks", ())))

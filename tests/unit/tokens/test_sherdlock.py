@@ -126,7 +126,7 @@ async def test_change_that_others_have_spent_before_it_is_heard_of_is_not_select
         await settle()
         async with await selector.select(1, transaction="tx", **ALICE) as selection:
             await selection.spend(outputs=[token("change", 9)])
-        assert selector._wallets._known == {}
+        assert selector._context.caches._tokens == {}
         with pytest.raises(InsufficientFunds):
             await selector.select(1, transaction="tx2", **ALICE)
 
@@ -334,7 +334,7 @@ async def test_what_was_told_to_be_held_long_ago_is_tried_again():
         genie.hushed = True
         genie.end(lock)
         await asyncio.sleep(121)
-        assert len(selector.tokens_held.others) == 10
+        assert len(selector._context.tracker.observed) == 10
         await selector.select(5, transaction="tx", **ALICE)
         assert asyncio.get_running_loop().time() == 121
 
@@ -379,7 +379,7 @@ async def test_nobody_listens_where_much_happens_and_spares_are_enough():
         for number in range(100):
             await (await selector.select(5, transaction=f"tx{number}", **ALICE)).release()
         assert genie.listeners == 0
-        assert selector.tokens_held.others == {}
+        assert selector._context.tracker.observed == {}
         await asyncio.sleep(60)
         assert genie.listeners == 1
 
@@ -408,7 +408,7 @@ async def test_where_spares_are_too_few_it_is_listened_until_that_is_over():
         await select_some(200)
         await bustle(genie, 1.5)
         assert genie.listeners == 0
-        assert selector.tokens_held.others == {}
+        assert selector._context.tracker.observed == {}
 
 
 @virtual
@@ -634,7 +634,7 @@ async def test_a_limit_that_is_missed_by_a_collision_is_kept_by_the_next_try():
     store = store_of([*tokens(2, 5, "five"), *tokens(3, 10, "ten")])
     genie.take("ten0")
     async with SherdlockSelector(genie, store) as selector:
-        await selector.watching.close()  # nobody tells
+        await selector._context.subscription.close()  # nobody tells
         for number in range(30):
             async with await selector.select(20, transaction=f"tx{number}", limit=2, **ALICE) as selection:
                 assert {each.id for each in selection.tokens} == {"ten1", "ten2"}
@@ -741,7 +741,7 @@ async def test_a_cache_is_read_again_when_it_is_old_and_the_feed_is_away():
         await selector.select(1, transaction="notices", **ALICE)
         await settle()
         assert store.reads == 2
-        assert gone not in selector._wallets._known
+        assert gone not in selector._context.caches._tokens
 
 
 @virtual
@@ -782,8 +782,8 @@ async def test_wallets_that_nobody_uses_are_forgotten():
         for number in range(20):
             await selector.select(1, transaction=f"tx{number}", owner=f"o{number}", **GBP)
             await asyncio.sleep(100)
-        assert len(selector._wallets._caches) <= 7
-        assert len(selector._wallets._known) <= 7
+        assert len(selector._context.caches._caches) <= 7
+        assert len(selector._context.caches._tokens) <= 7
 
 
 # -- ends ---------------------------------------------------------------------------------------------------
@@ -806,7 +806,7 @@ async def test_cancelled_at_any_moment_nothing_stays_held():
                 await result.release()
             await asyncio.sleep(1)
             assert genie.tokens_held == ({"t1"} if lock else set())
-            assert selector.tokens_held.mine == {}
+            assert selector._context.tracker.reservations == {}
 
 
 @virtual
@@ -907,7 +907,7 @@ async def test_what_others_have_spent_without_holding_it_is_not_selected_again()
                 del store.held["t0"]
                 await selection.spend()
         assert genie.tokens_held == set()
-        assert set(selector._wallets._known) == {"t1", "t2"}
+        assert set(selector._context.caches._tokens) == {"t1", "t2"}
         async with await selector.select(2, transaction="tx2", **ALICE) as selection:
             assert {each.id for each in selection.tokens} == {"t1", "t2"}
             await selection.spend()
@@ -934,7 +934,7 @@ async def test_tokens_of_which_nobody_knows_if_they_are_spent_stay_held_until_th
         await asyncio.sleep(101)
         spent = set(store.spent)
         await (await selector.select(2, transaction="tx3", **ALICE)).spend()
-        assert set(selector.tokens_held.mine).isdisjoint(spent)
+        assert set(selector._context.tracker.reservations).isdisjoint(spent)
 
 
 @virtual
@@ -1019,7 +1019,7 @@ async def test_a_checkpoint_holds_the_same_tokens_again_in_another_replica():
     async with SherdlockSelector(genie, store) as one, SherdlockSelector(genie, store) as other:
         selection = await one.select(7, transaction="tx", **ALICE)
         data = selection.checkpoint()
-        with pytest.raises(SelectionEnded, match="here already"):
+        with pytest.raises(SelectionEnded, match="this selector holds the tokens of 'tx' already"):
             await one.restore(data)
         async with await other.restore(data) as again:
             assert set(again.tokens) == set(selection.tokens)
@@ -1060,7 +1060,7 @@ async def test_genie_being_away_is_told_and_nothing_is_marked_as_held():
         with pytest.raises(Unavailable):
             await selector.select(3, transaction="tx2", **ALICE)
         await selection.release()
-        assert selector.tokens_held.mine == {}
+        assert selector._context.tracker.reservations == {}
         genie.down = False
         await listen(selector)
         genie.cut_watchers()
@@ -1084,10 +1084,10 @@ async def test_a_selector_that_is_closed_listens_no_more():
         asking = asyncio.create_task(selector.select(2, transaction="tx", **ALICE))
         await settle()
     assert genie.listeners == 0
-    selector.watching._strain = 1.0
+    selector._context.subscription._contention = 1.0
     genie.answer.set()
     await (await asking).release()
-    selector.watching.asked(strained=True)
+    selector._context.subscription.record_request(contended=True)
     await settle()
     assert genie.listeners == 0
     assert len(asyncio.all_tasks()) == 1
@@ -1114,42 +1114,11 @@ def test_what_makes_no_sense_is_refused():
     for wrong in ({"retries": -1}, {"immediate_retries": -1}, {"backoff": -1}, {"lease": 0}, {"freshness": -1}):
         with pytest.raises(ValueError, match="must"):
             SherdlockSelector(FakeGenie(), store_of([]), **wrong)
-    with pytest.raises(ValueError, match="replica"):
-        SherdlockSelector(FakeGenie(), store_of([]), replica="")
-
-
-# -- hints --------------------------------------------------------------------------------------------------
-
-
-@virtual
-async def test_replicas_tell_who_has_seen_a_wallet_last():
-    genie, store = FakeGenie(), store_of(tokens(100))
-    async with (
-        SherdlockSelector(genie, store, replica="r/1") as one,
-        SherdlockSelector(genie, store, replica="r2") as other,
-    ):
-        assert one.last_seen(**ALICE) is None
-        for number in range(20):
-            await one.select(1, transaction=f"tx{number}", **ALICE)
-        await settle()
-        assert one.last_seen(**ALICE) == other.last_seen(**ALICE) == "r/1"
-        assert [len(locks) for name, locks in genie.held.items() if name.startswith("wallet-seen/")] == [1]
-        await other.select(1, transaction="tx", **ALICE)
-        await settle()
-        assert one.last_seen(**ALICE) == other.last_seen(**ALICE) == "r2"
-        await asyncio.sleep(6)
-        await one.select(1, transaction="last", **ALICE)
-        await settle()
-        assert other.last_seen(**ALICE) == "r/1"
-        await asyncio.sleep(60)
-        assert other.last_seen(**ALICE) is None
-    async with SherdlockSelector(genie, store) as nameless:
-        assert nameless.last_seen(**ALICE) is None
 
 
 @virtual
 async def test_of_the_locks_on_what_is_spent_the_oldest_are_given_back_beyond_a_number(monkeypatch):
-    monkeypatch.setattr(grants, "MOST", 3)
+    monkeypatch.setattr(grants, "MAX_SPENT_LOCKS", 3)
     genie, store = FakeGenie(), store_of(tokens(8))
     spent = []
     async with SherdlockSelector(genie, store, lease=100) as selector:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from genie.tokens.sherdlock.cache import Cache, Load
+from genie.tokens.sherdlock.cache import Load, WalletCache
 from genie.tokens.token import Token, Wallet
 from sherdlock_world import token, tokens
 
 
-def new_cache() -> Cache:
-    return Cache(Wallet("Fiat", "GBP", "alice", None))
+def new_cache() -> WalletCache:
+    return WalletCache(Wallet("Fiat", "GBP", "alice", None), set())
 
 
-def read(cache: Cache, *pages: Sequence[Token]) -> list[Token]:
-    cache.begin(Load(cache.loads + 1, 0), now=0.0)
+def read(cache: WalletCache, *pages: Sequence[Token]) -> list[Token]:
+    cache.begin_load(Load(cache.load_count + 1, 0), now=0.0)
     for page in pages:
-        cache.page(page)
-    return cache.end()
+        cache.add_page(page)
+    return cache.finish_load()
 
 
-def ids(cache: Cache) -> set[str]:
+def ids(cache: WalletCache) -> set[str]:
     return {each.id for each in cache}
 
 
@@ -34,19 +34,19 @@ def test_a_reading_brings_what_is_new_and_takes_what_is_gone():
 
 def test_what_is_spent_while_it_is_read_does_not_come_back():
     cache = new_cache()
-    cache.begin(Load(1, 0), now=0.0)
+    cache.begin_load(Load(1, 0), now=0.0)
     cache.remove("t0")
-    assert cache.page(tokens(2)) == [token("t1", 1)]
-    cache.end()
+    assert cache.add_page(tokens(2)) == [token("t1", 1)]
+    cache.finish_load()
     assert ids(cache) == {"t1"}
 
 
 def test_what_comes_while_it_is_read_stays_though_it_was_not_told():
     cache = new_cache()
-    cache.begin(Load(1, 0), now=0.0)
-    cache.page(tokens(1))
+    cache.begin_load(Load(1, 0), now=0.0)
+    cache.add_page(tokens(1))
     cache.add(token("new", 1))
-    assert cache.end() == []
+    assert cache.finish_load() == []
     assert ids(cache) == {"t0", "new"}
 
 
@@ -59,18 +59,18 @@ def test_what_came_before_it_was_read_and_is_not_told_is_gone():
 def test_a_failed_reading_takes_nothing_away():
     cache = new_cache()
     read(cache, tokens(3))
-    cache.begin(Load(2, 0), now=0.0)
-    cache.page([token("new", 1)])
-    assert cache.end(OSError()) == []
+    cache.begin_load(Load(2, 0), now=0.0)
+    cache.add_page([token("new", 1)])
+    assert cache.finish_load(OSError()) == []
     assert ids(cache) == {"t0", "t1", "t2", "new"}
-    assert cache.done is not None
-    assert cache.done.number == 1
+    assert cache.last_load is not None
+    assert cache.last_load.number == 1
 
 
 def test_one_page_is_of_one_moment():
     cache = new_cache()
     read(cache, tokens(3))
-    assert cache.steady
+    assert cache.consistent
 
 
 def test_several_pages_are_of_one_moment_when_they_tell_the_same_twice_and_nothing_moves():
@@ -78,12 +78,12 @@ def test_several_pages_are_of_one_moment_when_they_tell_the_same_twice_and_nothi
     first, second = tokens(2, name="a"), tokens(2, name="b")
     for pages, steady in (([first, second], False), ([first, second], True), ([first, second[:1]], False)):
         read(cache, *pages)
-        assert cache.steady == steady
+        assert cache.consistent == steady
     for move in (lambda: cache.add(token("z", 1)), lambda: cache.remove("a0")):
         read(cache, first, second)
-        cache.begin(Load(cache.loads + 1, 0), now=0.0)
-        cache.page(first)
+        cache.begin_load(Load(cache.load_count + 1, 0), now=0.0)
+        cache.add_page(first)
         move()
-        cache.page(second)
-        cache.end()
-        assert not cache.steady
+        cache.add_page(second)
+        cache.finish_load()
+        assert not cache.consistent

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from genie.tokens.sherdlock import SherdlockSelector, holds
-from genie.tokens.sherdlock.holds import Held
+from genie.tokens.sherdlock.holds import LockTracker
 from sherdlock_world import ALICE, FakeGenie, listen, settle, store_of, token, tokens, virtual
 
 
@@ -33,8 +33,8 @@ async def test_what_was_just_released_is_selected_again_before_its_events_have_c
         genie.late = False
         genie.deliver()
         await settle()
-        assert set(selector.tokens_held.others) == {each.id for each in second.tokens}
-        assert selector.tokens_held._released == {}
+        assert set(selector._context.tracker.observed) == {each.id for each in second.tokens}
+        assert selector._context.tracker._released == {}
         assert (await selector.select(9, transaction="tx3", prefer="small", **ALICE)).amount == 9
 
 
@@ -92,7 +92,7 @@ async def test_what_was_given_back_to_keep_a_limit_is_asked_for_again_at_once():
     genie.take("ten0")  # the selector does not know it, and may be given one ten and two fives in its place
     async with SherdlockSelector(genie, store, retries=0, immediate_retries=1) as selector:
         await listen(selector)
-        selector.tokens_held.forget()
+        selector._context.tracker.clear_observed()
         genie.hushed, genie.delay_s = False, 1.0
         for number in range(100):
             genie.late = False
@@ -108,15 +108,16 @@ async def test_what_was_given_back_to_keep_a_limit_is_asked_for_again_at_once():
 
 
 def test_the_locks_whose_events_are_still_to_come_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(holds, "MAX_RELEASED", 3)
+    monkeypatch.setattr(holds, "MAX_RELEASED_LOCKS", 3)
     freed: list[str] = []
-    known = Held(60, freed.append)
+    known = LockTracker(60)
+    known.on_free = freed.append
     for lock in range(5):
-        known.released(lock, ["a"])
+        known.on_released(lock, ["a"])
     for lock in range(5):
-        known.locked("a", lock, "tx", 0.0)
-    assert known.others["a"].lock == 0  # 0 and 1 were forgotten, and count until their `unlocked` comes
+        known.on_locked("a", lock, "tx", 0.0)
+    assert known.observed["a"].id == 0  # 0 and 1 were forgotten, and count until their `unlocked` comes
     for lock in range(5):
-        known.unlocked("a", lock)
-    assert (known.others, known._also, known._released) == ({}, {}, {})
+        known.on_unlocked("a", lock)
+    assert (known.observed, known._duplicates, known._released) == ({}, {}, {})
     assert freed[-1] == "a"

@@ -7,61 +7,61 @@ from random import Random
 
 import pytest
 
-from genie.tokens.sherdlock.cache import Bag, ByAmount
+from genie.tokens.sherdlock.cache import AmountIndex, TokenPool
 from sherdlock_world import token, tokens
 
 
 def test_every_token_is_drawn_once_and_stays_in():
-    bag = Bag()
+    pool = TokenPool()
     for each in tokens(20):
-        bag.add(each)
+        pool.add(each)
     for _ in range(3):
-        assert sorted(each.id for each in bag.draw()) == sorted(each.id for each in tokens(20))
-    assert len(bag) == 20
+        assert sorted(each.id for each in pool.draw()) == sorted(each.id for each in tokens(20))
+    assert len(pool) == 20
 
 
 def test_each_order_is_as_likely_as_any_other():
-    bag = Bag()
+    pool = TokenPool()
     for each in tokens(3):
-        bag.add(each)
-    seen = Counter("".join(each.id[1] for each in bag.draw()) for _ in range(6000))
+        pool.add(each)
+    seen = Counter("".join(each.id[1] for each in pool.draw()) for _ in range(6000))
     assert len(seen) == 6
     assert min(seen.values()) > 800
 
 
 def test_what_is_drawn_in_part_can_be_drawn_again():
-    bag = Bag()
+    pool = TokenPool()
     for each in tokens(5):
-        bag.add(each)
-    first = [next(bag.draw()).id for _ in range(200)]
+        pool.add(each)
+    first = [next(pool.draw()).id for _ in range(200)]
     assert set(first) == {each.id for each in tokens(5)}
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_comes_and_goes_between_the_draws_is_there_or_not(seed):
     chance = Random(seed)  # noqa: S311
-    bag, there = Bag(), {}
-    by_amount = ByAmount([])
+    pool, there = TokenPool(), {}
+    by_amount = AmountIndex([])
     for number in range(2000):
         if there and chance.random() < 0.45:
             id = chance.choice(list(there))
-            assert bag.pop(id) == there[id]
+            assert pool.pop(id) == there[id]
             by_amount.remove(there.pop(id))
         else:
             there[f"t{number}"] = new = token(f"t{number}", chance.randint(1, 9))
-            bag.add(new)
+            pool.add(new)
             by_amount.add(new)
         if number % 50 == 0:
-            drawn = bag.draw()
+            drawn = pool.draw()
             next(drawn, None)
-            assert {each.id for each in bag.draw()} == set(there) == {each.id for each in bag}
+            assert {each.id for each in pool.draw()} == set(there) == {each.id for each in pool}
             amounts = [each.amount for each in by_amount.draw("small")]
             assert amounts == sorted(each.amount for each in there.values())
             assert [each.amount for each in by_amount.draw("large")] == amounts[::-1]
-            assert all((id in bag) == (id in there) for id in (f"t{n}" for n in range(number)))
+            assert all((id in pool) == (id in there) for id in (f"t{n}" for n in range(number)))
 
 
 def test_equals_are_drawn_in_random_order():
-    by_amount = ByAmount([*tokens(3, 5, "five"), *tokens(3, 7, "seven")])
+    by_amount = AmountIndex([*tokens(3, 5, "five"), *tokens(3, 7, "seven")])
     assert {next(by_amount.draw("small")).id for _ in range(200)} == {"five0", "five1", "five2"}
     assert {next(by_amount.draw("large")).id for _ in range(200)} == {"seven0", "seven1", "seven2"}
