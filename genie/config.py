@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from genie.protocol.framing import MAX_LINE
+from genie.protocol.framing import MAX_LINE_BYTES
 
 NAMESPACE = "genie"
 """The namespace of a server that is configured with none."""
@@ -19,7 +19,7 @@ NAMESPACE = "genie"
 class Limits:
     """What clients may make a server hold in memory."""
 
-    max_line: int = MAX_LINE
+    max_line: int = MAX_LINE_BYTES
     """Bytes of one line from a client."""
     max_connections: int = 20_000
     max_connections_per_address: int = 10_000

@@ -20,8 +20,8 @@ from genie.admin.security import PRINCIPAL
 from genie.admin.throttle import Body, Pace, Turns, encode
 from genie.core import LockManager
 from genie.errors import Code
-from genie.protocol import fields, messages
-from genie.protocol.fields import MAX_NAMESPACE
+from genie.protocol import diagnostics, messages
+from genie.protocol.limits import MAX_NAMESPACE
 from genie.protocol.resources import MAX_NAME, check_name
 
 
@@ -67,7 +67,7 @@ def read_namespace(request: web.Request, served: Collection[str]) -> str:
     if "namespace" not in request.query:
         return next(iter(served))
     values = request.query.getall("namespace")
-    wrong = fields.namespace(values[0])
+    wrong = diagnostics.namespace_error(values[0])
     if len(values) > 1 or wrong is not None:
         raise bad(f"namespace {wrong or 'must be said once'}, not {', '.join(values)[:64]!r}")
     if values[0] not in served:

@@ -123,7 +123,7 @@ class Cycles:
 
     def __init__(self, lines: list[Lines], tally: Tally) -> None:
         self._tally = tally
-        self._framing = framing.Lines()
+        self._framing = framing.LineReader()
         self._resting = [_Slot(of_slot) for of_slot in lines]
         self._asked: deque[_Slot] = deque()
         """Without an id."""

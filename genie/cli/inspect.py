@@ -21,7 +21,7 @@ from genie.cli.options import (
     server_options,
 )
 from genie.protocol import codec
-from genie.protocol.fields import MAX_ROWS
+from genie.protocol.limits import MAX_ROWS
 
 COLUMNS = 100
 """What every line fits into."""

@@ -24,8 +24,8 @@ from genie.client.aio import Client
 from genie.client.commands import Inspect
 from genie.client.config import HOST, PORT, Address, addresses, spell
 from genie.errors import Code, GenieError, RequestRejected, Unavailable
-from genie.protocol import fields
-from genie.protocol.fields import MAX_TIMEOUT_MS
+from genie.protocol import diagnostics
+from genie.protocol.limits import MAX_TIMEOUT_MS
 from genie.protocol.resources import EXCLUSIVE, SHARED
 
 MAX_PORT = 65535
@@ -204,7 +204,7 @@ def namespace_option(command: Command[P, T]) -> Command[P, T]:
 
 
 def _namespace(text: str) -> str:
-    wrong = fields.namespace(text)
+    wrong = diagnostics.namespace_error(text)
     if wrong is not None:
         raise click.BadParameter(f"it {wrong}, not {text!r}.")
     return text

@@ -26,7 +26,7 @@ from genie.cli.options import (
 )
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
-from genie.protocol.fields import MAX_ROWS
+from genie.protocol.limits import MAX_ROWS
 
 CONCURRENT_COMMANDS = 100
 """Commands that are sent before their answers have come."""

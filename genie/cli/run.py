@@ -25,7 +25,7 @@ import click
 from genie.cli.options import INTERRUPTED, MAX_SECONDS, WholeNumber, one_line, plain_errors, seconds, server_options
 from genie.client.aio import Client, Lock, connect
 from genie.errors import GenieError, LockError, LockLost, QueueTimeout
-from genie.protocol.resources import from_people
+from genie.protocol.resources import parse_resource_arg
 
 LOST = 124
 """The lock was lost before the command had ended; the number that timeout(1) has for a command that it ends."""
@@ -260,7 +260,7 @@ def _split(args: list[str]) -> tuple[list[str], bool, list[str]]:
 
 def _resource(text: str) -> str:
     try:
-        return from_people(text)
+        return parse_resource_arg(text)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
 

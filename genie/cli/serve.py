@@ -24,7 +24,7 @@ from genie.cli.options import (
 from genie.cli.port_probe import describe_listener
 from genie.config import Settings
 from genie.observability import logs
-from genie.protocol.fields import namespace
+from genie.protocol.diagnostics import namespace_error
 from genie.server.app import Server
 from genie.server.listener import beyond_loopback
 
@@ -84,7 +84,7 @@ class Names(click.ParamType[tuple[str, ...]]):
             return value
         names = tuple(name.strip() for name in value.split(","))
         for name in names:
-            wrong = namespace(name)
+            wrong = namespace_error(name)
             if wrong is not None:
                 self.fail(f"{name!r}: a namespace {wrong}", param, ctx)
         if len(set(names)) < len(names):

@@ -12,7 +12,7 @@ from genie.cli.format import clip, duration, printable, table
 from genie.cli.inspect import TRANSACTION_COLUMNS, Row
 from genie.cli.options import as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
 from genie.protocol import codec
-from genie.protocol.fields import MAX_ROWS
+from genie.protocol.limits import MAX_ROWS
 
 RESOURCE_COLUMNS = 60
 HEADERS = ("WAITER", "TRANSACTION", "", "BLOCKER", "TRANSACTION", "RESOURCE", "STATE", "FOR")

@@ -11,17 +11,17 @@ from typing import Any, Final, Literal
 
 from genie.errors import Code, GenieError, LockLost, RequestRejected
 from genie.protocol import codec, messages
-from genie.protocol.fields import MAX_DIGITS, MAX_NOTE, MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS, MAX_TOKEN, MAX_WEIGHT
-from genie.protocol.framing import MAX_LINE
+from genie.protocol.framing import MAX_LINE_BYTES
+from genie.protocol.limits import MAX_DIGITS, MAX_NOTE, MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS, MAX_TOKEN, MAX_WEIGHT
 from genie.protocol.resources import (
-    CONTROL,
+    CONTROL_CHARACTERS,
     EXCLUSIVE,
     MAX_CHOICES,
     MAX_RESOURCES,
     SHARED,
     check_name,
-    from_people,
-    parse,
+    parse_resource,
+    parse_resource_arg,
 )
 
 
@@ -317,7 +317,7 @@ def request(
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"a request names 1 to {MAX_RESOURCES} resources, not {len(resources)}")
-    names = _stronger([from_people(check_str(resource)) for resource in resources])
+    names = _stronger([parse_resource_arg(check_str(resource)) for resource in resources])
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
@@ -344,7 +344,7 @@ def _stronger(resources: list[str]) -> tuple[str, ...]:
         return (resources[0],)
     modes: dict[str, bool] = {}
     for resource in resources:
-        exclusive, name = parse(resource)
+        exclusive, name = parse_resource(resource)
         modes[name] = exclusive or modes.get(name, False)
     return tuple([(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in modes.items()])
 
@@ -367,7 +367,7 @@ def check_note(note: str | None) -> None:
         return
     if not isinstance(note, str):
         raise TypeError(f"note must be a string, not {note!r}")
-    if not 0 < len(note) <= MAX_NOTE or CONTROL.search(note):
+    if not 0 < len(note) <= MAX_NOTE or CONTROL_CHARACTERS.search(note):
         raise ValueError(f"note must have 1 to {MAX_NOTE} characters and no control characters, not {note[:300]!r}")
 
 
@@ -377,8 +377,10 @@ def request_line(**payload: Any) -> bytes:
     The server would close the connection, and with it what everybody else waits for.
     """
     line = make_line("request", **payload)
-    if len(line) > MAX_LINE:
-        raise RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {MAX_LINE} bytes, this request {len(line)}")
+    if len(line) > MAX_LINE_BYTES:
+        raise RequestRejected(
+            Code.LINE_TOO_LONG, f"a line has at most {MAX_LINE_BYTES} bytes, this request {len(line)}"
+        )
     return line
 
 
@@ -467,8 +469,8 @@ def any_request(
         raise TypeError(f"resources are a list of strings, not {resources!r}; what each is worth are the weights")
     if not 0 < len(resources) <= MAX_CHOICES:
         raise ValueError(f"1 to {MAX_CHOICES} resources can be chosen from, not {len(resources)}")
-    names = tuple([from_people(check_str(resource)) for resource in resources])
-    choices = {parse(name)[1]: name for name in names}
+    names = tuple([parse_resource_arg(check_str(resource)) for resource in resources])
+    choices = {parse_resource(name)[1]: name for name in names}
     if len(choices) < len(names):
         raise ValueError("each resource can be named once among those that are chosen from")
     if weights is not None and len(weights) != len(names):

@@ -12,7 +12,7 @@ from ssl import SSLContext
 from typing import NamedTuple, Protocol
 
 from genie.client.tls import context
-from genie.protocol import fields
+from genie.protocol import diagnostics
 
 HOST = "127.0.0.1"
 PORT = 7077
@@ -128,7 +128,7 @@ def namespace(given: str | None = None) -> str | None:
     ValueError where that is none; an empty variable is one that is not set.
     """
     found = (os.environ.get("GENIE_NAMESPACE") or None) if given is None else given
-    wrong = None if found is None else fields.namespace(found)
+    wrong = None if found is None else diagnostics.namespace_error(found)
     if wrong is not None:
         raise ValueError(f"{'GENIE_NAMESPACE' if given is None else 'namespace'} {wrong}, not {found!r}")
     return found

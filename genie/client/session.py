@@ -45,7 +45,7 @@ from genie.client.pending import Requests, Silence
 from genie.client.watches import Unwatch, Watch, Watches
 from genie.errors import Code, ConnectionLost, GenieError, LockLost, RequestRejected, Unavailable
 from genie.protocol import messages
-from genie.protocol.framing import Lines, LineTooLong
+from genie.protocol.framing import LineReader, LineTooLong
 
 MAX_ANSWER: Final = 1 << 28
 """Bytes in one line from the server; `inspected`, `watching` and a `deadlock` with a long cycle are far below it."""
@@ -101,7 +101,7 @@ class Core:
         self._refs = 0
         self._patience = patience
         self._session_timeout = session_timeout
-        self._lines = Lines(MAX_ANSWER)
+        self._lines = LineReader(MAX_ANSWER)
         self._out: list[bytes] = []
         self._due: dict[str, Call] = {}
         """Calls that were sent on this connection, other than requests and their releases, by their `ref`."""
@@ -220,7 +220,7 @@ class Core:
         self._connection += 1
         self.broken = ""
         self.elsewhere = None
-        self._lines = Lines(MAX_ANSWER)
+        self._lines = LineReader(MAX_ANSWER)
         self._out += [self._hello, commands.RESUME]
 
     def disconnected(self, why: str, now: float) -> list[Outcome]:

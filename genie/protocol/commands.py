@@ -11,11 +11,11 @@ from msgspec import Meta, Struct
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
-from genie.protocol import codec, fields
-from genie.protocol.fields import DEFAULT_TIMEOUT_MS
-from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES, check_name, choices, split
+from genie.protocol import codec, diagnostics, limits
+from genie.protocol.limits import DEFAULT_TIMEOUT_MS
+from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES, check_name, parse_choices, split_by_mode
 
-HTTP = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
+HTTP_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
 """How a line begins that a web client sends."""
 
 
@@ -44,7 +44,7 @@ class Hello:
     session_timeout_ms: float = 10_000
     namespace: str | None = None
     """What the connection is for. None: the server's first."""
-    protocol: int = fields.PROTOCOL
+    protocol: int = limits.PROTOCOL
     client: str | None = None
     """Name and version of the client library, for the log."""
     quiet: bool = False
@@ -88,34 +88,36 @@ class Unwatch:
 
 
 @dataclass(slots=True)
-class Within:
+class Namespaced:
     """A command that says its namespace, which must be that of its connection."""
 
     namespace: str
     command: Request | Take | Release | ReleaseByRef | Extend | Inspect | Watch | Unwatch
 
 
-WireCommand = Request | Take | Release | ReleaseByRef | Extend | Ping | Inspect | Hello | Bye | Watch | Unwatch | Within
+WireCommand = (
+    Request | Take | Release | ReleaseByRef | Extend | Ping | Inspect | Hello | Bye | Watch | Unwatch | Namespaced
+)
 
 
 # -- what a line may contain -----------------------------------------------------------------------------
 # `fields.py` explains in words what is wrong with a line that these types do not accept.
 
-Ref = Annotated[str, Meta(min_length=1, max_length=fields.MAX_REF, description="Echoed by the answer.")]
-Timeout = Annotated[float, Meta(ge=1, le=fields.MAX_TIMEOUT_MS, description="Milliseconds.")]
+Ref = Annotated[str, Meta(min_length=1, max_length=limits.MAX_REF, description="Echoed by the answer.")]
+Timeout = Annotated[float, Meta(ge=1, le=limits.MAX_TIMEOUT_MS, description="Milliseconds.")]
 _QueueTimeout = Annotated[
-    float, Meta(ge=0, le=fields.MAX_TIMEOUT_MS, description=f"Milliseconds; {fields.MAX_TIMEOUT_MS} is no limit.")
+    float, Meta(ge=0, le=limits.MAX_TIMEOUT_MS, description=f"Milliseconds; {limits.MAX_TIMEOUT_MS} is no limit.")
 ]
-Id = Annotated[int, Meta(ge=-fields.MAX_ID, le=fields.MAX_ID)]
-_CONTROL = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
-Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, extra_json_schema=_CONTROL)]
-Note = Annotated[str, Meta(min_length=1, max_length=fields.MAX_NOTE, extra_json_schema=_CONTROL)]
-_Prefix = Annotated[str, Meta(max_length=MAX_NAME, extra_json_schema=_CONTROL)]
-Namespace = Annotated[str, Meta(pattern=rf"^{fields.NAMESPACE_PATTERN}$(?!\n)", max_length=fields.MAX_NAMESPACE)]
+Id = Annotated[int, Meta(ge=-limits.MAX_ID, le=limits.MAX_ID)]
+_NO_CONTROL_CHARACTERS = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, extra_json_schema=_NO_CONTROL_CHARACTERS)]
+Note = Annotated[str, Meta(min_length=1, max_length=limits.MAX_NOTE, extra_json_schema=_NO_CONTROL_CHARACTERS)]
+_Prefix = Annotated[str, Meta(max_length=MAX_NAME, extra_json_schema=_NO_CONTROL_CHARACTERS)]
+Namespace = Annotated[str, Meta(pattern=rf"^{limits.NAMESPACE_PATTERN}$(?!\n)", max_length=limits.MAX_NAMESPACE)]
 _Resource = Annotated[str, Meta(extra_json_schema={"pattern": "^(shared|exclusive):"})]
 Weight = (
-    Annotated[int, Meta(gt=0, le=fields.MAX_WEIGHT)]
-    | Annotated[str, Meta(pattern=rf"^{fields.DECIMAL_PATTERN}$(?!\n)", max_length=fields.MAX_DIGITS)]
+    Annotated[int, Meta(gt=0, le=limits.MAX_WEIGHT)]
+    | Annotated[str, Meta(pattern=rf"^{limits.DECIMAL_PATTERN}$(?!\n)", max_length=limits.MAX_DIGITS)]
 )
 
 
@@ -126,7 +128,7 @@ class RequestPayload(Struct, forbid_unknown_fields=True, gc=False):
     queueTimeout: _QueueTimeout | None = None  # noqa: N815 - the wire's words
     transactionTimeout: Timeout | None = None  # noqa: N815
     transactionName: Name | None = None  # noqa: N815
-    priority: Annotated[float, Meta(ge=-fields.MAX_PRIORITY, le=fields.MAX_PRIORITY)] | None = None
+    priority: Annotated[float, Meta(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
     ref: Ref | None = None
     onDisconnect: Literal["keep", "release"] | None = None  # noqa: N815
     note: Note | None = None
@@ -157,11 +159,14 @@ class HelloPayload(Struct, forbid_unknown_fields=True, gc=False):
     """Payload of `hello`."""
 
     protocol: int | None = None
-    client: Annotated[str, Meta(min_length=1, max_length=fields.MAX_CLIENT, extra_json_schema=_CONTROL)] | None = None
+    client: (
+        Annotated[str, Meta(min_length=1, max_length=limits.MAX_CLIENT, extra_json_schema=_NO_CONTROL_CHARACTERS)]
+        | None
+    ) = None
     quiet: bool | None = None
-    session: Annotated[str, Meta(min_length=fields.MIN_SECRET, max_length=fields.MAX_SECRET)] | None = None
+    session: Annotated[str, Meta(min_length=limits.MIN_SECRET, max_length=limits.MAX_SECRET)] | None = None
     sessionTimeout: Timeout | None = None  # noqa: N815
-    token: Annotated[str, Meta(min_length=1, max_length=fields.MAX_TOKEN)] | None = None
+    token: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TOKEN)] | None = None
     namespace: Namespace | None = None
     ref: Ref | None = None
 
@@ -178,7 +183,7 @@ class InspectPayload(Struct, forbid_unknown_fields=True, gc=False):
     resource: Name | None = None
     id: Id | None = None
     transactionName: Name | None = None  # noqa: N815
-    limit: Annotated[int, Meta(ge=1, le=fields.MAX_ROWS)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=limits.MAX_ROWS)] | None = None
     only: Literal["holders", "queue"] | None = None
     ref: Ref | None = None
     namespace: Namespace | None = None
@@ -249,7 +254,7 @@ class UnwatchLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="comma
 Line = RequestLine | ReleaseLine | ExtendLine | HelloLine | ByeLine | PingLine | InspectLine | WatchLine | UnwatchLine
 
 _decode = msgspec.json.Decoder(Line).decode
-_REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 # -- from a line to a command ----------------------------------------------------------------------------
 
@@ -269,11 +274,11 @@ def read(line: bytes) -> WireCommand:
         elif type(payload) is ReleasePayload and payload.namespace is None and payload.id is not None:
             return Release(payload.id, payload.ref)
         return _command(decoded)
-    except _REFUSALS as error:
+    except _DECODE_ERRORS as error:
         why = str(error)
         if why.startswith("JSON is malformed"):  # says where: no need to read it again
-            raise fields.bad_json(why.removeprefix("JSON is malformed: ")) from None
-        rejected = fields.explain(line)
+            raise diagnostics.bad_json(why.removeprefix("JSON is malformed: ")) from None
+        rejected = diagnostics.explain(line)
     if rejected is not None:
         raise rejected
     return _read_last_values(line)
@@ -283,16 +288,16 @@ def _read_last_values(line: bytes) -> WireCommand:
     """Decode a line in which a key is given twice, and a value that does not count is wrong."""
     try:
         return _command(_decode(codec.dumps(codec.loads(line))))
-    except _REFUSALS as error:
+    except _DECODE_ERRORS as error:
         raise RequestRejected(Code.BAD_REQUEST, str(error)) from None
 
 
 def _command(line: Line) -> WireCommand:
     """Build the command of a decoded line of any kind."""
     payload = line.payload
-    command: Any = _BUILD[type(line)](payload)
+    command: Any = _BUILDERS[type(line)](payload)
     namespace = None if payload is None or type(line) is HelloLine else getattr(payload, "namespace", None)
-    return command if namespace is None else Within(namespace, command)
+    return command if namespace is None else Namespaced(namespace, command)
 
 
 def _request(payload: RequestPayload) -> Request | Take:
@@ -301,8 +306,8 @@ def _request(payload: RequestPayload) -> Request | Take:
         return _take(payload)
     if payload.anyOf is not None or payload.weights is not None or payload.target is not None:
         raise ValueError("resources and anyOf exclude each other")
-    one = _ones.get(resources[0]) if len(resources) == 1 else None
-    shared, exclusive = one or _split(resources)
+    one = _single_resource_cache.get(resources[0]) if len(resources) == 1 else None
+    shared, exclusive = one or _split_and_cache(resources)
     name, queue_timeout, transaction_timeout = payload.transactionName, payload.queueTimeout, payload.transactionTimeout
     if name is not None:
         check_name(name)
@@ -317,7 +322,7 @@ def _request(payload: RequestPayload) -> Request | Take:
         payload.onDisconnect == "release",
     )
     if payload.note is not None:
-        fields.check_note(payload.note)
+        diagnostics.check_note(payload.note)
         request.note = payload.note
     return request
 
@@ -332,7 +337,7 @@ def _take(payload: RequestPayload) -> Take:
     if payload.transactionName is not None:
         check_name(payload.transactionName)
     if payload.note is not None:
-        fields.check_note(payload.note)
+        diagnostics.check_note(payload.note)
     request = Request(
         transaction_timeout_ms=DEFAULT_TIMEOUT_MS if timeout is None else timeout,
         transaction=payload.transactionName,
@@ -341,7 +346,7 @@ def _take(payload: RequestPayload) -> Take:
         note=payload.note,
         choice_digest="" if payload.ref is None else _digest(any_of, weights, int(target)),
     )
-    return Take(request, choices(any_of), weights, int(target), as_strings=type(target) is str)
+    return Take(request, parse_choices(any_of), weights, int(target), as_strings=type(target) is str)
 
 
 def _digest(any_of: list[str], weights: list[int], target: int) -> str:
@@ -361,12 +366,12 @@ def _hello(payload: HelloPayload | None) -> Hello:
     if payload is None:
         return Hello()
     if payload.client is not None:
-        fields.check_client(payload.client)
+        diagnostics.check_client(payload.client)
     return Hello(
         payload.session,
         DEFAULT_TIMEOUT_MS if payload.sessionTimeout is None else payload.sessionTimeout,
         payload.namespace,
-        fields.PROTOCOL if payload.protocol is None else payload.protocol,
+        limits.PROTOCOL if payload.protocol is None else payload.protocol,
         payload.client,
         bool(payload.quiet),
         payload.ref,
@@ -387,7 +392,7 @@ def _prefix(payload: WatchPayload) -> str:
     return payload.prefix and check_name(payload.prefix)
 
 
-_NO_COMMAND = (Code.BAD_JSON, Code.BAD_MESSAGE, Code.UNKNOWN_COMMAND)
+_UNRECOGNIZED = (Code.BAD_JSON, Code.BAD_MESSAGE, Code.UNKNOWN_COMMAND)
 
 
 def read_hello(line: bytes) -> Hello | RequestRejected | None:
@@ -401,35 +406,35 @@ def read_hello(line: bytes) -> Hello | RequestRejected | None:
     try:
         command = read(line)
     except RequestRejected as rejected:
-        meant = (says_hello and rejected.code in _NO_COMMAND) or fields.is_hello(line)
+        meant = (says_hello and rejected.code in _UNRECOGNIZED) or diagnostics.is_hello(line)
         return rejected if meant else None
     if type(command) is not Hello:
         return None
-    if command.protocol != fields.PROTOCOL:
-        why = f"protocol {command.protocol} is not supported; this server speaks {fields.PROTOCOL}"
+    if command.protocol != limits.PROTOCOL:
+        why = f"protocol {command.protocol} is not supported; this server speaks {limits.PROTOCOL}"
         return RequestRejected(Code.UNSUPPORTED_PROTOCOL, why, ref=command.ref)
     return command
 
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]
 
-MAX_ONES = 10_000
+MAX_CACHED_RESOURCES = 10_000
 
-_ones: dict[str, Names] = {}
+_single_resource_cache: dict[str, Names] = {}
 """Names of single resources that were checked before. Services lock the same ones over and over, and a name that comes
 again is the very same string: compared at a glance, hashed once, and kept once however many wait for it."""
 
 
-def _split(resources: list[str]) -> Names:
-    names = split(resources)
+def _split_and_cache(resources: list[str]) -> Names:
+    names = split_by_mode(resources)
     if len(resources) == 1:
-        if len(_ones) >= MAX_ONES:
-            _ones.clear()
-        _ones[resources[0]] = names
+        if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
+            _single_resource_cache.clear()
+        _single_resource_cache[resources[0]] = names
     return names
 
 
-_BUILD: dict[type, Any] = {
+_BUILDERS: dict[type, Any] = {
     RequestLine: _request,
     ReleaseLine: _release,
     ExtendLine: lambda payload: Extend(payload.id, payload.transactionTimeout, payload.ref),
@@ -444,9 +449,9 @@ _BUILD: dict[type, Any] = {
 
 def is_http(line: bytes) -> bool:
     """Whether a web client sent this first line."""
-    return line.startswith(HTTP)
+    return line.startswith(HTTP_METHODS)
 
 
-def http_refused() -> RequestRejected:
+def http_rejection() -> RequestRejected:
     """The answer to a web client."""
     return RequestRejected(Code.BAD_MESSAGE, "this is no web server: send one JSON object a line")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-MAX_LINE = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 """Bytes in one line, its end left out, unless configured otherwise."""
 
 
@@ -12,7 +12,7 @@ SPLIT_BYTES = 8 << 10
 """Bytes that are split into lines at once, more or less. Of more than that the rest is split when its turn comes: 256 KiB
 of short lines would take longer than others should wait."""
 
-SHORTEST = 16
+MIN_COMMAND_BYTES = 16
 """Bytes, more or less, in the shortest line that is a command."""
 
 
@@ -46,9 +46,9 @@ class UnsplitLines:
                 return line
             if not self:
                 raise StopIteration
-            self._part = iter(self.cut())
+            self._part = iter(self.split_next())
 
-    def cut(self) -> list[bytes]:
+    def split_next(self) -> list[bytes]:
         """The next lines: about `SPLIT_BYTES`, or one line that is longer."""
         data, start = self._data, self._start
         end = data.rfind(b"\n", start, start + SPLIT_BYTES)
@@ -58,43 +58,43 @@ class UnsplitLines:
         return data[start:end].split(b"\n")
 
 
-class Lines:
+class LineReader:
     """Cuts a stream of bytes into lines. Holds no more than one line that is not ended yet."""
 
-    __slots__ = ("_limit", "rest")
+    __slots__ = ("_limit", "partial")
 
-    def __init__(self, limit: int = MAX_LINE) -> None:
+    def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
         self._limit = limit
-        self.rest = bytearray()
+        self.partial = bytearray()
         """The line that is not ended yet."""
 
     def clear(self) -> None:
         """Drop the line that is not ended yet."""
-        self.rest = bytearray()
+        self.partial = bytearray()
 
     def feed(self, data: bytes) -> list[bytes] | UnsplitLines:
         """The lines that these bytes complete, without their ends (a CR of CRLF stays)."""
-        if len(data) > SPLIT_BYTES and len(self.rest) + len(data) <= self._limit:
+        if len(data) > SPLIT_BYTES and len(self.partial) + len(data) <= self._limit:
             end = data.rfind(b"\n") + 1
             if not end:
-                self.rest += data
+                self.partial += data
                 return []
-            whole = bytes(self.rest) + data[:end]
-            self.rest = bytearray(data[end:])
+            whole = bytes(self.partial) + data[:end]
+            self.partial = bytearray(data[end:])
             return UnsplitLines(whole)
         lines = data.split(b"\n")
         rest = lines.pop()
-        if not rest and not self.rest and len(data) <= self._limit:
+        if not rest and not self.partial and len(data) <= self._limit:
             return lines  # whole lines and nothing else, as nearly always
-        size = len(self.rest) + len(data)
-        if lines and self.rest:
-            lines[0] = bytes(self.rest) + lines[0]
-            self.rest.clear()
+        size = len(self.partial) + len(data)
+        if lines and self.partial:
+            lines[0] = bytes(self.partial) + lines[0]
+            self.partial.clear()
         if size > self._limit:
             for number, line in enumerate(lines):
                 if len(line) - line.endswith(b"\r") > self._limit:
                     raise LineTooLong(lines[:number])
-            if len(self.rest) + len(rest) > self._limit + 1:  # the one may be the end's \r
+            if len(self.partial) + len(rest) > self._limit + 1:  # the one may be the end's \r
                 raise LineTooLong(lines)
-        self.rest += rest
+        self.partial += rest
         return lines

@@ -8,15 +8,15 @@ from genie import core
 from genie.core import SUCCESS, Blocker, Inspection, Mode, Reason, Released, Request, Row
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
-from genie.protocol.fields import PROTOCOL
+from genie.protocol.limits import PROTOCOL
 
 FEATURES = ("anyOf", "bye", "extend", "inspect", "note", "quiet", "sessions", "watch")
 """What a server of this version can do beyond the commands of its first users, for `welcome`."""
 PING_INTERVAL_MS = 2_000
 """Recommended to clients: the time without a message after which a client that waits for one sends `ping`."""
-MAX_ANSWER = 256 << 10
+MAX_INSPECTED_BYTES = 256 << 10
 """Bytes of rows in one `inspected`."""
-ROW_RESOURCES = 10
+MAX_ROW_RESOURCES = 10
 """Resources named in one row of `inspected`; `resourcesTotal` says how many there are."""
 
 
@@ -67,7 +67,7 @@ def taken(request: Request) -> bytes:
     return message("locked", payload, request.ref)
 
 
-def still_locked(request: Request, now: float) -> bytes:
+def locked_again(request: Request, now: float) -> bytes:
     """`locked`, said again: with what is left of the hold, and where the request chose with what it took."""
     left = max(0, int(request.deadline - now))
     if request.choice_digest is not None:
@@ -143,11 +143,11 @@ def extended(event: core.Extended, ref: str | None) -> bytes:
 def inspected(
     inspection: Inspection, now: float, prefixes: tuple[str, ...] | None = None, ref: str | None = None
 ) -> bytes:
-    """The answer to `inspect`; `now` is the manager's clock. Rows beyond `MAX_ANSWER` bytes are left out.
+    """The answer to `inspect`; `now` is the manager's clock. Rows beyond `MAX_INSPECTED_BYTES` bytes are left out.
 
     Of resources whose names begin with none of the `prefixes` it is told how many there are (None: all are told).
     """
-    room = MAX_ANSWER
+    room = MAX_INSPECTED_BYTES
     told: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
     rows = [("holders", row) for row in inspection.holders] + [("queue", row) for row in inspection.queue]
     for part, row in rows:
@@ -179,7 +179,7 @@ def unwatched(prefix: str, ref: str | None) -> bytes:
     return message("unwatched", {"prefix": prefix}, ref)
 
 
-def held(request: Request, resource: str, exclusive: bool) -> bytes:
+def watching_row(request: Request, resource: str, exclusive: bool) -> bytes:
     """A row of `watching`."""
     if request.transaction is None:  # 10,000 rows are one answer: each takes half the time so
         mode = Mode.EXCLUSIVE if exclusive else Mode.SHARED
@@ -254,7 +254,7 @@ def _row(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, An
         blockers = tuple([blocker for blocker in blockers if blocker.resource.startswith(prefixes)])
     told: dict[str, Any] = {
         "id": request.id,
-        "resources": [f"{request.mode(name)}:{name}" for name in shown[:ROW_RESOURCES]],
+        "resources": [f"{request.mode(name)}:{name}" for name in shown[:MAX_ROW_RESOURCES]],
         "resourcesTotal": len(names),
         "priority": _ms(request.priority),
         "since": int(request.since_unix_ms),

@@ -17,19 +17,19 @@ SHARED = "shared:"
 EXCLUSIVE = "exclusive:"
 _EXCLUSIVE = len(EXCLUSIVE)
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, what: str = "a name") -> str:
     """The name, or a ValueError that says what is wrong with it."""
     if not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"{what} must have 1 to {MAX_NAME} characters, not {len(name)}")
-    if not name.isprintable() and CONTROL.search(name):
+    if not name.isprintable() and CONTROL_CHARACTERS.search(name):
         raise ValueError(f"{what} must not contain control characters")
     return name
 
 
-def parse(resource: str) -> tuple[bool, str]:
+def parse_resource(resource: str) -> tuple[bool, str]:
     """Whether a wire resource asks for exclusive use, and its name. ValueError says what is wrong."""
     if resource.startswith(EXCLUSIVE):
         return True, check_name(resource[_EXCLUSIVE:], "the name of a resource")
@@ -39,13 +39,13 @@ def parse(resource: str) -> tuple[bool, str]:
     raise ValueError(f"a resource must begin with 'shared:' or 'exclusive:', not {mode!r}")
 
 
-def split(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def split_by_mode(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names that a request asks to share and those it wants for itself; a name in both counts as the latter."""
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"resources must be a list of 1 to {MAX_RESOURCES}, not of {len(resources)}")
     modes: dict[str, bool] = {}
     for resource in resources:
-        exclusive, name = parse(resource)
+        exclusive, name = parse_resource(resource)
         modes[name] = exclusive or modes.get(name, False)
     return (
         tuple(name for name, exclusive in modes.items() if not exclusive),
@@ -53,13 +53,13 @@ def split(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     )
 
 
-def choices(resources: Sequence[str]) -> tuple[tuple[str, bool], ...]:
+def parse_choices(resources: Sequence[str]) -> tuple[tuple[str, bool], ...]:
     """The names that a request chooses from, in order, and whether it wants each for itself. None may come twice."""
     if not 0 < len(resources) <= MAX_CHOICES:
         raise ValueError(f"anyOf must be a list of 1 to {MAX_CHOICES}, not of {len(resources)}")
     modes: dict[str, bool] = {}
     for resource in resources:
-        exclusive, name = parse(resource)
+        exclusive, name = parse_resource(resource)
         if name in modes:
             raise ValueError(f"anyOf must name each resource once, and names {name[:64]!r} twice")
         modes[name] = exclusive
@@ -76,13 +76,13 @@ def exclusive(name: str) -> str:
     return EXCLUSIVE + check_name(name, "the name of a resource")
 
 
-def from_people(resource: str) -> str:
+def parse_resource_arg(resource: str) -> str:
     """What people write (`shared:NAME`, `exclusive:NAME`, or a NAME without a colon, which is exclusive).
 
     A colon behind anything else is a ValueError, so that a mistyped mode is not taken for a name.
     """
     if resource.startswith((SHARED, EXCLUSIVE)):
-        parse(resource)
+        parse_resource(resource)
         return resource
     if ":" in resource:
         mode, _, name = resource.partition(":")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from genie.protocol import commands, fields, messages
+from genie.protocol import commands, limits, messages
 
 PATH: Final = Path(__file__).with_name("schema.json")
 
@@ -33,7 +33,7 @@ def schema() -> dict[str, Any]:
     definitions["ErrorPayload"]["description"] = _ERROR
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"Genie wire protocol {fields.PROTOCOL}",
+        "title": f"Genie wire protocol {limits.PROTOCOL}",
         "description": "One JSON object per line. A null field counts as left out. protocol.md is the reference.",
         "anyOf": [{"$ref": "#/$defs/command"}, {"$ref": "#/$defs/message"}],
         "$defs": definitions,

@@ -12,8 +12,8 @@ from genie.access import ADMIN, INSPECT, LOCK, Access, Principal
 from genie.core import Extend, Release, Request, Take
 from genie.core.lock_table import LockTable
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Inspect, ReleaseByRef, Watch, WireCommand, Within
-from genie.protocol.fields import hello_token, is_hello
+from genie.protocol.commands import Inspect, Namespaced, ReleaseByRef, Watch, WireCommand
+from genie.protocol.diagnostics import hello_token, is_hello
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -107,7 +107,7 @@ class Authenticator:
 
 def refused(principal: Principal, command: WireCommand, table: LockTable) -> RequestRejected | None:
     """Why a command is not for this name, if so. What is asked for under it will belong to it."""
-    if isinstance(command, Within):
+    if isinstance(command, Namespaced):
         command = command.command
     if isinstance(command, Request):
         return _request(principal, command, command.names())

@@ -16,9 +16,9 @@ import structlog
 from genie.access import Principal
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.protocol.commands import Hello, Within, http_refused, is_http, read_hello
-from genie.protocol.fields import hello_token
-from genie.protocol.framing import SHORTEST, Lines, LineTooLong, UnsplitLines
+from genie.protocol.commands import Hello, Namespaced, http_rejection, is_http, read_hello
+from genie.protocol.diagnostics import hello_token
+from genie.protocol.framing import MIN_COMMAND_BYTES, LineReader, LineTooLong, UnsplitLines
 from genie.server.auth import ACCESS_REVOKED, MAX_HELLO_BYTES, NO_HELLO, Denial
 from genie.server.rejections import AWAY, refusal
 from genie.server.sessions import Session
@@ -274,7 +274,7 @@ class EndOfInput:
 
 END_OF_INPUT = EndOfInput()
 
-Item = bytes | RequestRejected | EndOfInput | Hello | Within
+Item = bytes | RequestRejected | EndOfInput | Hello | Namespaced
 """What a connection submits: a line, an error to be sent in its place, the end, or a command that was decoded."""
 
 Input = Sequence[Item] | UnsplitLines
@@ -327,7 +327,7 @@ class Connection(Outlet):
         self.handler = handler
         """Who takes what it brings. Another, when the server changes its role."""
         self._admission = admission
-        self._lines = Lines(settings.limits.max_line)
+        self._lines = LineReader(settings.limits.max_line)
         self._authenticator = authenticator
         self._hello_line: bytearray | None = None
         """What has come of the first line, as long as that decides who this is."""
@@ -380,19 +380,19 @@ class Connection(Outlet):
         except LineTooLong as too_long:
             self._refuse_long_line(too_long)
             return
-        if type(lines) is list and len(data) < SHORTEST * len(lines):
+        if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):
             lines = [line for line in lines if line]  # blank ones may be many, and would fill the memory
         if lines and self.state is not READY:
             lines = self._open(iter(lines))
         if lines:
             self.handler.submit(self, lines, len(data))
-        if self._lines.rest or self._partial:
+        if self._lines.partial or self._partial:
             self._count_partial_line(new=type(fed) is not list or bool(fed))
 
     def _count_partial_line(self, *, new: bool) -> None:
         """Count the line that is not complete yet; `new`: since the last read. Last, since it may close the connection."""
         if not self.closing:
-            self._partial = len(self._lines.rest)
+            self._partial = len(self._lines.partial)
             self._admission.partial_lines.update(self, self._partial, new=new)
 
     def _authenticated(self, data: bytes) -> bytes:
@@ -564,7 +564,7 @@ class Connection(Outlet):
     def _opens(self, line: bytes) -> bool:
         """Whether the connection is open with this line: a `hello` that was submitted, or a first command to be executed."""
         if self.state is ConnectionState.AWAIT_HELLO and is_http(line):
-            self._close_after(http_refused())  # a page may have sent it: nothing of it is executed
+            self._close_after(http_rejection())  # a page may have sent it: nothing of it is executed
             return False
         hello = read_hello(line)
         if hello is None:

@@ -15,7 +15,18 @@ from genie.core import SUCCESS, Disconnect, Expire, Granted, LockManager, Releas
 from genie.errors import Code, RequestRejected
 from genie.observability.histogram import BOUNDS_MS
 from genie.protocol import replies
-from genie.protocol.commands import Bye, Hello, Inspect, Ping, ReleaseByRef, Unwatch, Watch, WireCommand, Within, read
+from genie.protocol.commands import (
+    Bye,
+    Hello,
+    Inspect,
+    Namespaced,
+    Ping,
+    ReleaseByRef,
+    Unwatch,
+    Watch,
+    WireCommand,
+    read,
+)
 from genie.protocol.replies import granted, released
 from genie.protocol.resources import MAX_RESOURCES
 from genie.server.auth import refused, sees
@@ -67,7 +78,7 @@ class Greeting(Notifier):
             self.say(connection, ending.message)
         for request in session.bound.values():
             if request.state is State.HELD:
-                self.say(connection, replies.still_locked(request, self.now))
+                self.say(connection, replies.locked_again(request, self.now))
             elif request.ref is None or not session.quiet:
                 self.say(connection, replies.queued(request))
 
@@ -211,7 +222,7 @@ class Dispatcher(Greeting):
                     if item and not item.isspace():
                         self.reject(connection, rejected)
                     continue
-            elif type(item) is Within:
+            elif type(item) is Namespaced:
                 command = item.command
             elif type(item) is Hello:
                 self._hello(connection, item)
@@ -290,7 +301,7 @@ class Dispatcher(Greeting):
             elif type(command) is Bye:
                 self._bye(connection, command)
                 return self.take(connection, items)
-            elif type(command) is Within:
+            elif type(command) is Namespaced:
                 room -= 1  # it may be a request, and what follows must know
                 if command.namespace != self._namespace:
                     self.reject(connection, spanning(command, self._namespace))
@@ -382,4 +393,4 @@ class Dispatcher(Greeting):
         if isinstance(known, RetainedReply):
             self.say(connection, known.message or replies.ended(known.id, known.reason, known.ref))
         elif known.state is State.HELD:
-            self.say(connection, replies.still_locked(known, self.now))
+            self.say(connection, replies.locked_again(known, self.now))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Hello, ReleaseByRef, WireCommand, Within, read
+from genie.protocol.commands import Hello, Namespaced, ReleaseByRef, WireCommand, read
 
 if TYPE_CHECKING:
     from genie.server.connection import Item
@@ -29,19 +29,19 @@ def refusal(item: Item, why: str = AWAY) -> RequestRejected | None:
             return wrong if malformed else RequestRejected(Code.UNAVAILABLE, why, ref=wrong.ref, id=wrong.id)
     if isinstance(item, RequestRejected):
         return item
-    return about(item, Code.UNAVAILABLE, why) if isinstance(item, (Hello, Within)) else None
+    return about(item, Code.UNAVAILABLE, why) if isinstance(item, (Hello, Namespaced)) else None
 
 
 def about(command: WireCommand, code: Code, why: str) -> RequestRejected:
     """Return an error with the `ref` of the command, and of `release` and `extend` with the `id`."""
-    if isinstance(command, Within):
+    if isinstance(command, Namespaced):
         command = command.command
     ref = command.request.ref if isinstance(command, Take) else command.ref
     id_ = command.id if isinstance(command, (Release, Extend)) else None
     return RequestRejected(code, why, ref=ref, id=id_)
 
 
-def spanning(command: Within, namespace: str) -> RequestRejected:
+def spanning(command: Namespaced, namespace: str) -> RequestRejected:
     """Return the answer to a command for another namespace than that of its connection."""
     why = (
         f"namespace must be {namespace!r}, which this connection is for, not {command.namespace!r}: a request can't span "

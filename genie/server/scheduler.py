@@ -196,7 +196,7 @@ class CommandScheduler:
 def _first_chunk(input_queue: InputQueue, items: Iterator[Item], count: int, size: int) -> Queued:
     """Cut off what runs in one go, and put the rest back. Its bytes are counted as finished when the last of it is."""
     if isinstance(items, UnsplitLines):
-        lines = [line for line in items.cut() if line]
+        lines = [line for line in items.split_next() if line]
         if items:
             input_queue.appendleft((items, maxsize, size))
             size = 0

@@ -119,14 +119,14 @@ class WatchRegistry:
     def _held(self, prefix: str) -> Iterator[bytes]:
         table = self._table
         for name in islice((name for name in table.uncontended if name.startswith(prefix)), MAX_WATCHING_ROWS + 1):
-            yield replies.held(table.uncontended[name], name, exclusive=True)
+            yield replies.watching_row(table.uncontended[name], name, exclusive=True)
         for name, resource in table.resources.items():
             if not name.startswith(prefix):
                 continue
             alike = resource.exclusives in (0, len(resource.holders))  # else they are one owner's, and may differ
             for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
                 exclusive = resource.exclusives > 0 if alike else holder.is_exclusive(name)
-                yield replies.held(holder, name, exclusive)
+                yield replies.watching_row(holder, name, exclusive)
 
     def _forget(self, connection: Connection, prefix: str) -> None:
         watchers = self.prefixes[prefix]

@@ -14,7 +14,7 @@ from transcript import line, play, steps
 from genie.config import Settings
 from genie.core import Reason, Request, manager, view
 from genie.errors import Code
-from genie.protocol import commands, fields, framing, replies, resources
+from genie.protocol import commands, diagnostics, framing, limits, replies, resources
 from genie.server import auth, connection, partial_lines, scheduler, sessions, watches
 from genie.server import sessions as session
 from servers import Genie, running_redis, running_server
@@ -76,7 +76,7 @@ def test_everything_has_an_example() -> None:
             told.add(command)
             reasons.add(payload.get("reason"))
             codes.add(payload.get("code"))
-    assert set(fields.COMMANDS) <= sent
+    assert set(diagnostics.FIELD_CHECKS) <= sent
     answers = {
         "queued",
         "locked",
@@ -96,24 +96,27 @@ def test_everything_has_an_example() -> None:
 
 
 def test_commands_reasons_and_codes_are_all_there() -> None:
-    assert {code(row["You send"]) for row in table(PAGE, "You send")} == set(fields.COMMANDS)
+    assert {code(row["You send"]) for row in table(PAGE, "You send")} == set(diagnostics.FIELD_CHECKS)
     assert {code(row["`reason`"]) for row in table(PAGE, "`reason`")} == set(Reason)
     assert {code(row["`code`"]) for row in table(PAGE, "`code`")} == set(Code)
-    assert f"nesting deeper than {fields.MAX_DEPTH}" in "\n".join(prose(PAGE))
+    assert f"nesting deeper than {limits.MAX_DEPTH}" in "\n".join(prose(PAGE))
 
 
 def test_the_fields_of_other_commands_are_all_there() -> None:
     text = "\n".join(prose(PAGE))
-    for command in fields.COMMANDS.keys() - {"request"}:
+    for command in diagnostics.FIELD_CHECKS.keys() - {"request"}:
         (shown,) = re.findall(rf"^## `{command}`\n\n`\{{(.*?)\}}`", text, re.MULTILINE)
         named = {name.strip().strip('"?').rstrip('"'): name.endswith("?") for name in shown.split(",") if name}
-        optional = {field: field not in fields.REQUIRED.get(command, ()) for field in fields.COMMANDS[command]}
+        optional = {
+            field: field not in diagnostics.REQUIRED_FIELDS.get(command, ())
+            for field in diagnostics.FIELD_CHECKS[command]
+        }
         assert named == optional, command
 
 
 def test_the_fields_of_request_are_as_they_are_checked() -> None:
     rows = {code(row["Field"]): row for row in table(PAGE, "Field", "Type")}
-    check = fields.COMMANDS["request"]
+    check = diagnostics.FIELD_CHECKS["request"]
     assert rows.keys() == check.keys()
     default = Request()
     defaults = {
@@ -158,39 +161,39 @@ def test_the_fields_of_request_are_as_they_are_checked() -> None:
 
 
 def test_the_limits_are_the_code_s() -> None:
-    limits = {
-        "Bytes in a line": framing.MAX_LINE,
-        "Nesting of JSON": fields.MAX_DEPTH,
+    bounds = {
+        "Bytes in a line": framing.MAX_LINE_BYTES,
+        "Nesting of JSON": limits.MAX_DEPTH,
         "Resources in a request": resources.MAX_RESOURCES,
         "Resources that one request can choose from": resources.MAX_CHOICES,
-        "Greatest weight, and greatest target, as numbers": fields.MAX_WEIGHT,
-        "Digits of a weight or target as a string": fields.MAX_DIGITS,
+        "Greatest weight, and greatest target, as numbers": limits.MAX_WEIGHT,
+        "Digits of a weight or target as a string": limits.MAX_DIGITS,
         "Prefixes watched by a connection": watches.MAX_WATCHES,
         "Characters in a prefix": resources.MAX_NAME,
         "Rows of a `watching`": watches.MAX_WATCHING_ROWS,
         "Bytes of rows in a `watching`": watches.MAX_WATCHING_BYTES,
         "Messages for a watcher at once": watches.MAX_BUFFERED_EVENTS,
         "Characters in a resource's or transaction's name": resources.MAX_NAME,
-        "Characters in a `ref`": fields.MAX_REF,
-        "Characters in a `note`": fields.MAX_NOTE,
-        "Characters in a `client`": fields.MAX_CLIENT,
-        "Greatest timeout, ms": fields.MAX_TIMEOUT_MS,
-        "Greatest priority, and least with a minus": fields.MAX_PRIORITY,
+        "Characters in a `ref`": limits.MAX_REF,
+        "Characters in a `note`": limits.MAX_NOTE,
+        "Characters in a `client`": limits.MAX_CLIENT,
+        "Greatest timeout, ms": limits.MAX_TIMEOUT_MS,
+        "Greatest priority, and least with a minus": limits.MAX_PRIORITY,
         "Default of both timeouts, ms": Request().queue_timeout_ms,
-        "Rows of `inspect`": fields.MAX_ROWS,
+        "Rows of `inspect`": limits.MAX_ROWS,
         "Rows of `inspect` by default": commands.Inspect().limit,
-        "Bytes of rows in an `inspected`": replies.MAX_ANSWER,
-        "Resources named in a row": replies.ROW_RESOURCES,
+        "Bytes of rows in an `inspected`": replies.MAX_INSPECTED_BYTES,
+        "Resources named in a row": replies.MAX_ROW_RESOURCES,
         "Blockers named": view.MAX_LISTED_BLOCKERS,
         "Blockers counted exactly": view.MAX_COUNTED_BLOCKERS,
         "Ended ids remembered, at least": manager.RECENT_OUTCOMES,
         "Ended requests remembered by a connection or session": session.MAX_RETAINED_REPLIES,
         "Ended requests remembered by all sessions": sessions.MAX_RETAINED_REPLIES_TOTAL,
-        "Characters in the secret of a session, at least": fields.MIN_SECRET,
-        "Characters in the secret of a session, at most": fields.MAX_SECRET,
+        "Characters in the secret of a session, at least": limits.MIN_SECRET,
+        "Characters in the secret of a session, at most": limits.MAX_SECRET,
         "Default of `sessionTimeout`, ms": commands.Hello().session_timeout_ms,
-        "Characters in a token": fields.MAX_TOKEN,
-        "Characters in a namespace": fields.MAX_NAMESPACE,
+        "Characters in a token": limits.MAX_TOKEN,
+        "Characters in a namespace": limits.MAX_NAMESPACE,
         "Bytes in the first line, where the server has tokens": auth.MAX_HELLO_BYTES,
         "Seconds until the first line, where the server has tokens": auth.HELLO_TIMEOUT_S,
         "Requests of a session, held and waiting": SETTINGS.limits.max_requests_per_session,
@@ -200,7 +203,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Waiting requests, for each resource that they name": SETTINGS.limits.max_queue,
         "Connections": SETTINGS.limits.max_connections,
         "Connections from one address": SETTINGS.limits.max_connections_per_address,
-        "Greatest id in a command, and least with a minus": fields.MAX_ID,
+        "Greatest id in a command, and least with a minus": limits.MAX_ID,
         "Bytes of one connection's commands that wait to be executed": scheduler.MAX_QUEUED_BYTES,
         "Bytes of commands that wait for the store": SETTINGS.limits.max_pending,
         "Bytes of incomplete lines of all connections together": SETTINGS.limits.max_partial,
@@ -208,17 +211,17 @@ def test_the_limits_are_the_code_s() -> None:
         "Bytes that a client leaves unread before it is disconnected": SETTINGS.limits.max_unread,
     }
     rows = table(PAGE, "What", "Limit")
-    assert {row["What"]: number(row["Limit"]) for row in rows} == limits
+    assert {row["What"]: number(row["Limit"]) for row in rows} == bounds
     for row in rows:
         if row["Set by"]:
             field = code(row["Set by"]).removeprefix("GENIE_").lower()
-            assert SETTINGS.options()[field] == limits[row["What"]]
+            assert SETTINGS.options()[field] == bounds[row["What"]]
 
 
 @pytest.mark.parametrize(
     "sentence",
     [
-        f"from 1 to {fields.MAX_ROWS:,}, by default {commands.Inspect().limit}: the rows",
+        f"from 1 to {limits.MAX_ROWS:,}, by default {commands.Inspect().limit}: the rows",
         f"the first {view.MAX_LISTED_BLOCKERS} of them",
         f"nothing for {connection.LINGER_IDLE_S:.0f} s, for at most {connection.LINGER_S:.0f} s and {connection.MAX_LINGER_BYTES >> 20} MiB",
         f"not completed within {partial_lines.MAX_LINE_AGE_S:.0f} s",
@@ -226,13 +229,13 @@ def test_the_limits_are_the_code_s() -> None:
         f"exact up to {view.MAX_COUNTED_BLOCKERS:,} and",
         f"the last {manager.RECENT_OUTCOMES:,} ids",
         f"remembers the last {session.MAX_RETAINED_REPLIES:,} requests that ended, and all sessions together the last {sessions.MAX_RETAINED_REPLIES_TOTAL:,};",
-        f"decimal strings of up to {fields.MAX_DIGITS} digits",
+        f"decimal strings of up to {limits.MAX_DIGITS} digits",
         f"within {auth.HELLO_TIMEOUT_S:.0f} seconds and {auth.MAX_HELLO_BYTES:,} bytes",
-        f"a string of 1 to {fields.MAX_TOKEN:,} characters. A server without tokens",
-        f"a string of 1 to {fields.MAX_NAMESPACE} letters (A to Z), digits or any of",
-        f"a secret of {fields.MIN_SECRET} to {fields.MAX_SECRET} characters",
-        f"1 to {fields.MAX_TIMEOUT_MS}, by default {commands.Hello().session_timeout_ms:,}",
-        f"at most {replies.ROW_RESOURCES} of its resources",
+        f"a string of 1 to {limits.MAX_TOKEN:,} characters. A server without tokens",
+        f"a string of 1 to {limits.MAX_NAMESPACE} letters (A to Z), digits or any of",
+        f"a secret of {limits.MIN_SECRET} to {limits.MAX_SECRET} characters",
+        f"1 to {limits.MAX_TIMEOUT_MS}, by default {commands.Hello().session_timeout_ms:,}",
+        f"at most {replies.MAX_ROW_RESOURCES} of its resources",
         f"1 to {resources.MAX_NAME} characters, any but control characters",
     ],
 )

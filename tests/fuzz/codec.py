@@ -29,7 +29,7 @@ EXPECTED = (
     *("framing", "framing too long", "address", "address refused", "resource", "resource refused"),
     *("command Request", "command Release", "command ReleaseByRef", "command Take", "command Extend"),
     *("command Ping", "command Hello", "command Bye", "command Inspect", "command Watch", "command Unwatch"),
-    "command Within",
+    "command Namespaced",
     *("command refused bad-json", "command refused bad-message", "command refused bad-request"),
     *("command refused unknown-command", "message refused", "message unknown", "message Queued", "message Locked"),
     *("message Released", "message Extended", "message Pong", "message Inspected", "message Watching"),

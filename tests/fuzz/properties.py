@@ -14,10 +14,10 @@ from genie import core
 from genie.client import config
 from genie.core import Extend, Reason, Release, Request, State, Take
 from genie.errors import RequestRejected
-from genie.protocol import codec, commands, fields, messages, replies, resources
+from genie.protocol import codec, commands, diagnostics, messages, replies, resources
 from genie.protocol import framing as framing_module
-from genie.protocol.commands import Hello, Inspect, Unwatch, Watch, Within
-from genie.protocol.framing import SPLIT_BYTES, Lines, LineTooLong
+from genie.protocol.commands import Hello, Inspect, Namespaced, Unwatch, Watch
+from genie.protocol.framing import SPLIT_BYTES, LineReader, LineTooLong
 
 CODES = {"bad-json", "bad-message", "bad-request", "unknown-command"}
 
@@ -33,7 +33,7 @@ def framing(data: bytes) -> str:
     expected, ends = by_the_rule(stream, limit)
     for step, split_bytes in ((len(stream) + 1, SPLIT_BYTES), (len(stream) + 1, 5), (1, SPLIT_BYTES), (0, 3)):
         framing_module.SPLIT_BYTES = split_bytes
-        lines, got, ended, place = Lines(limit), [], False, 0
+        lines, got, ended, place = LineReader(limit), [], False, 0
         while place < len(stream) and not ended:
             size = step or chance.randrange(1, 2 * limit + 3)
             try:
@@ -41,7 +41,7 @@ def framing(data: bytes) -> str:
             except LineTooLong as too_long:
                 got += too_long.lines
                 ended = True
-            assert len(lines.rest) <= limit + 1, "more than one line is kept"
+            assert len(lines.partial) <= limit + 1, "more than one line is kept"
             place += size
         framing_module.SPLIT_BYTES = SPLIT_BYTES
         assert (got, ended) == (expected, ends), f"cut by {step}: {got} {ended}, not {expected} {ends}"
@@ -75,7 +75,7 @@ def command(line: bytes) -> str:
     message = json.loads(line)
     payload = message.get("payload") or {}
     assert message.keys() <= {"command", "payload"}
-    assert fields.wrong(message["command"], payload) is None, "taken, though it is explained as wrong"
+    assert diagnostics.payload_error(message["command"], payload) is None, "taken, though it is explained as wrong"
     _as_said(read, {name: value for name, value in payload.items() if value is not None})
     within_bounds(read)
     return f"command {type(read).__name__}"
@@ -90,7 +90,7 @@ def _explained(line: bytes, rejected: RequestRejected) -> None:
         return
     message = codec.loads(line)
     name, payload = message["command"], message.get("payload") or {}
-    wrong = fields.wrong(name, payload)
+    wrong = diagnostics.payload_error(name, payload)
     assert wrong is not None, f"refused as {rejected.message}, and nothing explains it"
     assert rejected.message == f"{name}: {wrong}"
     ref, id_ = payload.get("ref"), payload.get("id")
@@ -103,7 +103,7 @@ def _explained(line: bytes, rejected: RequestRejected) -> None:
 
 def _as_said(read: Any, payload: dict[str, Any]) -> None:
     """Whether a command is what its payload says."""
-    if isinstance(read, Within):
+    if isinstance(read, Namespaced):
         assert read.namespace == payload["namespace"]
         read = read.command
     ref = read.request.ref if isinstance(read, Take) else read.ref
@@ -133,9 +133,9 @@ def _as_said(read: Any, payload: dict[str, Any]) -> None:
 
 def within_bounds(read: Any) -> None:
     """The limits of protocol.md, said again."""
-    if isinstance(read, Within):
+    if isinstance(read, Namespaced):
         _namespace(read.namespace)
-        assert not isinstance(read.command, (Hello, Within))
+        assert not isinstance(read.command, (Hello, Namespaced))
         within_bounds(read.command)
     elif isinstance(read, Take):
         names = [name for name, _ in read.choices]
@@ -247,7 +247,7 @@ def reply(data: bytes) -> str:
         read = _read(replies.event(request, text, exclusive=True, state="locked"))
         assert (read.payload.resource, read.payload.transactionName) == (text, transaction)
     elif kind == 6:
-        read = _read(replies.watching(text, [replies.held(request, text, exclusive=False)], False, ref))
+        read = _read(replies.watching(text, [replies.watching_row(request, text, exclusive=False)], False, ref))
         assert (read.payload.prefix, read.payload.held[0].resource) == (text, text)
     elif kind == 7:
         line = replies.welcome("1.0", text, resumed=True, quiet=chance.random() < 0.5, ref=ref)
@@ -294,10 +294,10 @@ def resource(data: bytes) -> str:
     """What people write is a resource that the server takes, or ValueError."""
     text = data.decode(errors="replace")
     try:
-        spelled = resources.from_people(text)
+        spelled = resources.parse_resource_arg(text)
     except ValueError:
         return "resource refused"
-    _names([resources.parse(spelled)[1]])
+    _names([resources.parse_resource(spelled)[1]])
     return "resource"
 
 

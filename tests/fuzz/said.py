@@ -8,8 +8,8 @@ from typing import Any
 from genie.config import Settings
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
-from genie.protocol.commands import HTTP, Hello, ReleaseByRef, Within, read
-from genie.protocol.fields import is_hello
+from genie.protocol.commands import HTTP_METHODS, Hello, Namespaced, ReleaseByRef, read
+from genie.protocol.diagnostics import is_hello
 from genie.server.rejections import spanning
 
 NAMESPACE = Settings().namespaces[0]
@@ -73,7 +73,7 @@ def understood(line: bytes, now_ms: float) -> Said:
     except RequestRejected as wrong:
         meant = wrong.code in ("bad-json", "bad-message", "unknown-command") and b"hello" in line.lower()
         return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, greets=meant or is_hello(line))
-    if isinstance(command, Within):
+    if isinstance(command, Namespaced):
         if command.namespace != NAMESPACE:
             wrong = spanning(command, NAMESPACE)
             return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, foreign=True)
@@ -109,7 +109,7 @@ class Mouth:
                 found.append(self._end("too long", now_ms))
             elif not line.strip():
                 continue
-            elif not self.begun and line.startswith(HTTP):
+            elif not self.begun and line.startswith(HTTP_METHODS):
                 found.append(self._end("http", now_ms))
             else:
                 self.begun = True

@@ -25,7 +25,7 @@ from fuzz.grammar import Step, plan
 from fuzz.stage import Stage
 from genie.core import Reason
 from genie.errors import Code
-from genie.protocol.fields import COMMANDS
+from genie.protocol.diagnostics import FIELD_CHECKS
 from genie.testing.simulation.loop import SimLoop
 
 SIZE = 250
@@ -38,7 +38,7 @@ UNSAID = {Code.UNAUTHORIZED}
 """Codes that a server without a token never says."""
 
 EXPECTED = (
-    *(f"say {command}" for command in COMMANDS),
+    *(f"say {command}" for command in FIELD_CHECKS),
     *("say wrong", "say http", "say too long", "begun", "resumed", "repeated", "quiet"),
     *("say release by ref", "a new server", "the store was away"),
     *(f"told released {reason}" for reason in Reason),

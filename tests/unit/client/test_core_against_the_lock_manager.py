@@ -19,7 +19,7 @@ from genie.errors import ConnectionLost, GenieError, LockLost, TransactionTimeou
 from genie.observability.stats import Stats
 from genie.protocol import messages
 from genie.protocol.commands import read_hello
-from genie.protocol.resources import parse
+from genie.protocol.resources import parse_resource
 from genie.server.connection import END_OF_INPUT, ConnectionState
 from genie.server.dispatcher import Dispatcher
 from genie.server.sessions import Session
@@ -329,7 +329,7 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
     believed = {request.id for request in world.requests if request.state is State.HELD}
     for request in world.requests:
         if request.id in held & believed:
-            assert {parse(name)[1] for name in request.resources} == set(
+            assert {parse_resource(name)[1] for name in request.resources} == set(
                 world.server.manager.table.held[request.id].names()
             )
     outlived = {request.id for request, error in world.lost.items() if isinstance(error, TransactionTimeout)}

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.protocol.framing import Lines, LineTooLong
+from genie.protocol.framing import LineReader, LineTooLong
 
 
 @given(st.lists(st.binary(max_size=12)), st.lists(st.integers(1, 9), min_size=1))
 def test_lines_are_the_same_however_they_come(parts: list[bytes], cuts: list[int]) -> None:
     stream = b"\n".join(parts)
-    lines, got, place, turn = Lines(1000), [], 0, 0
+    lines, got, place, turn = LineReader(1000), [], 0, 0
     while place < len(stream):
         size = cuts[turn % len(cuts)]
         got += lines.feed(stream[place : place + size])
@@ -23,7 +23,7 @@ def test_lines_are_the_same_however_they_come(parts: list[bytes], cuts: list[int
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_the_bound(step: int, size: int, end: bytes) -> None:
     stream = b"ok\n" + b"x" * size + end + b"behind\n"
-    lines, got = Lines(10), []
+    lines, got = LineReader(10), []
     try:
         for place in range(0, len(stream), step):
             got += lines.feed(stream[place : place + step])
@@ -37,8 +37,8 @@ def test_the_bound(step: int, size: int, end: bytes) -> None:
 
 
 def test_an_endless_line_is_not_kept() -> None:
-    lines = Lines(100)
+    lines = LineReader(100)
     with pytest.raises(LineTooLong):
         for _ in range(200):
             lines.feed(b"x")
-    assert len(lines.rest) <= 102
+    assert len(lines.partial) <= 102

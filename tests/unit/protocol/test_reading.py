@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
-from genie.protocol import commands, fields
-from genie.protocol.commands import Bye, Hello, Inspect, Ping, ReleaseByRef, Unwatch, Watch, Within
+from genie.protocol import commands, diagnostics, limits
+from genie.protocol.commands import Bye, Hello, Inspect, Namespaced, Ping, ReleaseByRef, Unwatch, Watch
 from searches import examples
 
 SCALARS = st.one_of(
@@ -87,13 +87,13 @@ MESSAGE = st.fixed_dictionaries(
 @given(MESSAGE)
 def test_what_is_refused_is_explained_and_nothing_else(message: dict[str, Any]) -> None:
     command, payload = message["command"], message.get("payload")
-    if payload is None and command in fields.BARE:
+    if payload is None and command in diagnostics.PAYLOAD_OPTIONAL:
         payload = {}
     explained = (
-        command not in fields.COMMANDS
+        command not in diagnostics.FIELD_CHECKS
         or type(payload) is not dict
         or not message.keys() <= {"command", "payload"}
-        or fields.wrong(command, payload) is not None
+        or diagnostics.payload_error(command, payload) is not None
     )
     rejected = None
     try:
@@ -104,7 +104,7 @@ def test_what_is_refused_is_explained_and_nothing_else(message: dict[str, Any]) 
     if rejected is not None:
         assert "$" not in rejected.message, "an explanation names the field in words"
         ref = payload.get("ref") if type(payload) is dict else None
-        assert rejected.ref == (ref if type(ref) is str and 0 < len(ref) <= fields.MAX_REF else None)
+        assert rejected.ref == (ref if type(ref) is str and 0 < len(ref) <= limits.MAX_REF else None)
         assert rejected.id is None or command in ("release", "extend")
 
 
@@ -235,11 +235,11 @@ def test_every_field_has_a_rule_and_every_rule_a_field() -> None:
         "watch": commands.WatchPayload,
         "unwatch": commands.WatchPayload,
     }
-    assert typed.keys() == fields.COMMANDS.keys()
+    assert typed.keys() == diagnostics.FIELD_CHECKS.keys()
     for name, payload in typed.items():
-        assert set(payload.__struct_fields__) == set(fields.COMMANDS[name]), name
+        assert set(payload.__struct_fields__) == set(diagnostics.FIELD_CHECKS[name]), name
         required = {field.name for field in msgspec.structs.fields(payload) if field.required}
-        assert required == set(fields.REQUIRED.get(name, ())), name
+        assert required == set(diagnostics.REQUIRED_FIELDS.get(name, ())), name
 
 
 def test_every_command_carries_its_ref() -> None:
@@ -254,7 +254,7 @@ def test_every_command_carries_its_ref() -> None:
     assert commands.read(line("hello", ref="r")) == Hello(ref="r")
 
 
-@pytest.mark.parametrize("command", sorted(fields.COMMANDS))
+@pytest.mark.parametrize("command", sorted(diagnostics.FIELD_CHECKS))
 def test_an_error_carries_an_id_only_where_an_id_is_released_or_extended(command: str) -> None:
     with pytest.raises(RequestRejected) as caught:
         commands.read(line(command, id=7, ref="r", nonsense=1))
@@ -268,15 +268,15 @@ def line(command: str, **payload: Any) -> bytes:
 
 def test_a_command_may_say_its_namespace() -> None:
     request = commands.read(line("request", resources=["exclusive:a"], ref="r", namespace="billing-2.eu:west_1"))
-    assert isinstance(request, Within)
+    assert isinstance(request, Namespaced)
     assert request.namespace == "billing-2.eu:west_1"
     assert isinstance(request.command, Request)
     assert (request.command.exclusive, request.command.ref) == (("a",), "r")
     take = commands.read(line("request", anyOf=["exclusive:a"], target=1, namespace="b"))
-    assert isinstance(take, Within)
+    assert isinstance(take, Namespaced)
     assert isinstance(take.command, Take)
-    assert commands.read(line("release", id=7, namespace="b")) == Within("b", Release(7))
-    assert commands.read(line("watch", prefix="", namespace="b")) == Within("b", Watch(""))
+    assert commands.read(line("release", id=7, namespace="b")) == Namespaced("b", Release(7))
+    assert commands.read(line("watch", prefix="", namespace="b")) == Namespaced("b", Watch(""))
     assert commands.read(line("release", id=7, namespace=None)) == Release(7)
     with pytest.raises(RequestRejected, match="ping: unknown field 'namespace'"):
         commands.read(line("ping", namespace="b"))
@@ -289,7 +289,7 @@ def test_hello_says_what_the_connection_is_for() -> None:
     assert hello == Hello("x" * 16, 5, None, 1, "mine/2", quiet=True)
 
 
-@pytest.mark.parametrize("command", [name for name, known in fields.COMMANDS.items() if "namespace" in known])
+@pytest.mark.parametrize("command", [name for name, known in diagnostics.FIELD_CHECKS.items() if "namespace" in known])
 @pytest.mark.parametrize("wrong", ["", "x" * 129, "a b", "a/b", "\u00e4", "a\n", 7, True, ["genie"], {}])
 def test_what_is_no_namespace_is_named(command: str, wrong: object) -> None:
     payload = (
@@ -298,7 +298,7 @@ def test_what_is_no_namespace_is_named(command: str, wrong: object) -> None:
         else {
             name: value
             for name, value in (("id", 7), ("transactionTimeout", 1), ("prefix", ""))
-            if name in fields.COMMANDS[command]
+            if name in diagnostics.FIELD_CHECKS[command]
         }
     )
     with pytest.raises(RequestRejected) as caught:

@@ -1,0 +1,25 @@
+"""Protocol version, defaults and limits of the fields of a command: both sides of a connection read them here."""
+
+from typing import Final
+
+PROTOCOL: Final = 1
+"""The protocol version that this server speaks."""
+DEFAULT_TIMEOUT_MS: Final = 10_000.0
+MAX_TIMEOUT_MS: Final = 2_147_483_647
+MAX_PRIORITY: Final = 2**31
+MAX_REF: Final = 128
+MAX_NOTE: Final = 256
+MAX_CLIENT: Final = 128
+MIN_SECRET: Final = 16
+MAX_SECRET: Final = 128
+MAX_TOKEN: Final = 1024
+MAX_NAMESPACE: Final = 128
+NAMESPACE_PATTERN: Final = "[A-Za-z0-9_.:-]+"
+MAX_ID: Final = 2**53 - 1
+MAX_WEIGHT: Final = 2**63 - 1
+MAX_DIGITS: Final = 78
+"""Digits in a weight or target that is written as a string: enough for 256 bits."""
+DECIMAL_PATTERN: Final = "[1-9][0-9]*"
+MAX_ROWS: Final = 1_000
+MAX_DEPTH: Final = 16
+"""Objects and lists within each other. No message needs more than three."""
