@@ -48,9 +48,9 @@ class InMemorySelector:
         self._closing = asyncio.Lock()
 
     @property
-    def trouble(self) -> Exception | None:
+    def store_error(self) -> Exception | None:
         """What the store failed with, until it could be read again: tokens are selected from an old copy meanwhile."""
-        return self._selector.trouble
+        return self._selector.store_error
 
     def start(self) -> None:
         """Open and load the store, and follow it from then on.

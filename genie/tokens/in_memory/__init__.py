@@ -1,4 +1,4 @@
-"""Choosing tokens in the memory of one process, which has them to itself."""
+"""Token selection in the memory of one process that has its wallets to itself."""
 
 from genie.tokens.in_memory.selector import InMemorySelector
 

@@ -1,12 +1,14 @@
-"""An event loop in a thread of its own, whose state other threads may use as well.
+"""An event loop in a thread of its own whose state other threads may use too.
 
-The state of a selector is atomic between two awaits. For threads the same is kept by a mutex: the loop's thread holds it
-whenever it runs, and releases it only while it polls for I/O. Another thread that holds it is alone with the state, as a
-callback of the loop would be. So a call that waits for nothing is executed by the calling thread itself, which takes some
-microseconds; handing it to the loop and back takes a hundred.
+Between two awaits the state of a selector changes atomically. A mutex extends this to threads: the
+loop's thread holds it whenever it runs, and releases it only while it polls for I/O. A thread that
+holds the mutex has exclusive access, like a callback of the loop. A call that awaits nothing is
+therefore executed by the calling thread itself, in some microseconds; passing it to the loop and
+back takes about a hundred.
 
-The main thread never takes the mutex. Signal handlers run there, between any two instructions, and may raise (as Ctrl-C
-does): that would leave the state half changed. Its calls are handed to the loop.
+The main thread never takes the mutex. Signal handlers run there between any two instructions and
+may raise, as Ctrl-C does, which would leave the state half changed. Its calls are passed to the
+loop.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ class Closed(RuntimeError):
 
 
 class NeedsLoop(Exception):
-    """A call would have to wait, and is not made in the event loop. It has changed nothing."""
+    """A call would have to wait, and does not run in the event loop. It has changed nothing."""
 
 
 class Mutex:
-    """Mutual exclusion of the event loop's thread and of others. It is the guard of the selector that it protects."""
+    """Mutual exclusion of the event loop's thread and other threads. It is the guard of the
+    selector that it protects.
+    """
 
     __slots__ = ("_lock", "_owner", "loop_thread")
 
@@ -44,16 +48,16 @@ class Mutex:
         self._lock = threading.Lock()
         self._owner: int | None = None
         self.loop_thread: int | None = None
-        """The thread that may wait while it holds the mutex, for it is then released."""
+        """The thread that may await while it holds the mutex: polling releases it."""
 
     def acquire(self) -> None:
-        """Wait for the mutex. RuntimeError as by `check_free`."""
+        """Wait for the mutex. RuntimeError as in `check_free`."""
         self.check_free()
         self._lock.acquire()
         self._owner = get_ident()
 
     def check_free(self) -> None:
-        """RuntimeError where this thread holds the mutex: it would wait for itself."""
+        """Raise RuntimeError if this thread holds the mutex: it would deadlock."""
         if self._owner == get_ident():
             raise RuntimeError(
                 "a selector for threads can't be called while it executes a call: neither by a `where`, nor by its store, nor"
@@ -61,32 +65,32 @@ class Mutex:
             )
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the mutex."""
         self._owner = None
         self._lock.release()
 
     # -- as a guard -----------------------------------------------------------------------------------------
 
     def bind(self) -> None:
-        """Nothing: any thread that holds the mutex may use the selector."""
+        """Do nothing: any thread that holds the mutex may use the selector."""
 
     def check(self) -> None:
-        """RuntimeError where this thread does not hold the mutex."""
+        """Raise RuntimeError if this thread does not hold the mutex."""
         if get_ident() != self._owner:
             raise RuntimeError("a selector for threads is used only through its facade")
 
     def check_can_wait(self) -> None:
-        """NeedsLoop outside of the event loop."""
+        """Raise NeedsLoop outside of the event loop."""
         if get_ident() != self.loop_thread:
             raise NeedsLoop
 
     def time(self) -> float:
-        """Seconds of the monotonic clock, which is also the event loop's."""
+        """Return the monotonic clock's seconds, which is also the event loop's clock."""
         self.check()
         return time.monotonic()
 
 
-class _Polling(selectors.DefaultSelector):
+class _PollingSelector(selectors.DefaultSelector):
     """Releases a mutex while the event loop polls for I/O."""
 
     def __init__(self, mutex: Mutex) -> None:
@@ -102,7 +106,7 @@ class _Polling(selectors.DefaultSelector):
 
 
 class _Call(Generic[T]):
-    """A coroutine that a thread hands to the loop. Its methods are called in the loop's thread."""
+    """A coroutine that a thread has passed to the loop. Its methods run in the loop's thread."""
 
     __slots__ = ("_abandoned", "_coroutine", "_task", "_undo", "outcome", "posted")
 
@@ -112,26 +116,26 @@ class _Call(Generic[T]):
         self._task: asyncio.Task[None] | None = None
         self._abandoned = False
         self.posted = False
-        """Whether the loop may have heard of it."""
+        """Whether the loop may have received it."""
         self.outcome: Future[T] = Future()
 
     def begin(self) -> None:
-        """Execute the coroutine."""
+        """Start the coroutine."""
         self._task = asyncio.get_running_loop().create_task(self._execute())
         self._task.add_done_callback(lambda _: self._coroutine.close())  # cancelled before it began
 
     def abandon(self) -> None:
-        """The thread was interrupted and will not take the outcome: cancel the call, or undo it if it has succeeded."""
+        """The calling thread was interrupted: cancel the call, or undo it if it has succeeded."""
         self._abandoned = True
         if self._task is None:
             self._coroutine.close()
         elif not self._task.done():
             self._task.cancel()
         elif self.outcome.done() and self.outcome.exception() is None:
-            self._undone(self.outcome.result())
+            self._undo_result(self.outcome.result())
 
     def fail(self) -> None:
-        """The loop has ended, and the coroutine has not begun. Also called in the thread that made the call."""
+        """The loop has ended before the coroutine began. Also runs in the calling thread."""
         with suppress(InvalidStateError):
             self.outcome.set_exception(Closed())
             self._coroutine.close()
@@ -145,16 +149,18 @@ class _Call(Generic[T]):
             self.outcome.set_exception(error)
         else:
             if self._abandoned:
-                self._undone(result)
+                self._undo_result(result)
             self.outcome.set_result(result)
 
-    def _undone(self, result: T) -> None:
+    def _undo_result(self, result: T) -> None:
         if self._undo is not None:
             self._undo(result)
 
 
 class Background:
-    """An event loop in a daemon thread, which begins with the first call that needs it. For any number of threads."""
+    """An event loop in a daemon thread, started by the first call that needs it. For any number of
+    threads.
+    """
 
     def __init__(self, name: str) -> None:
         self.mutex = Mutex()
@@ -166,12 +172,13 @@ class Background:
         self._loop: asyncio.AbstractEventLoop
         self._stopping = asyncio.Event()
         self.stopped = False
-        """Whether the loop ends or has ended, or will never begin."""
+        """Whether the loop is ending or has ended, or will never start."""
 
     def call(self, make: Callable[[], Coroutine[Any, Any, T]], undo: Callable[[T], object] | None = None) -> T:
-        """Execute a coroutine in this thread, or in the loop where it has to wait or this is the main thread.
+        """Execute a coroutine in this thread; in the loop if it has to wait, or if this is the main
+        thread.
 
-        A `make` that has raised NeedsLoop is called once more. `undo` as in `run`.
+        `make` is called again if its coroutine raised NeedsLoop. `undo` as in `run`.
         """
         if self.stopped:
             raise Closed
@@ -189,13 +196,13 @@ class Background:
     def run(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
         """Execute a coroutine in the loop, and wait for its outcome.
 
-        A thread that is interrupted meanwhile (KeyboardInterrupt) cancels it; if it has succeeded already its result is
-        given to `undo`, in the loop. Closed where the loop has ended or ends before the coroutine.
+        KeyboardInterrupt in the waiting thread cancels it; if it has succeeded already its result
+        is passed to `undo`, in the loop. Closed if the loop has ended or ends before the coroutine.
         """
         call = _Call(coroutine, undo)
         try:
             self._begin()
-            self._calls.add(call)  # before the look: the loop first sets `stopped`, and fails all calls at its end
+            self._calls.add(call)  # before the check: the loop first sets `stopped`, then fails all calls
             self._check_usable()
             call.posted = True
             self._post(lambda: call.fail() if self.stopped else call.begin())
@@ -207,7 +214,7 @@ class Background:
             self._calls.discard(call)
 
     def stop(self) -> None:
-        """Cancel what still runs in the loop, and end it. A second time waits for the same."""
+        """Cancel what runs in the loop, and end it. A second call waits for the same."""
         self.mutex.check_free()
         with self._starting:
             if self._thread is None:
@@ -223,8 +230,8 @@ class Background:
         if self._thread is None:
             with self._starting:
                 if self._thread is None and not self.stopped:
-                    self._loop = asyncio.SelectorEventLoop(_Polling(self.mutex))
-                    thread = threading.Thread(target=self._live, name=self._name, daemon=True)
+                    self._loop = asyncio.SelectorEventLoop(_PollingSelector(self.mutex))
+                    thread = threading.Thread(target=self._run_loop, name=self._name, daemon=True)
                     thread.start()
                     self._thread = thread
 
@@ -234,13 +241,13 @@ class Background:
         self.mutex.check_free()
 
     def _post(self, callback: Callable[[], None]) -> None:
-        """Let the loop call something. Closed where it has ended."""
+        """Let the loop call something. Closed if it has ended."""
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             raise Closed from None
 
-    def _live(self) -> None:
+    def _run_loop(self) -> None:
         self.mutex.loop_thread = get_ident()
         self.mutex.acquire()
         try:
@@ -253,7 +260,7 @@ class Background:
 
     async def _until_stopped(self) -> None:
         await self._stopping.wait()
-        self.stopped = True  # what has begun by now is cancelled, and nothing more begins
+        self.stopped = True  # calls in progress are cancelled, and no more are started
 
     def _drop(self, call: _Call[Any], error: BaseException) -> None:
         if call.outcome.done() and call.outcome.exception() is error:
@@ -268,11 +275,11 @@ class Background:
 
 
 def immediately(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Execute a coroutine that does not have to wait."""
+    """Execute a coroutine that awaits nothing, and return its result."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: T = done.value
         return result
     coroutine.close()
-    raise RuntimeError("a call that should not have to wait does")
+    raise RuntimeError("a call that must not wait did")

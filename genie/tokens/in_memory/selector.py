@@ -1,8 +1,9 @@
-"""Choosing tokens for an amount out of the buckets.
+"""The selector for one process that has its wallets to itself.
 
-All that is chosen is claimed at once, between two awaits. Only where the store must be read, because of some tokens
-just id and amount are in memory, is there an await; what is claimed by then stays claimed, and is given back if it
-comes to nothing: the store fails, the caller is cancelled, what is left is too little.
+`TokenPicker` reserves tokens without an await, so that each selection is atomic. Only if some of
+the chosen tokens are not in memory does it read the store. Tokens reserved by then stay reserved
+meanwhile, and are released if the selection fails: the store raises, the caller is cancelled, or
+what is left does not suffice.
 """
 
 from __future__ import annotations
@@ -14,8 +15,16 @@ from typing import Any, Self
 
 from genie.tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
 from genie.tokens.guard import Guard, ThreadGuard
-from genie.tokens.in_memory.claims import Bucket, Buckets, Claim, Claims, Entry, largest, take
-from genie.tokens.in_memory.follower import Follower
+from genie.tokens.in_memory.follower import StoreFollower
+from genie.tokens.in_memory.reservations import (
+    Bucket,
+    Buckets,
+    Reservation,
+    ReservationTable,
+    TokenEntry,
+    largest,
+    reserve_entries,
+)
 from genie.tokens.in_memory.selection import InMemorySelection
 from genie.tokens.selection import check_duration, check_limit, read_checkpoint
 from genie.tokens.store import TokenStore
@@ -23,154 +32,177 @@ from genie.tokens.token import MAX_AMOUNT, Token, Wallet, check_amount, wallet
 
 Where = Callable[[Token], bool]
 
-READ_AT_ONCE = 500
-"""Tokens that the store is asked for in one go."""
+READ_BATCH = 500
+"""Tokens requested from the store in one call."""
 
 
-class Picker:
-    """Chooses from the buckets, and reads from the store what they don't keep."""
+class TokenPicker:
+    """Chooses and reserves tokens, and loads from the store those that are not in memory."""
 
-    __slots__ = ("_buckets", "_claims", "_guard", "_store")
+    __slots__ = ("_buckets", "_guard", "_reservations", "_store")
 
-    def __init__(self, claims: Claims, store: TokenStore, guard: Guard) -> None:
+    def __init__(self, reservations: ReservationTable, store: TokenStore, guard: Guard) -> None:
         self._guard = guard
-        self._claims = claims
-        self._buckets = claims.buckets
+        self._reservations = reservations
+        self._buckets = reservations.buckets
         self._store = store
 
-    async def pick(self, claim: Claim, of: Wallet, asked: int, where: Where | None, limit: int | None) -> list[Token]:
-        """Claim tokens that reach `asked`, and return them. Whatever it raises, nothing is claimed then."""
+    async def pick(
+        self, reservation: Reservation, of: Wallet, asked: int, where: Where | None, limit: int | None
+    ) -> list[Token]:
+        """Reserve tokens that reach `asked`, and return them. If it raises nothing is reserved."""
         try:
             while True:
                 if where is None:
-                    self._pick_any(claim, of, asked, limit)
+                    self._reserve_any(reservation, of, asked, limit)
                 else:
-                    await self._pick_where(claim, of, asked, where, limit)
-                tokens = whole(claim.entries)
+                    await self._reserve_where(reservation, of, asked, where, limit)
+                tokens = cached_tokens(reservation.entries)
                 if tokens is None:
-                    tokens = await self.read(claim)
+                    tokens = await self.load(reservation)
                     if sum(token.amount for token in tokens) < asked:
-                        self._claims.end(claim)  # some were spent meanwhile: once more, without them
+                        self._reservations.release(reservation)  # some were spent meanwhile: retry without them
                         continue
                 return tokens
         except BaseException:
-            self._claims.end(claim)
+            self._reservations.release(reservation)
             raise
 
-    async def read(self, claim: Claim) -> list[Token]:
-        """The tokens of a claim, with the store's help. Those that turn out to be spent are left out of it."""
+    async def load(self, reservation: Reservation) -> list[Token]:
+        """Return the tokens of a reservation, loaded from the store where needed; drop those that
+        turn out to be spent.
+        """
         read: dict[str, Token] = {}
-        for part in _parts([entry for entry in claim.entries if entry.token is None]):
+        for part in _batches([entry for entry in reservation.entries if entry.token is None]):
             read |= await self._read(part)
         tokens = []
-        for entry in claim.owned:
+        for entry in reservation.owned:
             token = entry.token or read.get(entry.id)
             if token is None:
                 self._buckets.remove(entry.id)
             else:
-                self._buckets.keep(entry, token)
+                self._buckets.cache_token(entry, token)
                 tokens.append(token)
-        claim.entries = list(claim.owned)
-        self._claims.hold(claim)
+        reservation.entries = list(reservation.owned)
+        self._reservations.renew(reservation)
         return tokens
 
-    async def _read(self, entries: Sequence[Entry]) -> dict[str, Token]:
+    async def _read(self, entries: Sequence[TokenEntry]) -> dict[str, Token]:
         self._guard.check_can_wait()
         return await self._store.get([entry.id for entry in entries])
 
     # -- without a predicate ------------------------------------------------------------------------------
 
-    def _pick_any(self, claim: Claim, of: Wallet, asked: int, limit: int | None) -> None:
+    def _reserve_any(self, reservation: Reservation, of: Wallet, asked: int, limit: int | None) -> None:
         bucket = self._buckets.find(of)
         if bucket is None:
             raise InsufficientFunds(asked, 0, 0, of)
         if bucket.free < asked:
-            locked = bucket.claimed - self._claims.held_by(claim.transaction, bucket)
-            raise _short(asked, bucket.free, locked, of)
-        claim.entries = bucket.pick(asked, claim)
-        if limit is not None and len(claim.entries) > limit:
-            self._claims.end(claim)
-            self._take_largest(claim, bucket.free_entries(), self._of_others(bucket, claim), asked, limit, of)
-        self._claims.hold(claim)
+            locked = bucket.reserved - self._reservations.held_by(reservation.transaction, bucket)
+            raise _shortfall_error(asked, bucket.free, locked, of)
+        reservation.entries = bucket.reserve(asked, reservation)
+        if limit is not None and len(reservation.entries) > limit:
+            self._reservations.release(reservation)
+            self._reserve_largest(
+                reservation, bucket.free_entries(), self._reserved_by_others(bucket, reservation), asked, limit, of
+            )
+        self._reservations.renew(reservation)
 
-    def _take_largest(
-        self, claim: Claim, entries: Iterable[Entry], held: list[Entry], asked: int, limit: int, of: Wallet
+    def _reserve_largest(
+        self,
+        reservation: Reservation,
+        entries: Iterable[TokenEntry],
+        held: list[TokenEntry],
+        asked: int,
+        limit: int,
+        of: Wallet,
     ) -> None:
-        """`held` is what others hold: with it the limit may well be kept."""
+        """Reserve the largest of the entries. `held` are those of others: with them the limit might
+        suffice.
+        """
         free = list(entries)
         chosen, reached = largest(free, asked, limit)
         if reached < asked and largest([*free, *held], asked, limit)[1] >= asked:
-            raise FundsLocked(asked, _worth(free), _worth(held), of)
+            raise FundsLocked(asked, _total(free), _total(held), of)
         if reached < asked:
             raise TooManyTokens(asked, limit, reached)
-        take(chosen, claim)
-        claim.entries = chosen
+        reserve_entries(chosen, reservation)
+        reservation.entries = chosen
 
-    def _of_others(self, bucket: Bucket, claim: Claim) -> list[Entry]:
-        return [entry for entry, holder in self._claims.claimed(bucket) if holder.transaction != claim.transaction]
+    def _reserved_by_others(self, bucket: Bucket, reservation: Reservation) -> list[TokenEntry]:
+        return [
+            entry
+            for entry, holder in self._reservations.reserved_in(bucket)
+            if holder.transaction != reservation.transaction
+        ]
 
-    # -- with one -----------------------------------------------------------------------------------------
+    # -- with a predicate -------------------------------------------------------------------------------------
 
-    async def _pick_where(self, claim: Claim, of: Wallet, asked: int, where: Where, limit: int | None) -> None:
+    async def _reserve_where(
+        self, reservation: Reservation, of: Wallet, asked: int, where: Where, limit: int | None
+    ) -> None:
         bucket = self._buckets.find(of)
         if bucket is None:
             raise InsufficientFunds(asked, 0, 0, of)
-        self._claims.hold(claim)
-        unread = bucket.search(asked, claim, where, claim.entries)
-        reached = _worth(claim.owned)
-        for part in _parts(unread):
+        self._reservations.renew(reservation)
+        unread = bucket.reserve_where(asked, reservation, where, reservation.entries)
+        reached = _total(reservation.owned)
+        for part in _batches(unread):
             if reached >= asked:
                 break
-            self._claim_where(claim, part, await self._read(part), where, asked - reached)
-            reached = _worth(claim.owned)
+            self._reserve_matching(reservation, part, await self._read(part), where, asked - reached)
+            reached = _total(reservation.owned)
         if reached < asked:
-            raise await self._short_where(claim, bucket, asked, reached, where)
-        if limit is not None and len(claim.entries) > limit:
-            self._claims.end(claim)
+            raise await self._shortfall_error_where(reservation, bucket, asked, reached, where)
+        if limit is not None and len(reservation.entries) > limit:
+            self._reservations.release(reservation)
             matching = await self.matching(bucket.free_entries(), where)
-            free = [entry for entry in matching if entry.claim is None]
-            if _worth(free) < asked:
-                raise await self._short_where(claim, bucket, asked, _worth(free), where)
-            held = await self.matching(self._of_others(bucket, claim), where)
-            free = [entry for entry in free if entry.claim is None]
-            self._take_largest(claim, free, held, asked, limit, of)
-        self._claims.hold(claim)
+            free = [entry for entry in matching if entry.reservation is None]
+            if _total(free) < asked:
+                raise await self._shortfall_error_where(reservation, bucket, asked, _total(free), where)
+            held = await self.matching(self._reserved_by_others(bucket, reservation), where)
+            free = [entry for entry in free if entry.reservation is None]
+            self._reserve_largest(reservation, free, held, asked, limit, of)
+        self._reservations.renew(reservation)
 
-    def _claim_where(
-        self, claim: Claim, entries: Iterable[Entry], read: dict[str, Token], where: Where, asked: int
+    def _reserve_matching(
+        self, reservation: Reservation, entries: Iterable[TokenEntry], read: dict[str, Token], where: Where, asked: int
     ) -> None:
         for entry in entries:
             if asked <= 0:
                 break
             token = read.get(entry.id)
-            if token is not None and entry.claim is None and where(token):
-                take((entry,), claim)
-                claim.entries.append(entry)
+            if token is not None and entry.reservation is None and where(token):
+                reserve_entries((entry,), reservation)
+                reservation.entries.append(entry)
                 asked -= entry.amount
 
-    async def _short_where(
-        self, claim: Claim, bucket: Bucket, asked: int, free: int, where: Where
+    async def _shortfall_error_where(
+        self, reservation: Reservation, bucket: Bucket, asked: int, free: int, where: Where
     ) -> InsufficientFunds:
-        held = await self.matching(self._of_others(bucket, claim), where)
-        return _short(asked, free, _worth(held), bucket.wallet)
+        held = await self.matching(self._reserved_by_others(bucket, reservation), where)
+        return _shortfall_error(asked, free, _total(held), bucket.wallet)
 
-    async def matching(self, entries: Iterable[Entry], where: Where) -> list[Entry]:
-        """Those that a predicate lets through. The store may have been awaited: they may be claimed or gone by then."""
-        found: list[Entry] = []
-        unread: list[Entry] = []
+    async def matching(self, entries: Iterable[TokenEntry], where: Where) -> list[TokenEntry]:
+        """Return the entries that a predicate accepts.
+
+        It may await the store: the entries may be reserved or spent when it returns.
+        """
+        found: list[TokenEntry] = []
+        unread: list[TokenEntry] = []
         for entry in entries:
             if entry.token is None:
                 unread.append(entry)
             elif where(entry.token):
                 found.append(entry)
-        for part in _parts(unread):
+        for part in _batches(unread):
             read = await self._read(part)
             found += [entry for entry in part if entry.id in read and where(read[entry.id])]
         return found
 
 
-def whole(entries: Iterable[Entry]) -> list[Token] | None:
-    """The tokens of entries; None, if not all of them are in memory."""
+def cached_tokens(entries: Iterable[TokenEntry]) -> list[Token] | None:
+    """Return the tokens of entries; None if not all of them are in memory."""
     tokens = []
     for entry in entries:
         if entry.token is None:
@@ -179,25 +211,26 @@ def whole(entries: Iterable[Entry]) -> list[Token] | None:
     return tokens
 
 
-def _parts(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
-    return (entries[start : start + READ_AT_ONCE] for start in range(0, len(entries), READ_AT_ONCE))
+def _batches(entries: Sequence[TokenEntry]) -> Iterator[Sequence[TokenEntry]]:
+    return (entries[start : start + READ_BATCH] for start in range(0, len(entries), READ_BATCH))
 
 
-def _worth(entries: Iterable[Entry]) -> int:
+def _total(entries: Iterable[TokenEntry]) -> int:
     return sum(entry.amount for entry in entries)
 
 
-def _short(asked: int, free: int, locked: int, of: Wallet) -> InsufficientFunds:
-    """The error that fits."""
+def _shortfall_error(asked: int, free: int, locked: int, of: Wallet) -> InsufficientFunds:
     kind = FundsLocked if free + locked >= asked else InsufficientFunds
     return kind(asked, free, locked, of)
 
 
-# -- Joining small change: many tokens that spending has split are spent into few --------
+# -- consolidation ------------------------------------------------------------------------------------------
 
 
 class Consolidation(InMemorySelection):
-    """Small change that is held to be joined. Spend it into outputs of `amounts`, the largest first."""
+    """Small tokens, held to be joined: spend them into outputs of `amounts`, which begin with the
+    largest.
+    """
 
     __slots__ = ("amounts",)
 
@@ -206,33 +239,34 @@ class Consolidation(InMemorySelection):
         store: TokenStore,
         tokens: Sequence[Token],
         into: int,
-        claim: Claim,
-        claims: Claims,
-        follower: Follower,
+        reservation: Reservation,
+        reservations: ReservationTable,
+        follower: StoreFollower,
         guard: Guard,
         *,
         restored: bool = False,
     ) -> None:
         asked = sum(token.amount for token in tokens)
-        super().__init__(store, tokens, asked, claim, claims, follower, guard, restored=restored)
+        super().__init__(store, tokens, asked, reservation, reservations, follower, guard, restored=restored)
         self.amounts = split(self.amount, into)
 
     def checkpoint(self) -> dict[str, Any]:
-        """Plain data by which `restore` gives this consolidation again; see `InMemorySelection.checkpoint`."""
+        """Return JSON-compatible data for `restore`; see `InMemorySelection.checkpoint`."""
         return super().checkpoint() | {"into": len(self.amounts)}
 
 
 def split(total: int, into: int) -> tuple[int, ...]:
-    """A total in so many parts that differ by one at most, the largest first."""
+    """Divide a total into `into` parts that differ by at most one, the larger ones first."""
     part, rest = divmod(total, into)
     return (part + 1,) * rest + (part,) * (into - rest)
 
 
-def smallest(entries: Iterable[Entry], into: int, at_most: int) -> list[Entry]:
-    """The smallest, up to `at_most`, that `into` outputs can be worth together; none if they are not more than `into`:
-    nothing would be joined then.
+def smallest(entries: Iterable[TokenEntry], into: int, at_most: int) -> list[TokenEntry]:
+    """Return the `at_most` smallest entries that `into` outputs can be worth together.
+
+    Empty if they are not more than `into`: nothing would be joined then.
     """
-    chosen: list[Entry] = []
+    chosen: list[TokenEntry] = []
     total = 0
     for entry in heapq.nsmallest(at_most, entries, key=lambda entry: entry.amount):
         total += entry.amount
@@ -242,19 +276,22 @@ def smallest(entries: Iterable[Entry], into: int, at_most: int) -> list[Entry]:
     return chosen if len(chosen) > into else []
 
 
-# -- Selecting tokens in one process that has its wallets to itself --------
+# -- the selector -------------------------------------------------------------------------------------------
 
 
 class InMemorySelector:
-    """Selects from a copy of a store's unspent tokens, which it loads and then follows. An async context manager.
+    """Selects from a copy of a store's unspent tokens, which it loads and keeps current by the
+    change feed.
 
-    It belongs to the event loop in which it is started: RuntimeError where it is used from another thread. Threads use
-    `genie.tokens.sync.InMemorySelector`.
+    An async context manager. It belongs to the event loop in which it is started: RuntimeError if
+    another thread uses it. Threads use `genie.tokens.sync.InMemorySelector`.
 
-    A selection that was neither spent nor released is over after `auto_unlock` seconds, and its tokens are free again; a
-    call that makes a selection can say another time for it.
-    At most `max_tokens` tokens are kept in memory; of the rest it keeps the ids and amounts, and reads the tokens from
-    the store when they are selected, or asked about by a `where`.
+    Args:
+            store: The tokens of all wallets.
+            auto_unlock: Seconds after which a selection that was neither spent nor released ends, and its
+                tokens are free again. A single call can override it.
+            max_tokens: How many tokens to keep in memory. Of the others only ids and amounts are kept; they
+                are read from the store when they are selected, or passed to a `where`.
     """
 
     def __init__(
@@ -268,7 +305,7 @@ class InMemorySelector:
 
     @classmethod
     def guarded_by(cls, guard: Guard, store: TokenStore, *, auto_unlock: float, max_tokens: int | None) -> Self:
-        """A selector whose state is protected in another way than by confining it to a thread: for facades."""
+        """Create a selector whose state a facade protects by other means than one thread."""
         selector = cls.__new__(cls)
         cls._set_up(selector, store, auto_unlock, max_tokens, guard)
         return selector
@@ -279,25 +316,27 @@ class InMemorySelector:
         self._store = store
         self._auto_unlock = check_duration(auto_unlock, "auto_unlock")
         self._guard = guard
-        self._claims = Claims(Buckets(max_tokens), guard.time)
-        self._follower = Follower(store, self._claims)
-        self._picker = Picker(self._claims, store, guard)
+        self._reservations = ReservationTable(Buckets(max_tokens), guard.time)
+        self._follower = StoreFollower(store, self._reservations)
+        self._picker = TokenPicker(self._reservations, store, guard)
 
     @property
-    def trouble(self) -> Exception | None:
-        """What the store failed with, until it could be read again: tokens are selected from an old copy meanwhile."""
-        return self._follower.trouble
+    def store_error(self) -> Exception | None:
+        """The error of the store since it was last read completely: meanwhile selections use an
+        outdated copy.
+        """
+        return self._follower.store_error
 
     async def start(self) -> None:
-        """Load the store and follow it from then on. Raises what the store raises while it is loaded first."""
-        if self._follower.following:
+        """Load the store and follow its changes. Raises the store's errors during the first load."""
+        if self._follower.is_running:
             self._guard.check()
         else:
             self._guard.bind()
         await self._follower.start()
 
     async def close(self) -> None:
-        """Follow the store no longer, and select no more. What was selected can still be spent and released."""
+        """Stop to follow the store and to select. Selections can still be spent and released."""
         self._guard.check()
         await self._follower.close()
 
@@ -323,23 +362,40 @@ class InMemorySelector:
         limit: int | None = None,
         auto_unlock: float | None = None,
     ) -> InMemorySelection:
-        """Hold free tokens for a transaction that reach `amount` together; all or none.
+        """Select and hold free tokens of one wallet that together reach the amount, all or none.
 
-        Either of an `owner`'s key or of an `account` over all its keys; only such as `where` lets through; at most
-        `limit` of them; for `auto_unlock` seconds where it is said, else for the selector's. Waits until the store is
-        loaded, then for nothing but the store. InsufficientFunds, where there is not enough; FundsLocked, where there is,
-        but others hold too much of it; TooManyTokens.
+        Waits until the store is loaded, and after that only for tokens that are not in memory.
+
+        Args:
+                amount: What the tokens must be worth together, in their smallest unit.
+                token_type: With `identifier`, what the tokens are an amount of.
+                identifier: See `token_type`.
+                transaction: The transaction that will spend the tokens.
+                owner: The key whose wallet it is; or
+                account: the account whose keys together are the wallet.
+                where: Accepts or rejects a token. It must only look at the token.
+                limit: How many tokens to select at most.
+                auto_unlock: Seconds for which they are held, instead of the selector's.
+
+        Raises:
+                InsufficientFunds: The wallet has less than the amount.
+                FundsLocked: Others hold too much of it.
+                TooManyTokens: The amount can't be reached in `limit` tokens.
         """
         check_amount(amount)
         check_limit(limit)
-        claim = Claim(transaction, self._auto_unlock if auto_unlock is None else self._duration(auto_unlock))
+        reservation = Reservation(
+            transaction, self._auto_unlock if auto_unlock is None else self._duration(auto_unlock)
+        )
         of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
-        if not self._follower.ready:
+        if not self._follower.is_ready:
             self._guard.check_can_wait()
-            await self._follower.loaded()
-        self._claims.expire()  # looks at the guard's clock, which rejects calls from elsewhere
-        tokens = await self._picker.pick(claim, of, amount, where, limit)
-        return InMemorySelection(self._store, tokens, amount, claim, self._claims, self._follower, self._guard)
+            await self._follower.wait_loaded()
+        self._reservations.expire()  # reads the guard's clock, which rejects calls of other threads
+        tokens = await self._picker.pick(reservation, of, amount, where, limit)
+        return InMemorySelection(
+            self._store, tokens, amount, reservation, self._reservations, self._follower, self._guard
+        )
 
     async def consolidate(
         self,
@@ -354,63 +410,67 @@ class InMemorySelector:
         at_most: int = 100,
         auto_unlock: float | None = None,
     ) -> Consolidation | None:
-        """Hold small change that is to be joined: the `at_most` smallest free tokens, which are to be spent into `into`
-        outputs of the amounts that it suggests. None, where not more than `into` tokens are free: nothing to be done.
+        """Select and hold the `at_most` smallest free tokens, to be joined into `into` outputs.
 
-        `where` keeps to tokens that can be joined: those of one issuer, or one notary. `auto_unlock` as in `select`.
+        None if not more than `into` tokens are free: there is nothing to join. `where` restricts it
+        to tokens that can be joined, such as those of one issuer or one notary. `auto_unlock` as in
+        `select`.
         """
         self._guard.check()
         if not 1 <= into < at_most:
             raise ValueError(f"into must be at least 1 and less than at_most, not {into!r} and {at_most!r}")
-        claim = Claim(transaction, self._duration(auto_unlock))
+        reservation = Reservation(transaction, self._duration(auto_unlock))
         of = wallet(owner=owner, account=account, token_type=token_type, identifier=identifier)
-        if not self._follower.ready:
+        if not self._follower.is_ready:
             self._guard.check_can_wait()
-            await self._follower.loaded()
+            await self._follower.wait_loaded()
         try:
             while True:
-                self._claims.expire()
-                bucket = self._claims.buckets.find(of)
+                self._reservations.expire()
+                bucket = self._reservations.buckets.find(of)
                 free = list(bucket.free_entries()) if bucket is not None else []
                 if where is not None:
-                    free = [entry for entry in await self._picker.matching(free, where) if entry.claim is None]
-                claim.entries = smallest(free, into, at_most)
-                if not claim.entries:
+                    free = [entry for entry in await self._picker.matching(free, where) if entry.reservation is None]
+                reservation.entries = smallest(free, into, at_most)
+                if not reservation.entries:
                     return None
-                take(claim.entries, claim)
-                self._claims.hold(claim)
-                tokens = whole(claim.entries) or await self._picker.read(claim)
+                reserve_entries(reservation.entries, reservation)
+                self._reservations.renew(reservation)
+                tokens = cached_tokens(reservation.entries) or await self._picker.load(reservation)
                 if len(tokens) > into:
-                    return Consolidation(self._store, tokens, into, claim, self._claims, self._follower, self._guard)
-                self._claims.end(claim)
+                    return Consolidation(
+                        self._store, tokens, into, reservation, self._reservations, self._follower, self._guard
+                    )
+                self._reservations.release(reservation)
         except BaseException:
-            self._claims.end(claim)
+            self._reservations.release(reservation)
             raise
 
     async def restore(self, data: Mapping[str, Any], *, auto_unlock: float | None = None) -> InMemorySelection:
-        """Hold again what a selection's `checkpoint` says, for as long as a new one. Awaits nothing.
+        """Hold the tokens of a selection's `checkpoint` again, for as long as a new selection.
+        Awaits nothing.
 
-        Say it before `start`, for all that ran when the process ended: then nobody can select these tokens before. What
-        the same transaction holds of them passes over to the selection that is returned. FundsLocked, where another
-        transaction holds some of them: then nothing is held. Those that were spent meanwhile are told by the
-        selection's `lost`, as soon as the store is loaded.
+        Call it before `start` for each selection that was active when the process ended, so that no
+        other call selects its tokens first. Takes over what the same transaction holds of them.
+        FundsLocked if another transaction holds some; then nothing is held. Once the store is
+        loaded the selection's `lost` names the tokens that were spent meanwhile.
         """
         self._guard.check()
         transaction, asked, tokens = read_checkpoint(data)
-        claim, into = Claim(transaction, self._duration(auto_unlock)), data.get("into")
+        reservation, into = Reservation(transaction, self._duration(auto_unlock)), data.get("into")
         if into is not None and not (type(into) is int and 1 <= into < len(tokens)):
             raise ValueError(f"into must be an integer from 1 and below the number of tokens, not {into!r}")
-        others = set(self._claims.again(claim, tokens))
+        others = set(self._reservations.restore(reservation, tokens))
         if others:
             locked = sum(token.amount for token in tokens if token.id in others)
             total = sum(token.amount for token in tokens)
-            raise FundsLocked(total, total - locked, locked, f"what {claim.transaction!r} held before")
+            raise FundsLocked(total, total - locked, locked, f"the checkpoint of {reservation.transaction!r}")
         if into is not None:
             return Consolidation(
-                self._store, tokens, into, claim, self._claims, self._follower, self._guard, restored=True
+                self._store, tokens, into, reservation, self._reservations, self._follower, self._guard, restored=True
             )
         return InMemorySelection(
-            self._store, tokens, asked, claim, self._claims, self._follower, self._guard, restored=True
+            self._store, tokens, asked, reservation, self._reservations, self._follower, self._guard, restored=True
         )
 
     def _duration(self, auto_unlock: float | None) -> float:

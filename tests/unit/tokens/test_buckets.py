@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 
-from genie.tokens.in_memory.claims import BY_ACCOUNT, BY_OWNER, GONE, SLACK, Buckets, give_back, take
+from genie.tokens.in_memory.reservations import (
+    BY_ACCOUNT,
+    BY_OWNER,
+    MAX_STALE_ENTRIES,
+    SPENT,
+    Buckets,
+    release_entries,
+    reserve_entries,
+)
 from genie.tokens.token import Token, wallets_of
 from scripted_tokens import coins
 
 
-def check(buckets: Buckets, tokens: dict[str, Token], claims: dict[str, object], whole: int | None) -> None:
-    """Sums are those of the tokens, and each free entry stands exactly once in each of its buckets."""
+def check(buckets: Buckets, tokens: dict[str, Token], reservations: dict[str, object], whole: int | None) -> None:
+    """Sums are those of the tokens, and each free entry stacked_in exactly once in each of its buckets."""
     assert set(buckets.ids()) == set(tokens)
     wallets = {wallet for token in tokens.values() for wallet in wallets_of(token)}
     assert set(buckets._buckets) == wallets
@@ -21,17 +29,17 @@ def check(buckets: Buckets, tokens: dict[str, Token], claims: dict[str, object],
         bucket = buckets.find(wallet)
         assert bucket is not None
         mine = [token for token in tokens.values() if wallet.has(token)]
-        free = {token.id for token in mine if claims.get(token.id) is None}
+        free = {token.id for token in mine if reservations.get(token.id) is None}
         assert (bucket.count, bucket.total) == (len(mine), sum(token.amount for token in mine))
         assert bucket.free == sum(tokens[id].amount for id in free)
         assert sorted(entry.id for entry in bucket.free_entries()) == sorted(free)
-        assert len(bucket.stack) == len(set(bucket.stack)) <= 2 * bucket.count + SLACK
+        assert len(bucket.stack) == len(set(bucket.stack)) <= 2 * bucket.count + MAX_STALE_ENTRIES
         for entry in bucket.stack:
-            assert entry.claim is GONE or entry.stands & bucket.bit
+            assert entry.reservation is SPENT or entry.stacked_in & bucket.flag
     entries = [buckets.entry(id) for id in tokens]
-    assert all(entry is not None and entry.claim is claims.get(entry.id) for entry in entries)
-    assert buckets.whole == sum(entry is not None and entry.token is not None for entry in entries)
-    assert whole is None or buckets.whole <= whole
+    assert all(entry is not None and entry.reservation is reservations.get(entry.id) for entry in entries)
+    assert buckets.cached_count == sum(entry is not None and entry.token is not None for entry in entries)
+    assert whole is None or buckets.cached_count <= whole
 
 
 @pytest.mark.parametrize("max_tokens", [None, 40])
@@ -41,7 +49,7 @@ def test_sums_and_stacks_are_right_whatever_is_done(seed: int, max_tokens: int |
     buckets = Buckets(max_tokens)
     tokens: dict[str, Token] = {}
     holders: dict[str, object] = {}
-    claims: list[tuple[object, list[Any]]] = []
+    reservations: list[tuple[object, list[Any]]] = []
     keys: list[dict[str, Any]] = [
         {"owner": f"k{number}", "account": [None, "a", "b"][number % 3]} for number in range(7)
     ]
@@ -61,26 +69,26 @@ def test_sums_and_stacks_are_right_whatever_is_done(seed: int, max_tokens: int |
         elif what < 0.75 and tokens:
             bucket = buckets.find(chance.choice(wallets_of(chance.choice(list(tokens.values())))))
             assert bucket is not None
-            claim, taken = object(), list[Any]()
+            reservation, taken = object(), list[Any]()
             if bucket.free and chance.random() < 0.5:
-                taken = bucket.pick(chance.randrange(1, bucket.free + 1), claim)
+                taken = bucket.reserve(chance.randrange(1, bucket.free + 1), reservation)
             elif chance.random() < 0.5:
-                bucket.search(chance.randrange(1, 20), claim, lambda token: token.amount % 2 == 0, taken)
+                bucket.reserve_where(chance.randrange(1, 20), reservation, lambda token: token.amount % 2 == 0, taken)
             else:
                 taken = [entry for entry in bucket.free_entries() if chance.random() < 0.2]
-                take(taken, claim)
-            holders.update({entry.id: claim for entry in taken})
-            claims.append((claim, taken))
-        elif claims:
-            claim, taken = claims.pop(chance.randrange(len(claims)))
-            give_back(taken, claim)
-            give_back(taken, claim)
-            holders = {id: holder for id, holder in holders.items() if holder is not claim}
+                reserve_entries(taken, reservation)
+            holders.update({entry.id: reservation for entry in taken})
+            reservations.append((reservation, taken))
+        elif reservations:
+            reservation, taken = reservations.pop(chance.randrange(len(reservations)))
+            release_entries(taken, reservation)
+            release_entries(taken, reservation)
+            holders = {id: holder for id, holder in holders.items() if holder is not reservation}
         if turn % 10 == 0:
             check(buckets, tokens, holders, max_tokens)
     for id in list(tokens):
         buckets.remove(id)
-    assert (len(buckets), buckets.whole, buckets._buckets) == (0, 0, {})
+    assert (len(buckets), buckets.cached_count, buckets._buckets) == (0, 0, {})
 
 
 def test_what_is_spent_through_one_bucket_does_not_pile_up_in_the_other() -> None:
@@ -92,11 +100,11 @@ def test_what_is_spent_through_one_bucket_does_not_pile_up_in_the_other() -> Non
         buckets.add(token)
         bucket = buckets.find(by_owner)
         assert bucket is not None
-        [entry] = bucket.pick(1, object())
-        assert entry.stands == BY_ACCOUNT
-        give_back([entry], entry.claim)
-        assert entry.stands == BY_OWNER | BY_ACCOUNT
+        [entry] = bucket.reserve(1, object())
+        assert entry.stacked_in == BY_ACCOUNT
+        release_entries([entry], entry.reservation)
+        assert entry.stacked_in == BY_OWNER | BY_ACCOUNT
         buckets.remove(token.id)
     other = buckets.find(by_account)
     assert other is not None
-    assert len(other.stack) <= SLACK + 2
+    assert len(other.stack) <= MAX_STALE_ENTRIES + 2

@@ -10,7 +10,7 @@ import pytest
 
 from genie.tokens.errors import InsufficientFunds
 from genie.tokens.in_memory import InMemorySelector
-from genie.tokens.in_memory.follower import Follower
+from genie.tokens.in_memory.follower import StoreFollower
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.token import Token
 from scripted_tokens import ScriptedStore, coins, settle, virtual
@@ -67,7 +67,7 @@ async def test_1300_tokens_come_in_pages_while_others_are_issued_and_redeemed(se
 @virtual
 async def test_what_was_missed_is_made_good_when_the_store_says_so() -> None:
     store, sink = ScriptedStore(coins([1] * 250)), Ids()
-    follower = Follower(store, sink)
+    follower = StoreFollower(store, sink)
     await follower.start()
     for id in ("t0", "t120", "t249"):
         del store.tokens[id]
@@ -101,7 +101,7 @@ async def test_a_second_resync_during_a_load_begins_it_anew() -> None:
             raise AssertionError(f"{len(page)} tokens are of a load that is over")
 
     store.before["page"] = held_up
-    follower = Follower(store, sink)
+    follower = StoreFollower(store, sink)
     await follower.start()
     assert first.is_set()
     await asyncio.sleep(10)
@@ -113,9 +113,9 @@ async def test_a_second_resync_during_a_load_begins_it_anew() -> None:
 @virtual
 async def test_changes_that_fail_are_followed_again_and_the_trouble_is_told() -> None:
     store, sink = ScriptedStore(coins([1] * 250)), Ids()
-    follower = Follower(store, sink)
+    follower = StoreFollower(store, sink)
     await follower.start()
-    assert follower.trouble is None
+    assert follower.store_error is None
     down = True
 
     async def still_down(_none: object) -> None:
@@ -127,20 +127,20 @@ async def test_changes_that_fail_are_followed_again_and_the_trouble_is_told() ->
     await asyncio.sleep(60)
     attempts = store.calls["changes"]
     assert 20 < attempts < 100, "it waits longer and longer, up to some seconds"
-    assert str(follower.trouble) == f"down {attempts}"
+    assert str(follower.store_error) == f"down {attempts}"
     await store.spend([store.tokens["t0"]], transaction="elsewhere")
     await store.add(coins([1], "new"))
     assert "t0" in sink.there
     down = False
     await asyncio.sleep(3)
-    assert follower.trouble is None
+    assert follower.store_error is None
     assert {*sink.there} == {*store.tokens}
     await store.add(coins([1], "newer"))
     await settle()
     assert "newer0" in sink.there
-    assert follower.ready
+    assert follower.is_ready
     await follower.close()
-    assert not follower.ready
+    assert not follower.is_ready
     assert not store.listeners
 
 
@@ -156,10 +156,10 @@ async def test_changes_that_just_end_are_followed_again() -> None:
         ended += 1
 
     store.changes = short  # type: ignore[method-assign]
-    follower = Follower(store, sink)
+    follower = StoreFollower(store, sink)
     await follower.start()
     await asyncio.sleep(1)
-    assert isinstance(follower.trouble, ConnectionError)
+    assert isinstance(follower.store_error, ConnectionError)
     await asyncio.sleep(10)
     assert ended >= 5
     await follower.close()
@@ -168,7 +168,7 @@ async def test_changes_that_just_end_are_followed_again() -> None:
 @virtual
 async def test_a_load_that_fails_later_is_tried_again_and_changes_are_taken_meanwhile() -> None:
     store, sink = ScriptedStore(coins([1] * 250)), Ids()
-    follower = Follower(store, sink)
+    follower = StoreFollower(store, sink)
     await follower.start()
     store.calls.clear()
 
@@ -180,13 +180,13 @@ async def test_a_load_that_fails_later_is_tried_again_and_changes_are_taken_mean
     del store.tokens["t7"]
     store.tell(Resync())
     await settle()
-    assert str(follower.trouble) == "down"
+    assert str(follower.store_error) == "down"
     assert "t7" in sink.there
     await store.spend([store.tokens["t0"]], transaction="elsewhere")
     await settle()
     assert "t0" not in sink.there
     await asyncio.sleep(60)
-    assert follower.trouble is None
+    assert follower.store_error is None
     assert {*sink.there} == {*store.tokens}
     await follower.close()
 
@@ -194,21 +194,21 @@ async def test_a_load_that_fails_later_is_tried_again_and_changes_are_taken_mean
 @virtual
 async def test_what_was_spent_here_is_not_brought_back_by_what_comes_late() -> None:
     store, sink = ScriptedStore(coins([1] * 250)), Ids()
-    follower = Follower(store, sink)
+    follower = StoreFollower(store, sink)
     await follower.start()
     token = store.tokens.pop("t0")
-    follower.spent_here("t0")
+    follower.on_spent("t0")
     assert "t0" not in sink.there
     store.tell(Added(token))
     await settle()
     assert "t0" not in sink.there
     store.tell(Spent("t0"))
     await settle()
-    assert not follower._untold
+    assert not follower._unconfirmed
 
     async def spent_behind_the_page(page: list[Token]) -> None:
         if any(token.id == "t1" for token in page):
-            follower.spent_here("t1")
+            follower.on_spent("t1")
 
     store.before["page"] = spent_behind_the_page
     store.tell(Resync())
@@ -216,23 +216,23 @@ async def test_what_was_spent_here_is_not_brought_back_by_what_comes_late() -> N
     assert "t1" not in sink.there
     store.tell(Resync())
     await settle()
-    assert not follower._untold, "what the store told while nobody listened is not waited for"
+    assert not follower._unconfirmed, "what the store told while nobody listened is not waited for"
     await follower.close()
 
 
 @virtual
 async def test_it_is_started_once_and_again_when_it_was_closed() -> None:
     store, sink = ScriptedStore(coins([1] * 5)), Ids()
-    follower = Follower(store, sink)
+    follower = StoreFollower(store, sink)
     with pytest.raises(RuntimeError):
-        await follower.loaded()
+        await follower.wait_loaded()
     await follower.close()
     await follower.start()
     with pytest.raises(RuntimeError):
         await follower.start()
     await follower.close()
     with pytest.raises(RuntimeError):
-        await follower.loaded()
+        await follower.wait_loaded()
     del store.tokens["t0"]
     await follower.start()
     assert {*sink.there} == {*store.tokens}
@@ -243,10 +243,10 @@ async def test_it_is_started_once_and_again_when_it_was_closed() -> None:
 async def test_who_waits_for_a_load_that_is_closed_is_told() -> None:
     store = ScriptedStore(coins([1] * 5))
     store.before["page"] = lambda _page: asyncio.sleep(3600)
-    follower = Follower(store, Ids())
+    follower = StoreFollower(store, Ids())
     starting = asyncio.create_task(follower.start())
     await settle()
-    waiting = asyncio.create_task(follower.loaded())
+    waiting = asyncio.create_task(follower.wait_loaded())
     await settle()
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -272,7 +272,7 @@ async def test_a_store_that_can_not_be_closed_is_followed_too() -> None:
 
     store, sink = ScriptedStore(), Ids()
     store.changes = Changes  # type: ignore[method-assign, assignment]
-    follower = Follower(store, sink)
+    follower = StoreFollower(store, sink)
     await follower.start()
     assert {*sink.there} == {"t0"}
     await follower.close()

@@ -9,7 +9,7 @@ import pytest
 
 from genie.tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
 from genie.tokens.in_memory import InMemorySelector
-from genie.tokens.in_memory.selector import READ_AT_ONCE
+from genie.tokens.in_memory.selector import READ_BATCH
 from genie.tokens.token import Token
 from scripted_tokens import ScriptedStore, coins, settle, virtual
 
@@ -20,15 +20,15 @@ ALICE = {"owner": "alice", "token_type": "Fiat", "identifier": "GBP"}
 async def test_no_more_tokens_than_that_are_kept_whole() -> None:
     store = ScriptedStore(coins([1] * 50))
     async with InMemorySelector(store, max_tokens=20) as selector:
-        buckets = selector._claims.buckets
-        assert sum(entry.token is not None for entry in buckets._entries.values()) == buckets.whole == 20
+        buckets = selector._reservations.buckets
+        assert sum(entry.token is not None for entry in buckets._entries.values()) == buckets.cached_count == 20
         selection = await selector.select(50, transaction="a", **ALICE)
         assert sorted(token.id for token in selection.tokens) == sorted(store.tokens)
         assert store.calls["get"] == 1
-        assert buckets.whole == 20
+        assert buckets.cached_count == 20
         await selection.spend(coins([1] * 30, "new-"))
         await settle()
-        assert (len(buckets), buckets.whole) == (30, 20)
+        assert (len(buckets), buckets.cached_count) == (30, 20)
 
 
 @virtual
@@ -96,7 +96,7 @@ async def test_who_is_cancelled_while_reading_holds_nothing(where: Any) -> None:
             await selecting
         store.before["get"] = lambda _found: asyncio.sleep(0)
         assert (await selector.select(400, transaction="b", **ALICE)).held
-        assert len(selector._claims) == 1
+        assert len(selector._reservations) == 1
 
 
 @virtual
@@ -135,7 +135,7 @@ async def test_what_takes_longer_to_read_than_a_selection_lasts_is_held_for_the_
 
 @virtual
 async def test_predicates_ask_about_tokens_that_are_read_in_parts() -> None:
-    count = READ_AT_ONCE * 3
+    count = READ_BATCH * 3
     store = ScriptedStore([*coins([1] * count, issuer="bank"), *coins([1] * 10, "mint-", issuer="mint")])
 
     def of_the_mint(token: Token) -> bool:

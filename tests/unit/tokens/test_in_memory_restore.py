@@ -130,8 +130,8 @@ async def test_a_flow_that_had_spent_its_tokens_can_say_so_again() -> None:
     async with selector:
         assert len(restored.lost) == 4
         await restored.spend()
-        assert len(selector._claims) == 0
-        assert not selector._claims._ahead
+        assert len(selector._reservations) == 0
+        assert not selector._reservations._pending
 
 
 @virtual

@@ -54,12 +54,12 @@ async def test_each_selection_has_its_own_time_and_leaves_nothing_behind() -> No
             selection = await selector.select(1, transaction=f"a{second % 7}", **ALICE)
             if second % 3 == 0:
                 await selection.release()
-            assert len(selector._claims) <= 10
+            assert len(selector._reservations) <= 10
             await asyncio.sleep(1)
         await asyncio.sleep(10)
         assert (await selector.select(100, transaction="b", **ALICE)).change == 0
-        assert len(selector._claims) == 1
-        assert list(selector._claims._by_transaction) == ["b"]
+        assert len(selector._reservations) == 1
+        assert list(selector._reservations._by_transaction) == ["b"]
 
 
 @virtual
@@ -165,7 +165,7 @@ async def test_each_selection_can_say_its_own_time() -> None:
             async with await selector.select(free, transaction="b", auto_unlock=0.001, **ALICE):
                 with pytest.raises(InsufficientFunds):
                     await selector.select(1, transaction="c", **ALICE)
-        assert len(selector._claims) == 0
+        assert len(selector._reservations) == 0
 
 
 @virtual
@@ -183,9 +183,9 @@ async def test_a_spend_has_the_time_of_its_selection_again_and_so_have_the_other
         with pytest.raises(ConnectionError):
             await selection.spend()
         await asyncio.sleep(1.9)
-        assert selector._claims.holds(selection._claim)
+        assert selector._reservations.is_active(selection._reservation)
         await asyncio.sleep(0.1)
-        assert not selector._claims.holds(selection._claim)
+        assert not selector._reservations.is_active(selection._reservation)
         joined = await selector.consolidate(transaction="b", auto_unlock=30, **ALICE)
         assert joined is not None
         again = await selector.restore(joined.checkpoint(), auto_unlock=40)
@@ -201,8 +201,8 @@ async def test_selections_of_many_different_times_leave_nothing_behind() -> None
         for number in range(1000):
             async with await selector.select(1, transaction="a", auto_unlock=1 + number / 7, **ALICE):
                 pass
-        assert len(selector._claims._queues) <= 20
-        assert len(selector._claims) == 0
+        assert len(selector._reservations._queues) <= 20
+        assert len(selector._reservations) == 0
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), "10", True, None])

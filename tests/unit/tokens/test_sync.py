@@ -76,7 +76,7 @@ def add(selector: InMemorySelector, tokens: list[Token]) -> None:
 
     async def add() -> None:
         await selector._store.add(tokens)
-        while any(selector._selector._claims.buckets.entry(token.id) is None for token in tokens):  # noqa: ASYNC110 - nobody tells
+        while any(selector._selector._reservations.buckets.entry(token.id) is None for token in tokens):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
 
     selector.run(add())
@@ -419,7 +419,7 @@ def test_the_store_is_opened_and_closed_in_the_event_loop_of_the_selector() -> N
         assert store.log == [("opened", "genie-tokens")]
         add(selector, coins([7]))
         assert selector.select(7, transaction="tx", **ALICE).amount == 7
-        assert selector.trouble is None
+        assert selector.store_error is None
     assert store.log == [("opened", "genie-tokens"), ("closed", "genie-tokens")]
     assert "genie-tokens" not in {thread.name for thread in threading.enumerate()}
     selector.close()
@@ -447,7 +447,7 @@ def test_a_selector_is_started_once_and_used_only_while_it_is_open(pool: ThreadP
             with pytest.raises(RuntimeError, match=message):
                 place(lambda: selector.select(1, transaction="tx", **ALICE))
 
-    check("not read: start")
+    check("not open: use")
     with selector:
         with pytest.raises(RuntimeError, match="started once"):
             selector.start()
