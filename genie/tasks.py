@@ -1,31 +1,53 @@
-"""Ending what goes on: tasks, and what is iterated over."""
+"""Background tasks: cancel one and wait for it, supervise one, run one to its end; close what is iterated over."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
+
+from genie.backoff import Backoff
 
 T = TypeVar("T")
 
-AGAIN_S = 0.1
+CANCEL_INTERVAL_S = 0.1
+
+_log = logging.getLogger("genie.tokens")
 
 
-async def end(task: asyncio.Task[Any] | None) -> None:
-    """Cancel a task and wait until it has ended, however it does.
+async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
+    """Cancel a task and wait until it has ended, whatever its outcome.
 
-    Once is not always enough: before Python 3.12 `asyncio.wait_for` swallows a cancellation that comes in the moment in
-    which what it waits for is done, and libraries use it.
+    One cancellation is not always enough: before Python 3.12 `asyncio.wait_for`, which libraries use,
+    swallows a cancellation that arrives at the moment at which its awaitable completes.
     """
     while task is not None and not task.done():
         task.cancel()
-        await asyncio.wait({task}, timeout=AGAIN_S)
+        await asyncio.wait({task}, timeout=CANCEL_INTERVAL_S)
+
+
+async def supervise(what: str, run: Callable[[Backoff], Awaitable[None]]) -> NoReturn:
+    """Run something that should never end, and run it again, after a delay, whenever it does.
+
+    Args:
+        what: what runs, for the log.
+        run: gets the backoff of its restarts, and resets it as soon as it works.
+
+    """
+    backoff = Backoff()
+    while True:
+        try:
+            await run(backoff)
+        except Exception as error:  # noqa: BLE001 - a store or a connection may raise anything
+            _log.warning("%s failed, restarting: %r", what, error)
+        await asyncio.sleep(backoff.next_delay())
 
 
 @asynccontextmanager
 async def closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close what is iterated over when it is left, if it can be closed: it may hold a connection."""
+    """Close an iterator when the block is left, if it can be closed: it may hold a connection."""
     try:
         yield iterator
     finally:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-OLDEST = ssl.TLSVersion.TLSv1_2
+MIN_VERSION = ssl.TLSVersion.TLSv1_2
 
 
-def load_pair(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
+def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
     """Show this certificate (a PEM file, with those that it is signed by behind it).
 
     Its key is in a file of its own, or in the same. ValueError names the variable and the file of what is wrong.

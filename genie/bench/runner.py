@@ -16,8 +16,9 @@ from functools import partial
 from typing import cast
 
 from genie.bench.generator import WORKLOADS, Cycles, Shape, Tally
-from genie.client.config import Address, spell, token, watch_over
+from genie.client.config import KEEPALIVE_IDLE_S, Address, find_token, format_address
 from genie.errors import Unavailable
+from genie.net import enable_keepalive
 from genie.protocol import messages
 from genie.tls import reason
 
@@ -91,7 +92,7 @@ class _Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        watch_over(transport.get_extra_info("socket"))
+        enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
         self._load.wires.add(self)
         self._write(self._load.hello)
 
@@ -138,7 +139,7 @@ class Load:
         """The connections that are open."""
         self.interrupts = 0
         self._plan = plan
-        said = {"token": token(), "namespace": plan.namespace}
+        said = {"token": find_token(), "namespace": plan.namespace}
         self.hello = messages.command("hello", **said) if any(said.values()) else b""
         """What each connection says first."""
         self._watch = watch
@@ -220,7 +221,7 @@ class Load:
                 return False
             why = f"no more within {plan.patience_s:g} s" if isinstance(error, TimeoutError) else reason(error)
             took = f"{len(self.wires)} of {plan.connections} connections"
-            raise Unavailable(f"{spell(plan.address)} took {took}: {why}") from None
+            raise Unavailable(f"{format_address(plan.address)} took {took}: {why}") from None
         return True
 
     async def _open(self, wires: list[_Wire]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from types import TracebackType
@@ -17,7 +15,7 @@ import msgspec
 from genie.admin.models import Problem
 from genie.cli.format import printable
 from genie.cli.options import EmptiableOption, SourcedOption, namespace_option, source_of
-from genie.client.config import address, spell, token
+from genie.client.config import find_token, format_address, parse_address, tls_context
 from genie.config import Settings
 from genie.errors import GenieError, RequestRejected, Unavailable
 from genie.protocol import codec
@@ -72,16 +70,16 @@ class AdminPort:
         if not bare or any(sign in bare for sign in "/?#@ "):
             raise ValueError(f"{source_of('admin_host')}: it is a name or an address, also as {TLS}HOST, not {host!r}")
         try:
-            to = address(bare, int(port) if port.strip().isdecimal() else 0)
+            to = parse_address(bare, int(port) if port.strip().isdecimal() else 0)
         except ValueError as error:
             raise ValueError(f"{source_of('admin_host')}: {error}") from None
         if not 0 < to[1] < 1 << 16:
             raise ValueError(f"{source_of('admin_port')}: a port is a number from 1 to 65535, not {port!r}")
-        self.where = spell(to)
+        self.where = format_address(to)
         self._asked = {} if namespace is None else {"namespace": namespace}
         self._patience = patience
         self._token = _token()
-        self._ssl = _tls() if self._scheme == TLS else True
+        self._ssl = tls_context() if self._scheme == TLS else True
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -168,21 +166,7 @@ def _hint(problem: Problem) -> str:
 
 def _token() -> str | None:
     """What the clients say. It goes into a header, where a line break would begin another."""
-    said = token()
+    said = find_token()
     if said is not None and not said.isprintable():
         raise ValueError("the token, from GENIE_TOKEN or GENIE_TOKEN_FILE, must not contain control characters")
     return said
-
-
-def _tls() -> ssl.SSLContext:
-    ca, certificate, key = (os.environ.get(f"GENIE_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
-    try:
-        context = ssl.create_default_context(cafile=ca)
-    except OSError as error:
-        raise ValueError(f"GENIE_TLS_CA, {ca}, can't be read: {error}") from None
-    if certificate is not None:
-        try:
-            context.load_cert_chain(certificate, key)
-        except OSError as error:
-            raise ValueError(f"GENIE_TLS_CERT, {certificate}, and GENIE_TLS_KEY can't be read: {error}") from None
-    return context

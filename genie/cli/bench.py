@@ -28,7 +28,7 @@ from genie.cli.options import (
     seconds,
     server_options,
 )
-from genie.client.config import Address, spell
+from genie.client.config import Address, format_address
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.protocol import codec
 
@@ -62,7 +62,7 @@ def end_progress() -> None:
 def headline(plan: Plan) -> str:
     """What is asked, and how."""
     each = "1 request" if plan.depth == 1 else f"{plan.depth:,} requests"
-    return f"{spell(plan.address)}, connections: {plan.connections:,}, in flight on each: {each}"
+    return f"{format_address(plan.address)}, connections: {plan.connections:,}, in flight on each: {each}"
 
 
 def errors(result: Result) -> str:
@@ -96,7 +96,7 @@ def lines(result: Result, plan: Plan) -> list[str]:
 def document(plan: Plan, results: list[Result], *, interrupted: bool) -> dict[str, Any]:
     """Everything for programs; units are last in the names."""
     return {
-        "address": spell(plan.address),
+        "address": format_address(plan.address),
         "settings": {
             "connections": plan.connections,
             "depth": plan.depth,
@@ -342,7 +342,7 @@ class _Session:
             if not self.as_json:
                 _print("\n".join(lines(result, self.plan)))
         if result.lost:
-            self.failure = ConnectionLost(f"lost all connections to {spell(self.plan.address)}: {result.lost}")
+            self.failure = ConnectionLost(f"lost all connections to {format_address(self.plan.address)}: {result.lost}")
 
     def finish(self) -> None:
         """Print what is printed last, and end with the status that says how it went."""

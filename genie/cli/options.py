@@ -22,7 +22,7 @@ from click.core import ParameterSource
 
 from genie.client.aio import Client
 from genie.client.commands import Inspect
-from genie.client.config import HOST, PORT, Address, addresses, spell
+from genie.client.config import DEFAULT_HOST, DEFAULT_PORT, Address, format_address, parse_addresses
 from genie.errors import Code, GenieError, RequestRejected, Unavailable
 from genie.protocol import diagnostics
 from genie.protocol.limits import MAX_TIMEOUT_MS
@@ -171,7 +171,7 @@ def server_options(command: Command[P, T]) -> Command[P, T]:
     host = click.option(
         "--host",
         cls=SourcedOption,
-        default=HOST,
+        default=DEFAULT_HOST,
         envvar="GENIE_HOST",
         show_envvar=True,
         show_default=True,
@@ -181,7 +181,7 @@ def server_options(command: Command[P, T]) -> Command[P, T]:
         "--port",
         cls=SourcedOption,
         type=PortType(),
-        default=PORT,
+        default=DEFAULT_PORT,
         envvar="GENIE_PORT",
         show_envvar=True,
         show_default=True,
@@ -253,7 +253,7 @@ def bare_name(resource: str) -> str:
 
 def whereabouts(host: str, port: int) -> str:
     """The address as messages name it."""
-    return ", ".join(map(spell, addresses(host, port)))
+    return ", ".join(map(format_address, parse_addresses(host, port)))
 
 
 class Asker(Client):
@@ -290,7 +290,7 @@ def ask(host: str, port: int, namespace: str | None, patience: float, question: 
 
     async def asking() -> T:
         end = asyncio.get_running_loop().time() + patience
-        client = Asker(addresses(host, port), connect_timeout=patience, namespace=namespace)
+        client = Asker(parse_addresses(host, port), connect_timeout=patience, namespace=namespace)
         try:
             async with asyncio.timeout(None) as bound, AsyncExitStack() as stack:
                 await stack.enter_async_context(client)

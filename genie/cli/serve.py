@@ -23,6 +23,7 @@ from genie.cli.options import (
 )
 from genie.cli.port_probe import describe_listener
 from genie.config import Settings
+from genie.net import parse_host_port
 from genie.observability import logs
 from genie.protocol.diagnostics import namespace_error
 from genie.server.app import Server
@@ -178,10 +179,11 @@ def _check_advertised(text: str | None) -> None:
     """Clients are sent there as it stands, with no port of their own."""
     if text is None:
         return
-    host, _, port = text.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    whole = bare and (bare is not host or ":" not in host) and not any(sign in bare for sign in "[]/, ")
-    if not (whole and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16):
+    try:
+        host, port = parse_host_port(text)
+    except ValueError:
+        host, port = "", None
+    if not host or port is None or any(sign in host for sign in "[]/, "):
         raise ValueError(f"GENIE_ADVERTISE: it is one HOST:PORT or [IPv6]:PORT, not {text!r}")
 
 

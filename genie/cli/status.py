@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from genie.cli.options import Asker, ask, json_option, patience_option, plain_errors, server_options, whereabouts
-from genie.client.config import Address, spell
+from genie.client.config import Address, format_address
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 
@@ -38,7 +38,7 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, patience:
         return round_trip, totals, client.address
 
     round_trip, totals, leader = ask(host, port, namespace, patience, question)
-    address, round_trip_ms = spell(leader) if leader else whereabouts(host, port), round(round_trip * 1000, 3)
+    address, round_trip_ms = format_address(leader) if leader else whereabouts(host, port), round(round_trip * 1000, 3)
     held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
     if as_json:
         click.echo(codec.dumps({"address": address, "roundTripMs": round_trip_ms, "held": held, "waiting": waiting}))

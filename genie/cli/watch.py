@@ -15,7 +15,7 @@ from genie.cli.format import printable
 from genie.cli.options import json_option, patience_option, plain_errors, server_options
 from genie.client.aio import Client
 from genie.client.aio_connection import Link, Wire
-from genie.client.config import Address, addresses, token
+from genie.client.config import Address, find_token, parse_addresses
 from genie.client.watches import Change
 from genie.protocol import codec
 
@@ -38,7 +38,7 @@ def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | Non
     PREFIX ("") stands for all names. --json prints a line for each change.
     """
     try:
-        asyncio.run(_watch(prefix, _json if as_json else _text, addresses(host, port), namespace, patience))
+        asyncio.run(_watch(prefix, _json if as_json else _text, parse_addresses(host, port), namespace, patience))
     except BrokenPipeError:
         # Nobody reads any more, which is a way to end. What is buffered must not fail once more at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -113,7 +113,7 @@ class _Watcher(Client):
 
     def __init__(self, to: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
         super().__init__(to, connect_timeout=connect_timeout)
-        self._link = _Link(to, connect_timeout, None, SESSION_TIMEOUT_S, token(), namespace)
+        self._link = _Link(to, connect_timeout, None, SESSION_TIMEOUT_S, find_token(), namespace)
 
 
 class _Link(Link):

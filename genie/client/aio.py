@@ -12,9 +12,7 @@ from typing import Any, Literal, Self, cast
 from genie.client import commands, inspection, watches
 from genie.client.aio_connection import Link
 from genie.client.commands import Extend, Held, Inspect, OnDisconnect, Ping, Release, Request, State, any_request
-from genie.client.config import Address, addresses
-from genie.client.config import namespace as find_namespace
-from genie.client.config import token as find_token
+from genie.client.config import Address, find_namespace, find_token, parse_addresses
 from genie.client.errors import again, left
 from genie.client.inspection import Inspection
 from genie.client.watches import Change
@@ -291,7 +289,7 @@ def connect(
     GENIE_TLS_CERT and GENIE_TLS_KEY are what this client shows. Your own context counts more than these.
     """
     return Client(
-        addresses(host, port, ssl=ssl),
+        parse_addresses(host, port, ssl=ssl),
         connect_timeout=connect_timeout,
         session=session,
         session_timeout=session_timeout,

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request
-from genie.client.config import Address, watch_over
+from genie.client.config import KEEPALIVE_IDLE_S, Address
 from genie.client.failover import Servers
 from genie.client.session import Core
 from genie.client.watches import Watch
 from genie.errors import ConnectionLost, GenieError, Unavailable
+from genie.net import enable_keepalive
 from genie.tls import reason
 
 
@@ -107,7 +108,7 @@ class Connection:
         if wire.left:
             transport.abort()
             return
-        watch_over(transport.get_extra_info("socket"))
+        enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
         self._wire = wire
         self.core.connected()
         self._flush()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from genie.client import config
-from genie.client.config import Address, delays, spell
+from genie.backoff import Backoff
+from genie.client.config import Address, format_address, parse_address
 from genie.errors import Unavailable
 from genie.tls import reason
 
@@ -32,7 +32,7 @@ class Servers:
         self.attempt_timeout = connect_timeout / len(self.order)
         self.delay = 0.0
         self.answered = False
-        self._delays = delays()
+        self._backoff = Backoff()
         self._leader: Address | None = None
         self._why = "no answer"
 
@@ -41,7 +41,7 @@ class Servers:
 
         A node is tried once in a round, so two that name each other are left alone until the next.
         """
-        self.delay = next(self._delays)
+        self.delay = self._backoff.next_delay()
         left = list(self.order)
         tried: set[Address] = set()
         redirections = 0
@@ -68,14 +68,15 @@ class Servers:
         """A node has answered that it doesn't lead, and who does where it knows that. That is reached as the node was."""
         self.answered = True
         try:
-            self._leader = config.address(leader, tls=node.tls) if leader else None
+            self._leader = parse_address(leader, tls=node.tls) if leader else None
         except ValueError:
             self._leader = None
 
     def worked(self) -> None:
         """A server has answered a call."""
         if self.delay:
-            self.delay, self._delays = 0.0, delays()
+            self.delay = 0.0
+            self._backoff.reset()
 
     def lost(self, address: Address, why: str, stood: float) -> str:
         """The connection to this one ended, which `stood` for so many seconds: the others are tried first.
@@ -88,8 +89,8 @@ class Servers:
         if address in self.order:
             place = self.order.index(address) + 1
             self.order = self.order[place:] + self.order[:place]
-        return f"the connection to {spell(address)} was lost: {why}"
+        return f"the connection to {format_address(address)} was lost: {why}"
 
     def unavailable(self) -> Unavailable:
         """None of them can be reached."""
-        return Unavailable(f"no server at {', '.join(map(spell, self.order))}: {self._why}")
+        return Unavailable(f"no server at {', '.join(map(format_address, self.order))}: {self._why}")

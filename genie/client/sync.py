@@ -9,9 +9,7 @@ from typing import Any, Literal, Self
 
 from genie.client import commands, inspection, watches
 from genie.client.commands import Extend, Inspect, OnDisconnect, Ping, Release, Request, any_request
-from genie.client.config import Address, addresses
-from genie.client.config import namespace as find_namespace
-from genie.client.config import token as find_token
+from genie.client.config import Address, find_namespace, find_token, parse_addresses
 from genie.client.inspection import Inspection
 from genie.client.sync_link import Link
 from genie.client.sync_lock import Hold, Lock, acquire
@@ -57,7 +55,7 @@ def connect(
     GENIE_TLS_CERT and GENIE_TLS_KEY are what this client shows. Your own context counts more than these.
     """
     return Client(
-        addresses(host, port, ssl=ssl),
+        parse_addresses(host, port, ssl=ssl),
         connect_timeout=connect_timeout,
         session=session,
         session_timeout=session_timeout,

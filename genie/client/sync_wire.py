@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from ssl import SSLError
 
 from genie.client.commands import Outcome, Request
-from genie.client.config import Address, watch_over
+from genie.client.config import KEEPALIVE_IDLE_S, Address
 from genie.client.failover import Servers
 from genie.client.session import Core
 from genie.client.tls import Tunnel
 from genie.client.watches import Watch
+from genie.net import enable_keepalive
 from genie.tls import reason
 
 READ_SIZE = 1 << 18
@@ -239,7 +240,7 @@ class Wire:
             sock.setblocking(False)
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            watch_over(sock)
+            enable_keepalive(sock, idle_s=KEEPALIVE_IDLE_S)
             if self._greet(sock, tunnel, address, end):
                 return True
         return False

@@ -3,29 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import ssl
 from collections.abc import Callable
-
-from genie.tls import OLDEST, load_ca, load_pair
-
-
-def context() -> ssl.SSLContext:
-    """That which the environment asks for: the server's certificate is verified, and its name.
-
-    GENIE_TLS_CA is a file with those who may sign it, else it is whom this system trusts. GENIE_TLS_CERT and
-    GENIE_TLS_KEY are what this client shows, if anything. ValueError where something is wrong with them.
-    """
-    ca, certificate, key = (os.environ.get(f"GENIE_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
-    if key and not certificate:
-        raise ValueError("GENIE_TLS_KEY is set, but GENIE_TLS_CERT, the client's certificate, is not")
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if ca else ssl.create_default_context()
-    made.minimum_version = OLDEST
-    if ca:
-        load_ca(made, ca)
-    if certificate:
-        load_pair(made, certificate, key)
-    return made
 
 
 class Tunnel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ import structlog
 
 from genie.access import Principal
 from genie.errors import Code, RequestRejected
+from genie.net import enable_keepalive
 from genie.protocol import replies
 from genie.protocol.commands import Hello, Namespaced, http_rejection, is_http, read_hello
 from genie.protocol.diagnostics import hello_token
@@ -226,21 +226,9 @@ class Outlet(asyncio.Protocol):
 
 # -- One client's connection: bytes to commands, messages to bytes, and no more memory than it is allowed --------
 
-KEEPALIVE = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in (
-            ("TCP_KEEPIDLE", 15),
-            ("TCP_KEEPINTVL", 5),
-            ("TCP_KEEPCNT", 3),
-            ("TCP_USER_TIMEOUT", 30_000),
-        )
-        if hasattr(socket, name)
-    ),
-]
-"""A client whose machine vanished without a word is missed after half a minute (the usual two hours would leave the
-locks that end with its connection held), and so is one that does not acknowledge what it is sent."""
+KEEPALIVE_IDLE_S = 15
+"""A client whose machine vanished is disconnected after half a minute. The kernel's default of two hours
+would keep the locks that end with its connection held."""
 
 
 TLS_RECORD = b"\x16\x03"
@@ -363,8 +351,7 @@ class Connection(Outlet):
             self._reject_connection(RequestRejected(Code.TOO_MANY, full))
         elif self._authenticator is not None:
             self._start_authentication(self._authenticator)
-        for level, option, value in KEEPALIVE:
-            transport.get_extra_info("socket").setsockopt(level, option, value)
+        enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
         named = {} if self.certificate is None else {"certificate": self.certificate}
         log.debug("connection", peer=peer, open=len(self._admission), **named)
 

@@ -15,7 +15,7 @@ import structlog
 
 from genie.server.partial_lines import PartialLines
 from genie.server.tls import HANDSHAKE_SOCKET
-from genie.tasks import end
+from genie.tasks import cancel_and_wait
 from genie.tls import reason
 
 if TYPE_CHECKING:
@@ -195,11 +195,11 @@ class TlsListener:
 
     async def close(self) -> None:
         """Accept no more, and cut the handshakes that are under way."""
-        await end(self._accepting)
+        await cancel_and_wait(self._accepting)
         if self._sock is not None:
             self._sock.close()
         for handshake in self._admission.handshakes:
-            await end(handshake.task)
+            await cancel_and_wait(handshake.task)
 
     async def _accept(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ from genie.server.listener import AdmissionControl
 from genie.server.monitor import Monitor
 from genie.server.pipeline import Pipeline
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, Store
-from genie.tasks import end
+from genie.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     from genie.config import Settings
@@ -226,8 +226,8 @@ class Namespace:
                 wanted.result()
                 await self._hand_over()
         finally:
-            await end(deposed)
-            await end(wanted)
+            await cancel_and_wait(deposed)
+            await cancel_and_wait(wanted)
 
     async def _hand_over(self) -> None:
         """Let another server lead at once. Clients are told everything that was stored, and look for it."""
@@ -260,7 +260,7 @@ class Namespace:
 
     async def stop(self) -> None:
         """Neither lead nor follow any more. Nothing is told to anybody."""
-        await end(self.task)
+        await cancel_and_wait(self.task)
         if self.pipeline is not None:
             self.pipeline.stop()
         if self.monitor is not None:

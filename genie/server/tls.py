@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.tls import OLDEST, load_ca, load_pair
+from genie.tls import MIN_VERSION, load_ca, load_certificate
 
 if TYPE_CHECKING:
     from genie.config import TlsSettings
@@ -51,10 +51,10 @@ class TlsContexts:
         settings = self._settings
         assert settings.cert is not None, "TLS needs a certificate"  # noqa: S101
         context = _Context(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = OLDEST
+        context.minimum_version = MIN_VERSION
         context.num_tickets = 0  # no resumption: every connection verifies the client's certificate again
         context.options |= ssl.OP_NO_TICKET
-        load_pair(context, settings.cert, settings.key)
+        load_certificate(context, settings.cert, settings.key)
         if settings.ca is not None:
             load_ca(context, settings.ca)
             context.verify_mode = client_certificates

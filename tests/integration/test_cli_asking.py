@@ -263,7 +263,7 @@ def test_the_limit_of_inspect_counts_holders_and_waiters_separately(genie: Genie
         (["release", "5"], "there is no request 5"),
         (["status", "--host", "no such host"], "no server at no such host"),
         (["status", "--host", "127.0.0.1:http"], "a port is a number"),
-        (["status", "--host", ","], "no address"),
+        (["status", "--host", ","], "address is given"),
     ],
 )
 def test_bad_input_is_explained_in_one_line(genie: Genie, args: list[str], says: str) -> None:

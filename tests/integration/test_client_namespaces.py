@@ -148,12 +148,12 @@ def test_what_is_none_is_refused_at_once(
 
 
 def test_where_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config.namespace() is None
+    assert config.find_namespace() is None
     monkeypatch.setenv("GENIE_NAMESPACE", "")
-    assert config.namespace() is None
+    assert config.find_namespace() is None
     monkeypatch.setenv("GENIE_NAMESPACE", "stock")
-    assert config.namespace() == "stock"
-    assert config.namespace("billing") == "billing"
+    assert config.find_namespace() == "stock"
+    assert config.find_namespace("billing") == "billing"
 
 
 ASKING = (

@@ -72,23 +72,23 @@ def test_threads_alike() -> None:
 
 
 def test_where_a_token_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config.token() is None
+    assert config.find_token() is None
     path = written(tmp_path, f" {TOKEN}\n")
     monkeypatch.setenv("GENIE_TOKEN_FILE", str(path))
-    assert config.token() == TOKEN
-    assert config.token("") is None
+    assert config.find_token() == TOKEN
+    assert config.find_token("") is None
     path.write_text(sections(payments=TOKEN))
-    with pytest.raises(ValueError, match=f"^GENIE_TOKEN_FILE: {path} must hold one word, the token to say, not 4$"):
-        config.token()  # that is a server's
-    assert config.token("") is None
-    assert config.token(OTHER) == OTHER
+    with pytest.raises(ValueError, match=f"^GENIE_TOKEN_FILE: {path} must hold one word, the token, not 4$"):
+        config.find_token()  # that is a server's
+    assert config.find_token("") is None
+    assert config.find_token(OTHER) == OTHER
     monkeypatch.setenv("GENIE_TOKEN", OTHER)
-    assert config.token() == OTHER
-    assert config.token(TOKEN) == TOKEN
+    assert config.find_token() == OTHER
+    assert config.find_token(TOKEN) == TOKEN
     monkeypatch.setenv("GENIE_TOKEN", "")
     path.unlink()
     with pytest.raises(ValueError, match=r"GENIE_TOKEN_FILE: .* can't be read: No such file"):
-        config.token()
+        config.find_token()
 
 
 def test_a_token_that_can_be_none_is_not_repeated() -> None:

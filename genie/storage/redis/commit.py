@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from hashlib import sha1
 from importlib.resources import files
-from random import uniform
 from typing import Any, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
+from genie.backoff import Backoff
 from genie.core import ENDED, Request
 from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure, bulk, pack
 from genie.storage.redis.keyspace import Keyspace, counters
@@ -18,7 +18,7 @@ from genie.storage.redis.log import LogRetention
 from genie.storage.redis.primary import Primary, runnable
 from genie.storage.redis.records import encode
 from genie.storage.store import Batch
-from genie.tasks import end
+from genie.tasks import cancel_and_wait
 
 WAIT_MS = (1_000,) * 3
 """How long Redis waits for its replicas before it says how many have confirmed a commit, as often as it is asked."""
@@ -170,8 +170,8 @@ class CommitWriter:
         self._unconfirmed = 0
         """How often the batch in flight was waited for in vain on this connection."""
         self._timeout_s = COMMIT_TIMEOUT_S
-        self._pauses: Iterator[float] | None = None
-        """While Redis is away: the pauses between attempts, which go on until a commit is answered."""
+        self._backoff: Backoff | None = None
+        """While Redis is unavailable: the delays between attempts, until a commit is answered."""
         self._task: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
 
@@ -197,16 +197,16 @@ class CommitWriter:
         """Bring this batch to Redis, from within such work."""
         self._packed, self._busy = packed, True
         if self._link is None:
-            self._link = await until_done(self._connect, self._pauses or pauses(), self._log)
+            self._link = await until_done(self._connect, self._backoff or Backoff(*BACKOFF_S), self._log)
         self._send()
 
     async def stop(self) -> None:
         """Send nothing more. What is in flight may or may not be stored."""
-        self._busy, self._pauses = False, None
+        self._busy, self._backoff = False, None
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        await end(self._task)
+        await cancel_and_wait(self._task)
         self.drop()
 
     @property
@@ -241,8 +241,8 @@ class CommitWriter:
             self._wait_on(confirmed, missing)
             return
         self._timeout_s = COMMIT_TIMEOUT_S
-        if self._pauses is not None:
-            self._pauses = None
+        if self._backoff is not None:
+            self._backoff = None
             self._log.info("Redis is back", address=None if self._link is None else str(self._link.address))
         if reply == b"ok" and self.full and not self._urged:
             self.full = False
@@ -321,15 +321,15 @@ class CommitWriter:
     async def _send_again(self, error: RedisFailure) -> None:
         """Send the batch in flight once more, to whoever is the master. One line for the loss, one for the return."""
         self.errors += 1
-        if self._pauses is None:
+        if self._backoff is None:
             self._log.warning("Redis is away; commands wait", error=str(error))
-            self._pauses = pauses()
+            self._backoff = Backoff(*BACKOFF_S)
         else:  # reached, and refused again
-            await asyncio.sleep(next(self._pauses))
+            await asyncio.sleep(round(self._backoff.next_delay(), 3))
         await self.go_on(self._packed)
 
 
-async def until_done(attempt: Callable[[], Awaitable[T]], pauses: Iterator[float], log: FilteringBoundLogger) -> T:
+async def until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:
     """Repeat what fails for Redis's sake, with pauses, for as long as it takes."""
     told = ""
     while True:
@@ -339,12 +339,4 @@ async def until_done(attempt: Callable[[], Awaitable[T]], pauses: Iterator[float
             if str(error) != told:
                 told = str(error)
                 log.warning("Redis can't be reached yet", error=told)
-            await asyncio.sleep(next(pauses))
-
-
-def pauses() -> Iterator[float]:
-    """How long to wait before the next attempt: longer each time, and never in step with others."""
-    pause, longest = BACKOFF_S
-    while True:
-        yield round(uniform(pause / 2, pause), 3)  # noqa: S311 - no secret
-        pause = min(pause * 2, longest)
+            await asyncio.sleep(round(backoff.next_delay(), 3))

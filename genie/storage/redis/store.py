@@ -15,13 +15,14 @@ from dataclasses import replace
 
 import structlog
 
+from genie.backoff import Backoff
 from genie.storage.redis.commit import (
+    BACKOFF_S,
     COMMIT_TIMEOUT_S,
     FAILURES,
     AckPolicy,
     BatchEncoder,
     CommitWriter,
-    pauses,
     until_done,
 )
 from genie.storage.redis.connection import RedisFailure
@@ -33,7 +34,7 @@ from genie.storage.redis.primary import Primary, warn_if_lossy
 from genie.storage.redis.replica import PriorLeadership, Snapshot
 from genie.storage.redis.url import RedisUrl
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
-from genie.tasks import end
+from genie.tasks import cancel_and_wait
 
 log = structlog.get_logger()
 
@@ -103,7 +104,7 @@ class RedisStore:
         self._node, self._snapshot = node, whole
         journal = LogReader(self._master, self._namespace.journal)
         follower = Follower(self._namespace, journal, node, self._balancer, following, led, self._untold)
-        waits = pauses()
+        backoff = Backoff(*BACKOFF_S)
         replica, told_at = None, 0.0
         told: str | None = None
         while True:
@@ -112,7 +113,7 @@ class RedisStore:
                 await self._delivery.open()
                 await warn_if_lossy(self._master)
             except FAILURES as error:
-                pause = next(waits)
+                pause = round(backoff.next_delay(), 3)
                 self._errors += 1
                 if str(error) != told or self._loop.time() - told_at >= TOLD_AGAIN_S:
                     told, told_at = str(error), self._loop.time()
@@ -195,7 +196,7 @@ class RedisStore:
         self._done = None
         self._balancer.leads(self._namespace.name, None)
         await self._delivery.stop()
-        await end(self._looking)
+        await cancel_and_wait(self._looking)
 
     def _answered(self, answer: object) -> None:
         """What the script has said of the batch in flight."""
@@ -236,7 +237,7 @@ class RedisStore:
         """
         self._log.warning("Redis has lost commits that it had acknowledged; writing the whole state anew")
         history, whole = self._history(self._packer.number), self._snapshot()
-        await until_done(lambda: self._namespace.write_anew(self._node, whole, history), pauses(), self._log)
+        await until_done(lambda: self._namespace.write_anew(self._node, whole, history), Backoff(*BACKOFF_S), self._log)
         self._packer = BatchEncoder(self._namespace)
         self._log.info("the state is written anew", epoch=self._namespace.tenure.epoch)
         link = self._delivery.link

@@ -18,6 +18,8 @@ from urllib.parse import unquote, urlsplit
 from redis import RedisError
 from redis.asyncio.connection import SSLConnection, parse_url
 
+from genie.net import parse_host_port
+
 Kind = Literal["alone", "sentinel", "cluster"]
 
 FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
@@ -127,17 +129,13 @@ def _split(rest: str, port: int) -> tuple[str, tuple[Address, ...], str, str]:
 
 
 def _address(text: str, port: int, place: int) -> Address:
-    host, colon, given = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        host, given = text, str(port)
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if (
-        not bare
-        or (":" in bare and bare is host)
-        or not (given.isascii() and given.isdecimal() and 0 < int(given) < 1 << 16)
-    ):
+    try:
+        host, own_port = parse_host_port(text)
+    except ValueError:
+        host, own_port = "", None
+    if not host or (":" in host and not text.startswith("[")) or (own_port is None and not text.endswith((host, "]"))):
         raise ValueError(f"the Redis URL: a host is HOST, HOST:PORT or [IPv6]:PORT, and host {place} is not; {ENCODE}")
-    return Address(bare, int(given))
+    return Address(host, own_port or port)
 
 
 def _options(url: str) -> dict[str, Any]:

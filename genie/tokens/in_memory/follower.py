@@ -15,8 +15,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
-from genie.client.config import delays
-from genie.tasks import closing, end
+from genie.backoff import Backoff
+from genie.tasks import cancel_and_wait, closing
 from genie.tokens.store import Added, Change, Resync, Spent, TokenStore
 from genie.tokens.token import Token
 
@@ -50,7 +50,7 @@ class StoreFollower:
         self._following: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._first_load: asyncio.Future[None] | None = None
-        self._delays = delays()
+        self._backoff = Backoff()
         self._unconfirmed: set[str] = set()
         """Spent by this process, and not yet reported by the change feed."""
         self._expected: set[str] = set()
@@ -76,8 +76,8 @@ class StoreFollower:
 
     async def close(self) -> None:
         """Stop to follow the store."""
-        await end(self._following)
-        await end(self._loading)
+        await cancel_and_wait(self._following)
+        await cancel_and_wait(self._loading)
         self._following = None
         if self._first_load is not None and not self._first_load.done():
             self._fail_first_load(RuntimeError("the selector was closed before the store was loaded"))
@@ -143,7 +143,7 @@ class StoreFollower:
                         self._apply(change, first_load)
                 raise ConnectionError("the change feed of the store has ended")  # noqa: TRY301 - as if it had failed
             except Exception as error:  # noqa: BLE001 - whatever a store can raise
-                await end(self._loading)
+                await cancel_and_wait(self._loading)
                 await self._back_off(error, first_load)
 
     def _apply(self, change: Change, first_load: asyncio.Future[None]) -> None:
@@ -174,7 +174,7 @@ class StoreFollower:
         if not first_load.done():
             self._fail_first_load(error)
         self.store_error = error
-        await asyncio.sleep(next(self._delays))
+        await asyncio.sleep(self._backoff.next_delay())
 
     def _fail_first_load(self, error: Exception) -> None:
         if self._first_load is not None:
@@ -195,7 +195,7 @@ class StoreFollower:
         self._stale = set()
         self._spent = None
         self._unconfirmed -= unconfirmed  # possibly reported before the feed was connected
-        self._delays = delays()
+        self._backoff.reset()
         self.store_error = None
         if not first_load.done():
             first_load.set_result(None)

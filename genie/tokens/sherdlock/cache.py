@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from random import random
 from typing import Any, Literal
 
-from genie.tasks import closing, end
+from genie.backoff import Backoff
+from genie.tasks import cancel_and_wait, closing, supervise
 from genie.tokens.guard import Guard
-from genie.tokens.sherdlock.background import Attempts, again_and_again
 from genie.tokens.sherdlock.holds import LockTracker
 from genie.tokens.store import Added, Spent, TokenStore
 from genie.tokens.token import Token, Wallet, wallets_of
@@ -384,13 +384,13 @@ class WalletCaches:
         if self._open:
             raise RuntimeError("the selector is open already")
         self._open = True
-        self._spawn(again_and_again("following the token store", self._follow_changes))
+        self._spawn(supervise("following the token store", self._follow_changes))
 
     async def close(self) -> None:
         """Cancel the background tasks and wake all waiters, which raise RuntimeError."""
         self._open = False
         for task in list(self._tasks):
-            await end(task)
+            await cancel_and_wait(task)
         self.wake_waiters()
 
     # -- for selections -------------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ class WalletCaches:
             return [cache for cache in self._caches.values() if cache.load is not None]
         return [self._caches[wallet] for wallet in wallets_of(token) if wallet in self._caches]
 
-    async def _follow_changes(self, attempts: Attempts) -> None:
+    async def _follow_changes(self, backoff: Backoff) -> None:
         try:
             async with closing(self._store.changes()) as changes:
                 async for change in changes:
@@ -496,7 +496,7 @@ class WalletCaches:
                     else:
                         self._feed_count += 1
                         self._feed_epoch = self._feed_count
-                        attempts.worked()
+                        backoff.reset()
         finally:
             self._feed_epoch = 0
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from genie.errors import ConnectionLost, GenieError, Insufficient, Unavailable
-from genie.tasks import end
+from genie.tasks import cancel_and_wait
 from genie.tokens.sherdlock.holds import LockTracker
 from genie.tokens.sherdlock.locks import EXCLUSIVE_TOKEN_PREFIX, Lock, LockClient
 from genie.tokens.token import Token
@@ -205,7 +205,7 @@ class SpentLocks:
     async def close(self) -> None:
         """Cancel the releases in progress."""
         for task in list(self._releases):
-            await end(task)
+            await cancel_and_wait(task)
 
 
 async def _release_quietly(lock: Lock) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import NamedTuple
 
+from genie.backoff import Backoff
 from genie.errors import GenieError
-from genie.tasks import closing, end
-from genie.tokens.sherdlock.background import Attempts, again_and_again
+from genie.tasks import cancel_and_wait, closing, supervise
 from genie.tokens.sherdlock.locks import TOKEN_PREFIX, LockClient
 
 TRUSTED_LEASES = 2
@@ -241,7 +241,7 @@ class LockSubscription:
         if self._watch is None and not self._closed:
             if self._check_timer is not None:
                 self._check_timer.cancel()
-            self._watch = loop.create_task(again_and_again("watching the locks of tokens", self._run_watch))
+            self._watch = loop.create_task(supervise("watching the locks of tokens", self._run_watch))
             self._check_timer = loop.call_later(CHECK_INTERVAL_S, self._check)
 
     def record_request(self, *, contended: bool) -> None:
@@ -263,7 +263,7 @@ class LockSubscription:
         self._closed = True
         self._unsubscribe()
         for task in list(self._closing):
-            await end(task)
+            await cancel_and_wait(task)
 
     def _require(self) -> None:
         self._needed_at = asyncio.get_running_loop().time()
@@ -289,11 +289,11 @@ class LockSubscription:
             watch.cancel()
             self._tracker.clear_observed()
 
-    async def _run_watch(self, attempts: Attempts) -> None:
+    async def _run_watch(self, backoff: Backoff) -> None:
         tracker, loop = self._tracker, asyncio.get_running_loop()
         tracker.clear_observed()
         async with closing(self._client.watch(TOKEN_PREFIX)) as changes:
-            snapshot = loop.create_task(self._await_snapshot(attempts))
+            snapshot = loop.create_task(self._await_snapshot(backoff))
             try:
                 async for change in changes:
                     self._events += 1
@@ -302,13 +302,13 @@ class LockSubscription:
                     else:
                         tracker.on_unlocked(change.resource[_PREFIX_LENGTH:], change.id)
             finally:
-                await end(snapshot)
+                await cancel_and_wait(snapshot)
 
-    async def _await_snapshot(self, attempts: Attempts) -> None:
+    async def _await_snapshot(self, backoff: Backoff) -> None:
         """Ping the server: its reply follows the locks that existed when the watch began."""
         try:
             await self._client.ping()
-            attempts.worked()
+            backoff.reset()
         except GenieError:
             pass  # the waiters try their luck once
         self._events = 0  # the snapshot does not count into the rate

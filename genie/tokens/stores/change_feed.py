@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import suppress
 from weakref import WeakSet
 
-from genie.tasks import end
+from genie.backoff import Backoff
+from genie.tasks import cancel_and_wait
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.token import Token
 
@@ -111,9 +112,8 @@ MOST_BYTES = 7900
 TEXTS = 10
 """That are read at once: at most some thousand tokens, which does not stop everything else for long."""
 
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-"""Before the changes are followed again, after that has failed: doubled from the first to the longest."""
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
+"""Backoff between attempts to follow the changes."""
 
 LAST_STEP_S = 5.0
 """What a step that is under way may take when following is to end."""
@@ -175,10 +175,10 @@ class Follower(ABC):
         self._wake.set()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=LAST_STEP_S)
-            await end(self._task)
+            await cancel_and_wait(self._task)
 
     async def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S)
         while not self._stopped:
             try:
                 await self._follow()
@@ -187,9 +187,10 @@ class Follower(ABC):
                     _log.exception("the changes of the tokens can't be followed, trying again")
             if self._stopped:
                 break
-            pause_s = FIRST_PAUSE_S if self._following.is_set() else min(2 * pause_s, LONGEST_PAUSE_S)
+            if self._following.is_set():
+                backoff.reset()
             self._following.clear()
-            await self._sleep(pause_s)
+            await self._sleep(backoff.next_delay())
 
     @abstractmethod
     async def _follow(self) -> None:

@@ -5,7 +5,8 @@ from itertools import islice
 
 import pytest
 
-from genie.client.config import Address, addresses, delays, spell
+from genie.backoff import Backoff
+from genie.client.config import Address, format_address, parse_addresses
 from genie.client.failover import Servers
 
 CONTEXT = ssl.create_default_context()
@@ -33,8 +34,8 @@ def _no_environment(monkeypatch):
     ],
 )
 def test_addresses(host, port, expected):
-    assert [address[:2] for address in addresses(host, port)] == expected
-    assert all(address.tls is None for address in addresses(host, port))
+    assert [address[:2] for address in parse_addresses(host, port)] == expected
+    assert all(address.tls is None for address in parse_addresses(host, port))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_addresses(host, port, expected):
     ],
 )
 def test_a_scheme_says_whether_it_is_tls(host, ssl, secure):
-    found = addresses(host, ssl=ssl)
+    found = parse_addresses(host, ssl=ssl)
     assert [address.tls is not None for address in found] == secure
     assert len({address.tls for address in found} - {None}) <= 1
     assert not any("/" in address.host for address in found)
@@ -64,54 +65,54 @@ def test_a_scheme_says_whether_it_is_tls(host, ssl, secure):
 )
 def test_a_scheme_that_does_not_fit(host, ssl):
     with pytest.raises(ValueError, match="genie"):
-        addresses(host, ssl=ssl)
+        parse_addresses(host, ssl=ssl)
 
 
 def test_a_wrong_file_of_the_environment_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("GENIE_TLS_CERT", str(tmp_path / "none.pem"))
-    assert addresses("h")
+    assert parse_addresses("h")
     with pytest.raises(ValueError, match=r"GENIE_TLS_CERT: .*none\.pem can't be read"):
-        addresses("genies://h")
+        parse_addresses("genies://h")
 
 
 @pytest.mark.parametrize("ssl", ["ca.pem", "", 1, ("cert", "key")])
 def test_ssl_that_is_no_context(ssl):
     with pytest.raises(TypeError, match=r"ssl: it is True, False, None or an ssl\.SSLContext"):
-        addresses("h", ssl=ssl)
+        parse_addresses("h", ssl=ssl)
 
 
 def test_a_key_without_its_certificate(monkeypatch):
     monkeypatch.delenv("GENIE_TLS_CERT", raising=False)
     monkeypatch.setenv("GENIE_TLS_KEY", "key.pem")
-    assert addresses("h")
+    assert parse_addresses("h")
     with pytest.raises(ValueError, match="GENIE_TLS_KEY is set, but GENIE_TLS_CERT, the client's certificate, is not"):
-        addresses("genies://h")
+        parse_addresses("genies://h")
 
 
 def test_what_is_left_out_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("GENIE_HOST", "h1,h2:2")
     monkeypatch.setenv("GENIE_PORT", "99")
-    assert addresses() == [Address("h1", 99), Address("h2", 2)]
-    assert addresses("h3") == [Address("h3", 99)]
-    assert addresses(None, 5) == [Address("h1", 5), Address("h2", 2)]
+    assert parse_addresses() == [Address("h1", 99), Address("h2", 2)]
+    assert parse_addresses("h3") == [Address("h3", 99)]
+    assert parse_addresses(None, 5) == [Address("h1", 5), Address("h2", 2)]
 
 
 @pytest.mark.parametrize(("host", "port"), [("h:x", None), ("h:0", None), ("h", 65536), ("", None), ([], None)])
 def test_what_is_no_address(host, port):
     with pytest.raises(ValueError, match=r"port|address"):
-        addresses(host, port)
+        parse_addresses(host, port)
 
 
 def test_an_address_is_spelled_as_it_is_read():
-    assert [spell(address) for address in addresses("[::1]:5,h:1")] == ["[::1]:5", "h:1"]
-    assert [spell(address) for address in addresses("[::1]:5", ssl=CONTEXT)] == ["genies://[::1]:5"]
+    assert [format_address(address) for address in parse_addresses("[::1]:5,h:1")] == ["[::1]:5", "h:1"]
+    assert [format_address(address) for address in parse_addresses("[::1]:5", ssl=CONTEXT)] == ["genies://[::1]:5"]
 
 
 def test_delays_double_up_to_a_bound_with_jitter():
-    for number, delay in enumerate(islice(delays(), 20)):
+    for number, delay in enumerate(islice(iter(Backoff().next_delay, None), 20)):
         whole = min(0.025 * 2**number, 2.0)
         assert whole / 2 <= delay <= whole
-    assert len({next(delays()) for _ in range(20)}) > 1
+    assert len({Backoff().next_delay() for _ in range(20)}) > 1
 
 
 def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():

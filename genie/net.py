@@ -1,0 +1,78 @@
+"""Addresses as text, and TCP keepalive."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Protocol
+
+MAX_PORT = (1 << 16) - 1
+
+
+def parse_host_port(text: str) -> tuple[str, int | None]:
+    """Split `HOST`, `HOST:PORT`, `[IPv6]`, `[IPv6]:PORT` or a bare IPv6 address.
+
+    Returns:
+        The host, without brackets and maybe empty, and the port; None where the text names none.
+
+    Raises:
+        ValueError: if the brackets do not enclose the host, or the port is not a number from 1 to 65535.
+
+    """
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"{text}: an IPv6 address is written [ADDRESS] or [ADDRESS]:PORT")
+        port = rest[1:]
+    elif text.count(":") > 1:
+        host, port = text, ""
+    else:
+        host, _, port = text.partition(":")
+    return host, parse_port(port, text) if port else None
+
+
+def parse_port(port: str | int, source: str) -> int:
+    """Return a TCP port as a number.
+
+    Raises:
+        ValueError: if it is not a number from 1 to 65535; the message begins with `source`.
+
+    """
+    text = str(port).strip()
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PORT)) else 0
+    if not 0 < number <= MAX_PORT:
+        raise ValueError(f"{source}: a port is a number from 1 to {MAX_PORT}, not {port!r}")
+    return number
+
+
+def format_host_port(host: str, port: int) -> str:
+    """Return `HOST:PORT`, or `[IPv6]:PORT`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class SocketLike(Protocol):
+    """A socket, or the object that an event loop's transport gives for one."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+        """Set an option."""
+
+
+def enable_keepalive(sock: SocketLike, *, idle_s: int, interval_s: int = 5, probes: int = 3) -> None:
+    """Let the kernel end a connection whose peer has vanished without closing it.
+
+    The kernel probes the peer after `idle_s` seconds without traffic and then every `interval_s`
+    seconds, and ends the connection after `probes` probes without an answer, or after as much time
+    without an acknowledgement of what was sent. A socket that has failed already is left as it is:
+    its next read reports the failure.
+    """
+    options = {
+        "TCP_KEEPIDLE": idle_s,
+        "TCP_KEEPINTVL": interval_s,
+        "TCP_KEEPCNT": probes,
+        "TCP_USER_TIMEOUT": 1000 * (idle_s + interval_s * probes),
+    }
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,43 @@
+"""One parser of addresses for clients, the server's settings and the Redis URL; delays between attempts."""
+
+from __future__ import annotations
+
+import pytest
+
+from genie.backoff import Backoff
+from genie.net import format_host_port, parse_host_port
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h", ("h", None)),
+        ("h:1", ("h", 1)),
+        ("h:", ("h", None)),
+        (":65535", ("", 65535)),
+        ("[::1]", ("::1", None)),
+        ("[::1]:7", ("::1", 7)),
+        ("fe80::1", ("fe80::1", None)),
+    ],
+)
+def test_an_address_is_split_into_host_and_port(text, expected):
+    assert parse_host_port(text) == expected
+
+
+@pytest.mark.parametrize("text", ["h:0", "h:65536", "h:x", "h:-1", "h:\uff11", "[::1", "[::1]7", "h:" + "9" * 5000])
+def test_a_wrong_port_or_bracket_is_an_error(text):
+    with pytest.raises(ValueError, match=r"port|ADDRESS"):
+        parse_host_port(text)
+
+
+def test_an_ipv6_address_is_formatted_in_brackets():
+    assert format_host_port("::1", 7) == "[::1]:7"
+    assert format_host_port("h", 7) == "h:7"
+
+
+def test_a_backoff_doubles_up_to_its_bound_and_begins_again_after_a_reset():
+    backoff = Backoff(1, 4)
+    for ceiling in (1, 2, 4, 4):
+        assert ceiling / 2 <= backoff.next_delay() <= ceiling
+    backoff.reset()
+    assert backoff.next_delay() <= 1
