@@ -1,6 +1,6 @@
-"""The lock manager: pure, deterministic, and the only place where it is decided who holds what.
+"""The lock manager: a pure, deterministic state machine that alone decides who holds which lock.
 
-`LockManager.step(command, now)` is the way in; `core/README.md` tells the theory.
+`LockManager.step(command, now)` is its entry point. `core/README.md` explains the theory.
 """
 
 from genie.core.commands import Command, Disconnect, Expire, Extend, Recover, Release, Take

@@ -1,4 +1,4 @@
-"""What can be asked of the lock manager, beside a `Request`, which is a command itself."""
+"""The commands of the lock manager. A `Request` is itself the command that asks for its locks."""
 
 from __future__ import annotations
 
@@ -10,56 +10,64 @@ from genie.core.model import Request, Weight
 
 @dataclass(slots=True)
 class Take:
-    """Hold, in the order given, those of the resources that are free now, until their weights reach `target`.
+    """Acquire available resources, in the order given, until their weights reach `target`.
 
-    Or nothing, if they don't reach it: it never waits. `request` is what is granted then; it names nothing yet.
+    It acquires nothing if they cannot reach it, and never waits. If it is granted, `request` gets
+    the names of the resources that it acquired; until then it names none.
     """
 
     request: Request
     choices: Sequence[tuple[str, bool]]
-    """Names, each once, and whether each is wanted exclusively."""
+    """Names, each once, with whether each is wanted in exclusive mode."""
     weights: Sequence[Weight]
     target: Weight
     as_strings: bool = False
-    """Whether the client wrote its target as a string, and gets the sums back so. The core carries it."""
+    """Whether the client sent its target as a string: then the sums in the reply are strings too.
+    The lock manager only carries it."""
 
 
 @dataclass(slots=True)
 class Release:
-    """Give back a held lock, or cancel a waiting request."""
+    """Release a held lock, or cancel a waiting request."""
 
     id: int
     ref: str | None = None
-    """Echoed by the answer. The core carries it."""
+    """Echoed by the reply. The lock manager only carries it."""
 
 
 @dataclass(slots=True)
 class Extend:
-    """Let a held lock end `transaction_timeout_ms` from now."""
+    """Set the deadline of a held lock to `transaction_timeout_ms` from now."""
 
     id: int
     transaction_timeout_ms: float
     ref: str | None = None
-    """Echoed by the answer. The core carries it."""
+    """Echoed by the reply. The lock manager only carries it."""
 
 
 @dataclass(slots=True)
 class Expire:
-    """End what is due, the most overdue first, at most `limit` requests: so no step is long."""
+    """End expired requests, the most overdue first.
+
+    At most `limit` of them, which bounds the duration of a step.
+    """
 
     limit: int = 1000
 
 
 @dataclass(slots=True)
 class Disconnect:
-    """Whoever made these requests is gone: the waiting ones go, the held ones go where they said so."""
+    """End the requests of a client that disconnected.
+
+    Waiting ones are cancelled; held ones are released only if they have `release_on_disconnect`.
+    """
 
     requests: Sequence[Request]
 
 
 @dataclass(slots=True)
 class Recover:
-    """After loading: everybody is gone (see `Disconnect`), and every line is looked at for what can be granted."""
+    """Complete a restart: disconnect every request without a session, then grant what is grantable."""
 
 
 Command = Request | Release | Take | Extend | Expire | Disconnect | Recover

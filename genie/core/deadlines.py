@@ -1,4 +1,4 @@
-"""What expires next."""
+"""Deadlines by millisecond: when the next request expires, and which ones have expired."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 NEVER = 2**62
-"""The deadline of a request that waits without a limit. It is not kept here."""
+"""The deadline of a request that waits without a limit. Such a request is not added to `Deadlines`."""
 
 MAX_EMPTY_TICKS = 1024
-"""Empty ticks that are kept at most, beside one for each that is not."""
+"""Beyond one empty tick for each non-empty one, this many are kept before a sweep."""
 
 
 class Deadlines:
-    """Ids by the millisecond, the tick, in which they fall due.
+    """Ids by tick, the millisecond at which they expire.
 
-    A tick whose ids were all taken out stays for a while: the next id is likely to fall into it. Now and then all
-    empty ones are swept out together, so that a million short locks cost no more memory than those that are held now.
+    A tick that becomes empty stays for a while, since the next id is likely to get the same tick. A
+    sweep drops all empty ticks at once, which bounds memory by the ids that are present: a million
+    short locks leave nothing.
     """
 
     __slots__ = ("_heap", "_sweep_threshold", "_ticks", "soonest")
@@ -26,12 +27,12 @@ class Deadlines:
         self._heap: list[int] = []
         """Every tick, once."""
         self._sweep_threshold = MAX_EMPTY_TICKS
-        """So many ticks may there be before the next sweep."""
+        """The number of ticks at which the next sweep runs."""
         self.soonest: float = inf
-        """Nothing falls due before this. `next` says when something does."""
+        """A lower bound of the next deadline, cheap to read. `next` computes the exact one."""
 
     def add(self, tick: int, id: int) -> None:
-        """Let `id` fall due at the millisecond `tick`."""
+        """Add `id` with the deadline `tick`, in whole milliseconds."""
         ids = self._ticks.get(tick)
         if ids is not None:
             ids.add(id)
@@ -43,12 +44,12 @@ class Deadlines:
         self.soonest = min(self.soonest, tick)
 
     def discard(self, tick: int, id: int) -> None:
-        """Forget the deadline that was added for `id`."""
+        """Remove the deadline that was added for `id`."""
         self._ticks[tick].remove(id)
 
     @property
     def next(self) -> float:
-        """When something falls due, in ms; infinity when nothing does."""
+        """The earliest deadline in ms, or infinity if there is none."""
         heap, ticks = self._heap, self._ticks
         while heap and not ticks[heap[0]]:
             del ticks[heappop(heap)]
@@ -56,7 +57,10 @@ class Deadlines:
         return self.soonest
 
     def expired(self, now: float, limit: int) -> list[int]:
-        """At most `limit` ids that are due, by millisecond and then by id. They stay until they are discarded."""
+        """Return at most `limit` expired ids, by deadline and then by id.
+
+        They stay until they are discarded.
+        """
         due: list[int] = []
         passed: list[int] = []
         while len(due) < limit and self.next <= now:

@@ -1,12 +1,14 @@
-"""Who waits for whom: is there a cycle, who is in it, and is it made of held locks exclusive_names.
+"""Deadlock detection in the wait-for graph, and queue rearrangement where it avoids a deadlock.
 
-The nodes of the graph are owners. An owner waits for another where one of its waiting requests conflicting_holders with what
-the other holds (a hard wait) or asks for further successors in the same queue (a soft wait). `README.md` beside this file
-tells why a cycle can only be closed by a newcomer.
+The nodes of the graph are owners. An owner waits for another if one of its waiting requests
+conflicts with a lock that the other holds (a hard edge), or with a request of the other earlier in
+the same queue (a soft edge). Only a new request can close a cycle; `README.md` beside this file
+explains why. A cycle of hard edges is a deadlock; any other cycle is resolved by rearranging
+queues, as in PostgreSQL's `deadlock.c`.
 
-In a queue of n exclusive requests each waits for all successors of it: n*n/2 waits. Following only the nearest ones finds
-the same owners, for the nearest exclusive request successors waits in turn for everything that stands successors of it. So a
-search is linear in what it reaches.
+In a queue of n exclusive requests each waits for all earlier ones: n²/2 edges. It is enough to
+follow the nearest ones, because the nearest earlier exclusive request itself waits for everything
+before it. So a search is linear in what it reaches.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
 
 
 def successors(table: LockTable, owner: Owner) -> Iterator[Owner]:
-    """The owners that this one waits for: enough of them to reach all by repetition. May repeat, or name itself."""
+    """Yield owners that `owner` waits for: enough edges to reach all of them transitively.
+
+    It may yield an owner twice, or `owner` itself.
+    """
     for request in table.waiting_of(owner).values():
         yield from request_successors(table, request)
 
 
 def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
-    """The same for one request: whatever waits for its owner already is none of its doing."""
+    """Yield owners that one request waits for, like `successors`."""
     for name, exclusive in request.modes():
         queue = table.wait_queue(name)
         entry = request.entry(name)
@@ -49,7 +54,10 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
 
 
 def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
-    """The owners that wait for this one: enough of them to reach all by repetition. May repeat, or name itself."""
+    """Yield owners that wait for `owner`: enough edges to reach all of them transitively.
+
+    It may yield an owner twice, or `owner` itself.
+    """
     yield from _predecessors_of_grants(table, owner)
     for request in table.waiting_of(owner).values():
         for name, exclusive in request.modes():
@@ -76,49 +84,52 @@ def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
                     yield other[2].owner
 
 
-def creates_cycle(table: LockTable, newcomer: Request) -> bool:
-    """Whether a newcomer's owner now waits for itself.
+def creates_cycle(table: LockTable, new_request: Request) -> bool:
+    """Return whether a new request closed a cycle through its owner.
 
-    It can only be where others wait for that owner: because of what it held or asked for before, or since the
-    newcomer goes in successors of them. And it can't where the newcomer stands in one queue among nobody who stands
-    anywhere else.
+    That takes other owners that wait for its owner: because of what the owner already holds or
+    waits for, or because the new request is before others in a queue. There is none if the request
+    is simple and in a queue of simple requests only.
     """
-    if newcomer.simple and not table.wait_queue(newcomer.names()[0]).non_simple_count:
+    if new_request.simple and not table.wait_queue(new_request.names()[0]).non_simple_count:
         return False
-    overtakes = _overtakes(table, newcomer)
-    return (overtakes or _may_have_waiters(table, newcomer)) and is_in_cycle(table, newcomer, overtakes)
+    overtakes = _overtakes(table, new_request)
+    return (overtakes or _may_have_waiters(table, new_request)) and is_in_cycle(table, new_request, overtakes)
 
 
-def _may_have_waiters(table: LockTable, newcomer: Request) -> bool:
-    """Whether others may wait for a newcomer's owner because of what it held or asked for before."""
-    if newcomer.transaction is None:
+def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
+    """Return whether others may wait for the owner of a new request because of its other requests."""
+    if new_request.transaction is None:
         return False
-    transaction, resources = table.transactions[newcomer.transaction], table.resources
+    transaction, resources = table.transactions[new_request.transaction], table.resources
     if len(transaction.waiting) > 1:
         return True
-    for name in transaction.grants:  # noqa: SIM110 - asked of every named newcomer, a generator would cost more
+    for name in transaction.grants:  # noqa: SIM110 - a generator would cost more
         if name in resources and resources[name].wait_queue is not None:
             return True
     return False
 
 
-def _overtakes(table: LockTable, newcomer: Request) -> bool:
-    """Whether a newcomer stands successors of somebody."""
-    for name in newcomer.names():  # noqa: SIM110 - the same
-        if table.wait_queue(name).last != newcomer.entry(name):
+def _overtakes(table: LockTable, new_request: Request) -> bool:
+    """Return whether a new request is before another one in any queue."""
+    for name in new_request.names():  # noqa: SIM110 - as above
+        if table.wait_queue(name).last != new_request.entry(name):
             return True
     return False
 
 
-def is_in_cycle(table: LockTable, newcomer: Request, overtakes: bool) -> bool:
-    """Whether a newcomer's owner waits, over any number of others, for itself. `overtakes`: it went in successors of others.
+def is_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool:
+    """Return whether the owner of a new request waits for itself transitively.
 
-    Searched from both ends, a step each in turn: whichever side runs dry first proves that there is no cycle. So
-    a newcomer at the end of a long chain, or one that nobody waits for, costs next to nothing. There was no cycle
-    before; so, unless somebody has come to wait for it, a cycle must begin with what this very request waits for.
+    `overtakes`: the new request is before others in a queue. If it is not, a cycle must start with
+    an edge of this very request, since there was no cycle before it.
+
+    The search runs forward and backward, one step of each in turn; the first that ends without
+    meeting the owner proves that there is no cycle. So a request at the end of a long chain, or of
+    an owner without waiters, takes few steps.
     """
-    owner = newcomer.owner
-    first = successors(table, owner) if overtakes else request_successors(table, newcomer)
+    owner = new_request.owner
+    first = successors(table, owner) if overtakes else request_successors(table, new_request)
     sides = (_search(table, owner, successors, first), _search(table, owner, predecessors, predecessors(table, owner)))
     while True:
         for side in sides:
@@ -128,9 +139,9 @@ def is_in_cycle(table: LockTable, newcomer: Request, overtakes: bool) -> bool:
 
 
 def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Iterator[Owner]) -> Iterator[bool]:
-    """Search from `start` over its `first` neighbours.
+    """Search the graph from `start`, whose neighbours are `first`.
 
-    Yields False for each wait that was followed, and True when `start` is met again.
+    Yields False for each edge followed, and True each time an edge leads to `start`.
     """
     seen = {start}
     stack = []
@@ -150,7 +161,7 @@ def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Itera
 
 
 def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
-    """All owners that are in a cycle with `start`, itself first: they wait for it and it waits for them."""
+    """Return the owners of the strongly connected component of `start`, `start` first."""
     waiters: dict[Owner, list[Owner]] = {start: []}
     stack = [start]
     while stack:
@@ -160,7 +171,7 @@ def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
                 waiters[other] = []
                 stack.append(other)
             waiters[other].append(owner)
-    found = {start: None}  # a dict, for its order: the same steps must give the same events
+    found = {start: None}  # a dict keeps the order of insertion: equal steps give equal events
     stack = [start]
     while stack:
         for other in waiters[stack.pop()]:
@@ -171,7 +182,10 @@ def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
 
 
 def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
-    """The shortest cycle of hard waits through an owner, if there is one. Nothing but ending a request solves it."""
+    """Return the shortest cycle of hard edges through `victim`, or None if there is none.
+
+    Only the end of one of its requests resolves it.
+    """
     steps: dict[Owner, tuple[Owner, Wait]] = {}
     searched: set[str] = set()
     queue = deque([victim])
@@ -191,10 +205,11 @@ def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
 def _unsearched_holders(
     table: LockTable, request: Request, name: str, exclusive: bool, victim: Owner, searched: set[str]
 ) -> Iterator[Request]:
-    """Those that a request waits for on `name`, each resource once: a crowd before a crowd is no product.
+    """Yield conflicting holders of `name`, for each resource once.
 
-    The first who asks meets all other holders and is itself met already, so that only the victim, which is looked
-    for, may still be missing.
+    Many waiters for many holders would otherwise cost their product. The first waiter visits all
+    other holders and was itself visited before, so for later waiters only `victim`, which the
+    search is for, may be missing.
     """
     if name not in searched:
         for holder in conflicting_holders(table, request, name, exclusive):
@@ -213,14 +228,15 @@ def _build_cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: O
     return Cycle(tuple(reversed(owners)), tuple(reversed(waits)))
 
 
-# -- Another order for the queue, where the one it has closes a cycle of waits and held locks exclusive_names do not --------
+# -- Queue rearrangement ---------------------------------------------------------------
 
 
 def topological_ranks(table: LockTable, owners: Sequence[Owner]) -> dict[Owner, int]:
-    """Number the owners of a cycle so that each comes after all that it waits for by held locks.
+    """Number the owners of a component so that each comes after the owners it waits for by hard edges.
 
-    Where that leaves a choice they keep the order in which they stand. It is dealt from the end, as PostgreSQL does
-    it: so those who must pass go forward, and nobody goes back who need not. There must be no cycle of held locks.
+    Where this leaves a choice, they keep their order in the queues. Numbers are assigned from the
+    last one down, as in PostgreSQL: requests that must overtake move forward, and no other moves
+    back without need. There must be no cycle of hard edges.
     """
     members = set(owners)
     holders: dict[Owner, set[Owner]] = {}
@@ -246,23 +262,26 @@ def topological_ranks(table: LockTable, owners: Sequence[Owner]) -> dict[Owner, 
             waiters[holder_] -= 1
             if not waiters[holder_]:
                 heappush(last_first, (*_reverse_queue_key(table, holder_), number[holder_]))
-    assert len(ranks) == len(owners), "a cycle of held locks has no order"  # noqa: S101 - an invariant
+    assert len(ranks) == len(owners), "a cycle of hard edges has no topological order"  # noqa: S101 - an invariant
     return ranks
 
 
 def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
-    """Sorts owners by the foremost place of their requests, the last first. Everyone in a cycle waits."""
+    """Return a sort key of owners by the first entry of their requests, last first.
+
+    Each must wait.
+    """
     place = min(request.entry(name)[:2] for request in table.waiting_of(owner).values() for name in request.names())
     return (-place[0], -place[1])
 
 
 def rearranged_order(queue: WaitQueue, name: str, ranks: Mapping[Owner, int]) -> Sequence[Request] | None:
-    """The order in which a queue should stand, or None where it stands so already.
+    """Return the requests of a queue in an order that follows `ranks`, or None if they already do.
 
-    Why the pieces below are all there is: a request of an owner outside the cycle never stands between two inside
-    that it conflicting_holders with, or it would be in the cycle, too. So between the first and the last exclusive one of the
-    cycle there is nobody else; and around them, among the cycle's shared requests, only others' shared ones, which
-    stay on their side.
+    A request of an owner outside the component is never between two conflicting ones inside it, or
+    its owner would be in the component, too. So no other request is between the first and the last
+    exclusive one of the component; around these, among the component's shared requests, there are
+    only shared ones of other owners, which stay on their side.
     """
     requests = [entry[2] for entry in queue.entries()]
     inside = [i for i, request in enumerate(requests) if request.owner in ranks]
@@ -287,10 +306,11 @@ def rearranged_order(queue: WaitQueue, name: str, ranks: Mapping[Owner, int]) ->
 def _assign_runs(
     sharing: list[int], exclusive: list[int], level: Mapping[int, int], others: list[int]
 ) -> list[list[int]]:
-    """Deal the shared ones out to the runs before, between and predecessors the exclusive ones.
+    """Distribute the shared requests over the runs before, between and after the exclusive ones.
 
-    Each goes predecessors the exclusive ones of lower owners and successors of those of higher ones. Among those of its own owner,
-    with which it has no conflict, it goes where the fewest pairs change places. A run keeps its old order.
+    Each goes after the exclusive requests of lower owners and before those of higher ones. Among
+    those of its own owner, with which it does not conflict, it goes where it swaps with the fewest
+    requests. A run keeps its order.
     """
     levels = [level[i] for i in exclusive]
     first = min(exclusive)
@@ -313,14 +333,14 @@ def _assign_runs(
 
 
 def _swap_counter(i: int, low: int, high: int, exclusive: list[int], runs: list[list[int]]) -> Callable[[int], int]:
-    """How many pairs `i` would change places with, by the run that it is put into."""
-    behind_low = sum(j > i for j in runs[low])
-    ahead_high = sum(j < i for j in runs[high])
+    """Return a function that counts the requests that `i` swaps with if it goes into a given run."""
+    after_low = sum(j > i for j in runs[low])
+    before_high = sum(j < i for j in runs[high])
 
     def swaps(run: int) -> int:
         return (
-            (behind_low if run > low else 0)
-            + (ahead_high if run < high else 0)
+            (after_low if run > low else 0)
+            + (before_high if run < high else 0)
             + sum(j > i for j in exclusive[low:run])
             + sum(j < i for j in exclusive[run:high])
         )

@@ -1,4 +1,7 @@
-"""What a step did, in order. The shell turns each into a stored record, a message, or both."""
+"""The events of one step of the lock manager, in order.
+
+The server turns each into a stored record, a message, or both.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,31 @@ from genie.core.model import Mode, Owner, Reason, Request, Weight
 
 @dataclass(slots=True)
 class Queued:
-    """A request arrived, has its id, and waits; or it ends in the same step."""
+    """A request arrived, got its id, and waits. It may end in the same step."""
 
     request: Request
 
 
 @dataclass(slots=True)
 class Granted:
-    """A request arrived and is held at once, as nearly all are: `Queued` and `Locked` in one."""
+    """A request arrived and was granted immediately, as most are. Stands for `Queued` and `Locked`."""
 
     request: Request
 
 
 @dataclass(slots=True)
 class Taken:
-    """The same for a `Take`: `request` names what it took."""
+    """A `Take` was granted immediately; `request` names the resources that it got."""
 
     request: Request
 
 
 @dataclass(slots=True)
 class Locked:
-    """Everything that the request names is held now; `request.fence` is its fencing token. It waited so long (ms)."""
+    """A waiting request was granted after `waited_ms`: it holds all its resources.
+
+    `request.fence` is its fencing token.
+    """
 
     request: Request
     waited_ms: float
@@ -38,7 +44,10 @@ class Locked:
 
 @dataclass(slots=True)
 class Released:
-    """A request ended: after it was held, where it has a fence, else after it waited; since `request.since`."""
+    """A request ended.
+
+    It was held since `request.since` if it has a fencing token, else it waited since then.
+    """
 
     request: Request
     reason: Reason
@@ -46,7 +55,7 @@ class Released:
 
 @dataclass(slots=True)
 class TimedOut(Released):
-    """`queue-timeout`: who stood in its way at the end, the first ten, and how many there were."""
+    """Reason `queue-timeout`: the first blockers at the time of the timeout, and how many there were."""
 
     blockers: tuple[Blocker, ...]
     blockers_total: int
@@ -54,14 +63,17 @@ class TimedOut(Released):
 
 @dataclass(slots=True)
 class Deadlocked(Released):
-    """`deadlock`: the cycle that it would have closed."""
+    """Reason `deadlock`: the cycle that the request would have closed."""
 
     cycle: Cycle
 
 
 @dataclass(slots=True)
 class Insufficient(Released):
-    """`insufficient`: what a `Take` could have taken does not reach its target. The two sums of weights."""
+    """Reason `insufficient`: the available resources of a `Take` weigh less than its target.
+
+    `free` and `locked` are the summed weights of available and unavailable resources.
+    """
 
     free: Weight
     locked: Weight
@@ -70,14 +82,17 @@ class Insufficient(Released):
 
 @dataclass(slots=True)
 class QueueFull:
-    """A request would have to wait, and no line may grow. It was not taken up; its id is nobody's."""
+    """A request was rejected because it would have to wait and the wait queues are full.
+
+    Its id is not used.
+    """
 
     request: Request
 
 
 @dataclass(slots=True)
 class Extended:
-    """A held lock has a new deadline."""
+    """A held lock got a new deadline."""
 
     request: Request
     transaction_timeout_ms: float
@@ -85,14 +100,14 @@ class Extended:
 
 @dataclass(slots=True)
 class Moved:
-    """A waiting request has another place in one of its lines. Nobody is told; it is stored."""
+    """A waiting request changed its position in a queue. It is stored; the client is not notified."""
 
     request: Request
 
 
 @dataclass(slots=True)
 class AlreadyEnded:
-    """A command named a request that has ended before: its first reason again."""
+    """A command named a request that had already ended; `reason` is the reason of its first release."""
 
     id: int
     reason: Reason
@@ -100,7 +115,7 @@ class AlreadyEnded:
 
 @dataclass(slots=True)
 class UnknownId:
-    """A command named an id that was never given out, or is long forgotten."""
+    """A command named an id that was never assigned, or whose outcome is no longer remembered."""
 
     id: int
 
@@ -114,7 +129,7 @@ class NotHeld:
 
 @dataclass(slots=True, frozen=True)
 class Blocker:
-    """One request that stands in another's way on one resource."""
+    """One request that blocks another on one resource."""
 
     id: int
     transaction: str | None
@@ -127,9 +142,9 @@ class Blocker:
 
 @dataclass(slots=True, frozen=True)
 class Wait:
-    """One step of a cycle: `waiter` asks for `resource`, which `holder` holds (both are request ids).
+    """One edge of a cycle: request `waiter` asks for `resource`, which request `holder` holds.
 
-    `note` is that of the waiting request.
+    `note` is the note of the waiting request.
     """
 
     resource: str
@@ -140,7 +155,10 @@ class Wait:
 
 @dataclass(slots=True, frozen=True)
 class Cycle:
-    """Owners each of whom waits for a lock that the next one holds, the last for the first. The victim is first."""
+    """Owners of which each waits for a lock of the next, and the last for one of the first.
+
+    The victim comes first.
+    """
 
     owners: tuple[Owner, ...]
     waits: tuple[Wait, ...]

@@ -1,4 +1,10 @@
-"""Who may have become grantable when somebody left a queue or gave a lock back: a few, however long the queue is."""
+"""Grant checks: which requests can be granted, and which ones to check after a change.
+
+A request is granted when, for each of its resources, no other owner holds it in a conflicting mode,
+and no request of another owner asks for it in a conflicting mode earlier in the queue. After a
+release or a cancellation only a few waiters can have become grantable, however long the queue is:
+`grant_candidates` returns them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +14,17 @@ from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import Owner, QueueEntry, Request
 
 
-def grant_candidates(table: LockTable, affected: AffectedQueues, newcomer: Request | None = None) -> list[Request]:
-    """Those to be looked at, each once, in the order of the queue. `newcomer` is one of them in any case."""
-    if len(affected) == 1 and newcomer is None:
+def grant_candidates(table: LockTable, affected: AffectedQueues, new_request: Request | None = None) -> list[Request]:
+    """Return the waiters that may have become grantable, each once, in queue order.
+
+    `new_request` is always one of them.
+    """
+    if len(affected) == 1 and new_request is None:
         requests = _candidates_in_queue(table, *affected[0])
     else:
-        found = {} if newcomer is None else {newcomer.id: newcomer}
-        for name, run, low in _merge_by_resource(affected):
-            for request in _candidates_in_queue(table, name, run, low):
+        found = {} if new_request is None else {new_request.id: new_request}
+        for name, shared_too, after in _merge_by_resource(affected):
+            for request in _candidates_in_queue(table, name, shared_too, after):
                 found[request.id] = request
         requests = list(found.values())
     if len(requests) > 1:
@@ -23,11 +32,12 @@ def grant_candidates(table: LockTable, affected: AffectedQueues, newcomer: Reque
     return requests
 
 
-def _candidates_in_queue(table: LockTable, name: str, run: bool, low: QueueEntry | None) -> list[Request]:
-    """Those in a queue who may have become grantable, each once.
+def _candidates_in_queue(table: LockTable, name: str, shared_too: bool, after: QueueEntry | None) -> list[Request]:
+    """Return the waiters of one queue that may have become grantable, each once.
 
-    They are the shared ones ahead of the first exclusive one (`run`: where an exclusive one left, and behind its
-    place `low`; nobody else stood in their way), and that first one. Behind it only its own owner's.
+    These are the first exclusive waiter; with `shared_too`, because an exclusive request left, the
+    shared waiters before it and after the position `after` of that request; and the other waiters
+    of the owner that blocks the rest.
     """
     resource = table.resources.get(name)
     queue = None if resource is None else resource.wait_queue
@@ -38,8 +48,8 @@ def _candidates_in_queue(table: LockTable, name: str, run: bool, low: QueueEntry
     if resource.exclusives:
         owner = next(iter(resource.holders.values())).owner
     else:
-        if run and queue.shared:
-            found += [entry[2] for entry in queue.shared.between(low, first)]
+        if shared_too and queue.shared:
+            found += [entry[2] for entry in queue.shared.between(after, first)]
         if first is None:
             return found
         found.append(first[2])
@@ -51,29 +61,29 @@ def _candidates_in_queue(table: LockTable, name: str, run: bool, low: QueueEntry
 
 
 def _merge_by_resource(affected: AffectedQueues) -> AffectedQueues:
-    """Many may have left one queue: it is looked at once, from the foremost place on."""
+    """Merge the changes of each queue into one, which starts at the first changed position."""
     merged: dict[str, tuple[bool, QueueEntry | None]] = {}
-    for name, run, low in affected:
-        if name in merged and run and merged[name][0]:
+    for name, shared_too, after in affected:
+        if name in merged and shared_too and merged[name][0]:
             other = merged[name][1]
-            merged[name] = (True, None if low is None or other is None else min(low, other))
-        elif name not in merged or run:
-            merged[name] = (run, low)
-    return [(name, run, low) for name, (run, low) in merged.items()]
+            merged[name] = (True, None if after is None or other is None else min(after, other))
+        elif name not in merged or shared_too:
+            merged[name] = (shared_too, after)
+    return [(name, shared_too, after) for name, (shared_too, after) in merged.items()]
 
 
 def _queue_order(request: Request) -> tuple[float, int]:
     return (-request.priority, request.id)
 
 
-# -- The queue rule: who may be granted, and whom everybody else waits for. Everything else follows from it --------
+# -- The conflict check ---------------------------------------------------------------
 
 
-def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 - one for each way to be in the way
-    """Whether a waiting request can be granted.
+def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 - one for each way to be blocked
+    """Return whether a waiting request can be granted.
 
-    For every resource that it names: no other owner holds it in a conflicting mode, and no request of
-    another owner that stands ahead in its queue asks for it in one.
+    It can if on each of its resources no other owner holds a conflicting lock, and no request of
+    another owner waits for one earlier in the queue.
     """
     owner = request.owner
     for name in request.exclusive:
@@ -84,7 +94,7 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
         elif resource.holders and len(resource.holders) > table.grant_count(owner, name):
             return False
         queue, entry = resource.wait_queue, request.entry(name)
-        assert queue is not None, "a waiting request stands in every queue that it names"  # noqa: S101
+        assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
         ahead = queue.exclusive.first_not_owned_by(owner)
         if ahead is not None and ahead < entry:
             return False
@@ -96,7 +106,7 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
         if resource.exclusives and not table.grant_count(owner, name):
             return False
         queue = resource.wait_queue
-        assert queue is not None, "a waiting request stands in every queue that it names"  # noqa: S101
+        assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
         ahead = queue.exclusive.first_not_owned_by(owner)
         if ahead is not None and ahead < request.entry(name):
             return False
@@ -104,9 +114,10 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
 
 
 def is_immediately_grantable(table: LockTable, request: Request) -> bool:
-    """Whether a newcomer is granted without ever standing in a queue.
+    """Return whether a new request can be granted without entering a wait queue.
 
-    It is where nobody waits and nobody holds anything in a conflicting mode, or where its owner has it all already.
+    It can if none of its resources has waiters or conflicting holders, or if its owner already
+    holds all of them.
     """
     uncontended, resources = table.uncontended, table.resources
     for name in request.exclusive:
@@ -123,10 +134,10 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
 
 
 def is_available(table: LockTable, owner: Owner, name: str, exclusive: bool) -> bool:
-    """Whether an owner can be given a resource at once without adding to anybody's wait.
+    """Return whether an owner can get a resource now without extending the wait of any other owner.
 
-    It can where it holds it already, in the same or a stronger mode; else where no other owner holds it or waits for it
-    in a conflicting one.
+    It can if it already holds the resource in the same or a stronger mode, or if no other owner
+    holds it or waits for it in a conflicting mode.
     """
     holder = table.uncontended.get(name)
     if holder is not None:
@@ -158,7 +169,7 @@ def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -
 
 
 def _already_owns(table: LockTable, request: Request) -> bool:
-    """Whether a newcomer's owner already holds all that it asks for, each in the same or a stronger mode."""
+    """Return whether its owner already holds all its resources, each in the same or a stronger mode."""
     if request.transaction is None or request.transaction not in table.transactions:
         return False
     grants, uncontended, resources = table.transactions[request.transaction].grants, table.uncontended, table.resources
@@ -169,7 +180,7 @@ def _already_owns(table: LockTable, request: Request) -> bool:
 
 
 def conflicting_holders(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[Request]:
-    """The grants of other owners on `name`, in whose queue a request stands, that it has to wait for."""
+    """Yield the holders of `name` that block a waiting request: conflicting ones of other owners."""
     resource, owner = table.resources[name], request.owner
     if exclusive:
         for holder in resource.holders.values():

@@ -1,4 +1,8 @@
-"""The tables: what is held and what waits, by id, by resource and by owner. Bookkeeping, no decisions."""
+"""The lock table: held and waiting requests by id, by resource and by owner.
+
+It only keeps the books consistent. Which request is granted is decided in `grant.py` and
+`manager.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,18 @@ from genie.core.model import HELD, WAITING, Owner, QueueEntry, Request
 from genie.core.wait_queue import LockedResource, WaitQueue
 
 AffectedQueues = list[tuple[str, bool, QueueEntry | None]]
-"""Lines that someone left or where someone gave way: (resource, whether shared waiters may profit, from which on)."""
+"""Queues in which a request may have become grantable: (resource, whether an exclusive request
+left, the position after which shared waiters may benefit or None for all)."""
 
 _NO_REQUESTS: Final[dict[int, Request]] = {}
 
 
 def _dict_with_stored_hashes() -> dict[str, Request]:
-    """An empty dict that will keep the hash of every key beside it.
+    """Return an empty dict that stores the hash of each key.
 
-    CPython saves that room while all the keys have been strings; but then each other key that a search comes by has to
-    be fetched from memory to see that it is another. Among a million names this is a tenth of what a cycle costs. A key
-    that is no string settles it for good.
+    CPython omits the hashes while all keys have been strings. A lookup then reads each colliding
+    key from memory to compare it, which is a tenth of the cost of lock and release among a million
+    names (measured). A key of another type, even if removed, disables this for good.
     """
     table: dict[object, Request] = {0: Request()}
     del table[0]
@@ -28,28 +33,33 @@ def _dict_with_stored_hashes() -> dict[str, Request]:
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """A named owner that holds or waits for something. (An anonymous request is its own owner and needs none.)"""
+    """A named owner that holds or waits.
+
+    A request without a transaction is its own owner and needs no such object.
+    """
 
     held: dict[int, Request] = field(default_factory=dict)
     waiting: dict[int, Request] = field(default_factory=dict)
     grants: dict[str, int] = field(default_factory=dict)
-    """How many of its grants are on a resource, by name."""
+    """The number of its grants on each resource."""
 
 
 class LockTable:
-    """Everything that is held or waits. Resources and transactions that do neither are not in it.
+    """All held and waiting requests. Resources and transactions without any are not in the table.
 
-    A resource is in one of two dicts. Nearly all are in `uncontended`: held exclusively by one request, waited for by nobody,
-    and so worth no object of their own. What is shared or waited for has one, in `resources`.
+    A resource is in one of two dicts. `uncontended` is the fast path for nearly all of them: it
+    maps a resource that one request holds exclusively, without waiters, to that request, without an
+    object of its own. Resources that are shared or waited for have a `LockedResource` in
+    `resources`.
     """
 
     __slots__ = ("grants", "held", "queue_entries", "resources", "transactions", "uncontended", "waiting")
 
     def __init__(self) -> None:
         self.grants = 0
-        """How many grants there are on the resources in `resources`."""
+        """The number of grants on the resources in `resources`."""
         self.queue_entries = 0
-        """How many places there are in all lines."""
+        """The number of wait-queue entries of all resources."""
         self.held: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
         self.uncontended: dict[str, Request] = _dict_with_stored_hashes()
@@ -58,23 +68,26 @@ class LockTable:
 
     @property
     def locks(self) -> int:
-        """How many resources are held, each as often as there are grants on it."""
+        """The number of grants on all resources."""
         return len(self.uncontended) + self.grants
 
     def find(self, id: int) -> Request | None:
-        """The request with this id, held or waiting."""
+        """Return the held or waiting request with this id."""
         return self.held.get(id) or self.waiting.get(id)
 
     def lookup(self, name: str) -> LockedResource | None:
-        """A resource as it is, to be read only; None where nobody holds it or waits for it."""
+        """Return a resource for reading, or None if it is neither held nor waited for.
+
+        Changes to the result may have no effect on the table.
+        """
         return LockedResource(self.uncontended[name], 1) if name in self.uncontended else self.resources.get(name)
 
     def resource_names(self) -> list[str]:
-        """Every resource that is held or waited for."""
+        """Return the names of all resources that are held or waited for."""
         return [*self.uncontended, *self.resources]
 
     def waiting_of(self, owner: Owner) -> dict[int, Request]:
-        """The waiting requests of an owner, by id."""
+        """Return the waiting requests of an owner, by id."""
         if isinstance(owner, str):
             transaction = self.transactions.get(owner)
             return _NO_REQUESTS if transaction is None else transaction.waiting
@@ -82,16 +95,19 @@ class LockTable:
         return _NO_REQUESTS if request is None else {owner: request}
 
     def grant_count(self, owner: Owner, name: str) -> int:
-        """How many grants an owner has on a resource. An anonymous one that still asks has none."""
+        """Return the number of grants of an owner on a resource.
+
+        A request without a transaction has none while it waits.
+        """
         if not isinstance(owner, str):
             return 0
         transaction = self.transactions.get(owner)
         return 0 if transaction is None else transaction.grants.get(name, 0)
 
-    # -- what changes it ----------------------------------------------------------------------------------
+    # -- Changes ------------------------------------------------------------------------
 
     def add_held(self, request: Request) -> None:
-        """Let a request hold all that it names."""
+        """Make a request a holder of all its resources."""
         uncontended, resources, id_ = self.uncontended, self.resources, request.id
         self.held[id_] = request
         for name in request.exclusive:
@@ -112,7 +128,7 @@ class LockTable:
                 transaction.grants[name] = transaction.grants.get(name, 0) + 1
 
     def remove_held(self, request: Request) -> AffectedQueues:
-        """Take all that a request holds from it; returns the lines of those who wait for some of it."""
+        """Remove a held request; return the queues of its resources that have waiters."""
         uncontended, resources, id_ = self.uncontended, self.resources, request.id
         affected: AffectedQueues = []
         del self.held[id_]
@@ -141,7 +157,7 @@ class LockTable:
         return affected
 
     def enqueue(self, request: Request) -> dict[Request, None]:
-        """Let a request stand in the lines of all that it names; returns those whose places changed by it."""
+        """Add a request to the wait queues of its resources; return the requests whose positions this changed."""
         request.state = WAITING
         request.queue_entry = (-request.priority, request.id, request)
         self.waiting[request.id] = request
@@ -157,7 +173,7 @@ class LockTable:
         return moved
 
     def restore(self, request: Request) -> None:
-        """Put a loaded request where it was: among the holders, or in its lines at the places that it had."""
+        """Add a loaded request at its stored state: as a holder, or at its positions in the wait queues."""
         if request.state is HELD:
             self.add_held(request)
             return
@@ -170,23 +186,25 @@ class LockTable:
             self.wait_queue(name).restore(name, request, exclusive)
 
     def dequeue(self, request: Request) -> None:
-        """Take a request out of all its lines. Who stands behind it is the caller's business."""
+        """Remove a request from its wait queues. The caller grants the waiters that it blocked."""
         del self.waiting[request.id]
         self.queue_entries -= len(request.exclusive) + len(request.shared)
         for name in request.exclusive:
             self._leave_queue(name, request, exclusive=True)
         for name in request.shared:
             self._leave_queue(name, request, exclusive=False)
-        request.queue_entry = request.moved = (
-            None  # an entry names its request: kept, the two would be garbage in a ring
-        )
+        # An entry refers to its request: clearing them avoids a reference cycle.
+        request.queue_entry = request.moved = None
         if request.transaction is not None:
             transaction = self.transactions[request.transaction]
             del transaction.waiting[request.id]
             self._discard_if_empty(request.transaction, transaction)
 
     def get_or_create_resource(self, name: str) -> LockedResource:
-        """A resource with an object of its own, made where there is none yet."""
+        """Return the object of a resource, created if there is none.
+
+        An uncontended one gets one here.
+        """
         resource = self.resources.get(name)
         if resource is None:
             holder = self.uncontended.pop(name, None)
@@ -195,7 +213,7 @@ class LockTable:
         return resource
 
     def wait_queue(self, name: str) -> WaitQueue:
-        """The queue of a resource, made where there is none yet."""
+        """Return the wait queue of a resource, created if there is none."""
         resource = self.resources.get(name) or self.get_or_create_resource(name)
         queue = resource.wait_queue
         if queue is None:
@@ -205,7 +223,7 @@ class LockTable:
     def _leave_queue(self, name: str, request: Request, exclusive: bool) -> None:
         resource = self.resources[name]
         queue = resource.wait_queue
-        assert queue is not None, "a waiting request stands in every queue that it names"  # noqa: S101
+        assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
         (queue.exclusive if exclusive else queue.shared).remove(request.entry(name))
         if not request.simple:
             queue.non_simple_count -= 1

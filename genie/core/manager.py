@@ -1,4 +1,4 @@
-"""The memory of what has ended."""
+"""The lock manager: commands in, events out. Only this module changes who holds and who waits."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Owner
 from genie.core.view import find_blockers
 
 RECENT_OUTCOMES = 100_000
-"""So many of the last ended ids are remembered at least, and at most twice as many."""
+"""At least this many of the last outcomes are remembered, and at most twice as many."""
 
 
 class RecentOutcomes:
-    """Ids that were released, with their first reason.
+    """A two-generation cache of why requests ended, by id.
 
-    Two dicts that take turns: when the newer is full the older is dropped whole. Taking the oldest out of one dict,
-    again and again, would walk over the holes that the earlier ones left.
+    When the newer generation is full, the older one is dropped whole. Removing the oldest keys from
+    a single dict would scan the holes that earlier removals left.
     """
 
     __slots__ = ("_newer", "_older")
@@ -48,7 +48,7 @@ class RecentOutcomes:
         self._older: dict[int, Reason] = {}
 
     def add(self, id: int, reason: Reason) -> None:
-        """Remember why a request ended."""
+        """Store the outcome of a request."""
         newer = self._newer
         if len(newer) >= RECENT_OUTCOMES:
             self._older, self._newer = newer, {}
@@ -56,20 +56,21 @@ class RecentOutcomes:
         newer[id] = reason
 
     def get(self, id: int) -> Reason | None:
-        """The first reason of a request that ended, or None."""
+        """Return why a request ended, or None if that is not remembered."""
         return self._newer.get(id) or self._older.get(id)
 
 
-# -- The lock manager: commands in, events out. The only place that changes who holds and who waits --------
+# -- The lock manager ----------------------------------------------------------------
 
 
 class LockManager:
-    """Decides who holds what.
+    """Decides which request holds which lock.
 
-    `unix_offset_ms` turns its clock into wall time, for people. The same commands at the same times give the same
-    events.
+    The same commands at the same times give the same events. `unix_offset_ms` is added to the times
+    of commands to get Unix time for display.
 
-    A state that was reached elsewhere, before a restart or in another process, is put together by `adopt` and `forget`.
+    State from elsewhere, such as a store or a leader, is applied with `adopt`, `discard` and
+    `add_outcome`, which grant nothing.
     """
 
     def __init__(
@@ -81,15 +82,15 @@ class LockManager:
         self.next_fence = next_fence
         self.unix_offset_ms = unix_offset_ms
         self.max_queue_entries = max_queue_entries
-        """Places in all lines together that there may be. What would need more is not taken up."""
+        """Maximum number of wait-queue entries; a request that would exceed it is rejected."""
         self.rearrangements = 0
-        """How often lines were given another order because of a cycle."""
+        """How many cycles were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
 
     def step(self, command: Command, now: float) -> list[Event]:
-        """Carry out one command at a time (ms, never going back) and tell what it did, in order.
+        """Execute one command at the time `now` (ms, monotonic) and return its events in order.
 
-        A step that raises has a defect: every command that the types allow has an answer.
+        Every well-typed command has a result: an exception is a defect.
         """
         events: list[Event] = []
         if isinstance(command, Request):
@@ -109,12 +110,12 @@ class LockManager:
         return events
 
     def adopt(self, request: Request) -> None:
-        """Take in a request as it is, held or waiting. Nobody is granted anything by it: that was decided elsewhere."""
+        """Add a request in its present state, held or waiting, without granting any other."""
         self.table.restore(request)
         self._set_deadline(request)
 
     def discard(self, id: int) -> None:
-        """Let go of a request, if there is one with this id. Nobody is granted anything by it."""
+        """Remove the request with this id, if there is one, without granting any other."""
         request = self.table.find(id)
         if request is None:
             return
@@ -125,14 +126,14 @@ class LockManager:
             self.table.dequeue(request)
 
     def add_outcome(self, id: int, reason: Reason) -> None:
-        """Take in how a request ended before the state was loaded."""
+        """Store the outcome of a request that ended before the state was loaded."""
         self._outcomes.add(id, reason)
 
     def outcome(self, id: int) -> Reason | None:
-        """Why a request ended, for as long as that is remembered."""
+        """Return why a request ended, or None if that is not remembered."""
         return self._outcomes.get(id)
 
-    # -- commands -----------------------------------------------------------------------------------------
+    # -- Commands -------------------------------------------------------------------------
 
     def _request(self, request: Request, now: float, events: list[Event]) -> None:
         self._assign_id(request)
@@ -145,7 +146,11 @@ class LockManager:
             self._queue(request, now, events)
 
     def _take(self, take: Take, now: float, events: list[Event]) -> None:
-        """What is free is granted as it is: nobody waits for it, so that nobody is passed and no cycle can close."""
+        """Grant available resources immediately, or none.
+
+        No other owner waits for them in a conflicting mode, so no request is overtaken and no cycle
+        can arise.
+        """
         request = take.request
         reached: Weight = 0
         locked: Weight = 0
@@ -191,7 +196,7 @@ class LockManager:
             request.deadline = NEVER if timeout_ms >= NO_TIMEOUT_MS else ceil(now + timeout_ms)
             self._set_deadline(request)
             if previous:
-                self._grant_waiters([(name, True, None) for name in previous], now, events, newcomer=request)
+                self._grant_waiters([(name, True, None) for name in previous], now, events, new_request=request)
             elif is_grantable(table, request):
                 self._grant_waiter(request, now, events)
         if moved:
@@ -226,7 +231,7 @@ class LockManager:
         for id_ in self.deadlines.expired(now, limit):
             request = self.table.find(id_)
             if request is None or request.deadline > now:
-                continue  # an earlier one of this very step made way for it
+                continue  # an earlier request of this step affected it
             if request.state is HELD:
                 affected = self._remove_held(request)
                 self._end(Released(request, Reason.TRANSACTION_TIMEOUT), events)
@@ -243,7 +248,11 @@ class LockManager:
         events: list[Event],
         reason: Reason = Reason.DISCONNECTED,
     ) -> None:
-        """End requests together. All of them go before anyone is granted, or one could be granted to the other."""
+        """End several requests together.
+
+        All are removed before any waiter is granted, or one of them could be granted because
+        another one was removed.
+        """
         affected: AffectedQueues = []
         for request in requests:
             if request.state is WAITING:
@@ -258,16 +267,15 @@ class LockManager:
 
     def _recover(self, now: float, events: list[Event]) -> None:
         table = self.table
-        gone = [*table.held.values(), *table.waiting.values()]
-        self._end_all([request for request in gone if request.origin is None], now, events)
-        self._grant_waiters(
-            [(name, True, None) for name in table.resources], now, events
-        )  # nobody waits for the others
+        requests = [*table.held.values(), *table.waiting.values()]
+        self._end_all([request for request in requests if request.origin is None], now, events)
+        affected: AffectedQueues = [(name, True, None) for name in table.resources]  # others have no waiters
+        self._grant_waiters(affected, now, events)
 
-    # -- what they are made of ----------------------------------------------------------------------------
+    # -- Parts of the commands ------------------------------------------------------------
 
     def _assign_id(self, request: Request) -> None:
-        """Give a newcomer its id and its owner."""
+        """Assign the id and the owner of a new request."""
         request.id = request.owner = self.next_id
         self.next_id += 1
         if request.transaction is not None:
@@ -290,18 +298,21 @@ class LockManager:
         events.append(event)
 
     def _time_out(self, request: Request, events: list[Event]) -> None:
-        """End a waiting request with `queue-timeout`, and say who stood in its way."""
+        """End a waiting request with `queue-timeout` and its blockers."""
         blockers, total = find_blockers(self.table, request)
         self.table.dequeue(request)
         self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, total), events)
 
     def _remove_held(self, request: Request) -> AffectedQueues:
-        """Take the locks of a request from it, and say in whose lines that may help someone."""
+        """Remove a held request; return the queues in which that may make others grantable."""
         self.deadlines.discard(request.deadline, request.id)
         return self.table.remove_held(request)
 
     def _set_deadline(self, request: Request) -> None:
-        """Let a request fall due at its deadline. One that waits may have none; one that is held always has one."""
+        """Schedule the deadline of a request.
+
+        A waiting request may have none; a held one always has one.
+        """
         if request.deadline < NEVER:
             self.deadlines.add(request.deadline, request.id)
 
@@ -310,11 +321,11 @@ class LockManager:
             self.deadlines.discard(request.deadline, request.id)
 
     def _queues_of(self, request: Request) -> AffectedQueues:
-        """The lines in which a waiting request stands, for when it has left them."""
+        """Return the queues of a waiting request, for use after it left them."""
         return [(name, exclusive, request.entry(name)) for name, exclusive in request.modes()]
 
     def _append_moved(self, moved: dict[Request, None], events: list[Event]) -> None:
-        """Say whose places changed, of those who still wait."""
+        """Append `Moved` for the requests that still wait."""
         events += (Moved(request) for request in moved if request.state is WAITING)
 
     def _ended_or_unknown(self, id: int) -> Event:
@@ -322,9 +333,10 @@ class LockManager:
         return UnknownId(id) if reason is None else AlreadyEnded(id, reason)
 
     def _rearrange_queues(self, owner: Owner, moved: dict[Request, None]) -> dict[str, list[Request]]:
-        """Give the lines in which the owners of a cycle stand an order without one.
+        """Rearrange the queues of a cycle's owners so that there is no cycle.
 
-        Adds to `moved` those whose places changed; returns the orders as they were, by resource.
+        Adds the requests whose positions changed to `moved`; returns the previous orders by
+        resource.
         """
         table = self.table
         ranks = deadlock.topological_ranks(table, deadlock.strongly_connected_component(table, owner))
@@ -341,19 +353,19 @@ class LockManager:
         return previous
 
     def _grant_waiters(
-        self, affected: AffectedQueues, now: float, events: list[Event], newcomer: Request | None = None
+        self, affected: AffectedQueues, now: float, events: list[Event], new_request: Request | None = None
     ) -> None:
-        """Grant what can be granted, in the order of the queue.
+        """Grant all grantable requests of the affected queues, in queue order.
 
-        A grant makes nobody else's wait shorter (it was ahead of them before, and now it is a holder), so that one
-        look at the candidates is enough.
+        One pass is enough: a granted request was before the others as a waiter and blocks them as a
+        holder, so a grant does not make any other request grantable.
         """
-        for request in grant_candidates(self.table, affected, newcomer):
+        for request in grant_candidates(self.table, affected, new_request):
             if is_grantable(self.table, request):
                 self._grant_waiter(request, now, events)
 
     def _grant_waiter(self, request: Request, now: float, events: list[Event]) -> None:
-        """Let a waiting request hold what it waited for."""
+        """Grant a waiting request."""
         self.table.dequeue(request)
         self._clear_deadline(request)
         waited_ms = now - request.since

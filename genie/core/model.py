@@ -1,4 +1,4 @@
-"""The nouns of the core: a request, its mode on a resource, its state, and why it ended."""
+"""The data model of the lock manager: requests, lock modes, request states and release reasons."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Final, Protocol
 
 
 class Mode(StrEnum):
-    """How a resource is asked for. Shared goes with shared; exclusive goes with nothing."""
+    """A lock mode.
+
+    Shared locks are compatible with each other; an exclusive lock conflicts with every other lock.
+    """
 
     SHARED = "shared"
     EXCLUSIVE = "exclusive"
 
 
 class Reason(StrEnum):
-    """Why a request ended, in the wire's words."""
+    """Why a request ended. The values are those of the wire field `reason`."""
 
     SUCCESS = "success"
     QUEUE_TIMEOUT = "queue-timeout"
@@ -27,15 +30,16 @@ class Reason(StrEnum):
 
 
 class State(Enum):
-    """Where a request is in its life. It only ever moves down this list."""
+    """The state of a request. It only ever advances down this list."""
 
     WAITING = 1
     HELD = 2
     ENDED = 3
 
 
-# Looking a member up on its class takes three times as long as a name of the module does, and these are looked up for
-# every request. So the parts that run for every request use the names.
+# Module names for enum members: an attribute lookup on the class takes three times as long as a
+# global, and these are read for every request (measured). Code that runs for every request uses
+# them.
 WAITING: Final = State.WAITING
 HELD: Final = State.HELD
 ENDED: Final = State.ENDED
@@ -43,40 +47,43 @@ SUCCESS: Final = Reason.SUCCESS
 
 
 class Origin(Protocol):
-    """Who made a request. The core carries it and never looks inside."""
+    """The session that made a request. The lock manager carries it and never reads it."""
 
     key: str | None
-    """What the session is known by beyond its connection and this process; None where it ends with its connection."""
+    """Identifies a session that survives its connection and a restart of the server; None if the
+    session ends with its connection."""
     timeout_ms: float
-    """How long it lasts without a connection."""
+    """How long the session lasts without a connection."""
 
 
 NO_TIMEOUT_MS: Final = 2_147_483_647
-"""A `queue_timeout_ms` of this many milliseconds or more (the largest on the wire) is no limit."""
+"""A `queue_timeout_ms` of at least this value, the largest on the wire, means no limit."""
 
 MAX_LINEAR_SEARCH: Final = 16
-"""Names that are searched for one among them as they are."""
+"""`is_exclusive` searches up to this many names in the tuple itself; for more it builds a set."""
 
 Weight = int
 
 Owner = str | int
-"""The transaction's name; without one the request is its own owner and this is its id."""
+"""The owner of locks: the name of the transaction, or for a request without one its own id."""
 
 QueueEntry = tuple[float, int, "Request"]
-"""A place in a line: (minus the priority, ticket, request). Smaller stands further ahead.
+"""An entry of a wait queue: (negated priority, ticket, request). Smaller entries come first.
 
-The ticket is the id of the request itself, or after a reordering of another one that stood in the same line.
-No two entries of a line share priority and ticket, so that comparing never reaches the request.
+The ticket is the id of the request, or after a rearrangement the id of another request in the same
+queue. Priority and ticket are unique within a queue, so a comparison never reaches the request.
 """
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """One request for a list of locks, from its arrival to its end. Also the command that asks for it.
+    """One request for a set of locks, from arrival to release.
 
-    The first block is what the client said; a name stands in one of the two tuples, once. The second block
-    belongs to the lock manager, which sets it when the request arrives. Times are milliseconds of the manager's clock, but for `since_unix_ms`,
-    which is for people.
+    It is also the command that makes it.
+
+    The client sets the first block of fields; a name is in one of the two tuples, once. The lock
+    manager sets the second block when the request arrives. Times are milliseconds of the manager's
+    clock, except `since_unix_ms`.
     """
 
     shared: tuple[str, ...] = ()
@@ -89,45 +96,50 @@ class Request:
     release_on_disconnect: bool = False
     origin: Origin | None = None
     choice_digest: str | None = None
-    """Set where the names are those that a `Take` took: what it chose from, in short, to know it again."""
+    """For a granted `Take`: a digest of its choices, which identifies a repetition. None for other
+    requests."""
     principal: str | None = None
-    """The name under which it was made, where clients must have one. The core carries it."""
+    """The authenticated principal that made the request, if any. The lock manager only carries it."""
     note: str | None = None
-    """What the client says about the request, for people. The core carries it."""
+    """A free-text note by the client, shown to operators. The lock manager only carries it."""
 
     id: int = field(init=False)
     owner: Owner = field(init=False)
     state: State = field(init=False)
     fence: int = field(default=0, init=False)
     since: float = field(init=False)
-    """Since when it has been in its state: the arrival while it waits, the grant while it is held."""
+    """When the request entered its state: the arrival of a waiting request, the grant of a held
+    one."""
     since_unix_ms: float = field(init=False)
-    """The same as milliseconds since 1970, for people."""
+    """`since` in milliseconds since the Unix epoch, for display."""
     deadline: int = field(init=False)
-    """When it falls due: rounded up to a whole millisecond, so never early. `NEVER` for a wait without a limit."""
+    """When the request expires, rounded up to a whole millisecond so that it is never early.
+    `NEVER` for a wait without a limit."""
     queue_entry: QueueEntry | None = field(default=None, init=False)
-    """Where it stands in every line, by priority and arrival. None unless it waits."""
+    """Its entry by priority and arrival, in every queue that is not in `moved`. None unless it
+    waits."""
     moved: dict[str, QueueEntry] | None = field(default=None, init=False)
-    """Where a reordering put it instead, by resource."""
+    """Its entries in rearranged queues, by resource."""
     exclusive_names: frozenset[str] | None = field(default=None, init=False)
-    """What it modes exclusively, where that is much and was looked for; see `is_exclusive`."""
+    """The set of `exclusive`, built by `is_exclusive` if there are many names."""
     simple: bool = field(init=False)
-    """Set while it waits: whether it can lead a search for cycles nowhere but along the one line in which it stands."""
+    """Set while it waits. True for a request of one resource without a transaction: its only
+    wait-for edges are within that resource's queue."""
 
     def __repr__(self) -> str:
         asked = [f"{self.mode(name)}:{name}" for name in self.names()]
         state = f"{self.id} {self.state.name}" if hasattr(self, "state") else "new"
-        return f"<Request {state} {asked} of {self.transaction or 'nobody'}>"
+        return f"<Request {state} {asked} of {self.transaction or 'no transaction'}>"
 
     def entry(self, name: str) -> QueueEntry:
-        """Its place in the line of `name`. Only for a request that waits."""
+        """Return its entry in the wait queue of `name`. Only for a waiting request."""
         if self.moved is not None and name in self.moved:
             return self.moved[name]
         assert self.queue_entry is not None  # noqa: S101 - an invariant, and what mypy needs to know
         return self.queue_entry
 
     def move(self, name: str, place: QueueEntry) -> None:
-        """Give it another's place in the line of `name`, or its own one back."""
+        """Give it the position of `place` in the wait queue of `name`; its original position ends the move."""
         moved = self.moved or {}
         if self.queue_entry is not None and place[:2] == self.queue_entry[:2]:
             moved.pop(name, None)
@@ -136,7 +148,11 @@ class Request:
         self.moved = moved or None
 
     def is_exclusive(self, name: str) -> bool:
-        """Whether it modes `name` exclusively. One of many is not searched for among all of them, time and again."""
+        """Return whether it asks for `name` in exclusive mode.
+
+        Among many names the first call builds a set, so that a caller that asks for each name takes
+        linear time.
+        """
         if len(self.exclusive) <= MAX_LINEAR_SEARCH:
             return name in self.exclusive
         if self.exclusive_names is None:
@@ -144,16 +160,16 @@ class Request:
         return name in self.exclusive_names
 
     def mode(self, name: str) -> Mode:
-        """In which mode it asks for `name`."""
+        """Return the mode in which it asks for `name`."""
         return Mode.EXCLUSIVE if self.is_exclusive(name) else Mode.SHARED
 
     def modes(self) -> Iterator[tuple[str, bool]]:
-        """Every resource that it names, each once, and whether it modes it exclusively."""
+        """Yield each resource once, with whether it is asked for in exclusive mode."""
         for name in self.exclusive:
             yield name, True
         for name in self.shared:
             yield name, False
 
     def names(self) -> tuple[str, ...]:
-        """Every resource that it names, each once."""
+        """Return the names of all its resources, each once."""
         return self.exclusive + self.shared

@@ -1,4 +1,4 @@
-"""Who stands in a waiting request's way, for its `queue-timeout` and for those who look."""
+"""Read-only views of the lock table: the blockers of a waiting request, and `inspect`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from genie.core.lock_table import LockTable
 from genie.core.model import HELD, Mode, QueueEntry, Request
 
 MAX_LISTED_BLOCKERS = 10
-"""Blockers told by name."""
+"""Maximum number of blockers that are listed."""
 MAX_INSPECTED = 32
-"""Resources, and requests on each, that are looked at for the blocked_resources of one that begins to wait."""
+"""Maximum number of resources of a request, and of entries of each, that `blocked_resources` reads.
+Maximum number of resources of a request, and of entries of each, that `blocked_resources` reads."""
 MAX_COUNTED_BLOCKERS = 1000
-"""Blockers counted exactly. Beyond it the total is a lower bound."""
+"""Blockers are counted exactly up to this number; a greater total is a lower bound."""
 
 
 def find_blockers(table: LockTable, request: Request) -> tuple[tuple[Blocker, ...], int]:
-    """The first ten that a waiting request waits for, and how many there are (beyond 1,000: at least).
+    """Return the first blockers of a waiting request, and how many it has.
 
-    One that stands in the way on two resources counts twice.
+    A request that blocks it on two resources counts twice. Both numbers are bounded: see
+    `MAX_LISTED_BLOCKERS` and `MAX_COUNTED_BLOCKERS`.
     """
     found = _blockers(table, request)
     named = tuple(_blocker(table, *one) for one in islice(found, MAX_LISTED_BLOCKERS))
@@ -32,14 +34,16 @@ def find_blockers(table: LockTable, request: Request) -> tuple[tuple[Blocker, ..
 def sample_blockers(
     table: LockTable, request: Request, limit: int, *, count: bool
 ) -> tuple[tuple[Blocker, ...], int, int]:
-    """The same in a bounded time, for those who look at many: at most so many `limit` at who might be in the way.
+    """Return the first blockers of a waiting request in bounded time, for views of many requests.
 
-    Without `count` it ends with the tenth. Returns the named, how many were found, and how many were looked at.
+    Reads at most `limit` requests that may block it; without `count` it also ends once
+    `MAX_LISTED_BLOCKERS` are found. Returns the blockers, how many were found, and how many
+    requests were read.
     """
     named: list[Blocker] = []
-    total = looked = 0
-    for name, other, held in islice(_near(table, request), limit):
-        looked += 1
+    total = scanned = 0
+    for name, other, held in islice(_scan(table, request), limit):
+        scanned += 1
         if other is None:
             continue
         total += 1
@@ -47,17 +51,19 @@ def sample_blockers(
             named.append(_blocker(table, name, other, held))
         if not count and total == MAX_LISTED_BLOCKERS:
             break
-    return tuple(named), total, looked
+    return tuple(named), total, scanned
 
 
 def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
-    """The resources that a waiting request can't have at present, out of the first that it names.
+    """Yield the resources on which a new waiting request is blocked.
 
-    At most `MAX_INSPECTED` of them, and on each no more than `MAX_INSPECTED` who might be in the way, for this is asked of every one that
-    waits.
+    It reads at most `MAX_INSPECTED` of its resources, and as many requests on each, because it runs
+    for every request that starts to wait.
     """
     for name, exclusive in islice(request.modes(), MAX_INSPECTED):
-        if any(other is not None for _, other, _ in islice(_near_on(table, request, name, exclusive), MAX_INSPECTED)):
+        if any(
+            other is not None for _, other, _ in islice(_scan_resource(table, request, name, exclusive), MAX_INSPECTED)
+        ):
             yield name
 
 
@@ -74,7 +80,11 @@ def _blocker(table: LockTable, name: str, other: Request, held: bool) -> Blocker
 
 
 def _mode(table: LockTable, name: str, holder: Request) -> Mode:
-    """In which mode it holds a resource. It may hold thousands, and is searched only where the resource can't tell."""
+    """Return the mode in which `holder` holds `name`.
+
+    A holder may hold thousands of resources; its names are searched only if the resource has both
+    modes.
+    """
     resource = table.resources[name]
     if resource.exclusives in (0, len(resource.holders)):
         return Mode.EXCLUSIVE if resource.exclusives else Mode.SHARED
@@ -83,52 +93,55 @@ def _mode(table: LockTable, name: str, holder: Request) -> Mode:
 
 def _blockers(table: LockTable, request: Request) -> Iterator[tuple[str, Request, bool]]:
     for name, exclusive in request.modes():
-        yield from _on(table, request, name, exclusive)
+        yield from _blockers_on(table, request, name, exclusive)
 
 
-def _on(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request, bool]]:
-    """Those in the way on one resource: who holds it, then who stands ahead in its line."""
+def _blockers_on(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[tuple[str, Request, bool]]:
+    """Yield the blockers on one resource: its holders, then the earlier waiters in its queue."""
     owner = request.owner
     for holder in conflicting_holders(table, request, name, exclusive):
         yield name, holder, True
-    for place in _ahead(table, request, name, exclusive):
+    for place in _earlier_entries(table, request, name, exclusive):
         if place[2].owner != owner:
             yield name, place[2], False
 
 
-def _near(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
-    """As `_blockers`, with a None for each resource and each request that it overtakes by: so that they can be counted."""
+def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
+    """Like `_blockers`, but also yield None for each resource and each request that does not block.
+
+    The caller counts what it reads.
+    """
     for name, exclusive in request.modes():
-        yield from _near_on(table, request, name, exclusive)
+        yield from _scan_resource(table, request, name, exclusive)
 
 
-def _near_on(
+def _scan_resource(
     table: LockTable, request: Request, name: str, exclusive: bool
 ) -> Iterator[tuple[str, Request | None, bool]]:
     owner = request.owner
     yield name, None, False
     resource = table.resources[name]
     for holder in resource.holders.values() if exclusive or resource.exclusives else ():
-        in_way = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
-        yield name, holder if in_way and holder.owner != owner else None, True
-    for place in _ahead(table, request, name, exclusive):
+        blocks = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
+        yield name, holder if blocks and holder.owner != owner else None, True
+    for place in _earlier_entries(table, request, name, exclusive):
         yield name, place[2] if place[2].owner != owner else None, False
 
 
-def _ahead(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[QueueEntry]:
-    """The places ahead of a waiting request in a line, of those that ask for the resource in a conflicting mode."""
+def _earlier_entries(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[QueueEntry]:
+    """Yield the earlier entries of a queue that ask for the resource in a conflicting mode."""
     queue, entry = table.wait_queue(name), request.entry(name)
     yield from queue.exclusive.between(None, entry)
     if exclusive:
         yield from queue.shared.between(None, entry)
 
 
-# -- Who holds, who waits and for whom: for people, without changing anything --------
+# -- Inspection -----------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Row:
-    """One request, held or waiting; `blockers` only for one that waits."""
+    """A held or waiting request; `blockers` and `blockers_total` only for a waiting one."""
 
     request: Request
     blockers: tuple[Blocker, ...] = ()
@@ -137,7 +150,7 @@ class Row:
 
 @dataclass(slots=True)
 class Inspection:
-    """What was asked about: the holders, the queue in order, and how many there are of each beyond the limit."""
+    """A part of the lock table: holders, waiters, and the total numbers of both without the limit."""
 
     holders: list[Row]
     queue: list[Row]
@@ -154,12 +167,12 @@ def inspect(
     limit: int = 100,
     only: str | None = None,
 ) -> Inspection:
-    """Look at what matches all that is given; without any, at everything.
+    """Return the requests that match all given filters; without filters, all requests.
 
-    At most `limit` rows, holders first; of those that `only` names (`holders` or `queue`), if it does. The queue of one resource is in the order in which it stands; elsewhere
-    requests come by arrival.
+    At most `limit` rows, holders first, or only those named by `only` (`holders` or `queue`). The
+    waiters of one resource come in queue order, others by arrival.
     """
-    found = _look(table, resource, id, transaction)
+    found = _find(table, resource, id, transaction)
     held = [Row(request) for request in islice(found.holders, 0 if only == "queue" else limit)]
     left = 0 if only == "holders" else limit - len(held)
     waiting = [Row(request, *find_blockers(table, request)) for request in islice(found.queue, left)]
@@ -167,27 +180,29 @@ def inspect(
 
 
 @dataclass(slots=True)
-class _Found:
+class _Matches:
     holders: Iterable[Request]
     holders_total: int
     queue: Iterable[Request]
     queue_total: int
 
 
-def _look(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Found:
+def _find(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
     if id is not None or transaction is not None:
-        return _pick(table, name, id, transaction)
+        return _find_by_owner(table, name, id, transaction)
     if name is None:
-        return _Found(table.held.values(), len(table.held), table.waiting.values(), len(table.waiting))
+        return _Matches(table.held.values(), len(table.held), table.waiting.values(), len(table.waiting))
     resource = table.lookup(name)
     if resource is None:
-        return _Found((), 0, (), 0)
+        return _Matches((), 0, (), 0)
     wait_queue = resource.wait_queue
     queue = () if wait_queue is None else (entry[2] for entry in wait_queue)
-    return _Found(resource.holders.values(), len(resource.holders), queue, 0 if wait_queue is None else len(wait_queue))
+    return _Matches(
+        resource.holders.values(), len(resource.holders), queue, 0 if wait_queue is None else len(wait_queue)
+    )
 
 
-def _pick(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Found:
+def _find_by_owner(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
     if id is not None:
         request = table.find(id)
         requests = [] if request is None else [request]
@@ -201,4 +216,4 @@ def _pick(table: LockTable, name: str | None, id: int | None, transaction: str |
     ]
     holders = [request for request in requests if request.state is HELD]
     queue = [request for request in requests if request.state is not HELD]
-    return _Found(holders, len(holders), queue, len(queue))
+    return _Matches(holders, len(holders), queue, len(queue))

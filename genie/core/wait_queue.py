@@ -1,4 +1,8 @@
-"""Waiters in order: a sorted sequence that stays fast however long it grows."""
+"""The wait queue of a resource, and the resource itself: who holds it and who waits for it.
+
+A `WaitQueue` consists of two `SortedQueue`s, one for each mode. A `SortedQueue` finds, inserts and
+removes at any position in logarithmic time, however long it grows.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,17 @@ from operator import itemgetter
 from genie.core.model import Owner, QueueEntry, Request
 
 MAX_CHUNK = 512
-"""Entries in one list at most. Inserting or removing moves no more than that many pointers."""
+"""Maximum entries of one chunk: an insertion or removal moves at most this many pointers."""
 
 _last = itemgetter(-1)
 
 
 class SortedQueue:
-    """Entries of one mode in one line, in order.
+    """The wait-queue entries of one mode, sorted: a list of short sorted lists.
 
-    Most arrive behind the last and most leave at the front, but priorities, timeouts and cancellations touch any
-    place. So: a list of short sorted lists. Each operation costs a bisection and the move of a few pointers; a
-    plain list or dict would make taking the first of a hundred thousand slow.
+    Most entries are added at the end and removed at the front, but priorities, timeouts and
+    cancellations affect any position. Each operation costs a bisection and the move of at most
+    `MAX_CHUNK` pointers; removing the first entry of one list of 100,000 would move all others.
     """
 
     __slots__ = ("_chunks",)
@@ -40,23 +44,23 @@ class SortedQueue:
 
     @property
     def first(self) -> QueueEntry | None:
-        """The entry that stands furthest ahead."""
+        """The first entry, or None."""
         return self._chunks[0][0] if self._chunks else None
 
     @property
     def last(self) -> QueueEntry | None:
-        """The entry behind all others."""
+        """The last entry, or None."""
         return self._chunks[-1][-1] if self._chunks else None
 
     def first_not_owned_by(self, owner: Owner) -> QueueEntry | None:
-        """The first entry that is not this owner's."""
+        """Return the first entry of any other owner."""
         if not self._chunks:
             return None
         first = self._chunks[0][0]
         return first if first[2].owner != owner else next((entry for entry in self if entry[2].owner != owner), None)
 
     def add(self, entry: QueueEntry) -> None:
-        """Put an entry where it belongs."""
+        """Insert an entry at its sorted position."""
         chunks = self._chunks
         if not chunks:
             chunks.append([entry])
@@ -75,18 +79,18 @@ class SortedQueue:
             del chunk[MAX_CHUNK // 2 :]
 
     def remove(self, entry: QueueEntry) -> None:
-        """Take an entry out. It must be there."""
+        """Remove an entry, which must be present."""
         chunks = self._chunks
         index = bisect_left(chunks, entry, key=_last) if len(chunks) > 1 else 0
         chunk = chunks[index]
         place = bisect_left(chunk, entry)
-        assert chunk[place] == entry, "not in this line"  # noqa: S101 - an invariant
+        assert chunk[place] == entry, "the entry is not in this queue"  # noqa: S101 - an invariant
         del chunk[place]
         if not chunk:
             del chunks[index]
 
     def before(self, entry: QueueEntry) -> QueueEntry | None:
-        """The nearest entry ahead of this place."""
+        """Return the last entry before this one, which need not be present."""
         chunks = self._chunks
         index = bisect_left(chunks, entry, key=_last)
         if index < len(chunks):
@@ -96,11 +100,11 @@ class SortedQueue:
         return chunks[index - 1][-1] if index else None
 
     def after(self, entry: QueueEntry) -> QueueEntry | None:
-        """The nearest entry behind this place."""
+        """Return the first entry after this one."""
         return next(self.between(entry, None), None)
 
     def between(self, low: QueueEntry | None, high: QueueEntry | None) -> Iterator[QueueEntry]:
-        """The entries behind `low` (None: from the first) and ahead of `high` (None: to the last), in order."""
+        """Yield the entries between `low` and `high`, both exclusive; None means no bound."""
         chunks = self._chunks
         index = 0 if low is None else bisect_right(chunks, low, key=_last)
         while index < len(chunks):
@@ -114,27 +118,27 @@ class SortedQueue:
             index += 1
 
 
-# -- One resource: who holds it, and the line of those who wait for it --------
+# -- Resources and their wait queues -------------------------------------------------
 
 
 class LockedResource:
-    """A name that is held or waited for. One that is neither does not exist."""
+    """A resource that is held or waited for. Resources that are neither have no object."""
 
     __slots__ = ("exclusives", "holders", "wait_queue")
 
     def __init__(self, holder: Request | None = None, exclusives: int = 0) -> None:
         self.holders: dict[int, Request] = {} if holder is None else {holder.id: holder}
-        """The grants on it by id. An owner may have several."""
+        """The requests that hold it, by id. An owner may have several."""
         self.exclusives = exclusives
-        """How many of them are exclusive. Above zero, all the grants are one owner's."""
+        """How many holders are exclusive. If any is, all holders have the same owner."""
         self.wait_queue: WaitQueue | None = None
 
 
 class WaitQueue:
-    """Those who wait for a resource, in the order in which they stand.
+    """The waiters of one resource, in order.
 
-    The two modes are kept apart, each in order, so that neither "is an exclusive request ahead of me" nor "who is
-    next" ever walks through a crowd of the other mode.
+    The two modes are kept apart, so that the questions "does an exclusive request wait before this
+    one" and "which one is next" never iterate over waiters of the other mode.
     """
 
     __slots__ = ("exclusive", "non_simple_count", "priority_inverted", "shared")
@@ -143,25 +147,25 @@ class WaitQueue:
         self.shared = SortedQueue()
         self.exclusive = SortedQueue()
         self.non_simple_count = 0
-        """How many of them are not simple: without them no cycle goes through this line."""
+        """Waiters that are not `simple`. If there are none, no cycle passes through this queue."""
         self.priority_inverted = False
-        """Whether a reordering put requests of different priorities in another order than theirs."""
+        """Whether a rearrangement put a request before one of higher priority."""
 
     def __len__(self) -> int:
         return len(self.shared) + len(self.exclusive)
 
     def __iter__(self) -> Iterator[QueueEntry]:
-        """All places, first to last."""
+        """Yield all entries, first to last."""
         return merge(self.shared, self.exclusive) if self.exclusive else iter(self.shared)
 
     def entries(self) -> list[QueueEntry]:
-        """The same, all at once."""
+        """Return all entries, first to last."""
         return list(self)
 
     def insert(self, name: str, request: Request, exclusive: bool, moved: dict[Request, None]) -> None:
-        """Put a newcomer right behind the last request of its priority or a higher one.
+        """Insert a new request after the last one of the same or a higher priority.
 
-        Adds the requests whose places changed by it to `moved`: none, unless the line is priority_inverted.
+        Adds the requests whose positions it changed to `moved`: none, unless `priority_inverted`.
         """
         if not request.simple:
             self.non_simple_count += 1
@@ -169,14 +173,15 @@ class WaitQueue:
         if not self.priority_inverted:
             return
         order = [entry[2] for entry in self.entries() if entry[2] is not request]
-        behind = max((i for i, other in enumerate(order) if other.priority >= request.priority), default=-1)
-        order.insert(behind + 1, request)
+        last = max((i for i, other in enumerate(order) if other.priority >= request.priority), default=-1)
+        order.insert(last + 1, request)
         moved |= dict.fromkeys(self.rearrange(name, order))
 
     def rearrange(self, name: str, order: Sequence[Request]) -> list[Request]:
-        """Let the same requests stand in another order, and return those whose places changed.
+        """Put the same requests into another order, and return those whose positions changed.
 
-        The places themselves stay: they are dealt out anew, so that who comes next finds them as they were.
+        The (priority, ticket) pairs are reassigned among the requests rather than created, so that
+        a later request sorts against the same pairs as before.
         """
         places = self.entries()
         changed = []
@@ -192,19 +197,19 @@ class WaitQueue:
         return changed
 
     def restore(self, name: str, request: Request, exclusive: bool) -> None:
-        """Take in a request that was loaded, at the place that it had."""
+        """Insert a request that was loaded, at its stored position."""
         self.non_simple_count += not request.simple
         self.place(name, request, exclusive)
 
     def place(self, name: str, request: Request, exclusive: bool) -> None:
-        """Put a request at the place that it has."""
+        """Insert a request at the position that it already has."""
         entry = request.entry(name)
         (self.exclusive if exclusive else self.shared).add(entry)
         self.priority_inverted = self.priority_inverted or -entry[0] != request.priority
 
     @property
     def last(self) -> QueueEntry | None:
-        """The place behind all others."""
+        """The last entry of both modes, or None."""
         shared, exclusive = self.shared.last, self.exclusive.last
         if shared is None or exclusive is None:
             return shared or exclusive

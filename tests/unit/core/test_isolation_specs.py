@@ -1,4 +1,4 @@
-"""PostgreSQL's isolation specs on locking, restated (src/test/isolation/specs of its sources, by name)."""
+"""PostgreSQL's isolation tests of locking, restated by name (src/test/isolation/specs in its sources)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def driver() -> Driver:
 
 
 def test_deadlock_simple(driver: Driver) -> None:
-    """Two share a table and both want it alone: the second who asks is told."""
+    """Two transactions share a table and both ask for an upgrade: the second request is the victim."""
     driver.request("shared:a1", transaction="s1")
     driver.request("shared:a1", transaction="s2")
     assert driver.request("a1", transaction="s1") == [("queued", 3)]
@@ -23,7 +23,7 @@ def test_deadlock_simple(driver: Driver) -> None:
 
 @pytest.mark.parametrize("attempt", [False, True])
 def test_deadlock_hard(driver: Driver, attempt: bool) -> None:
-    """A cycle of eight: the last one closes it and is told, with the whole cycle."""
+    """A cycle of eight transactions: the last request is the victim and gets the whole cycle."""
     for i in range(1, 9):
         driver.request(f"a{i}", transaction=f"s{i}")
     for i in range(1, 8):
@@ -37,14 +37,14 @@ def test_deadlock_hard(driver: Driver, attempt: bool) -> None:
 
 
 def test_deadlock_soft(driver: Driver) -> None:
-    """Two hard edges and two soft ones: nobody is killed, a sharer passes who waits for another sharer."""
+    """Two hard and two soft edges: no victim, one sharer overtakes another."""
     driver.request("shared:a1", transaction="d1")
     driver.request("shared:a2", transaction="d2")
     driver.request("a1", transaction="e1")
     driver.request("a2", transaction="e2")
-    assert driver.request("shared:a2", transaction="d1") == [("queued", 5)]  # no cycle yet: d2 may still end
+    assert driver.request("shared:a2", transaction="d1") == [("queued", 5)]  # no cycle: d2 may still end
     assert driver.request("shared:a1", transaction="d2") == [("queued", 6), ("locked", 5)]
-    assert driver.queue("a1") == [3, 6]  # as they came: one of the two passes is enough
+    assert driver.queue("a1") == [3, 6]  # the order of arrival: one of the two rearrangements is enough
     driver.release(5)
     assert driver.release(1) == [("released", 1, "success"), ("locked", 3)]
     assert driver.release(3) == [("released", 3, "success"), ("locked", 6)]
@@ -53,7 +53,7 @@ def test_deadlock_soft(driver: Driver) -> None:
 
 
 def test_deadlock_soft_2(driver: Driver) -> None:
-    """s1 must pass both s3 and s4."""
+    """s1 must overtake both s3 and s4."""
     driver.request("a1", transaction="s1")
     driver.request("shared:a2", transaction="s2")
     driver.request("a1", transaction="s2")
@@ -68,7 +68,7 @@ def test_deadlock_soft_2(driver: Driver) -> None:
 
 
 def test_multixact_no_deadlock(driver: Driver) -> None:
-    """Who holds a lock gets it again, whoever waits for it."""
+    """A holder gets its lock again whatever other requests wait for it."""
     driver.request("shared:row", transaction="s1")
     driver.request("row", transaction="s2")
     driver.request("shared:row", transaction="s3")
@@ -77,7 +77,7 @@ def test_multixact_no_deadlock(driver: Driver) -> None:
 
 
 def test_tuplelock_upgrade_no_deadlock(driver: Driver) -> None:
-    """An upgrade passes those who wait for the lock that is upgraded."""
+    """An upgrade overtakes the requests that wait for the upgraded lock."""
     driver.request("shared:row", transaction="s1")
     driver.request("row", transaction="s2")
     driver.request("row", transaction="s3")

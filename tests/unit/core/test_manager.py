@@ -1,4 +1,4 @@
-"""What the oracle does not speak of: ids, timers, owners, blame, the memory of the ended."""
+"""What the reference algorithm does not cover: ids, timers, owners, blockers, recent outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def driver() -> Driver:
     return Driver()
 
 
-def test_a_large_request_is_not_starved_by_small_ones_below_it(driver: Driver) -> None:
+def test_a_large_request_is_not_starved_by_small_ones_after_it(driver: Driver) -> None:
     driver.request("A")
     driver.request("A", "B", "C")
     assert driver.request("B") == [("queued", 3)]
@@ -40,7 +40,7 @@ def test_a_released_upgrade_leaves_the_shared_lock(driver: Driver) -> None:
     assert driver.release(2) == [("released", 2, "success"), ("locked", 3)]
 
 
-def test_requests_of_one_owner_do_not_queue_behind_each_other(driver: Driver) -> None:
+def test_requests_of_one_owner_do_not_block_each_other(driver: Driver) -> None:
     driver.request("S")
     driver.request("A", "S", transaction="T")
     assert driver.request("A", transaction="T")[-1] == ("locked", 3)
@@ -78,7 +78,7 @@ def test_expiry_is_bounded_by_step(driver: Driver) -> None:
     assert len(driver.step(core.Expire())) == 6
 
 
-def test_who_is_granted_by_a_timeout_in_the_same_millisecond_is_not_timed_out(driver: Driver) -> None:
+def test_a_request_granted_by_a_timeout_in_the_same_millisecond_does_not_time_out(driver: Driver) -> None:
     driver.request("A", transaction_timeout_ms=10)
     driver.request("A", queue_timeout_ms=10)
     assert driver.at(10) == [("released", 1, "transaction-timeout"), ("locked", 2)]
@@ -101,7 +101,7 @@ def test_the_first_reason_is_repeated(driver: Driver) -> None:
     assert driver.release(2) == [("unknown", 2)]
 
 
-def test_ended_ids_are_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_outcomes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_module, "RECENT_OUTCOMES", 10)
     memory = manager_module.RecentOutcomes()
     for id_ in range(100):
@@ -131,8 +131,8 @@ def test_a_queue_timeout_counts_to_a_thousand_at_least() -> None:
     assert event.blockers_total == 1_000
 
 
-def test_all_that_a_connection_waited_for_goes_at_once(driver: Driver) -> None:
-    """None of its own requests is granted on the way out."""
+def test_a_disconnect_ends_all_requests_together(driver: Driver) -> None:
+    """None of its own requests is granted while they are cancelled."""
     driver.request("A")
     for _ in range(3):
         driver.request("A", "B")
@@ -143,7 +143,7 @@ def test_all_that_a_connection_waited_for_goes_at_once(driver: Driver) -> None:
     assert [type(event).__name__ for event in told] == ["Released"] * 4 + ["Locked"]
 
 
-def test_recovery_drops_who_waited_and_grants_who_may(driver: Driver) -> None:
+def test_recovery_cancels_waiting_requests_and_grants_the_grantable(driver: Driver) -> None:
     driver.request("A", release_on_disconnect=True)
     driver.request("A")
     driver.request("B")
@@ -153,13 +153,13 @@ def test_recovery_drops_who_waited_and_grants_who_may(driver: Driver) -> None:
     assert set(driver.manager.table.held) == {3}
 
 
-def test_a_priority_inverted_queue_still_takes_newcomers_by_priority(driver: Driver) -> None:
-    """A reordering put a low priority ahead of a high one; who comes later stands behind the last of its priority."""
+def test_a_priority_inverted_queue_still_sorts_new_requests_by_priority(driver: Driver) -> None:
+    """After a rearrangement put a low priority first, a new request goes after the last of its priority."""
     driver.request("A", transaction="T")
     driver.request("A", "B", priority=5)  # 2 waits for T
     driver.request("Z", transaction="U")
-    driver.request("Z", "B", priority=9)  # 4 waits for U, ahead of 2
-    assert driver.request("B", "Z", transaction="T", priority=0) == [("queued", 5)]  # waits for U, ahead of 2
+    driver.request("Z", "B", priority=9)  # 4 waits for U, before 2
+    assert driver.request("B", "Z", transaction="T", priority=0) == [("queued", 5)]  # waits for U, before 2
     queue = driver.queue("B")
     assert queue.index(5) < queue.index(2)
     driver.request("B", priority=5)
@@ -170,8 +170,8 @@ def test_a_priority_inverted_queue_still_takes_newcomers_by_priority(driver: Dri
     assert queue.index(4) < queue.index(7)
 
 
-def test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach() -> None:
-    """Ten thousand transactions in a chain; a newcomer that nobody waits for costs a handful of looks."""
+def test_the_search_for_a_cycle_visits_only_reachable_owners() -> None:
+    """In a chain of 2,000 transactions a new request of an owner without waiters takes few steps."""
     from genie.core import deadlock
 
     manager = core.LockManager()
@@ -179,26 +179,26 @@ def test_the_search_for_a_cycle_does_not_look_at_those_it_cannot_reach() -> None
         manager.step(core.Request(exclusive=(f"{number}",), transaction=f"T{number}"), 0)
     for number in range(1_999):
         manager.step(core.Request(exclusive=(f"{number + 1}",), transaction=f"T{number}"), 0)
-    looks = 0
+    visits = 0
     original = manager.table.waiting_of
 
     class Counting(type(manager.table)):  # type: ignore[misc]
         __slots__ = ()
 
         def waiting_of(self, owner: core.model.Owner) -> dict[int, core.Request]:  # type: ignore[name-defined]
-            nonlocal looks
-            looks += 1
+            nonlocal visits
+            visits += 1
             return original(owner)
 
     manager.table.__class__ = Counting
     manager.step(core.Request(exclusive=("own",), transaction="N"), 0)
     manager.step(core.Request(exclusive=("0",), transaction="N"), 0)
-    assert looks < 20
+    assert visits < 20
     newest = max(manager.table.waiting.values(), key=lambda request: request.id)
     assert deadlock.is_in_cycle(manager.table, newest, overtakes=True) is False
 
 
-def test_what_is_in_the_way_is_found_in_few_looks() -> None:
+def test_blocked_resources_are_found_in_few_steps() -> None:
     manager = core.LockManager()
     manager.step(core.Request(exclusive=("held", "free")), 0.0)
     manager.step(core.Request(exclusive=("held",)), 0.0)
@@ -209,5 +209,5 @@ def test_what_is_in_the_way_is_found_in_few_looks() -> None:
     two = core.Request(exclusive=("new",), shared=("held",), transaction="mine")
     manager.step(two, 0.0)
     assert list(core.blocked_resources(manager.table, two)) == ["held"], (
-        "what its own transaction waits for is not in its way"
+        "requests of its own transaction do not block it"
     )

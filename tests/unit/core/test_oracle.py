@@ -1,4 +1,4 @@
-"""The lock manager against the seed's algorithm, event by event."""
+"""The lock manager against the specification's algorithm, event by event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["shared", "excl
 
 
 class Literal(RuleBasedStateMachine):
-    """Anonymous requests: the literal rule never deadlocks, unless a higher priority goes in ahead of others."""
+    """Without transactions the specified rule never deadlocks, unless a priority overtakes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,13 +47,13 @@ class Literal(RuleBasedStateMachine):
         self.driver.reload()
 
     @invariant()
-    def same_lines(self) -> None:
+    def same_queues(self) -> None:
         for name in NAMES:
             assert self.driver.queue(name) == [asked.id for asked in self.oracle.queue if name in asked.modes]
 
 
 class OneResourcePriorities(Literal):
-    """With one resource each, priorities can't close a cycle either, and transactions may ask again."""
+    """With one resource per request, priorities close no cycle either."""
 
     @rule(
         name=st.sampled_from(NAMES),

@@ -1,4 +1,4 @@
-"""The two structures that keep the manager fast, against plain ones."""
+"""`SortedQueue` and `Deadlines` against plain lists and sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integer
 
 @examples(60)
 @given(STEPS, st.integers(2, 8))
-def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int) -> None:
+def test_a_sorted_queue_equals_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int) -> None:
     wait_queue.MAX_CHUNK, usual = chunk, wait_queue.MAX_CHUNK
     try:
         queue, plain, request = SortedQueue(), [], Request()
@@ -44,8 +44,10 @@ def test_a_queue_is_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int)
 
 
 @examples(60)
-@given(st.lists(st.tuples(st.sampled_from(["add", "add", "discard", "due"]), st.integers(0, 50), st.integers(0, 50))))
-def test_deadlines_are_a_sorted_set(steps: list[tuple[str, int, int]]) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "add", "discard", "expired"]), st.integers(0, 50), st.integers(0, 50)))
+)
+def test_deadlines_equal_a_sorted_set(steps: list[tuple[str, int, int]]) -> None:
     deadlines = Deadlines()
     plain: set[tuple[int, int]] = set()
     for number, (what, tick, limit) in enumerate(steps):
@@ -53,15 +55,15 @@ def test_deadlines_are_a_sorted_set(steps: list[tuple[str, int, int]]) -> None:
             deadlines.add(tick, number)
             plain.add((tick, number))
         elif what == "discard" and plain:
-            gone = sorted(plain)[tick % len(plain)]
-            deadlines.discard(*gone)
-            plain.remove(gone)
-        elif what == "due":
+            removed = sorted(plain)[tick % len(plain)]
+            deadlines.discard(*removed)
+            plain.remove(removed)
+        elif what == "expired":
             assert deadlines.expired(tick, limit) == [id_ for when, id_ in sorted(plain) if when <= tick][:limit]
         assert deadlines.next == (min(plain)[0] if plain else float("inf"))
 
 
-def test_short_locks_leave_nothing_behind() -> None:
+def test_removed_deadlines_take_no_memory() -> None:
     deadlines = Deadlines()
     for number in range(200_000):
         deadlines.add(number * 7 % 1_000_003, number)

@@ -1,4 +1,7 @@
-"""Taking what is free: in the order given, up to the target, or nothing. The judge looks at every pair."""
+"""`Take` acquires available resources in order, up to its target, or none.
+
+The model compares every pair.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def test_in_the_order_given_up_to_the_target() -> None:
     assert taken.request.fence > 0
 
 
-def test_nothing_is_taken_where_the_target_is_not_reached() -> None:
+def test_nothing_is_acquired_if_the_target_is_not_reached() -> None:
     driver = Driver()
     driver.request("B")
     refused = take(driver, ["A", "B", "C"], [1, 9, 2], 4)
@@ -45,7 +48,7 @@ def test_nothing_is_taken_where_the_target_is_not_reached() -> None:
     assert driver.step(core.Release(refused.request.id)) == [core.AlreadyEnded(refused.request.id, refused.reason)]
 
 
-def test_what_others_wait_for_is_not_free() -> None:
+def test_a_resource_that_others_wait_for_is_not_available() -> None:
     driver = Driver()
     driver.request("A")
     driver.request("A", "B")
@@ -54,7 +57,7 @@ def test_what_others_wait_for_is_not_free() -> None:
     assert (refused.free, refused.locked) == (0, 1)
 
 
-def test_those_who_share_don_t_mind_each_other() -> None:
+def test_shared_choices_are_compatible() -> None:
     driver = Driver()
     driver.request("A")
     driver.request("A", "shared:B")
@@ -62,7 +65,7 @@ def test_those_who_share_don_t_mind_each_other() -> None:
     assert isinstance(take(driver, ["B"], [1], 1), core.Insufficient)
 
 
-def test_what_its_own_transaction_holds_is_free_to_it() -> None:
+def test_a_resource_of_its_own_transaction_is_available() -> None:
     driver = Driver()
     driver.request("A", transaction="T")
     driver.request("A")
@@ -70,7 +73,7 @@ def test_what_its_own_transaction_holds_is_free_to_it() -> None:
     assert isinstance(take(driver, ["A"], [1], 1, transaction="U"), core.Insufficient)
 
 
-def test_to_have_for_itself_what_it_shares_is_no_more_than_others_may() -> None:
+def test_an_upgrade_is_available_only_without_other_sharers_and_waiters() -> None:
     driver = Driver()
     driver.request("shared:A", transaction="T")
     assert isinstance(take(driver, ["A"], [1], 1, transaction="T"), core.Taken)
@@ -105,7 +108,7 @@ def test_it_ends_like_any_other() -> None:
 
 
 class Takes(RuleBasedStateMachine):
-    """Among any other requests: what is taken is what may be, and nobody's wait gets longer by it."""
+    """Among other requests: a `Take` gets what is available, and extends no other wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +170,7 @@ TestTakes.settings = examples(40, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("chosen", [None, "", "0123"])
-def test_the_record_knows_that_it_chose(chosen: str | None) -> None:
+def test_the_choice_digest_is_stored(chosen: str | None) -> None:
     from genie.storage.redis.records import Reader, encode
 
     driver = Driver()

@@ -1,7 +1,7 @@
-"""Where the literal rule would close a cycle: nobody is killed for the order of the queue alone, and it gets an order.
+"""Deadlocks and queue rearrangement against an independent model.
 
-The judge here is slow and separate: it takes the lines as they were, puts the newcomer where the rule puts it, and looks
-at every pair.
+The model is slow and shares no code: it takes the queues as they were, inserts the new request
+where the grant rule puts it, and compares every pair of requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OWNERS = [None, None, "T1", "T2", "T3", "T4", "T5"]
 Edges = dict[object, set[object]]
 
 
-def lines(driver: Driver) -> dict[str, list[core.Request]]:
+def queues_of(driver: Driver) -> dict[str, list[core.Request]]:
     return {name: [driver.requests[id_] for id_ in driver.queue(name)] for name in NAMES}
 
 
@@ -70,7 +70,7 @@ class Cycles(RuleBasedStateMachine):
     )
     def request(self, modes: dict[str, bool], owner: str | None, priority: int, attempt: bool) -> None:
         driver = self.driver
-        before = lines(driver)
+        before = queues_of(driver)
         newcomer = core.Request(
             exclusive=tuple(name for name, exclusive in modes.items() if exclusive),
             shared=tuple(name for name, exclusive in modes.items() if not exclusive),
@@ -79,33 +79,33 @@ class Cycles(RuleBasedStateMachine):
             queue_timeout_ms=0 if attempt else 10_000,
         )
         newcomer.owner = driver.manager.next_id if owner is None else owner
-        naive = {name: list(queue) for name, queue in before.items()}
+        expected = {name: list(queue) for name, queue in before.items()}
         for name in modes:
-            behind = [i for i, other in enumerate(naive[name]) if other.priority >= priority]
-            naive[name].insert(behind[-1] + 1 if behind else 0, newcomer)
-        held = hard(driver, naive)
+            not_lower = [i for i, other in enumerate(expected[name]) if other.priority >= priority]
+            expected[name].insert(not_lower[-1] + 1 if not_lower else 0, newcomer)
+        held = hard(driver, expected)
         fatal = newcomer.owner in reached(held, newcomer.owner)
-        waits = soft(naive)
+        waits = soft(expected)
         graph = {owner: held.get(owner, set()) | waits.get(owner, set()) for owner in {*held, *waits}}
-        ahead = reached(graph, newcomer.owner)
-        cycle = {other for other in ahead if newcomer.owner in reached(graph, other)}
+        reachable = reached(graph, newcomer.owner)
+        cycle = {other for other in reachable if newcomer.owner in reached(graph, other)}
 
-        events = driver.step(newcomer)  # which checks the invariants: no conflict, no cycle, nobody forgotten
+        events = driver.step(newcomer)  # checks the invariants: no conflict, no cycle, no grantable waiter
 
-        told = [event for event in events if isinstance(event, core.Released)]
-        assert [event.request for event in told] in ([], [newcomer])
-        reason = told[0].reason if told else None
+        releases = [event for event in events if isinstance(event, core.Released)]
+        assert [event.request for event in releases] in ([], [newcomer])
+        reason = releases[0].reason if releases else None
         assert (reason is core.Reason.DEADLOCK) == fatal
         if fatal:
-            self.true_cycle(told[0], held)
+            self.true_cycle(releases[0], held)
         if attempt:
             assert newcomer.state is not core.State.WAITING
-        after = lines(driver)
+        after = queues_of(driver)
         if newcomer.state is core.State.ENDED:
             assert after == before
         elif not cycle:
-            self.same_but_for(naive, after)
-        self.others_keep_their_places(naive, after, cycle)
+            self.same_but_for(expected, after)
+        self.others_keep_their_positions(expected, after, cycle)
 
     def true_cycle(self, event: core.Released, held: Edges) -> None:
         cycle = event.cycle
@@ -119,16 +119,16 @@ class Cycles(RuleBasedStateMachine):
             assert conflict(one, other, wait.resource)
             assert other.state is core.State.HELD
 
-    def same_but_for(self, naive: dict[str, list[core.Request]], after: dict[str, list[core.Request]]) -> None:
+    def same_but_for(self, expected: dict[str, list[core.Request]], after: dict[str, list[core.Request]]) -> None:
         for name in NAMES:
-            assert after[name] == [request for request in naive[name] if request.state is core.State.WAITING]
+            assert after[name] == [request for request in expected[name] if request.state is core.State.WAITING]
 
-    def others_keep_their_places(
-        self, naive: dict[str, list[core.Request]], after: dict[str, list[core.Request]], cycle: set[object]
+    def others_keep_their_positions(
+        self, expected: dict[str, list[core.Request]], after: dict[str, list[core.Request]], cycle: set[object]
     ) -> None:
         for name in NAMES:
             place = {request: i for i, request in enumerate(after[name])}
-            waiting = [request for request in naive[name] if request in place]
+            waiting = [request for request in expected[name] if request in place]
             for i, one in enumerate(waiting):
                 for other in waiting[i + 1 :]:
                     outside = [request.owner not in cycle for request in (one, other)]
@@ -136,9 +136,9 @@ class Cycles(RuleBasedStateMachine):
                         assert place[one] < place[other]
 
         for name in NAMES:
-            before = {request: i for i, request in enumerate(naive[name])}
-            if any(request.state is core.State.HELD and name in request.exclusive for request in naive[name]):
-                continue  # it stood between two runs, and left
+            before = {request: i for i, request in enumerate(expected[name])}
+            if any(request.state is core.State.HELD and name in request.exclusive for request in expected[name]):
+                continue  # it was between two runs and has left the queue
             for one, other in pairwise(after[name]):
                 if name in one.shared and name in other.shared:
                     assert before[one] < before[other], "neighbours that go together keep their order"
@@ -148,9 +148,9 @@ class Cycles(RuleBasedStateMachine):
         table = self.driver.manager.table
         alive = sorted([*table.held, *table.waiting])
         if alive:
-            before = lines(self.driver)
+            before = queues_of(self.driver)
             self.driver.release(data.draw(st.sampled_from(alive)))
-            self.same_but_for(before, lines(self.driver))
+            self.same_but_for(before, queues_of(self.driver))
 
     @rule()
     def restart(self) -> None:
@@ -167,7 +167,7 @@ class Cycles(RuleBasedStateMachine):
             assert not set(gone) & {*table.waiting, *table.held}
 
     def teardown(self) -> None:
-        """Everybody who waits is granted in the end, if only holders release."""
+        """If holders release, every waiter is granted in the end."""
         table = self.driver.manager.table
         for _ in range(len(table.waiting) + len(table.held)):
             if table.held:

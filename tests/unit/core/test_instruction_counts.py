@@ -1,8 +1,8 @@
-"""How much the core does, counted in steps of the interpreter, which are the same on every machine and in every run.
+"""The cost of the lock manager in executed bytecode instructions, equal on every machine and in every run.
 
-A step is one executed bytecode instruction of Python, in whatever function. What runs in C is not seen: a bisection, an
-insertion into a list, the growth of a dict count as the one instruction that calls them. So this finds a loop over what
-should not be looped over, and work that has become twice as much; `benchmarks/scale.py` measures the rest, with a clock.
+Instructions are counted in all Python functions. What runs in C is one instruction: a bisection, an
+insertion into a list, the growth of a dict. So this finds needless loops and doubled work;
+`benchmarks/scale.py` measures the rest with a clock.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from genie.core import Command, Event, Expire, Extend, Locked, LockManager, Rele
 from searches import SOAK
 
 SMALL, LARGE = 100, 10_000 if SOAK else 1_000
-"""Sizes that are compared. What grows with the size is ten times as much at the larger one, at least."""
+"""The compared sizes. Linear cost is ten times as much at the larger one."""
 
 RECORDED = {
-    "a_cycle": 422,
-    "a_cycle_of_three": 572,
-    "a_cycle_of_a_shared_lock_among_sharers": 397,
-    "a_cycle_of_a_transaction_that_holds_n": 535,
+    "a_lock_and_release": 422,
+    "a_lock_and_release_of_three": 572,
+    "a_lock_and_release_of_a_shared_lock_among_sharers": 397,
+    "a_lock_and_release_of_a_transaction_that_holds_n": 535,
     "an_extension": 148,
     "a_queued_request": 577,
-    "a_queued_request_that_goes_ahead": 639,
+    "a_queued_request_that_overtakes": 639,
     "a_queued_request_for_three": 1061,
     "a_try_that_fails": 1050,
     "a_cancelled_request_in_the_middle": 521,
@@ -35,20 +35,22 @@ RECORDED = {
     "a_grant_to_n_sharers_at_once_each": 399,
     "a_transaction_timeout": 432,
     "n_transaction_timeouts_at_once_each": 344,
-    "a_search_where_nobody_waits_for_the_newcomer": 1164,
-    "a_search_that_ends_at_once_ahead": 1141,
+    "a_search_for_an_owner_without_waiters": 1164,
+    "a_search_that_ends_after_one_step_forward": 1141,
     "a_search_over_twenty_of_n_in_chains": 7233,
     "a_deadlock_of_two_among_n_in_chains": 1849,
 }
-"""Steps of each situation at n=100, counted by these very functions with CPython 3.11. Other versions have other instructions
-for the same, some percent more or fewer, which is why the bound is twice. To record anew, run this file."""
+"""Instructions of each scenario at n=100, counted by these functions with CPython 3.11. Other
+versions differ by some percent, hence the bound of twice as much. To record them again, run this
+file."""
 
 GROWTH = 1.1
-"""How much more it may be at the large size than at n=100. (It is equal but for where a list of a queue happens to end.)"""
+"""Permitted growth from n=100 to the large size. It is 1 except for where a chunk of a queue ends.
+Permitted growth from n=100 to the large size. It is 1 except for where a chunk of a queue ends."""
 
 
 class Counted:
-    """A lock manager, and the steps that it has taken in `count`."""
+    """A lock manager, and the instructions that `count` executed."""
 
     def __init__(self) -> None:
         self.manager = LockManager()
@@ -71,7 +73,7 @@ class Counted:
         return self._within
 
     def ask(self, *exclusive: str, **options: Any) -> Request:
-        """Without counting."""
+        """Step without counting."""
         request = Request(exclusive=exclusive, **options)
         self.manager.step(request, 0)
         return request
@@ -92,16 +94,16 @@ def beside(n: int) -> Counted:
     return core
 
 
-def line(n: int) -> tuple[Counted, list[Request]]:
-    """One who holds A, and n who wait for it."""
+def queue_of(n: int) -> tuple[Counted, list[Request]]:
+    """One request holds A, and n wait for it."""
     core = Counted()
     return core, [core.ask("A") for _ in range(n + 1)]
 
 
-# -- the situations: each says how many steps it takes at a size ---------------------------------------------
+# -- Scenarios: each returns its instructions at a size -----------------------------
 
 
-def a_cycle(n: int) -> float:
+def a_lock_and_release(n: int) -> float:
     core = beside(n)
     request = Request(exclusive=("free",))
     core.count(request)
@@ -109,7 +111,7 @@ def a_cycle(n: int) -> float:
     return core.steps
 
 
-def a_cycle_of_three(n: int) -> float:
+def a_lock_and_release_of_three(n: int) -> float:
     core = beside(n)
     request = Request(exclusive=("one", "two", "three"))
     core.count(request)
@@ -117,7 +119,7 @@ def a_cycle_of_three(n: int) -> float:
     return core.steps
 
 
-def a_cycle_of_a_shared_lock_among_sharers(n: int) -> float:
+def a_lock_and_release_of_a_shared_lock_among_sharers(n: int) -> float:
     core = Counted()
     for _ in range(n):
         core.manager.step(Request(shared=("A",)), 0)
@@ -127,7 +129,7 @@ def a_cycle_of_a_shared_lock_among_sharers(n: int) -> float:
     return core.steps
 
 
-def a_cycle_of_a_transaction_that_holds_n(n: int) -> float:
+def a_lock_and_release_of_a_transaction_that_holds_n(n: int) -> float:
     core = Counted()
     for number in range(n):
         core.ask(f"held/{number}", transaction="T")
@@ -144,25 +146,25 @@ def an_extension(n: int) -> float:
 
 
 def a_queued_request(n: int) -> float:
-    core, _ = line(n)
+    core, _ = queue_of(n)
     core.count(Request(exclusive=("A",)))
     return core.steps
 
 
-def a_queued_request_that_goes_ahead(n: int) -> float:
-    core, _ = line(n)
+def a_queued_request_that_overtakes(n: int) -> float:
+    core, _ = queue_of(n)
     core.count(Request(exclusive=("A",), priority=1))
     return core.steps
 
 
 def a_queued_request_for_three(n: int) -> float:
-    core, _ = line(n)
+    core, _ = queue_of(n)
     core.count(Request(exclusive=("A", "B", "C")))
     return core.steps
 
 
 def a_try_that_fails(n: int) -> float:
-    """It counts who is in its way, up to 1,000 of them; a shared one is only in the way of an exclusive one."""
+    """It counts its blockers, up to 1,000; shared waiters block only exclusive requests."""
     core = Counted()
     core.ask("A")
     for _ in range(n):
@@ -172,13 +174,13 @@ def a_try_that_fails(n: int) -> float:
 
 
 def a_cancelled_request_in_the_middle(n: int) -> float:
-    core, requests = line(n)
+    core, requests = queue_of(n)
     core.count(Release(requests[n // 2].id))
     return core.steps
 
 
 def a_handoff(n: int) -> float:
-    core, requests = line(n)
+    core, requests = queue_of(n)
     events = core.count(Release(requests[0].id))
     assert [event.request for event in events if isinstance(event, Locked)] == [requests[1]]
     return core.steps
@@ -205,8 +207,8 @@ def n_transaction_timeouts_at_once_each(n: int) -> float:
     return core.steps / n
 
 
-def a_search_where_nobody_waits_for_the_newcomer(n: int) -> float:
-    """A newcomer that holds something asks for the end of a chain as long as n."""
+def a_search_for_an_owner_without_waiters(n: int) -> float:
+    """A transaction that holds a lock asks for the end of a chain as long as n."""
     core = Counted()
     core.chain(0, n)
     core.ask("own", transaction="newcomer")
@@ -214,8 +216,8 @@ def a_search_where_nobody_waits_for_the_newcomer(n: int) -> float:
     return core.steps
 
 
-def a_search_that_ends_at_once_ahead(n: int) -> float:
-    """The root of a chain as long as n asks for what is held by one who waits for nobody."""
+def a_search_that_ends_after_one_step_forward(n: int) -> float:
+    """The root of a chain as long as n asks for a lock of an owner that waits for none."""
     core = Counted()
     core.chain(0, n)
     core.ask("other", transaction="other")
@@ -224,7 +226,7 @@ def a_search_that_ends_at_once_ahead(n: int) -> float:
 
 
 def a_search_over_twenty_of_n_in_chains(n: int) -> float:
-    """The root of one chain of ten asks for the end of another; the other chains of ten are none of its doing."""
+    """The root of one chain of ten asks for the end of another; other chains are not visited."""
     core = Counted()
     for number in range(n // 10):
         core.chain(number, 10)
@@ -243,14 +245,14 @@ def a_deadlock_of_two_among_n_in_chains(n: int) -> float:
     return core.steps
 
 
-SITUATIONS: list[Callable[[int], float]] = [
-    a_cycle,
-    a_cycle_of_three,
-    a_cycle_of_a_shared_lock_among_sharers,
-    a_cycle_of_a_transaction_that_holds_n,
+SCENARIOS: list[Callable[[int], float]] = [
+    a_lock_and_release,
+    a_lock_and_release_of_three,
+    a_lock_and_release_of_a_shared_lock_among_sharers,
+    a_lock_and_release_of_a_transaction_that_holds_n,
     an_extension,
     a_queued_request,
-    a_queued_request_that_goes_ahead,
+    a_queued_request_that_overtakes,
     a_queued_request_for_three,
     a_try_that_fails,
     a_cancelled_request_in_the_middle,
@@ -258,15 +260,15 @@ SITUATIONS: list[Callable[[int], float]] = [
     a_grant_to_n_sharers_at_once_each,
     a_transaction_timeout,
     n_transaction_timeouts_at_once_each,
-    a_search_where_nobody_waits_for_the_newcomer,
-    a_search_that_ends_at_once_ahead,
+    a_search_for_an_owner_without_waiters,
+    a_search_that_ends_after_one_step_forward,
     a_search_over_twenty_of_n_in_chains,
     a_deadlock_of_two_among_n_in_chains,
 ]
 
 
 class Name(str):
-    """A name that counts how often one is compared with another."""
+    """A name that counts comparisons with others."""
 
     __slots__ = ()
     compared = 0
@@ -278,7 +280,7 @@ class Name(str):
     __hash__ = str.__hash__
 
 
-def test_what_somebody_holds_among_much_is_not_searched_for_time_and_again() -> None:
+def test_the_names_of_a_large_holder_are_not_searched_for_each_resource() -> None:
     core = LockManager()
     names = tuple(Name(number) for number in range(1_000))
     core.step(Request(exclusive=names), 0)
@@ -287,17 +289,17 @@ def test_what_somebody_holds_among_much_is_not_searched_for_time_and_again() -> 
     assert Name.compared < 20 * len(names)
 
 
-@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.__name__)
-def test_it_is_not_twice_the_work_that_it_was(situation: Callable[[int], float]) -> None:
-    assert 0 < situation(SMALL) < 2 * RECORDED[situation.__name__]
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_instructions_stay_below_twice_the_recorded(scenario: Callable[[int], float]) -> None:
+    assert 0 < scenario(SMALL) < 2 * RECORDED[scenario.__name__]
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.__name__)
-def test_it_does_not_grow_with_the_table_or_the_line(situation: Callable[[int], float]) -> None:
-    assert situation(LARGE) <= GROWTH * situation(SMALL)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_instructions_do_not_grow_with_the_table_or_the_queue(scenario: Callable[[int], float]) -> None:
+    assert scenario(LARGE) <= GROWTH * scenario(SMALL)
 
 
 if __name__ == "__main__":
-    for situation in SITUATIONS:
-        print(f'    "{situation.__name__}": {situation(SMALL):.0f},')  # noqa: T201
+    for scenario in SCENARIOS:
+        print(f'    "{scenario.__name__}": {scenario(SMALL):.0f},')  # noqa: T201

@@ -1,4 +1,4 @@
-"""Who is in the way, in a bounded time."""
+"""Blockers of a waiting request are found in bounded time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from genie.core import LockManager, Request
 from genie.core.view import MAX_COUNTED_BLOCKERS, MAX_LISTED_BLOCKERS, find_blockers, sample_blockers
 
 
-def test_with_enough_looks_it_tells_what_blame_tells() -> None:
+def test_a_sample_without_limit_equals_all_blockers() -> None:
     chance = random.Random(7)  # noqa: S311
     seen = 0
     for _ in range(10):
@@ -34,28 +34,28 @@ def test_with_enough_looks_it_tells_what_blame_tells() -> None:
     assert seen > 50, "many of them wait"
 
 
-def test_it_looks_no_further_than_it_may() -> None:
-    """The requests of one transaction are never in each other's way, and stand in one line by the thousand."""
+def test_a_sample_reads_at_most_its_limit() -> None:
+    """Requests of one transaction do not block each other, but fill a queue by the thousand."""
     manager = LockManager()
     manager.step(Request(exclusive=("a",)), 0)
     for _ in range(3_000):
         manager.step(Request(exclusive=("a",), transaction="t"), 0)
     last = list(manager.table.waiting.values())[-1]
-    named, total, looked = sample_blockers(manager.table, last, 300, count=True)
-    assert (len(named), total, looked) == (1, 1, 300)
+    named, total, scanned = sample_blockers(manager.table, last, 300, count=True)
+    assert (len(named), total, scanned) == (1, 1, 300)
 
 
-def test_it_ends_with_the_tenth() -> None:
+def test_a_sample_without_count_ends_with_the_tenth_blocker() -> None:
     manager = LockManager()
     for _ in range(3_000):
         manager.step(Request(exclusive=("a",)), 0)
     last = list(manager.table.waiting.values())[-1]
-    named, total, looked = sample_blockers(manager.table, last, 300, count=False)
-    assert (len(named), total, looked) == (MAX_LISTED_BLOCKERS, MAX_LISTED_BLOCKERS, MAX_LISTED_BLOCKERS + 1)
+    named, total, scanned = sample_blockers(manager.table, last, 300, count=False)
+    assert (len(named), total, scanned) == (MAX_LISTED_BLOCKERS, MAX_LISTED_BLOCKERS, MAX_LISTED_BLOCKERS + 1)
     assert sample_blockers(manager.table, last, 300, count=True)[1:] == (299, 300)
 
 
-def test_who_holds_thousands_is_not_searched() -> None:
+def test_the_names_of_a_holder_of_thousands_are_not_searched() -> None:
     manager = LockManager()
     holder = Request(exclusive=tuple(f"{number}" for number in range(10_000)))
     manager.step(holder, 0)
