@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from genie.cli.lazy_group import WhenAsked
+from genie.cli.lazy_group import LazyGroup
 
 COMMANDS = (
     "bench",
@@ -22,7 +22,7 @@ COMMANDS = (
 )
 
 
-@click.group(cls=WhenAsked, package=__name__, names=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, package=__name__, names=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="genie-lock", prog_name="genie")
 def main() -> None:
     """Locks for transactions that span services."""

@@ -1,9 +1,9 @@
-"""A group of commands that are imported when they are asked for: one starts without what another needs."""
+"""A click group that imports each command when it is used, so that one starts without what the others need."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -11,27 +11,35 @@ import click
 from genie.cli.options import one_line
 
 
-class WhenAsked(click.Group):
-    """Each of `names` is a module of `package`, and in it the command of that name.
+class LazyGroup(click.Group):
+    """The commands `names` of `package`: each is a function of its name in the module of its name.
 
-    What a module needs may be an extra that is not installed: that is one line, and the other commands go.
+    `modules` maps the commands whose module has another name. A module may need an extra that is not installed: then
+    the error is one line, and the other commands work.
     """
 
-    def __init__(self, *args: Any, package: str, names: Sequence[str], **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        package: str,
+        names: Iterable[str],
+        modules: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self._package = package
-        self._names = names
+        self._modules = {name: name for name in names} | dict(modules or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """The names."""
-        return list(self._names)
+        """Return the names of the commands."""
+        return sorted(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """One of the commands."""
-        if cmd_name not in self._names:
+        """Import a command; None where there is no command of this name."""
+        if cmd_name not in self._modules:
             return None
         try:
-            module = importlib.import_module(f"{self._package}.{cmd_name}")
+            module = importlib.import_module(f"{self._package}.{self._modules[cmd_name]}")
         except ModuleNotFoundError as error:
             raise click.ClickException(one_line(error)) from None
         command: click.Command = getattr(module, cmd_name)

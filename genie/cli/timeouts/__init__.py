@@ -1,4 +1,4 @@
-"""`genie timeouts`: one file a command.
+"""`genie timeouts`: a file for each command, and one for those that write sample data.
 
 They are imported when they are asked for: what they need is an extra, and the other commands start without it.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import click
 
-from genie.cli.lazy_group import WhenAsked
+from genie.cli.lazy_group import LazyGroup
 
 
-@click.group(cls=WhenAsked, package=__name__, names=("explain", "finalize", "generate", "run", "shift", "status"))
+SAMPLE_DATA = dict.fromkeys(("finalize", "generate", "shift"), "sample_data")
+
+
+@click.group(cls=LazyGroup, package=__name__, names=("explain", "run", "status"), modules=SAMPLE_DATA)
 def timeouts() -> None:
     """Find the transfers of a ledger whose time has passed."""
