@@ -9,7 +9,6 @@ import click
 
 from genie.cli.lazy_group import LazyGroup
 
-
 SAMPLE_DATA = dict.fromkeys(("finalize", "generate", "shift"), "sample_data")
 
 
