@@ -10,9 +10,9 @@ import pytest
 
 from genie.client import sync_link
 from genie.client.config import Address
-from genie.client.failover import Servers
-from genie.client.pending import QUIET_S, STEP_S
-from genie.client.session import Core
+from genie.client.failover import ServerList
+from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S
+from genie.client.session import ClientSession
 from servers import WAIT_S
 
 LONG_S = WAIT_S / 2
@@ -29,20 +29,20 @@ def skip(monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop, secon
     monkeypatch.setattr(sync_link, "time", SimpleNamespace(monotonic=lambda: monotonic() + seconds))
 
 
-def bear_little_silence(core: Core, now: float) -> None:
+def bear_little_silence(session: ClientSession, now: float) -> None:
     """Let a client look at once how long its server has been silent, and bear little, on this connection only."""
-    silence, rest = core._silence, core._silence.rest
+    silence, rest = session._keepalive, session._keepalive.stop
 
     def at_the_end() -> None:
-        silence._quiet_s, silence._step_s = QUIET_S, STEP_S
+        silence._ping_interval_s, silence._timeout_step_s = PING_INTERVAL_S, PING_TIMEOUT_STEP_S
         rest()
 
-    silence._quiet_s, silence._step_s = 0.25, 0.125
+    silence._ping_interval_s, silence._timeout_step_s = 0.25, 0.125
     silence.rest = at_the_end  # type: ignore[method-assign]
     silence.wake = now
 
 
-def pass_the_first_by_soon(servers: Servers) -> None:
+def pass_the_first_by_soon(servers: ServerList) -> None:
     """The first attempt of a round may take a moment only, and all the others however long they take."""
     all_of_them = servers.round
 

@@ -1,4 +1,4 @@
-"""The wire by hand, for tests of the client's core: what a server says, and a core that has said hello to one."""
+"""The wire by hand, for tests of the client's session: what a server says, and a session that has said hello to one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import orjson
 
 from genie.client import commands
 from genie.client.commands import Call, Outcome, Request
-from genie.client.session import Core
+from genie.client.session import ClientSession
 
 SECRET = "a-secret-of-the-tests"  # noqa: S105 - it opens nothing
 HELLO = commands.hello(SECRET, 10.0)
@@ -49,8 +49,8 @@ def pong(call: Call) -> bytes:
     return say("pong", ref=call.ref)
 
 
-class InOrder(Core):
-    """A core for tests of which the refs are not the point: they are neither seen in its lines nor needed in answers.
+class InOrder(ClientSession):
+    """A session for tests of which the refs are not the point: they are neither seen in its lines nor needed in answers.
 
     An answer without a `ref` gets that of the oldest command of its kind that has no answer yet; an error that of the
     oldest `watch`, or else of the oldest other command.
@@ -63,13 +63,13 @@ class InOrder(Core):
         self.said = b""
         self.unanswered: list[tuple[str, str]] = []
 
-    def outgoing(self) -> bytes:
+    def data_to_send(self) -> bytes:
         self.read()
         said, self.said = self.said, b""
         return said
 
     def read(self) -> None:
-        for line in super().outgoing().splitlines(keepends=True):
+        for line in super().data_to_send().splitlines(keepends=True):
             message = orjson.loads(line)
             command, ref = message["command"], message["payload"].get("ref", "")
             if command not in ("request", "hello") and ref not in ("", "resume"):
@@ -78,9 +78,9 @@ class InOrder(Core):
             else:
                 self.said += line
 
-    def receive(self, data: bytes, now: float) -> list[Outcome]:
+    def receive_data(self, data: bytes, now: float) -> list[Outcome]:
         self.read()
-        return super().receive(b"".join(map(self.with_ref, data.splitlines(keepends=True))), now)
+        return super().receive_data(b"".join(map(self.with_ref, data.splitlines(keepends=True))), now)
 
     def with_ref(self, line: bytes) -> bytes:
         if not line.endswith(b"\n"):
@@ -97,57 +97,57 @@ class InOrder(Core):
         self.unanswered.remove(oldest)
         return say(kind, **payload, ref=oldest[1])
 
-    def disconnected(self, why: str, now: float) -> list[Outcome]:
+    def on_disconnected(self, why: str, now: float) -> list[Outcome]:
         self.unanswered.clear()
         self.said = b""
-        return super().disconnected(why, now)
+        return super().on_disconnected(why, now)
 
 
-def connected(kind: type[Core] = Core, *, watching: bool = False) -> Core:
-    """A core on its first connection, which bears any silence of the server unless it is `watching`."""
-    core = kind(SECRET)
-    core._life = ""
+def connected(kind: type[ClientSession] = ClientSession, *, watching: bool = False) -> ClientSession:
+    """A session on its first connection, which bears any silence of the server unless it is `watching`."""
+    session = kind(SECRET)
+    session._ref_prefix = ""
     if not watching:
-        core._silence.watch = lambda _: None  # type: ignore[method-assign]
-    assert greet(core, resumed=False) == []
-    assert core.outgoing() == b""
-    return core
+        session._keepalive.start = lambda _: None  # type: ignore[method-assign]
+    assert greet(session, resumed=False) == []
+    assert session.data_to_send() == b""
+    return session
 
 
-def greet(core: Core, *told: bytes, resumed: bool = True, now: float = 0.0) -> list[Outcome]:
+def greet(session: ClientSession, *told: bytes, resumed: bool = True, now: float = 0.0) -> list[Outcome]:
     """A new connection on which the server tells this."""
-    core.connected()
-    assert core.outgoing() == HELLO + PING
-    assert not core.up
-    outcomes = core.receive(welcome(resumed) + b"".join(told), now)
-    assert not core.up
-    assert core.outgoing() == b"", "nothing is said before the server has told all"
-    outcomes += core.receive(PONG, now)
-    assert core.up
-    assert not core.broken
+    session.on_connected()
+    assert session.data_to_send() == HELLO + PING
+    assert not session.up
+    outcomes = session.receive_data(welcome(resumed) + b"".join(told), now)
+    assert not session.up
+    assert session.data_to_send() == b"", "nothing is said before the server has told all"
+    outcomes += session.receive_data(PONG, now)
+    assert session.up
+    assert not session.close_reason
     return outcomes
 
 
-def cut(core: Core, *told: bytes, resumed: bool = True, now: float = 0.0) -> list[Outcome]:
+def cut(session: ClientSession, *told: bytes, resumed: bool = True, now: float = 0.0) -> list[Outcome]:
     """The connection is lost, and made again."""
-    assert core.disconnected("gone", now) == []
-    return greet(core, *told, resumed=resumed, now=now)
+    assert session.on_disconnected("gone", now) == []
+    return greet(session, *told, resumed=resumed, now=now)
 
 
-def ask(core: Core, *resources: str, now: float = 0.0, **options: object) -> Request:
-    request = commands.request(core.ref(), resources or ("a",), **options)  # type: ignore[arg-type]
-    core.send(request, now)
+def ask(session: ClientSession, *resources: str, now: float = 0.0, **options: object) -> Request:
+    request = commands.request(session.new_ref(), resources or ("a",), **options)  # type: ignore[arg-type]
+    session.send(request, now)
     return request
 
 
-def waiting(core: Core, *, now: float = 0.0, **options: object) -> Request:
+def waiting(session: ClientSession, *, now: float = 0.0, **options: object) -> Request:
     """A request that was sent; the server sends nothing about it before it is granted or ends."""
-    request = ask(core, now=now, **options)
-    assert core.outgoing() == request.line
+    request = ask(session, now=now, **options)
+    assert session.data_to_send() == request.line
     return request
 
 
-def held(core: Core, id: int = 101, *, now: float = 0.0, **options: object) -> Request:
-    request = waiting(core, now=now, **options)
-    assert core.receive(locked(id, request.ref), now) == [(request, None, None)]
+def held(session: ClientSession, id: int = 101, *, now: float = 0.0, **options: object) -> Request:
+    request = waiting(session, now=now, **options)
+    assert session.receive_data(locked(id, request.ref), now) == [(request, None, None)]
     return request

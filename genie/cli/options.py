@@ -262,7 +262,7 @@ class Asker(Client):
     @property
     def address(self) -> Address | None:
         """The server that answers: the one that leads."""
-        return self._link.address
+        return self._connection.address
 
     async def inspected(
         self,
@@ -273,13 +273,13 @@ class Asker(Client):
         limit: int | None = None,
         only: Literal["holders", "queue"] | None = None,
     ) -> dict[str, Any]:
-        """Return the payload of the server's answer to `inspect` as it is on the wire: times in milliseconds."""
-        return cast("dict[str, Any]", await self._link.call(Inspect(resource, transaction, id, limit, only)))
+        """Return the payload of the server's answer to `inspect` as it is on the handler: times in milliseconds."""
+        return cast("dict[str, Any]", await self._connection.call(Inspect(resource, transaction, id, limit, only)))
 
     @property
     def trouble(self) -> str:
         """Why there is no connection; empty if there is one."""
-        return "" if self._link.core.up else self._link.core.trouble()
+        return "" if self._connection.session.up else self._connection.session.explain_unavailable()
 
 
 def ask(host: str, port: int, namespace: str | None, patience: float, question: Callable[[Asker], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ import click
 from genie.cli.format import printable
 from genie.cli.options import json_option, patience_option, plain_errors, server_options
 from genie.client.aio import Client
-from genie.client.aio_connection import Link, Wire
+from genie.client.aio_connection import AsyncConnection, TransportHandler
 from genie.client.config import Address, find_token, parse_addresses
 from genie.client.watches import Change
 from genie.protocol import codec
@@ -113,13 +113,13 @@ class _Watcher(Client):
 
     def __init__(self, to: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
         super().__init__(to, connect_timeout=connect_timeout)
-        self._link = _Link(to, connect_timeout, None, SESSION_TIMEOUT_S, find_token(), namespace)
+        self._connection = _WatcherConnection(to, connect_timeout, None, SESSION_TIMEOUT_S, find_token(), namespace)
 
 
-class _Link(Link):
-    def lost(self, wire: Wire, why: str) -> None:
+class _WatcherConnection(AsyncConnection):
+    def on_disconnected(self, handler: TransportHandler, why: str) -> None:
         """A connection has ended, which counts if it was the one in use."""
-        was_up = self.core.up
-        super().lost(wire, why)
-        if was_up and not self.core.up and not self._closed:
+        was_up = self.session.up
+        super().on_disconnected(handler, why)
+        if was_up and not self.session.up and not self._closed:
             _say(f"the connection is lost ({why}); what changes until there is one again follows as the difference")

@@ -10,16 +10,16 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from genie.client import commands, inspection, watches
-from genie.client.aio_connection import Link
-from genie.client.commands import Extend, Held, Inspect, OnDisconnect, Ping, Release, Request, State, any_request
+from genie.client.aio_connection import AsyncConnection
+from genie.client.commands import Extend, Inspect, LockInfo, OnDisconnect, Ping, Release, Request, State, any_request
 from genie.client.config import Address, find_namespace, find_token, parse_addresses
-from genie.client.errors import again, left
+from genie.client.errors import already_released, copy_lock_lost
 from genie.client.inspection import Inspection
 from genie.client.watches import Change
 from genie.errors import Code, ConnectionLost, GenieError, QueueTimeout, RequestRejected
 
 
-class Lock(Held):
+class Lock(LockInfo):
     """A lock that was granted. It is held until `release`, or until it is lost: then the event `lost` is set.
 
     `detach` hands it over to another client.
@@ -30,11 +30,11 @@ class Lock(Held):
     `transaction_timeout`, also if its client was closed (then nobody tells `lost`).
     """
 
-    __slots__ = ("_link",)
+    __slots__ = ("_connection",)
 
-    def __init__(self, link: Link, request: Request) -> None:
+    def __init__(self, connection: AsyncConnection, request: Request) -> None:
         super().__init__(request)
-        self._link = link
+        self._connection = connection
 
     @property
     def held(self) -> bool:
@@ -43,7 +43,7 @@ class Lock(Held):
         False after `release` or `detach`, after the lock was lost, and as soon as its time has passed on this client's
         clock, also where the server could not be reached or this program could not run meanwhile.
         """
-        return self._request.held(self._link.now())
+        return self._request.held(self._connection.now())
 
     @property
     def lost(self) -> asyncio.Event:
@@ -71,11 +71,11 @@ class Lock(Held):
         self._check_managed()
         if self._request.state is not State.HELD:
             return
-        call = self._link.leave(self._request)
+        call = self._connection.leave(self._request)
         if call is None:
             return
         try:
-            await self._link.finish(call)
+            await self._connection.finish(call)
         except RequestRejected as error:
             if error.code != Code.UNKNOWN_ID:
                 raise
@@ -95,7 +95,7 @@ class Lock(Held):
         Raises LockLost if the lock is not held any more, and ValueError if it was acquired with
         `on_disconnect="release"`, since it ends with this client. For a detached lock it does nothing but return the id.
         """
-        self._link.detach(self._request)
+        self._connection.detach(self._request)
         return self.id
 
     async def extend(self, seconds: float) -> None:
@@ -106,25 +106,25 @@ class Lock(Held):
         """
         extend = Extend(self.id, seconds, self._request)
         self._check_managed()
-        await self._link.ready()
+        await self._connection.ready()
         self._check_managed()
         if self._request.state is State.HELD:
-            await self._link.call(extend)
+            await self._connection.call(extend)
         if self._request.error is not None:
-            raise again(self._request.error)
+            raise copy_lock_lost(self._request.error)
         if self._request.state not in (State.HELD, State.DETACHED):
-            raise left(self.id)
+            raise already_released(self.id)
 
 
-async def acquire(link: Link, request: Request) -> Lock:
+async def acquire(connection: AsyncConnection, request: Request) -> Lock:
     """Ask for a lock and wait for it."""
-    await link.call(request)
+    await connection.call(request)
     if request.error is not None:  # granted, and lost before this task's turn came
-        raise again(request.error)
-    return Lock(link, request)
+        raise copy_lock_lost(request.error)
+    return Lock(connection, request)
 
 
-class Hold:
+class LockContext:
     """What `client.lock(…)` returns: `async with` it, once, to hold a lock while the block runs.
 
     A lock that is lost meanwhile cancels the block as `asyncio.timeout` does, and LockLost comes out of it. A
@@ -133,19 +133,19 @@ class Hold:
     lost when the block is left.
     """
 
-    __slots__ = ("_cancelling", "_link", "_lock", "_request", "_task")
+    __slots__ = ("_cancelling", "_connection", "_lock", "_request", "_task")
 
-    def __init__(self, link: Link, request: Request) -> None:
-        self._link = link
+    def __init__(self, connection: AsyncConnection, request: Request) -> None:
+        self._connection = connection
         self._request = request
         self._lock: Lock | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
 
     async def __aenter__(self) -> Lock:
-        if self._request.state is not State.ASKED:
+        if self._request.state is not State.WAITING:
             raise RuntimeError("this was entered before; ask for another lock with client.lock()")
-        self._lock = await acquire(self._link, self._request)
+        self._lock = await acquire(self._connection, self._request)
         self._task = asyncio.current_task()
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         self._request.on_lost = self._cancel
@@ -168,22 +168,22 @@ class Hold:
             # Lost while the block ran, and so it was cancelled.
             outside = task.uncancel() > self._cancelling
             if not (outside and isinstance(error, asyncio.CancelledError)):
-                raise again(request.error) from error
+                raise copy_lock_lost(request.error) from error
             return
         try:
-            if error is None or self._link.core.up:
+            if error is None or self._connection.session.up:
                 await lock.release()
             else:
-                self._link.leave(request)  # a block that failed is not kept waiting for a connection
+                self._connection.leave(request)  # a block that failed is not kept waiting for a connection
         except GenieError as refused:
             with contextlib.suppress(ConnectionLost):  # the client was closed
-                self._link.leave(request)  # in the background from now on
+                self._connection.leave(request)  # in the background from now on
             if error is None:
                 raise
             error.add_note(f"Besides, lock {lock.id} could not be released: {refused}")
             return
         if error is None and request.error is not None:
-            raise again(request.error)
+            raise copy_lock_lost(request.error)
 
 
 # -- What asyncio users watch --------
@@ -197,10 +197,10 @@ class Watch:
     closed, the iteration ends.
     """
 
-    __slots__ = ("_link", "_watch")
+    __slots__ = ("_connection", "_watch")
 
-    def __init__(self, link: Link, watch: watches.Watch) -> None:
-        self._link = link
+    def __init__(self, connection: AsyncConnection, watch: watches.Watch) -> None:
+        self._connection = connection
         self._watch = watch
 
     @property
@@ -225,17 +225,17 @@ class Watch:
         while not watch.ended:
             if watch.changes:
                 return watch.changes.popleft()
-            await self._link.more(watch)
+            await self._connection.more(watch)
         watch.check()
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
         """Watch no longer. A second time does nothing."""
-        self._link.unwatch(self._watch)
+        self._connection.unwatch(self._watch)
 
     async def __aenter__(self) -> Self:
         """Begin to watch: what happens from here on is told, whenever it is asked for."""
-        self._link.begin(self._watch)
+        self._connection.begin(self._watch)
         return self
 
     async def __aexit__(
@@ -245,7 +245,7 @@ class Watch:
 
     def __del__(self) -> None:
         if not self._watch.ended:
-            self._link.drop(self._watch)
+            self._connection.drop(self._watch)
 
 
 # -- The client for asyncio --------
@@ -316,10 +316,12 @@ class Client:
         token: str | None = None,
         namespace: str | None = None,
     ) -> None:
-        self._link = Link(to, connect_timeout, session, session_timeout, find_token(token), find_namespace(namespace))
+        self._connection = AsyncConnection(
+            to, connect_timeout, session, session_timeout, find_token(token), find_namespace(namespace)
+        )
 
     async def __aenter__(self) -> Self:
-        await self._link.open()
+        await self._connection.open()
         return self
 
     async def __aexit__(
@@ -334,7 +336,7 @@ class Client:
         `transaction_timeout` has passed. Without a connection, or if the server does not answer for a moment, the server
         does the same when the session's timeout has passed.
         """
-        await self._link.close()
+        await self._connection.close()
 
     def lock(
         self,
@@ -346,15 +348,15 @@ class Client:
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
-    ) -> Hold:
+    ) -> LockContext:
         """`async with client.lock("exclusive:a", "shared:b") as lock:` holds all of them while the block runs.
 
         Arguments and errors are those of `acquire`. With `watchdog` the hold is extended for as long as the block
         runs, so that `transaction_timeout` only bounds how long the lock outlives this process. If the lock is lost
         the block is cancelled and LockLost comes out of it.
         """
-        return Hold(
-            self._link,
+        return LockContext(
+            self._connection,
             self._request(
                 resources,
                 transaction=transaction,
@@ -398,7 +400,7 @@ class Client:
         ConnectionLost where the client was closed. RuntimeError, if the client was not entered with `async with`.
         """
         return await acquire(
-            self._link,
+            self._connection,
             self._request(
                 resources,
                 transaction=transaction,
@@ -436,7 +438,7 @@ class Client:
             note=note,
         )
         try:
-            return await acquire(self._link, request)
+            return await acquire(self._connection, request)
         except QueueTimeout:
             return None
 
@@ -464,7 +466,7 @@ class Client:
         lost `transaction_timeout` seconds after it was granted.
         """
         request = any_request(
-            self._link.core.ref(),
+            self._connection.session.new_ref(),
             resources,
             target,
             weights=weights,
@@ -473,7 +475,7 @@ class Client:
             on_disconnect=on_disconnect,
             note=note,
         )
-        return await acquire(self._link, request)
+        return await acquire(self._connection, request)
 
     def watch(self, prefix: str) -> Watch:
         """`async for change in client.watch("token/"):` tells who locks and unlocks resources whose names begin so.
@@ -487,7 +489,7 @@ class Client:
         does with more than 100 prefixes, and ConnectionLost where the client was closed before. Leaving the loop ends the watch;
         closing the client ends the loop.
         """
-        return Watch(self._link, watches.Watch(prefix))
+        return Watch(self._connection, watches.Watch(prefix))
 
     async def inspect(
         self,
@@ -503,11 +505,11 @@ class Client:
         `resource` is a name without a mode. With `only` all rows are of one kind. Times are seconds, `since` is the unix
         time as `time.time()` gives it. Raises RequestRejected where the server refuses it.
         """
-        return inspection.read(await self._link.call(Inspect(resource, transaction, id, limit, only)))
+        return inspection.read(await self._connection.call(Inspect(resource, transaction, id, limit, only)))
 
     async def ping(self) -> None:
         """Return when the server has answered."""
-        await self._link.call(Ping())
+        await self._connection.call(Ping())
 
     async def release(self, id: int) -> str:
         """End a lock, or cancel a waiting request, by its id, whichever client made it.
@@ -517,8 +519,8 @@ class Client:
         Prefer `lock.release()` for a lock of this client.
         """
         release = Release(id)
-        self._link.release(release)
-        return await self._link.finish(release)
+        self._connection.release(release)
+        return await self._connection.finish(release)
 
     async def extend(self, id: int, seconds: float) -> None:
         """Let the hold of a lock end `seconds` from now, by its id, whichever client made it.
@@ -529,7 +531,7 @@ class Client:
         RequestRejected if the request still waits (`bad-request`) or the server does not know the id (`unknown-id`),
         ConnectionLost if the answer did not come, and Unavailable if there is no connection within `connect_timeout`.
         """
-        await self._link.call(Extend(id, seconds, self._link.held(id)))
+        await self._connection.call(Extend(id, seconds, self._connection.held(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
-        return commands.request(self._link.core.ref(), resources, **options)
+        return commands.request(self._connection.session.new_ref(), resources, **options)

@@ -6,64 +6,52 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request
 from genie.client.config import KEEPALIVE_IDLE_S, Address
-from genie.client.failover import Servers
-from genie.client.session import Core
+from genie.client.failover import ServerList
+from genie.client.session import ClientSession
 from genie.client.watches import Watch
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.net import enable_keepalive
 from genie.tls import reason
 
 
-class Owner(Protocol):
-    """Whoever a connection belongs to."""
-
-    def reached(self, wire: Wire) -> None:
-        """There is a connection."""
-
-    def received(self, wire: Wire, data: bytes) -> None:
-        """Bytes have come."""
-
-    def lost(self, wire: Wire, why: str) -> None:
-        """It has ended."""
-
-
-class Wire(asyncio.Protocol):
+class TransportHandler(asyncio.Protocol):
     """Tells its owner what happens to it."""
 
-    def __init__(self, link: Owner, address: Address) -> None:
-        self.link = link
+    def __init__(self, connection: AsyncConnection, address: Address) -> None:
+        self.connection = connection
         self.address = address
         self.transport: asyncio.Transport | None = None
-        self.left = False
+        self.abandoned = False
         """Whether nobody wants it any more."""
-        self.settled = asyncio.Event()
+        self.handshake_done = asyncio.Event()
         """Set when the server has taken this client, or won't."""
-        self.gone = asyncio.Event()
+        self.closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """By the event loop."""
         self.transport = cast("asyncio.Transport", transport)
-        self.link.reached(self)
+        self.connection.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
         """By the event loop."""
-        self.link.received(self, data)
+        self.connection.on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """By the event loop."""
-        self.gone.set()
-        self.link.lost(self, "the server closed it" if exc is None else reason(exc))
+        self.closed.set()
+        self.connection.on_disconnected(self, "the server closed it" if exc is None else reason(exc))
 
 
-# -- The connection of the asyncio client: made again when it is lost, and a timer --------
+class AsyncConnection:
+    """The connection of one client to its servers: reconnects, keeps the timers, and matches calls with outcomes.
 
-
-class Connection:
-    """`connect_timeout` (seconds) is for a round of attempts to connect."""
+    Any number of tasks may use it. `connect_timeout` (seconds) bounds the first connection, the wait of a call
+    for a later one, and the wait of a release for its reply. `session` is the state machine behind it.
+    """
 
     def __init__(
         self,
@@ -75,11 +63,11 @@ class Connection:
         namespace: str | None = None,
     ) -> None:
         self.connect_timeout = connect_timeout
-        self._servers = Servers(addresses, connect_timeout)
-        self.core = Core(session, session_timeout, connect_timeout, token, namespace)
-        self.core.trouble = lambda: str(self._servers.unavailable())
+        self._servers = ServerList(addresses, connect_timeout)
+        self.session = ClientSession(session, session_timeout, connect_timeout, token, namespace)
+        self.session.explain_unavailable = lambda: str(self._servers.unavailable_error())
         self._loop: asyncio.AbstractEventLoop
-        self._wire: Wire | None = None
+        self._handler: TransportHandler | None = None
         self._up_since = 0.0
         self._up = asyncio.Event()
         """Set when there is a connection, and when there never will be one again."""
@@ -98,53 +86,53 @@ class Connection:
     @property
     def address(self) -> Address | None:
         """The server to which there is a connection."""
-        return None if self._wire is None else self._wire.address
+        return None if self._handler is None else self._handler.address
 
     # -- from the event loop ------------------------------------------------------------------------------
 
-    def reached(self, wire: Wire) -> None:
+    def on_connected(self, handler: TransportHandler) -> None:
         """There is a connection."""
-        transport = cast("asyncio.Transport", wire.transport)
-        if wire.left:
+        transport = cast("asyncio.Transport", handler.transport)
+        if handler.abandoned:
             transport.abort()
             return
         enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
-        self._wire = wire
-        self.core.connected()
+        self._handler = handler
+        self.session.on_connected()
         self._flush()
 
-    def received(self, wire: Wire, data: bytes) -> None:
+    def on_data(self, handler: TransportHandler, data: bytes) -> None:
         """Bytes have come."""
-        if wire is not self._wire:
+        if handler is not self._handler:
             return
-        was_up = self.core.up
-        self._settle(self.core.receive(data, self._loop.time()))
-        if self.core.broken:
-            self._leave(wire, self.core.broken)
+        was_up = self.session.up
+        self._settle(self.session.receive_data(data, self._loop.time()))
+        if self.session.close_reason:
+            self._abandon_transport(handler, self.session.close_reason)
         elif was_up:
-            self._servers.worked()
-        elif self.core.up:
+            self._servers.on_success()
+        elif self.session.up:
             self._up_since = self._loop.time()
             self._up.set()
-            wire.settled.set()
+            handler.handshake_done.set()
         self._flush()
 
-    def lost(self, wire: Wire, why: str) -> None:
+    def on_disconnected(self, handler: TransportHandler, why: str) -> None:
         """A connection has ended."""
-        if wire is not self._wire:
+        if handler is not self._handler:
             return
-        self._wire = None
-        if self.core.elsewhere is not None:
-            self._servers.elsewhere(wire.address, self.core.elsewhere)
-        if self.core.up:
+        self._handler = None
+        if self.session.redirect is not None:
+            self._servers.on_redirect(handler.address, self.session.redirect)
+        if self.session.up:
             self._up.clear()
-            why = self._servers.lost(wire.address, why, self._loop.time() - self._up_since)
+            why = self._servers.on_disconnect(handler.address, why, self._loop.time() - self._up_since)
             if not self._closed and (self._connecting is None or self._connecting.done()):
                 self._connecting = self._loop.create_task(self._reconnect())
         else:
-            self._servers.failed(why)
-        self._settle(self.core.disconnected(why, self._loop.time()))
-        wire.settled.set()
+            self._servers.on_failure(why)
+        self._settle(self.session.on_disconnected(why, self._loop.time()))
+        handler.handshake_done.set()
 
     def flush_soon(self) -> None:
         """Send, together, what is to be sent by the end of this turn of the loop."""
@@ -157,45 +145,45 @@ class Connection:
     async def _round(self) -> bool:
         """Try every address once, and those that are named as leaders."""
         for address in self._servers.round():
-            wire = Wire(self, address)
+            handler = TransportHandler(self, address)
             try:
                 async with asyncio.timeout(self._servers.attempt_timeout):
                     host, port, tls = address
-                    await self._loop.create_connection(lambda wire=wire: wire, host, port, ssl=tls)
-                    await wire.settled.wait()
+                    await self._loop.create_connection(lambda handler=handler: handler, host, port, ssl=tls)
+                    await handler.handshake_done.wait()
             except (OSError, UnicodeError) as error:
-                self._leave(wire, "no answer to hello")
-                self._servers.failed(error)
+                self._abandon_transport(handler, "no answer to hello")
+                self._servers.on_failure(error)
             except BaseException:
-                self._leave(wire, "")
+                self._abandon_transport(handler, "")
                 raise
-            if wire is self._wire:
+            if handler is self._handler:
                 return True
         return False
 
-    def _leave(self, wire: Wire, why: str) -> None:
+    def _abandon_transport(self, handler: TransportHandler, why: str) -> None:
         """Use a connection no more."""
-        wire.left = True
-        self.lost(wire, why)
-        if wire.transport is not None:
-            wire.transport.abort()
+        handler.abandoned = True
+        self.on_disconnected(handler, why)
+        if handler.transport is not None:
+            handler.transport.abort()
 
     async def _reconnect(self) -> None:
         while True:
             await asyncio.sleep(self._servers.delay)
             if await self._round():
                 return
-            if self.core.denied is not None:
-                self._settle(self.core.deny(self._loop.time()))
+            if self.session.rejection is not None:
+                self._settle(self.session.fail_callers(self._loop.time()))
                 self._up.set()  # whoever waits for a connection looks why there is none
                 self._up.clear()
 
     def _flush(self) -> None:
         self._flushing = False
-        if self._wire is not None and self._wire.transport is not None:
-            data = self.core.outgoing()
+        if self._handler is not None and self._handler.transport is not None:
+            data = self.session.data_to_send()
             if data:
-                self._wire.transport.write(data)
+                self._handler.transport.write(data)
         self._set_timer()
 
     def _settle(self, outcomes: list[Outcome]) -> None:
@@ -203,14 +191,14 @@ class Connection:
             waiter, call.waiter = call.waiter, None
             if waiter is None:
                 if isinstance(call, Request) and call.error is not None:
-                    self._tell_lost(call)
+                    self._notify_lost(call)
             elif not waiter.done():
                 if error is None:
                     waiter.set_result(value)
                 else:
                     waiter.set_exception(error)
 
-    def _tell_lost(self, request: Request) -> None:
+    def _notify_lost(self, request: Request) -> None:
         if request.lost is not None:
             request.lost.set()
         if request.on_lost is not None:
@@ -219,7 +207,7 @@ class Connection:
     def _set_timer(self) -> None:
         if self._closed:
             return
-        wake = self.core.wake
+        wake = self.session.next_timer
         if self._timer is not None:
             if self._timer_at <= wake:
                 return
@@ -229,21 +217,12 @@ class Connection:
 
     def _tick(self) -> None:
         self._timer = None
-        self._settle(self.core.tick(self._loop.time()))
-        if self.core.broken and self._wire is not None:
-            self._leave(self._wire, self.core.broken)
+        self._settle(self.session.on_timer(self._loop.time()))
+        if self.session.close_reason and self._handler is not None:
+            self._abandon_transport(self._handler, self.session.close_reason)
         self._flush()
 
-
-# -- The asyncio shell around the core: calls, and what comes of them --------
-
-
-class Link(Connection):
-    """Sends calls and brings back their outcomes; for any number of tasks.
-
-    `connect_timeout` (seconds) bounds the first connection, what a call waits for a later one, and what a release
-    waits for its answer.
-    """
+    # -- calls ----------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Connect to the first server that leads.
@@ -258,14 +237,14 @@ class Link(Connection):
         try:
             async with asyncio.timeout(self.connect_timeout):
                 while not await self._round():
-                    self._check_taken()
+                    self._check_not_rejected()
                     if not self._servers.answered:
-                        raise self._servers.unavailable()
+                        raise self._servers.unavailable_error()
                     await asyncio.sleep(self._servers.delay)
         except TimeoutError as error:
             if not self._servers.answered:
-                self._servers.failed(error)
-            raise self._servers.unavailable() from None
+                self._servers.on_failure(error)
+            raise self._servers.unavailable_error() from None
         self._closed = False
         self._entered = True
         self._set_timer()
@@ -276,9 +255,9 @@ class Link(Connection):
             return
         self._closed = True
         try:
-            self._settle(self.core.closing(self._loop.time()))
+            self._settle(self.session.begin_close(self._loop.time()))
             self.flush_soon()
-            if self.core.up:
+            if self.session.up:
                 async with asyncio.timeout(min(BYE_TIMEOUT_S, self.connect_timeout)):
                     await self._answer(Bye())
         except (TimeoutError, GenieError):
@@ -293,24 +272,24 @@ class Link(Connection):
         none within `connect_timeout`.
         """
         self.check_open()
-        if not self.core.up:
-            self._check_taken()
+        if not self.session.up:
+            self._check_not_rejected()
             if not isinstance(call, Request):
                 await self.ready()
         return await self._answer(call)
 
     async def ready(self) -> None:
         """Wait for a connection; Unavailable, if there is none within `connect_timeout`."""
-        if self.core.up:
+        if self.session.up:
             return
         try:
             async with asyncio.timeout(self.connect_timeout):
-                while not self.core.up:
+                while not self.session.up:
                     self.check_open()
-                    self._check_taken()
+                    self._check_not_rejected()
                     await self._up.wait()
         except TimeoutError:
-            raise self._servers.unavailable() from None
+            raise self._servers.unavailable_error() from None
 
     async def finish(self, release: Release) -> str:
         """Wait for the answer to a release, which may have to wait for a connection itself, but not for ever.
@@ -318,7 +297,7 @@ class Link(Connection):
         Unavailable, if it takes too long. Then, and if this is cancelled, the release goes on alone.
         """
         waiter = release.waiter = self._loop.create_future()
-        bound = self._loop.call_later(self.connect_timeout, self._give_up, release)
+        bound = self._loop.call_later(self.connect_timeout, self._abandon, release)
         self.flush_soon()
         try:
             return cast("str", await waiter)
@@ -329,22 +308,22 @@ class Link(Connection):
     def leave(self, request: Request) -> Release | None:
         """Send the release of a lock; None if it has ended."""
         self.check_open()
-        release = self.core.leave(request, self._loop.time())
+        release = self.session.release(request, self._loop.time())
         self.flush_soon()
         return release
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock."""
-        self.core.detach(request, self._loop.time())
+        self.session.detach(request, self._loop.time())
 
     def held(self, id: int) -> Request | None:
         """The lock of this client with this id, if it holds one."""
-        return self.core.held(id)
+        return self.session.held(id)
 
     def release(self, release: Release) -> None:
         """Send a release, now or when there is a connection."""
         self.check_open()
-        self.core.send(release, self._loop.time())
+        self.session.send(release, self._loop.time())
 
     def check_open(self) -> None:
         """RuntimeError before the client was opened, ConnectionLost after it was closed."""
@@ -357,7 +336,7 @@ class Link(Connection):
     def begin(self, watch: Watch) -> None:
         """Let the server tell what is watched, before anybody waits for it."""
         self.check_open()
-        self.core.want(watch, self._loop.time())
+        self.session.request_next(watch, self._loop.time())
         self.flush_soon()
 
     async def more(self, watch: Watch) -> None:
@@ -366,7 +345,7 @@ class Link(Connection):
         if watch.waiter is not None:
             raise RuntimeError("somebody waits for the next change already; each takes a watch of their own")
         waiter = watch.waiter = self._loop.create_future()
-        self.core.want(watch, self._loop.time())
+        self.session.request_next(watch, self._loop.time())
         self.flush_soon()
         try:
             await waiter
@@ -376,7 +355,7 @@ class Link(Connection):
 
     def unwatch(self, watch: Watch) -> None:
         """End a watch."""
-        self._settle(self.core.unwatch(watch))
+        self._settle(self.session.unwatch(watch))
         if not self._closed:
             self.flush_soon()
 
@@ -388,20 +367,20 @@ class Link(Connection):
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _check_taken(self) -> None:
-        denied = self.core.denied
+    def _check_not_rejected(self) -> None:
+        denied = self.session.rejection
         if denied is not None:
             raise denied
 
     async def _answer(self, call: Call) -> Any:
         waiter = call.waiter = self._loop.create_future()
-        self.core.send(call, self._loop.time())
+        self.session.send(call, self._loop.time())
         self.flush_soon()
         try:
             return await waiter
         except BaseException:
             # A grant may have come already and wait for this task's turn; the core knows.
-            self.core.abandon(call, self._loop.time())
+            self.session.abandon(call, self._loop.time())
             self.flush_soon()
             raise
 
@@ -411,26 +390,26 @@ class Link(Connection):
         if self._timer is not None:
             self._timer.cancel()
         self._flush()
-        wire, self._wire = self._wire, None
-        if wire is not None and wire.transport is not None:
-            wire.transport.close()  # which sends first what it was given
-        self._settle(self.core.closed(self._loop.time()))
+        handler, self._handler = self._handler, None
+        if handler is not None and handler.transport is not None:
+            handler.transport.close()  # which sends first what it was given
+        self._settle(self.session.finish_close(self._loop.time()))
         self._up.set()
         try:
             if self._connecting is not None:
                 await asyncio.wait({self._connecting})
-            if wire is not None:
+            if handler is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(
                         self.connect_timeout
                     ):  # `wait_for` of Python 3.11 may swallow a cancellation
-                        await wire.gone.wait()
+                        await handler.closed.wait()
         finally:
-            if wire is not None and wire.transport is not None:
-                wire.transport.abort()
+            if handler is not None and handler.transport is not None:
+                handler.transport.abort()
 
-    def _give_up(self, release: Release) -> None:
+    def _abandon(self, release: Release) -> None:
         if release.waiter is not None and not release.waiter.done():
             text = f"{release.id} could not be released within {self.connect_timeout:g} s"
-            reason = "the server does not answer" if self.core.up else str(self._servers.unavailable())
+            reason = "the server does not answer" if self.session.up else str(self._servers.unavailable_error())
             release.waiter.set_exception(Unavailable(f"{text}: {reason}"))

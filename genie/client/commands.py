@@ -25,7 +25,7 @@ from genie.protocol.resources import (
 )
 
 
-class Held:
+class LockInfo:
     """The facts of a lock that was granted."""
 
     __slots__ = ("_request",)
@@ -77,10 +77,10 @@ SECRET_LENGTHS: Final = range(16, 129)
 class State(Enum):
     """The state of a request for locks, as far as this client knows."""
 
-    ASKED = auto()
+    WAITING = auto()
     """It waits, or it has not arrived yet."""
     HELD = auto()
-    LEAVING = auto()
+    RELEASING = auto()
     """Its release is due."""
     DETACHED = auto()
     """It was granted, and this client does not manage it any longer: it may still be held at the server."""
@@ -101,7 +101,7 @@ class Call:
         self.ref = ref
         self.waiter: Any = None
 
-    def number(self, ref: str) -> None:
+    def assign_ref(self, ref: str) -> None:
         """Give it its `ref`."""
         self.ref = ref
         self.line = messages.with_ref(self.line, ref)
@@ -117,8 +117,8 @@ Outcome = tuple[Call, Any, GenieError | None]
 class Request(Call):
     """`request`, and the lock that comes of it.
 
-    `wait` (seconds) is what it may wait in the queue (inf: no limit), `transaction` its name, `asked_at` when its line
-    first went out (None: not yet), `patience_ends` when its caller stops waiting for a server that sends nothing. `hold`
+    `wait` (seconds) is what it may wait in the queue (inf: no limit), `transaction` its name, `first_sent_at` when its line
+    first went out (None: not yet), `response_deadline` when its caller stops waiting for a server that sends nothing. `hold`
     (seconds) is what its hold lasts from the grant or the last extension, `deadline` when that ends on this client's clock.
     `choices` are the resources by their names, where the server takes what it needs of them: then it never waits. `id` is 0
     until the server sends it. `connection` is the number of the last one on which the server sent that it is held.
@@ -128,21 +128,21 @@ class Request(Call):
     """
 
     __slots__ = (
-        "asked_at",
         "bound",
         "choices",
         "connection",
         "deadline",
         "error",
         "fence",
+        "first_sent_at",
         "hold",
         "id",
         "lost",
         "on_lost",
-        "patience_ends",
         "release",
         "renew_at",
         "resources",
+        "response_deadline",
         "session_ends",
         "state",
         "transaction",
@@ -168,10 +168,10 @@ class Request(Call):
         self.transaction = transaction
         self.watchdog = watchdog
         self.bound = bound
-        self.state = State.ASKED
-        self.asked_at: float | None = None
+        self.state = State.WAITING
+        self.first_sent_at: float | None = None
         self.choices: dict[str, str] = {}
-        self.patience_ends = math.inf
+        self.response_deadline = math.inf
         self.id = 0
         self.fence = 0
         self.connection = 0
@@ -194,17 +194,17 @@ class Request(Call):
         """Whether it is held, as far as this client knows; never beyond its end by this client's clock."""
         return self.state is State.HELD and now < self.ends
 
-    def ask_anew(self, now: float) -> None:
+    def reissue(self, now: float) -> None:
         """Prepare its line for a server that does not know it: it may wait for what is left of its wait."""
-        if self.asked_at is None or self.choices:
+        if self.first_sent_at is None or self.choices:
             return
-        self.wait = max(0.0, self.asked_at + self.wait - now)
-        self.asked_at = now
+        self.wait = max(0.0, self.first_sent_at + self.wait - now)
+        self.first_sent_at = now
         wait = None if self.wait == math.inf else self.wait
         payload = codec.loads(self.line)["payload"]
         self.line = make_line("request", **payload | {"queueTimeout": _queue_timeout(wait)})
 
-    def took(self, names: Sequence[str]) -> None:
+    def set_chosen(self, names: Sequence[str]) -> None:
         """The server has chosen these, each in the mode and the place in which it was asked for."""
         taken = set(names)
         self.resources = tuple([resource for name, resource in self.choices.items() if name in taken])

@@ -42,12 +42,12 @@ def not_granted(told: Released.Payload, hint: Callable[[list[Blocker]], str]) ->
         case "success":
             return LockError(f"request {told.id} was cancelled by a release of its id", id=told.id)
         case "transaction-timeout":  # it was granted, and it ended, while there was no connection
-            return lost(told)
+            return lock_lost(told)
         case reason:
             return LockError(f"request {told.id} ended before it was granted: {reason}", id=told.id)
 
 
-def lost(told: Released.Payload) -> LockLost:
+def lock_lost(told: Released.Payload) -> LockLost:
     """Why a lock is not held any more."""
     match told.reason:
         case "transaction-timeout":
@@ -61,46 +61,47 @@ def lost(told: Released.Payload) -> LockLost:
             return LockLost(f"lock {told.id} ended: {reason}", id=told.id)
 
 
-def over(told: Released.Payload) -> LockLost:
+def lock_ended(told: Released.Payload) -> LockLost:
     """Why a lock that may be another client's can't be extended."""
     if told.reason == SUCCESS:
-        return left(told.id)
-    return lost(told)
+        return already_released(told.id)
+    return lock_lost(told)
 
 
-def cut_off(id: int) -> Disconnected:
+def session_expired(id: int) -> Disconnected:
     """A lock that ends with its session, when there was no connection for the session's timeout."""
     return Disconnected(f"lock {id} ended with its session: there was no connection for its session_timeout", id=id)
 
 
-def closed(id: int) -> Disconnected:
+def client_closed(id: int) -> Disconnected:
     """The same, when the client was closed."""
     return Disconnected(f"lock {id} ended with its session: the client was closed", id=id)
 
 
-def left(id: int) -> LockLost:
+def already_released(id: int) -> LockLost:
     """A lock that this client has released."""
     return LockLost(f"lock {id} was released", id=id)
 
 
-def outlived(id: int, hold: float) -> TransactionTimeout:
+def expired_locally(id: int, hold: float) -> TransactionTimeout:
     """A lock whose time has passed on this client's clock."""
     return TransactionTimeout(f"lock {id} was held for longer than its transaction timeout of {hold:g} s", id=id)
 
 
-def forgotten(id: int) -> LockLost:
+def unknown_to_server(id: int) -> LockLost:
     """A lock that the server knows nothing of."""
-    return LockLost(f"lock {id} is unknown to the server, which has forgotten what was held", id=id)
+    return LockLost(f"lock {id} is unknown to the server, which has unknown_to_server what was held", id=id)
 
 
-def not_resumed(id: int) -> LockLost:
+def session_lost(id: int) -> LockLost:
     """A lock of a session that the server doesn't know any more."""
     return LockLost(
-        f"lock {id} is lost: the session ended, or the server was started again and has forgotten what was held", id=id
+        f"lock {id} is lost: the session ended, or the server was started again and has unknown_to_server what was held",
+        id=id,
     )
 
 
-def refused(told: Error.Payload) -> GenieError:
+def from_error_reply(told: Error.Payload) -> GenieError:
     """What an `error` means."""
     if told.code == Code.UNAVAILABLE:
         leader = f" (the leader is {told.leader})" if told.leader else ""
@@ -108,11 +109,11 @@ def refused(told: Error.Payload) -> GenieError:
     return RequestRejected(told.code, told.message, ref=told.ref, id=told.id)
 
 
-def repeat(error: RequestRejected) -> RequestRejected:
+def copy_rejection(error: RequestRejected) -> RequestRejected:
     """The same error, to be raised by another call."""
     return RequestRejected(error.code, error.message, ref=error.ref, id=error.id)
 
 
-def again(error: LockLost) -> LockLost:
+def copy_lock_lost(error: LockLost) -> LockLost:
     """The same error, to be raised anew: an exception that is raised twice mixes up what it came of."""
     return type(error)(str(error), id=error.id)

@@ -10,14 +10,14 @@ from genie.client.config import Address, format_address, parse_address
 from genie.errors import Unavailable
 from genie.tls import reason
 
-STEADY_S = 2.0
+STABLE_CONNECTION_S = 2.0
 """A connection that stood for so long worked, even if nothing was asked on it."""
 
-REDIRECTIONS = 3
+MAX_REDIRECTS = 3
 """To how many leaders a round follows the nodes that name one, before it pauses."""
 
 
-class Servers:
+class ServerList:
     """Addresses in the order in which they are tried.
 
     `connect_timeout` (seconds) is for a round over all of them. `delay` is what to wait before the next round: nothing
@@ -47,7 +47,7 @@ class Servers:
         redirections = 0
         while True:
             leader, self._leader = self._leader, None
-            if leader is not None and leader not in tried and redirections < REDIRECTIONS:
+            if leader is not None and leader not in tried and redirections < MAX_REDIRECTS:
                 redirections += 1
                 left = [address for address in left if address != leader]
                 address = leader
@@ -58,13 +58,13 @@ class Servers:
             tried.add(address)
             yield address
 
-    def failed(self, why: str | BaseException) -> None:
+    def on_failure(self, why: str | BaseException) -> None:
         """An attempt failed, or a connection ended. One that was broken off, and has no reason, leaves the last one."""
         if isinstance(why, BaseException):
             why = "no answer" if isinstance(why, TimeoutError) else reason(why)
         self._why = why or self._why
 
-    def elsewhere(self, node: Address, leader: str) -> None:
+    def on_redirect(self, node: Address, leader: str) -> None:
         """A node has answered that it doesn't lead, and who does where it knows that. That is reached as the node was."""
         self.answered = True
         try:
@@ -72,25 +72,25 @@ class Servers:
         except ValueError:
             self._leader = None
 
-    def worked(self) -> None:
+    def on_success(self) -> None:
         """A server has answered a call."""
         if self.delay:
             self.delay = 0.0
             self._backoff.reset()
 
-    def lost(self, address: Address, why: str, stood: float) -> str:
+    def on_disconnect(self, address: Address, why: str, stood: float) -> str:
         """The connection to this one ended, which `stood` for so many seconds: the others are tried first.
 
         Returns what to tell those who waited.
         """
-        self.failed(why)
-        if stood >= STEADY_S:
-            self.worked()
+        self.on_failure(why)
+        if stood >= STABLE_CONNECTION_S:
+            self.on_success()
         if address in self.order:
             place = self.order.index(address) + 1
             self.order = self.order[place:] + self.order[:place]
         return f"the connection to {format_address(address)} was lost: {why}"
 
-    def unavailable(self) -> Unavailable:
+    def unavailable_error(self) -> Unavailable:
         """None of them can be reached."""
         return Unavailable(f"no server at {', '.join(map(format_address, self.order))}: {self._why}")

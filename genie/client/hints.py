@@ -1,6 +1,6 @@
 """Finds requests that waited for a lock of their own program.
 
-Requests never wait for locks of their own transaction, but the server knows two requests to be of one transaction by their
+LiveRequests never wait for locks of their own transaction, but the server knows two requests to be of one transaction by their
 `transaction` only. A program that forgets it waits for itself until the queue timeout. The server can't tell; the client
 can: it knows the ids of the locks that this process holds.
 """
@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 from genie.client.commands import Request, State
-from genie.client.pending import Requests
+from genie.client.pending import LiveRequests
 from genie.errors import Blocker
 
-_clients: WeakSet[Requests] = WeakSet()
+_clients: WeakSet[LiveRequests] = WeakSet()
 """The requests of all clients of this process."""
 _guard = threading.Lock()
 """Guards `_clients`, which every thread that makes a client adds to."""
 
 
-def register(requests: Requests) -> None:
+def register(requests: LiveRequests) -> None:
     """Add a new client, for as long as it exists."""
     with _guard:
         _clients.add(requests)
 
 
-def hint(request: Request, own: Requests, blockers: Sequence[Blocker]) -> str:
+def hint(request: Request, own: LiveRequests, blockers: Sequence[Blocker]) -> str:
     """Return what to say of a request that was not granted: empty if this process holds none of its blockers.
 
     `own` are the requests of its own client. Ids are those of one server, and other clients of this process may be
@@ -45,7 +45,7 @@ def hint(request: Request, own: Requests, blockers: Sequence[Blocker]) -> str:
     return ""
 
 
-def _holds(requests: Requests, blocker: Blocker) -> bool:
+def _holds(requests: LiveRequests, blocker: Blocker) -> bool:
     lock = requests.by_id.get(blocker.id)
     if lock is None or lock.state is not State.HELD:
         return False

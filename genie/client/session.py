@@ -41,13 +41,13 @@ from typing import Final, TypeVar
 
 from genie.client import commands, errors, hints
 from genie.client.commands import Bye, Call, Extend, Inspect, Outcome, Ping, Release, Request, State
-from genie.client.pending import Requests, Silence
+from genie.client.pending import Keepalive, LiveRequests
 from genie.client.watches import Unwatch, Watch, Watches
 from genie.errors import Code, ConnectionLost, GenieError, LockLost, RequestRejected, Unavailable
 from genie.protocol import messages
 from genie.protocol.framing import LineReader, LineTooLong
 
-MAX_ANSWER: Final = 1 << 28
+MAX_LINE_FROM_SERVER: Final = 1 << 28
 """Bytes in one line from the server; `inspected`, `watching` and a `deadlock` with a long cycle are far below it."""
 
 FINAL: Final = frozenset({Code.UNAUTHORIZED, Code.UNKNOWN_NAMESPACE, Code.UNSUPPORTED_PROTOCOL})
@@ -60,18 +60,18 @@ class Phase(Enum):
     """The state of the connection."""
 
     DOWN = auto()
-    GREETING = auto()
+    HANDSHAKE = auto()
     """`hello` was sent."""
     RESUMING = auto()
     """The server tells how the session's requests stand."""
     UP = auto()
 
 
-class Core:
+class ClientSession:
     """The state of a client's calls, over all the connections that it makes one after another.
 
     `session` is the secret that the server knows this client by (None: a random one) and `session_timeout` (seconds)
-    what the server keeps it for without a connection. `patience` (seconds) is what a request that waits bears a silent
+    what the server keeps it for without a connection. `response_timeout` (seconds) is what a request that waits bears a silent
     server for, beyond its own wait. `token` and `namespace` are sent with every `hello`; the server must confirm the
     namespace. `now` is in seconds, on any clock that does not go back.
 
@@ -83,33 +83,33 @@ class Core:
         self,
         session: str | None = None,
         session_timeout: float = 10.0,
-        patience: float = 10.0,
+        response_timeout: float = 10.0,
         token: str | None = None,
         namespace: str | None = None,
     ) -> None:
-        self.trouble: Callable[[], str] = lambda: "there is no connection"
+        self.explain_unavailable: Callable[[], str] = lambda: "there is no connection"
         """Says why there is no connection."""
-        self.broken = ""
-        self.elsewhere: str | None = None
+        self.close_reason = ""
+        self.redirect: str | None = None
         secret = secrets.token_urlsafe() if session is None else session
         self._hello = commands.hello(secret, session_timeout, token, namespace)
         self._namespace = namespace
-        self._denied: RequestRejected | None = None
-        self._life = "" if session is None else secrets.token_urlsafe(6) + "-"
+        self._rejection: RequestRejected | None = None
+        self._ref_prefix = "" if session is None else secrets.token_urlsafe(6) + "-"
         self._phase = Phase.DOWN
         self._connection = 0
         self._refs = 0
-        self._patience = patience
+        self._response_timeout = response_timeout
         self._session_timeout = session_timeout
-        self._lines = LineReader(MAX_ANSWER)
+        self._lines = LineReader(MAX_LINE_FROM_SERVER)
         self._out: list[bytes] = []
-        self._due: dict[str, Call] = {}
+        self._pending: dict[str, Call] = {}
         """Calls that were sent on this connection, other than requests and their releases, by their `ref`."""
-        self._requests = Requests(patience)
+        self._requests = LiveRequests(response_timeout)
         hints.register(self._requests)
         self._watches = Watches()
-        self._silence = Silence(patience)
-        self._again: list[Release] = []
+        self._keepalive = Keepalive(response_timeout)
+        self._deferred_releases: list[Release] = []
         """Releases by id to be sent on the next connection."""
 
     # -- calls to bytes -----------------------------------------------------------------------------------
@@ -119,39 +119,39 @@ class Core:
         """Whether calls are sent at once."""
         return self._phase is Phase.UP
 
-    def ref(self) -> str:
+    def new_ref(self) -> str:
         """Return a new `ref`. An earlier client with the same secret has used others."""
         self._refs += 1
-        return f"{self._life}{self._refs}"
+        return f"{self._ref_prefix}{self._refs}"
 
     def send(self, call: Call, now: float) -> None:
-        """Send a call. Requests, and releases by id, wait for a connection; other calls need one."""
+        """Send a call. LiveRequests, and releases by id, wait for a connection; other calls need one."""
         if isinstance(call, Request):
-            self._requests.ask(call, now)
+            self._requests.add(call, now)
             if self.up:
-                self._silence.watch(now)
-                self._ask(call, now)
+                self._keepalive.start(now)
+                self._send_request(call, now)
         elif isinstance(call, Release) and not self.up:
-            self._again.append(call)
+            self._deferred_releases.append(call)
         else:
             assert self.up, "there is no connection"  # noqa: S101 - the shells see to it
             if isinstance(call, Extend):
                 call.sent_at = now
             elif isinstance(call, Watch):
-                self._watches.sent(call)
-            self._silence.watch(now)
-            self._put(call)
+                self._watches.on_sent(call)
+            self._keepalive.start(now)
+            self._send_with_ref(call)
 
-    def leave(self, request: Request, now: float) -> Release | None:
+    def release(self, request: Request, now: float) -> Release | None:
         """Release a request that waits or is held; None if that is done already, or it has ended."""
-        if request.state is not State.ASKED and request.state is not State.HELD:
+        if request.state is not State.WAITING and request.state is not State.HELD:
             return None
-        request.state = State.LEAVING
+        request.state = State.RELEASING
         release = request.release = Release(request.id, request)
         if release.id:
             self.send(release, now)
         elif self.up:
-            self._silence.watch(now)
+            self._keepalive.start(now)
             self._out.append(release.line)
         return release
 
@@ -169,12 +169,12 @@ class Core:
         if request.state is State.DETACHED:
             return
         if request.error is not None:
-            raise errors.again(request.error)
+            raise errors.copy_lock_lost(request.error)
         if request.state is not State.HELD:
-            raise errors.left(request.id)
+            raise errors.already_released(request.id)
         if not request.held(now):
-            raise errors.outlived(request.id, request.hold)
-        self._requests.forget(request)
+            raise errors.expired_locally(request.id, request.hold)
+        self._requests.remove(request)
         request.state = State.DETACHED
         request.on_lost = None
 
@@ -187,390 +187,400 @@ class Core:
         """Note that nothing waits for this call any more; what a request asked for is released."""
         call.waiter = None
         if isinstance(call, Request):
-            self._give_up(call, now)
+            self._abandon(call, now)
 
-    def want(self, watch: Watch, now: float) -> None:
+    def request_next(self, watch: Watch, now: float) -> None:
         """Note that the next change of a watch is waited for: its outcome says when to look again."""
-        self._watches.want(watch)
-        self._watch(now)
+        self._watches.request_next(watch)
+        self._send_watches(now)
 
     def unwatch(self, watch: Watch) -> list[Outcome]:
         """End a watch."""
         outcomes: list[Outcome] = []
         if self._watches.close(watch, outcomes):
-            self._put(Unwatch(watch.prefix))
+            self._send_with_ref(Unwatch(watch.prefix))
         return outcomes
 
-    def outgoing(self) -> bytes:
+    def data_to_send(self) -> bytes:
         """Take out what is to be sent."""
         data = b"".join(self._out)
         self._out.clear()
         return data
 
     @property
-    def wake(self) -> float:
+    def next_timer(self) -> float:
         """When `tick` is to be called."""
-        return min(self._requests.wake, self._silence.wake)
+        return min(self._requests.next_timer, self._keepalive.next_timer)
 
     # -- connections and time -----------------------------------------------------------------------------
 
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         """Greet the server on a new connection. Nothing else is sent before it has told how the requests stand."""
-        self._phase = Phase.GREETING
+        self._phase = Phase.HANDSHAKE
         self._connection += 1
-        self.broken = ""
-        self.elsewhere = None
-        self._lines = LineReader(MAX_ANSWER)
+        self.close_reason = ""
+        self.redirect = None
+        self._lines = LineReader(MAX_LINE_FROM_SERVER)
         self._out += [self._hello, commands.RESUME]
 
-    def disconnected(self, why: str, now: float) -> list[Outcome]:
+    def on_disconnected(self, why: str, now: float) -> list[Outcome]:
         """Note that the connection is gone: requests go on waiting, locks stay held, releases are sent again.
 
         A lock that the server releases when the session ends is lost here when it may have done so.
         """
-        self._requests.disconnected(now + self._session_timeout, releases_were_sent=self.up)
+        self._requests.on_disconnected(now + self._session_timeout, releases_were_sent=self.up)
         self._phase = Phase.DOWN
-        self._silence.rest()
+        self._keepalive.stop()
         self._out.clear()
-        self._watches.disconnected()
+        self._watches.on_disconnected()
         outcomes: list[Outcome] = []
-        due, self._due = self._due, {}
+        due, self._pending = self._pending, {}
         for call in due.values():
             if isinstance(call, Release):
                 call.repeated = call.request is not None
-                self._again.append(call)
+                self._deferred_releases.append(call)
             elif not isinstance(call, Watch | Unwatch):
                 outcomes.append((call, None, ConnectionLost(f"{why}, before the answer came")))
         return outcomes
 
-    def closing(self, now: float) -> list[Outcome]:
+    def begin_close(self, now: float) -> list[Outcome]:
         """Cancel everything that waits, and end all watches: the client is to be closed. `Bye` is to be sent next."""
         outcomes: list[Outcome] = []
         self._watches.close_all(outcomes)
         for request in self._requests.waiting():
-            self._give_up(request, now)
+            self._abandon(request, now)
             outcomes.append((request, None, ConnectionLost("the client was closed, before the answer came")))
         return outcomes
 
-    def closed(self, now: float) -> list[Outcome]:
+    def finish_close(self, now: float) -> list[Outcome]:
         """End what is left: the client was closed, and so is its connection. Locks that are bound to the session end."""
         why = "the client was closed"
-        outcomes = self.disconnected(why, now)
-        left = self._again + self._requests.releases_by_ref()
+        outcomes = self.on_disconnected(why, now)
+        left = self._deferred_releases + self._requests.releases_by_ref()
         outcomes += [(release, None, ConnectionLost(f"{why}, before the answer came")) for release in left]
-        for request in list(self._requests.living.values()):
+        for request in list(self._requests.by_ref.values()):
             if request.state is not State.HELD:
                 self._end(request)
                 continue
-            self._requests.forget(request)  # it is held by no session any more, and can be released by its id
+            self._requests.remove(request)  # it is held by no session any more, and can be released by its id
             if request.bound:
-                self._lose(request, errors.closed(request.id), outcomes)
+                self._lose(request, errors.client_closed(request.id), outcomes)
         return outcomes
 
     @property
-    def denied(self) -> RequestRejected | None:
+    def rejection(self) -> RequestRejected | None:
         """The final error by which a server refused this client; None where one has accepted it since, or none was asked."""
-        return None if self._denied is None else errors.repeat(self._denied)
+        return None if self._rejection is None else errors.copy_rejection(self._rejection)
 
-    def deny(self, now: float) -> list[Outcome]:
+    def fail_callers(self, now: float) -> list[Outcome]:
         """Fail everything that waits for a server, since one has refused this client for good.
 
         What was asked for is released when a server accepts the client again.
         """
-        if self._denied is None:
+        if self._rejection is None:
             return []
-        left = self._again + self._requests.releases_by_ref()
+        left = self._deferred_releases + self._requests.releases_by_ref()
         outcomes: list[Outcome] = [
-            (release, None, errors.repeat(self._denied)) for release in left if release.waiter is not None
+            (release, None, errors.copy_rejection(self._rejection)) for release in left if release.waiter is not None
         ]
         for watch in self._watches.all():
-            self._watches.refused(watch, errors.repeat(self._denied), outcomes)
+            self._watches.on_rejected(watch, errors.copy_rejection(self._rejection), outcomes)
         for request in self._requests.waiting():
-            self._give_up(request, now)
-            outcomes.append((request, None, errors.repeat(self._denied)))
+            self._abandon(request, now)
+            outcomes.append((request, None, errors.copy_rejection(self._rejection)))
         return outcomes
 
-    def tick(self, now: float) -> list[Outcome]:
+    def on_timer(self, now: float) -> list[Outcome]:
         """End the holds and the waits whose time has passed, extend those with a watchdog, and set `wake` anew.
 
         A server that has sent nothing for long is pinged; one that does not answer breaks the connection.
         """
-        outcomes = self._look(now) if self._requests.wake <= now else []
-        if self._silence.wake <= now:
-            if not self._waits_for_messages:
-                self._silence.rest()
-            elif self._silence.asks(now):
+        outcomes = self._collect_timers(now) if self._requests.next_timer <= now else []
+        if self._keepalive.next_timer <= now:
+            if not self._expects_messages:
+                self._keepalive.stop()
+            elif self._keepalive.on_timer(now):
                 self.send(Ping(), now)
-        if self._silence.too_long:
-            self.broken = self.broken or "the server does not answer"
+        if self._keepalive.timed_out:
+            self.close_reason = self.close_reason or "the server does not answer"
         return outcomes
 
     @property
-    def _waits_for_messages(self) -> bool:
-        return bool(self._due or self._requests.living or self._watches)
+    def _expects_messages(self) -> bool:
+        return bool(self._pending or self._requests.by_ref or self._watches)
 
-    def _look(self, now: float) -> list[Outcome]:
+    def _collect_timers(self, now: float) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        due = self._requests.due(now)
-        for request in due.outlived:
+        due = self._requests.collect_timers(now)
+        for request in due.expired_locally:
             if not self.up or request.connection != self._connection:
                 self.send(Release(request.id), now)  # a server that was down may not have counted that time
-            self._requests.forget(request)
-            cut_off = request.session_ends < request.deadline
-            lost = errors.cut_off(request.id) if cut_off else errors.outlived(request.id, request.hold)
+            self._requests.remove(request)
+            session_expired = request.session_ends < request.deadline
+            lost = (
+                errors.session_expired(request.id)
+                if session_expired
+                else errors.expired_locally(request.id, request.hold)
+            )
             self._lose(request, lost, outcomes)
         for request in due.renewing if self.up else ():
             self.send(Extend(request.id, request.hold, request), now)
-        for request in due.impatient:
-            why = "the server does not answer" if self.up else self.trouble()
-            waited = request.wait + self._patience
-            self._give_up(request, now)
+        for request in due.overdue:
+            why = "the server does not answer" if self.up else self.explain_unavailable()
+            waited = request.wait + self._response_timeout
+            self._abandon(request, now)
             outcomes.append((request, None, Unavailable(f"no answer to the request within {waited:g} s: {why}")))
         return outcomes
 
     # -- bytes to outcomes --------------------------------------------------------------------------------
 
-    def receive(self, data: bytes, now: float) -> list[Outcome]:
+    def receive_data(self, data: bytes, now: float) -> list[Outcome]:
         """Return what the bytes decide. `broken` is set where the connection must end."""
-        self._silence.heard(now)
+        self._keepalive.on_message(now)
         try:
             lines = self._lines.feed(data)
         except LineTooLong as error:
             lines = error.lines
-            self.broken = f"the server sent a line of more than {MAX_ANSWER} bytes"
+            self.close_reason = f"the server sent a line of more than {MAX_LINE_FROM_SERVER} bytes"
         outcomes: list[Outcome] = []
         for line in lines:
             try:
                 message = messages.read(line)
             except ValueError as error:
-                self.broken = f"the server sent a line that is no message: {line[:80]!r} ({error})"
+                self.close_reason = f"the server sent a line that is no message: {line[:80]!r} ({error})"
                 break
             if (
                 type(message) is messages.Event
                 and message.payload.state != "lagged"
-                and self._phase is not Phase.GREETING
+                and self._phase is not Phase.HANDSHAKE
             ):
-                self._watches.happened(message.payload, outcomes)  # they are many where others are busy
+                self._watches.on_event(message.payload, outcomes)  # they are many where others are busy
             else:
-                self._take(message, now, outcomes)
+                self._handle(message, now, outcomes)
         return outcomes
 
-    def _take(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
+    def _handle(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
         match message:
-            case _ if self._phase is Phase.GREETING:
-                self._greeted(message, now, outcomes)
+            case _ if self._phase is Phase.HANDSHAKE:
+                self._handle_handshake(message, now, outcomes)
             case messages.Locked():
-                self._locked(message.payload, now, outcomes)
+                self._handle_locked(message.payload, now, outcomes)
             case messages.Released():
-                self._released(message.payload, outcomes)
+                self._handle_released(message.payload, outcomes)
             case messages.Queued():
-                self._queued(message.payload, now)
+                self._handle_queued(message.payload, now)
             case messages.Extended():
-                self._extended(message.payload, now, outcomes)
+                self._handle_extended(message.payload, now, outcomes)
             case messages.Pong() if self._phase is Phase.RESUMING:
-                self._resumed(now)
+                self._finish_resumption(now)
             case messages.Pong() | messages.Inspected() | messages.Bye():
-                self._answered(message, outcomes)
+                self._handle_reply(message, outcomes)
             case messages.Watching() | messages.Unwatched() | messages.Event():
-                self._watched(message, now, outcomes)
+                self._handle_watch_message(message, now, outcomes)
             case messages.Error():
-                self._refused(message.payload, outcomes)
+                self._handle_error(message.payload, outcomes)
 
-    def _greeted(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
+    def _handle_handshake(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
         match message:
             case messages.Welcome() if message.payload.protocol != commands.PROTOCOL:
-                self.broken = self.broken or f"it speaks protocol {message.payload.protocol}, not {commands.PROTOCOL}"
+                self.close_reason = (
+                    self.close_reason or f"it speaks protocol {message.payload.protocol}, not {commands.PROTOCOL}"
+                )
             case messages.Welcome() if self._namespace not in (None, message.payload.namespace):
                 served = message.payload.namespace
-                self.broken = self.broken or f"it serves the namespace {served!r}, and not {self._namespace!r}"
+                self.close_reason = (
+                    self.close_reason or f"it serves the namespace {served!r}, and not {self._namespace!r}"
+                )
             case messages.Welcome():
-                self._welcomed(message.payload, now, outcomes)
+                self._handle_welcome(message.payload, now, outcomes)
             case messages.Error():
-                self._refused(message.payload, outcomes)
+                self._handle_error(message.payload, outcomes)
             case None:
                 pass
             case _:
-                self.broken = self.broken or "the server did not answer hello"
+                self.close_reason = self.close_reason or "the server did not answer hello"
 
-    def _welcomed(self, welcome: messages.Welcome.Payload, now: float, outcomes: list[Outcome]) -> None:
+    def _handle_welcome(self, welcome: messages.Welcome.Payload, now: float, outcomes: list[Outcome]) -> None:
         self._phase = Phase.RESUMING
-        self._denied = None
-        self._silence.set_interval(welcome.pingInterval / 1000)
+        self._rejection = None
+        self._keepalive.set_interval(welcome.pingInterval / 1000)
         if welcome.resumed:
             return
-        for request in list(self._requests.living.values()):
-            if request.state is State.ASKED:
-                self._requests.unknown(request)
-                request.ask_anew(now)
+        for request in list(self._requests.by_ref.values()):
+            if request.state is State.WAITING:
+                self._requests.clear_id(request)
+                request.reissue(now)
             elif request.state is State.HELD:
-                self._again.append(Release(request.id))
-                self._requests.forget(request)
-                self._lose(request, errors.not_resumed(request.id), outcomes)
+                self._deferred_releases.append(Release(request.id))
+                self._requests.remove(request)
+                self._lose(request, errors.session_lost(request.id), outcomes)
             else:
                 self._release_without_session(request, outcomes)
 
     def _release_without_session(self, request: Request, outcomes: list[Outcome]) -> None:
         """Go on releasing a lock by its id; a request whose id was never sent can't be, and ended with the session."""
         release = request.release
-        self._requests.forget(request)
+        self._requests.remove(request)
         if release is None or release.id:
             return
         if request.id:
             release.by_id(request.id)
-            self._again.append(release)
+            self._deferred_releases.append(release)
         else:
             request.state = State.ENDED
             outcomes.append((release, errors.SUCCESS, None))
 
-    def _resumed(self, now: float) -> None:
+    def _finish_resumption(self, now: float) -> None:
         """Send what waits for a connection: the server has told how the requests of this session stand."""
         self._phase = Phase.UP
         waiting: list[Request] = []
-        for request in list(self._requests.living.values()):
-            if request.state is State.ASKED:
+        for request in list(self._requests.by_ref.values()):
+            if request.state is State.WAITING:
                 waiting.append(request)
             elif request.release is not None:
                 if not request.release.id:
                     self._out.append(request.release.line)
             elif request.connection != self._connection:
                 self.send(Release(request.id), now)
-        again, self._again = self._again, []
+        again, self._deferred_releases = self._deferred_releases, []
         for release in again:
             self.send(release, now)
         for request in waiting:
-            self._requests.be_patient(request, now)
-            self._ask(request, now)
+            self._requests.start_response_timer(request, now)
+            self._send_request(request, now)
         self._requests.renew_all(now)
-        self._silence.watch(now)
-        self._watch(now)
+        self._keepalive.start(now)
+        self._send_watches(now)
 
-    def _queued(self, queued: messages.Queued.Payload, now: float) -> None:
+    def _handle_queued(self, queued: messages.Queued.Payload, now: float) -> None:
         """Note the id of a request; a server that supports `quiet` does not send this."""
-        request = self._living(queued.ref)
+        request = self._find_request(queued.ref)
         if request is not None:
-            self._requests.identify(request, queued.id)
-            if request.state is State.ASKED:
-                self._requests.be_patient(request, now)
+            self._requests.set_id(request, queued.id)
+            if request.state is State.WAITING:
+                self._requests.start_response_timer(request, now)
 
-    def _locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
-        request = self._living(locked.ref)
+    def _handle_locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
+        request = self._find_request(locked.ref)
         if request is None:
             if locked.expiresIn is None:  # granted just now, to an earlier client with this session's secret
                 self.send(Release(locked.id), now)
             return
-        self._requests.identify(request, locked.id)
+        self._requests.set_id(request, locked.id)
         request.connection = self._connection
         request.fence = locked.fence
         if locked.resources is not None:
-            request.took(locked.resources)
+            request.set_chosen(locked.resources)
         left = None if locked.expiresIn is None else locked.expiresIn / 1000
-        if request.state is State.ASKED:
+        if request.state is State.WAITING:
             request.state = State.HELD
-            self._requests.start(request, now, left)
+            self._requests.start_hold(request, now, left)
             outcomes.append((request, None, None))
         elif request.state is State.HELD and left is not None:
-            self._requests.start(request, now, left)
+            self._requests.start_hold(request, now, left)
 
-    def _released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
-        call = self._due.pop(released.ref, None) if released.ref is not None else None
-        request = self._living(released.ref) if call is None else self._requests.by_id.get(released.id)
+    def _handle_released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
+        call = self._pending.pop(released.ref, None) if released.ref is not None else None
+        request = self._find_request(released.ref) if call is None else self._requests.by_id.get(released.id)
         if request is not None:
-            self._ended(request, released, outcomes)
+            self._on_request_ended(request, released, outcomes)
             if request.release is not None and not request.release.id:
                 outcomes.append((request.release, released.reason, None))
         elif isinstance(call, Release) and call.request is not None:
-            self._ended(call.request, released, outcomes)
+            self._on_request_ended(call.request, released, outcomes)
         if isinstance(call, Release):
             outcomes.append((call, released.reason, None))
             if request is None and call.request is None and released.reason == errors.SUCCESS:
-                self._ask_all()
+                self._resend_waiting()
         elif isinstance(call, Extend):
             error = None if call.request is None else call.request.error
-            outcomes.append((call, None, errors.again(error or errors.over(released))))
+            outcomes.append((call, None, errors.copy_lock_lost(error or errors.lock_ended(released))))
 
-    def _ask_all(self) -> None:
+    def _resend_waiting(self) -> None:
         """Repeat all requests that wait, since one of them may have ended by a release of its id.
 
         The answer to that release is all that the server sends, and the ids of waiting requests are not known here.
         """
         for request in self._requests.waiting():
-            if request.asked_at is not None:
+            if request.first_sent_at is not None:
                 self._out.append(request.line)
 
-    def _ended(self, request: Request, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
+    def _on_request_ended(self, request: Request, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
         state = request.state
         self._end(request)
-        if state is State.ASKED:
+        if state is State.WAITING:
             hint = partial(hints.hint, request, self._requests)
             outcomes.append((request, None, errors.not_granted(released, hint)))
         elif state is State.HELD or (request.fence and released.reason != errors.SUCCESS and request.error is None):
             # A release of ours that came too late does not undo that the lock was lost before.
-            self._lose(request, errors.lost(released), outcomes)
+            self._lose(request, errors.lock_lost(released), outcomes)
 
-    def _extended(self, extended: messages.Extended.Payload, now: float, outcomes: list[Outcome]) -> None:
-        call = self._take_due(Extend, extended.ref)
+    def _handle_extended(self, extended: messages.Extended.Payload, now: float, outcomes: list[Outcome]) -> None:
+        call = self._pop_pending(Extend, extended.ref)
         if call is None:
             return
         request = call.request
         if request is not None and request.state is State.HELD:
             request.hold = call.hold
-            self._requests.start(request, call.sent_at)
+            self._requests.start_hold(request, call.sent_at)
         elif request is not None and request.error is not None:
-            self.send(Release(request.id), now)  # it had outlived its hold here while this was on its way
+            self.send(Release(request.id), now)  # it had expired_locally its hold here while this was on its way
         outcomes.append((call, None, None))
 
-    def _answered(self, message: messages.Pong | messages.Inspected | messages.Bye, outcomes: list[Outcome]) -> None:
+    def _handle_reply(
+        self, message: messages.Pong | messages.Inspected | messages.Bye, outcomes: list[Outcome]
+    ) -> None:
         call: Call | None
         value: object = None
         match message:
             case messages.Inspected():
-                call, value = self._take_due(Inspect, message.payload.pop("ref", None)), message.payload
+                call, value = self._pop_pending(Inspect, message.payload.pop("ref", None)), message.payload
             case messages.Pong():
-                call = self._take_due(Ping, message.payload.ref)
+                call = self._pop_pending(Ping, message.payload.ref)
             case messages.Bye():
-                call = self._take_due(Bye, message.payload.ref)
+                call = self._pop_pending(Bye, message.payload.ref)
         if call is not None:
             outcomes.append((call, value, None))
 
-    def _watched(
+    def _handle_watch_message(
         self, message: messages.Watching | messages.Unwatched | messages.Event, now: float, outcomes: list[Outcome]
     ) -> None:
         match message:
             case messages.Watching():
-                watch = self._take_due(Watch, message.payload.ref)
+                watch = self._pop_pending(Watch, message.payload.ref)
                 if watch is not None:
-                    self._watches.told(watch, message.payload, outcomes)
+                    self._watches.on_watching(watch, message.payload, outcomes)
             case messages.Unwatched():
-                self._take_due(Unwatch, message.payload.ref)
+                self._pop_pending(Unwatch, message.payload.ref)
             case messages.Event():
-                self._watches.lagged()
-                self._watch(now)
+                self._watches.on_lagged()
+                self._send_watches(now)
 
     # -- errors of the server -----------------------------------------------------------------------------
 
-    def _refused(self, refusal: messages.Error.Payload, outcomes: list[Outcome]) -> None:
-        error = errors.refused(refusal)
+    def _handle_error(self, refusal: messages.Error.Payload, outcomes: list[Outcome]) -> None:
+        error = errors.from_error_reply(refusal)
         unavailable = isinstance(error, Unavailable)
-        if isinstance(error, RequestRejected) and error.code in FINAL and self._phase is Phase.GREETING:
-            self._denied = error
+        if isinstance(error, RequestRejected) and error.code in FINAL and self._phase is Phase.HANDSHAKE:
+            self._rejection = error
         if unavailable or not self.up:
-            self.broken = self.broken or f"the server answered {error}"
-            self.elsewhere = (refusal.leader or "") if unavailable else self.elsewhere
+            self.close_reason = self.close_reason or f"the server answered {error}"
+            self.redirect = (refusal.leader or "") if unavailable else self.redirect
         if not self.up:
             return
-        request = self._living(refusal.ref)
+        request = self._find_request(refusal.ref)
         if request is not None:
             if not unavailable:
-                self._request_refused(request, error, outcomes)
+                self._reject_request(request, error, outcomes)
             return
-        call = self._due.pop(refusal.ref, None) if refusal.ref is not None else None
+        call = self._pending.pop(refusal.ref, None) if refusal.ref is not None else None
         if call is not None:
-            self._call_refused(call, error, outcomes)
+            self._reject_call(call, error, outcomes)
         elif refusal.ref is None:
             # It answers no command that could be read: end all calls rather than let one wait for ever.
-            self.broken = f"the server answered {error}"
+            self.close_reason = f"the server answered {error}"
 
-    def _request_refused(self, request: Request, error: GenieError, outcomes: list[Outcome]) -> None:
+    def _reject_request(self, request: Request, error: GenieError, outcomes: list[Outcome]) -> None:
         """A request was refused, or the release by its `ref`."""
         release = request.release
         if request.state is State.HELD or (release is not None and release.id):
@@ -583,25 +593,25 @@ class Core:
             outcomes.append((release, errors.SUCCESS, None))
             return
         if request.fence and _is_unknown(error):
-            self._lose(request, errors.forgotten(request.id), outcomes)
+            self._lose(request, errors.unknown_to_server(request.id), outcomes)
         outcomes.append((release, None, error))
 
-    def _call_refused(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
+    def _reject_call(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
         again = isinstance(error, Unavailable)
         if isinstance(call, Release) and again:
-            self._again.append(call)
+            self._deferred_releases.append(call)
         elif isinstance(call, Watch):
             if not again:
-                self._watches.refused(call, error, outcomes)
+                self._watches.on_rejected(call, error, outcomes)
         elif isinstance(call, Release | Extend) and _is_unknown(error):
-            self._forgotten(call, error, outcomes)
+            self._handle_unknown_id(call, error, outcomes)
         else:
             request = call.request if isinstance(call, Release) else None
-            if request is not None and self._living(request.ref) is request:
+            if request is not None and self._find_request(request.ref) is request:
                 request.state, request.release = State.HELD, None
             outcomes.append((call, None, error))
 
-    def _forgotten(self, call: Release | Extend, error: GenieError, outcomes: list[Outcome]) -> None:
+    def _handle_unknown_id(self, call: Release | Extend, error: GenieError, outcomes: list[Outcome]) -> None:
         """The server does not know an id. A lock of this client with that id is lost."""
         ours = call.request
         if isinstance(call, Release) and call.repeated and ours is not None:
@@ -610,47 +620,47 @@ class Core:
             return
         request = ours if isinstance(call, Release) and ours is not None else self.held(call.id)
         if request is not None and request.state is not State.ENDED:
-            self._requests.forget(request)
-            self._lose(request, errors.forgotten(call.id), outcomes)
+            self._requests.remove(request)
+            self._lose(request, errors.unknown_to_server(call.id), outcomes)
         is_own_lock = isinstance(call, Extend) and ours is not None
-        outcomes.append((call, None, errors.forgotten(call.id) if is_own_lock else error))
+        outcomes.append((call, None, errors.unknown_to_server(call.id) if is_own_lock else error))
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _put(self, call: Call) -> None:
+    def _send_with_ref(self, call: Call) -> None:
         """Send a call whose answer is matched by its `ref`."""
         if not call.ref:
-            call.number(self.ref())
-        self._due[call.ref] = call
+            call.assign_ref(self.new_ref())
+        self._pending[call.ref] = call
         self._out.append(call.line)
 
-    def _take_due(self, kind: type[C], ref: str | None) -> C | None:
-        call = self._due.get(ref) if ref is not None else None
+    def _pop_pending(self, kind: type[C], ref: str | None) -> C | None:
+        call = self._pending.get(ref) if ref is not None else None
         if not isinstance(call, kind):
             return None
-        del self._due[call.ref]
+        del self._pending[call.ref]
         return call
 
-    def _living(self, ref: str | None) -> Request | None:
-        return None if ref is None else self._requests.living.get(ref)
+    def _find_request(self, ref: str | None) -> Request | None:
+        return None if ref is None else self._requests.by_ref.get(ref)
 
-    def _watch(self, now: float) -> None:
-        for watch in self._watches.to_ask() if self.up else ():
+    def _send_watches(self, now: float) -> None:
+        for watch in self._watches.to_send() if self.up else ():
             self.send(watch, now)
 
-    def _ask(self, request: Request, now: float) -> None:
-        if request.asked_at is None:
-            request.asked_at = now
+    def _send_request(self, request: Request, now: float) -> None:
+        if request.first_sent_at is None:
+            request.first_sent_at = now
         self._out.append(request.line)
 
-    def _give_up(self, request: Request, now: float) -> None:
-        request.patience_ends = math.inf
-        if request.state is State.ASKED and request.asked_at is None:
+    def _abandon(self, request: Request, now: float) -> None:
+        request.response_deadline = math.inf
+        if request.state is State.WAITING and request.first_sent_at is None:
             self._end(request)  # no server has seen it
-        self.leave(request, now)
+        self.release(request, now)
 
     def _end(self, request: Request) -> None:
-        self._requests.forget(request)
+        self._requests.remove(request)
         request.state = State.ENDED
 
     def _lose(self, request: Request, error: LockLost, outcomes: list[Outcome]) -> None:

@@ -12,7 +12,7 @@ from genie.client.commands import Extend, Inspect, OnDisconnect, Ping, Release, 
 from genie.client.config import Address, find_namespace, find_token, parse_addresses
 from genie.client.inspection import Inspection
 from genie.client.sync_link import Link
-from genie.client.sync_lock import Hold, Lock, acquire
+from genie.client.sync_lock import Lock, LockContext, acquire
 from genie.client.sync_watch import Watch
 from genie.errors import QueueTimeout
 
@@ -82,10 +82,12 @@ class Client:
         token: str | None = None,
         namespace: str | None = None,
     ) -> None:
-        self._link = Link(to, connect_timeout, session, session_timeout, find_token(token), find_namespace(namespace))
+        self._connection = Link(
+            to, connect_timeout, session, session_timeout, find_token(token), find_namespace(namespace)
+        )
 
     def __enter__(self) -> Self:
-        self._link.open()
+        self._connection.open()
         return self
 
     def __exit__(
@@ -100,7 +102,7 @@ class Client:
         `transaction_timeout` has passed. Without a connection, or if the server does not answer for a moment, the server
         does the same when the session's timeout has passed.
         """
-        self._link.close()
+        self._connection.close()
 
     def lock(
         self,
@@ -112,15 +114,15 @@ class Client:
         watchdog: bool = False,
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
-    ) -> Hold:
+    ) -> LockContext:
         """`with client.lock("exclusive:a", "shared:b") as lock:` holds all of them while the block runs.
 
         Arguments and errors are those of `acquire`. With `watchdog` the hold is extended for as long as the block
         runs, so that `transaction_timeout` only bounds how long the lock outlives this process. If the lock is lost,
         LockLost comes out when the block is left.
         """
-        return Hold(
-            self._link,
+        return LockContext(
+            self._connection,
             self._request(
                 resources,
                 transaction=transaction,
@@ -149,7 +151,7 @@ class Client:
         Arguments and errors are those of `genie.Client.acquire`; timeouts in seconds.
         """
         return acquire(
-            self._link,
+            self._connection,
             self._request(
                 resources,
                 transaction=transaction,
@@ -187,7 +189,7 @@ class Client:
             note=note,
         )
         try:
-            return acquire(self._link, request)
+            return acquire(self._connection, request)
         except QueueTimeout:
             return None
 
@@ -207,7 +209,7 @@ class Client:
         Arguments and errors are those of `genie.Client.acquire_any`; timeouts in seconds.
         """
         request = any_request(
-            self._link.ref(),
+            self._connection.new_ref(),
             resources,
             target,
             weights=weights,
@@ -216,14 +218,14 @@ class Client:
             on_disconnect=on_disconnect,
             note=note,
         )
-        return acquire(self._link, request)
+        return acquire(self._connection, request)
 
     def watch(self, prefix: str) -> Watch:
         """`for change in client.watch("token/"):` tells who locks and unlocks resources whose names begin so.
 
         What is told, and what is raised, is as with `genie.Client.watch`.
         """
-        return Watch(self._link, watches.Watch(prefix))
+        return Watch(self._connection, watches.Watch(prefix))
 
     def inspect(
         self,
@@ -239,11 +241,11 @@ class Client:
         `resource` is a name without a mode. With `only` all rows are of one kind. Times are seconds, `since` is the unix
         time as `time.time()` gives it. Raises RequestRejected where the server refuses it.
         """
-        return inspection.read(self._link.call(Inspect(resource, transaction, id, limit, only)))
+        return inspection.read(self._connection.call(Inspect(resource, transaction, id, limit, only)))
 
     def ping(self) -> None:
         """Return when the server has answered."""
-        self._link.call(Ping())
+        self._connection.call(Ping())
 
     def release(self, id: int) -> str:
         """End a lock, or cancel a waiting request, by its id, whichever client made it.
@@ -252,7 +254,7 @@ class Client:
         an earlier one if it had ended before. Raises RequestRejected (`unknown-id`) where the server does not know the id.
         Prefer `lock.release()` for a lock of this client.
         """
-        return self._link.release(Release(id))
+        return self._connection.release(Release(id))
 
     def extend(self, id: int, seconds: float) -> None:
         """Let the hold of a lock end `seconds` from now, by its id, whichever client made it.
@@ -263,7 +265,7 @@ class Client:
         RequestRejected if the request still waits (`bad-request`) or the server does not know the id (`unknown-id`),
         ConnectionLost if the answer did not come, and Unavailable if there is no connection within `connect_timeout`.
         """
-        self._link.call(Extend(id, seconds, self._link.held(id)))
+        self._connection.call(Extend(id, seconds, self._connection.held(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
-        return commands.request(self._link.ref(), resources, **options)
+        return commands.request(self._connection.new_ref(), resources, **options)

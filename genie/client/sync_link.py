@@ -47,7 +47,7 @@ class Link(Wire):
             if self._thread is None or self._closing or self._closed:
                 return
             self._closing = True
-            outcomes = self._core.closing(time.monotonic())
+            outcomes = self._session.begin_close(time.monotonic())
             self._write()
         settle(outcomes)
         try:
@@ -57,14 +57,14 @@ class Link(Wire):
             self._stop()
             with self._changed:
                 self._write()
-                outcomes = self._core.closed(time.monotonic())
+                outcomes = self._session.finish_close(time.monotonic())
             settle(outcomes)
             self._say_last()
 
-    def ref(self) -> str:
+    def new_ref(self) -> str:
         """A `ref` for a new request."""
         with self._changed:
-            return self._core.ref()
+            return self._session.new_ref()
 
     def call(self, call: Call) -> Any:
         """Send a call, when there is a connection, and wait for its answer. What is interrupted is given back.
@@ -77,17 +77,17 @@ class Link(Wire):
         try:
             with self._changed:
                 self.check_open()
-                if not self._core.up:
-                    self._check_taken()
+                if not self._session.up:
+                    self._check_not_rejected()
                 if not isinstance(call, Request):
                     self._wait_until_up()
-                self._core.send(call, time.monotonic())
+                self._session.send(call, time.monotonic())
                 self._write()
             return waiter.result()
         except BaseException:
             # A grant may have come already, and wait for this thread's turn; the core knows.
             with self._changed:
-                self._core.abandon(call, time.monotonic())
+                self._session.abandon(call, time.monotonic())
                 self._write()
             raise
 
@@ -95,19 +95,19 @@ class Link(Wire):
         """Wait for a connection; Unavailable, if there is none within `connect_timeout`."""
         with self._changed:
             self.check_open()
-            if not self._core.up:
-                self._check_taken()
+            if not self._session.up:
+                self._check_not_rejected()
             self._wait_until_up()
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock."""
         with self._changed:
-            self._core.detach(request, time.monotonic())
+            self._session.detach(request, time.monotonic())
 
     def held(self, id: int) -> Request | None:
         """The lock of this client with this id, if it holds one."""
         with self._changed:
-            return self._core.held(id)
+            return self._session.held(id)
 
     def release(self, release: Release) -> str:
         """Send a release, now or when there is a connection, and wait for its answer, but not for ever.
@@ -118,7 +118,7 @@ class Link(Wire):
             self.check_open()
             waiter: Future[str] = Future()
             release.waiter = waiter
-            self._core.send(release, time.monotonic())
+            self._session.send(release, time.monotonic())
             self._write()
         return self._finish(release, waiter)
 
@@ -126,7 +126,7 @@ class Link(Wire):
         """The same for a lock or a waiting request, if it has not ended, with or without waiting for the answer."""
         with self._changed:
             self.check_open()
-            release = self._core.leave(request, time.monotonic())
+            release = self._session.release(request, time.monotonic())
             waiter: Future[str] = Future()
             if release is not None and wait:
                 release.waiter = waiter
@@ -137,7 +137,7 @@ class Link(Wire):
         """Let the server tell what is watched, before anybody waits for it."""
         with self._changed:
             self.check_open()
-            self._core.want(watch, time.monotonic())
+            self._session.request_next(watch, time.monotonic())
             self._write()
 
     def next(self, watch: Watch) -> Change | None:
@@ -161,7 +161,7 @@ class Link(Wire):
     def unwatch(self, watch: Watch) -> None:
         """End a watch."""
         with self._changed:
-            outcomes = self._core.unwatch(watch)
+            outcomes = self._session.unwatch(watch)
             self._write()
         settle(outcomes)
 
@@ -173,7 +173,7 @@ class Link(Wire):
     @property
     def up(self) -> bool:
         """Whether there is a connection."""
-        return self._core.up
+        return self._session.up
 
     def check_open(self) -> None:
         """RuntimeError before the client was opened, ConnectionLost after it was closed."""
@@ -186,23 +186,23 @@ class Link(Wire):
 
     def _reach(self, end: float) -> None:
         while not self._round():
-            self._check_taken()
+            self._check_not_rejected()
             if not self._servers.answered or time.monotonic() >= end:
-                raise self._servers.unavailable()
+                raise self._servers.unavailable_error()
             self._pause(self._servers.delay)
 
     def _wait_until_up(self) -> None:
         taken = self._changed.wait_for(
-            lambda: self._core.up or self._closing or self._core.denied is not None, self._connect_timeout
+            lambda: self._session.up or self._closing or self._session.rejection is not None, self._connect_timeout
         )
         self.check_open()
-        if taken and not self._core.up:
-            self._check_taken()
-        if not self._core.up:
-            raise self._servers.unavailable()
+        if taken and not self._session.up:
+            self._check_not_rejected()
+        if not self._session.up:
+            raise self._servers.unavailable_error()
 
-    def _check_taken(self) -> None:
-        denied = self._core.denied
+    def _check_not_rejected(self) -> None:
+        denied = self._session.rejection
         if denied is not None:
             raise denied
 
@@ -212,7 +212,7 @@ class Link(Wire):
             raise RuntimeError("somebody waits for the next change already; each takes a watch of their own")
         waiter: Future[None] = Future()
         watch.waiter = waiter
-        self._core.want(watch, time.monotonic())
+        self._session.request_next(watch, time.monotonic())
         self._write()
         return waiter
 
@@ -221,7 +221,7 @@ class Link(Wire):
         try:
             return waiter.result(self._connect_timeout)
         except TimeoutError:
-            reason = "the server does not answer" if self._core.up else str(self._servers.unavailable())
+            reason = "the server does not answer" if self._session.up else str(self._servers.unavailable_error())
             raise Unavailable(
                 f"{release.id} could not be released within {self._connect_timeout:g} s: {reason}"
             ) from None
@@ -234,9 +234,9 @@ class Link(Wire):
         waiter: Future[None] = Future()
         bye.waiter = waiter
         with self._changed:
-            if not self._core.up:
+            if not self._session.up:
                 return
-            self._core.send(bye, time.monotonic())
+            self._session.send(bye, time.monotonic())
             self._write()
         waiter.result(min(BYE_TIMEOUT_S, self._connect_timeout))
 

@@ -8,13 +8,13 @@ import time
 from types import TracebackType
 from typing import cast
 
-from genie.client.commands import Extend, Held, Request, State
-from genie.client.errors import again, left
+from genie.client.commands import Extend, LockInfo, Request, State
+from genie.client.errors import already_released, copy_lock_lost
 from genie.client.sync_link import Link
 from genie.errors import Code, ConnectionLost, GenieError, RequestRejected
 
 
-class Lock(Held):
+class Lock(LockInfo):
     """A lock that was granted. It is held until `release`, or until it is lost: then the event `lost` is set.
 
     `detach` hands it over to another client.
@@ -25,11 +25,11 @@ class Lock(Held):
     `transaction_timeout`, also if its client was closed (then nobody tells `lost`).
     """
 
-    __slots__ = ("_link",)
+    __slots__ = ("_connection",)
 
     def __init__(self, link: Link, request: Request) -> None:
         super().__init__(request)
-        self._link = link
+        self._connection = link
 
     @property
     def held(self) -> bool:
@@ -62,7 +62,7 @@ class Lock(Held):
         if self._request.state is not State.HELD:
             return
         try:
-            self._link.leave(self._request, wait=True)
+            self._connection.leave(self._request, wait=True)
         except RequestRejected as error:
             if error.code != Code.UNKNOWN_ID:
                 raise
@@ -82,7 +82,7 @@ class Lock(Held):
         Raises LockLost if the lock is not held any more, and ValueError if it was acquired with
         `on_disconnect="release"`, since it ends with this client. For a detached lock it does nothing but return the id.
         """
-        self._link.detach(self._request)
+        self._connection.detach(self._request)
         return self.id
 
     def extend(self, seconds: float) -> None:
@@ -94,34 +94,34 @@ class Lock(Held):
         extend = Extend(self.id, seconds, self._request)
         self._check_managed()
         if self._request.state is State.HELD:
-            self._link.ready()
+            self._connection.ready()
             self._check_managed()
         if self._request.state is State.HELD:
-            self._link.call(extend)
+            self._connection.call(extend)
         if self._request.error is not None:
-            raise again(self._request.error)
+            raise copy_lock_lost(self._request.error)
         if self._request.state not in (State.HELD, State.DETACHED):
-            raise left(self.id)
+            raise already_released(self.id)
 
 
-class Hold:
+class LockContext:
     """What `client.lock(…)` returns: `with` it, once, to hold a lock while the block runs.
 
     A thread can't be interrupted: if the lock was lost meanwhile, LockLost comes out when the block is left. An error
     of the block's own comes out as it is. A lock that was detached is neither released nor lost when the block is left.
     """
 
-    __slots__ = ("_link", "_lock", "_request")
+    __slots__ = ("_connection", "_lock", "_request")
 
     def __init__(self, link: Link, request: Request) -> None:
-        self._link = link
+        self._connection = link
         self._request = request
         self._lock: Lock | None = None
 
     def __enter__(self) -> Lock:
-        if self._request.state is not State.ASKED:
+        if self._request.state is not State.WAITING:
             raise RuntimeError("this was entered before; ask for another lock with client.lock()")
-        self._lock = acquire(self._link, self._request)
+        self._lock = acquire(self._connection, self._request)
         return self._lock
 
     def __exit__(
@@ -131,10 +131,10 @@ class Hold:
         if lock is None or request.state is State.DETACHED:
             return
         try:
-            if error is None or self._link.up:
+            if error is None or self._connection.up:
                 lock.release()
             else:
-                self._link.leave(request, wait=False)  # a block that failed is not kept waiting for a connection
+                self._connection.leave(request, wait=False)  # a block that failed is not kept waiting for a connection
         except GenieError as refused:
             self._leave_alone()
             if error is None:
@@ -143,13 +143,13 @@ class Hold:
             return
         if request.error is not None:
             if error is None:
-                raise again(request.error)
+                raise copy_lock_lost(request.error)
             error.add_note(f"Besides, {request.error}")
 
     def _leave_alone(self) -> None:
         """Go on trying in the background."""
         with contextlib.suppress(ConnectionLost):  # the client was closed
-            self._link.leave(self._request, wait=False)
+            self._connection.leave(self._request, wait=False)
 
 
 def acquire(link: Link, request: Request) -> Lock:
@@ -157,5 +157,5 @@ def acquire(link: Link, request: Request) -> Lock:
     request.lost = threading.Event()
     link.call(request)
     if request.error is not None:  # granted, and lost before this thread's turn came
-        raise again(request.error)
+        raise copy_lock_lost(request.error)
     return Lock(link, request)

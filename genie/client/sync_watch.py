@@ -18,10 +18,10 @@ class Watch:
     client is closed, the iteration ends.
     """
 
-    __slots__ = ("_link", "_watch")
+    __slots__ = ("_connection", "_watch")
 
     def __init__(self, link: Link, watch: watches.Watch) -> None:
-        self._link = link
+        self._connection = link
         self._watch = watch
 
     @property
@@ -42,18 +42,18 @@ class Watch:
         return self
 
     def __next__(self) -> Change:
-        change = self._link.next(self._watch)
+        change = self._connection.next(self._watch)
         if change is None:
             raise StopIteration
         return change
 
     def close(self) -> None:
         """Watch no longer. A second time does nothing."""
-        self._link.unwatch(self._watch)
+        self._connection.unwatch(self._watch)
 
     def __enter__(self) -> Self:
         """Begin to watch: what happens from here on is told, whenever it is asked for."""
-        self._link.begin(self._watch)
+        self._connection.begin(self._watch)
         return self
 
     def __exit__(
@@ -63,4 +63,4 @@ class Watch:
 
     def __del__(self) -> None:
         if not self._watch.ended:
-            self._link.drop(self._watch)
+            self._connection.drop(self._watch)

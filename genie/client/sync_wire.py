@@ -19,8 +19,8 @@ from ssl import SSLError
 
 from genie.client.commands import Outcome, Request
 from genie.client.config import KEEPALIVE_IDLE_S, Address
-from genie.client.failover import Servers
-from genie.client.session import Core
+from genie.client.failover import ServerList
+from genie.client.session import ClientSession
 from genie.client.tls import Tunnel
 from genie.client.watches import Watch
 from genie.net import enable_keepalive
@@ -48,9 +48,9 @@ class Wire:
         self._connect_timeout = connect_timeout
         self._changed = threading.Condition(threading.Lock())
         """Guards the core and all that follows; notified when a connection is up, or gone, or when the client closes."""
-        self._servers = Servers(addresses, connect_timeout)
-        self._core = Core(session, session_timeout, connect_timeout, token, namespace)
-        self._core.trouble = lambda: str(self._servers.unavailable())
+        self._servers = ServerList(addresses, connect_timeout)
+        self._session = ClientSession(session, session_timeout, connect_timeout, token, namespace)
+        self._session.explain_unavailable = lambda: str(self._servers.unavailable_error())
         self._address = addresses[0]
         self._up_since = 0.0
         self._socket: socket.socket | None = None
@@ -96,7 +96,7 @@ class Wire:
         """Send what the socket takes, and see that the thread wakes in time. With the lock taken."""
         if self._socket is not None:
             try:
-                data = self._core.outgoing()
+                data = self._session.data_to_send()
                 self._unsent += data if self._tunnel is None else self._tunnel.wrap(data)
                 if self._unsent:
                     del self._unsent[: self._socket.send(self._unsent)]
@@ -106,7 +106,9 @@ class Wire:
                 self._unsent.clear()
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)  # the thread sees the end when it reads
-        if (self._unsent or self._core.wake < self._wakes_at) and threading.current_thread() is not self._thread:
+        if (
+            self._unsent or self._session.next_timer < self._wakes_at
+        ) and threading.current_thread() is not self._thread:
             self._ring()
 
     def _ring(self) -> None:
@@ -123,13 +125,13 @@ class Wire:
             while True:
                 now = time.monotonic()
                 with self._changed:
-                    outcomes = self._core.tick(now) if self._core.wake <= now else []
+                    outcomes = self._session.on_timer(now) if self._session.next_timer <= now else []
                     while self._left:
-                        outcomes += self._core.unwatch(self._left.popleft())
-                    broken = self._core.broken
+                        outcomes += self._session.unwatch(self._left.popleft())
+                    broken = self._session.close_reason
                     self._write()
                     dropped, self._dropped = self._dropped, []
-                    sock, self._wakes_at = self._socket, self._core.wake
+                    sock, self._wakes_at = self._socket, self._session.next_timer
                     mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
                     closed = self._closed
                 settle(outcomes)
@@ -165,13 +167,13 @@ class Wire:
         with self._changed:
             if sock is not self._socket:
                 return
-            was_up = self._core.up
+            was_up = self._session.up
             plain, ended = self._plain(data)
-            outcomes = self._core.receive(plain, time.monotonic()) if plain else []
-            broken = self._core.broken or ended
+            outcomes = self._session.receive_data(plain, time.monotonic()) if plain else []
+            broken = self._session.close_reason or ended
             if was_up and not broken:
-                self._servers.worked()
-            elif self._core.up:
+                self._servers.on_success()
+            elif self._session.up:
                 self._up_since = time.monotonic()
                 self._changed.notify_all()
             self._write()
@@ -197,13 +199,13 @@ class Wire:
             self._socket = None
             self._dropped.append(sock)
             self._unsent.clear()
-            if self._core.elsewhere is not None:
-                self._servers.elsewhere(self._address, self._core.elsewhere)
-            if self._core.up:
-                why = self._servers.lost(self._address, why, time.monotonic() - self._up_since)
+            if self._session.redirect is not None:
+                self._servers.on_redirect(self._address, self._session.redirect)
+            if self._session.up:
+                why = self._servers.on_disconnect(self._address, why, time.monotonic() - self._up_since)
             else:
-                self._servers.failed(why)
-            outcomes = self._core.disconnected(why, time.monotonic())
+                self._servers.on_failure(why)
+            outcomes = self._session.on_disconnected(why, time.monotonic())
             dial = not self._dialing and not self._closing
             self._dialing = self._dialing or dial
             self._changed.notify_all()
@@ -219,7 +221,7 @@ class Wire:
             if self._round():
                 return
             with self._changed:
-                outcomes = [] if self._core.denied is None else self._core.deny(time.monotonic())
+                outcomes = [] if self._session.rejection is None else self._session.fail_callers(time.monotonic())
                 self._changed.notify_all()
             settle(outcomes)
 
@@ -235,7 +237,7 @@ class Wire:
                 sock = socket.create_connection(address[:2], self._servers.attempt_timeout)
                 tunnel = _tunnel(sock, address, end)
             except (OSError, UnicodeError) as error:
-                self._servers.failed(error)
+                self._servers.on_failure(error)
                 continue
             sock.setblocking(False)
             with contextlib.suppress(OSError):
@@ -253,13 +255,13 @@ class Wire:
                 return True
             self._socket, self._tunnel = sock, tunnel
             self._address = address
-            self._core.connected()
+            self._session.on_connected()
             self._write()
             self._ring()
             self._changed.wait_for(
-                lambda: self._core.up or self._socket is not sock or self._closed, max(0.0, end - time.monotonic())
+                lambda: self._session.up or self._socket is not sock or self._closed, max(0.0, end - time.monotonic())
             )
-            if self._closed or (self._core.up and self._socket is sock):
+            if self._closed or (self._session.up and self._socket is sock):
                 self._dialing = False
                 return True
         self._lost(sock, "no answer")

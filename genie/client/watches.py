@@ -1,7 +1,7 @@
 """What is watched, and the difference between what whoever watches was told and what is.
 
 A watch of a connection ends with it, or where the server says `lagged`. Then, and where too many changes wait for whoever
-watches, the watch is `BEHIND`: it gets nothing any more, and when all that it has got is taken it asks the server anew,
+watches, the watch is `LAGGING`: it gets nothing any more, and when all that it has got is taken it asks the server anew,
 on whatever connection there is. The answer is what is held now, so the watch tells the difference to what it told before:
 an `unlocked` for what is gone, a `locked` for what is new. What was taken and given back meanwhile is not told.
 
@@ -27,7 +27,7 @@ from genie.errors import GenieError
 from genie.protocol.messages import Event, HeldRow, Watching
 from genie.protocol.resources import check_name
 
-BUFFER: Final = 10_000
+MAX_BUFFERED_CHANGES: Final = 10_000
 """Changes that may wait for whoever watches before the watch falls behind; the rows of one answer may be more."""
 
 
@@ -54,12 +54,12 @@ class Change(Struct, frozen=True, gc=False):
 class State(Enum):
     """Whether what the server tells is for this watch."""
 
-    BEHIND = auto()
-    TOLD = auto()
+    LAGGING = auto()
+    LIVE = auto()
     ENDED = auto()
 
 
-TOLD: Final = State.TOLD
+LIVE: Final = State.LIVE
 
 
 class Watch(Call):
@@ -69,17 +69,17 @@ class Watch(Call):
     waits for a change.
     """
 
-    __slots__ = ("changes", "error", "held", "prefix", "state", "truncated", "wanted")
+    __slots__ = ("changes", "error", "held", "prefix", "state", "truncated", "wants_next")
 
     def __init__(self, prefix: str) -> None:
         if prefix:
             check_name(prefix, "a prefix")
         super().__init__(make_line("watch", prefix=prefix))
         self.prefix = prefix
-        self.state = State.BEHIND
+        self.state = State.LAGGING
         self.changes: deque[Change] = deque()
         self.held: dict[str, dict[int, Change]] = {}
-        self.wanted = self.truncated = False
+        self.wants_next = self.truncated = False
         self.error: GenieError | None = None
         """Why it was refused, while nobody was there to be told."""
 
@@ -94,18 +94,18 @@ class Watch(Call):
         if error is not None:
             raise error
 
-    def tell(self, rows: Sequence[HeldRow], truncated: bool) -> None:
+    def apply_snapshot(self, rows: Sequence[HeldRow], truncated: bool) -> None:
         """What is held now."""
         self.truncated = truncated
         if not truncated:
             there = {(row.resource, row.id) for row in rows}
             for resource, id_ in [(name, id_) for name, by_id in self.held.items() for id_ in by_id]:
                 if (resource, id_) not in there:
-                    self.unlocked(resource, id_)
+                    self.apply_unlocked(resource, id_)
         for row in rows:
-            self.locked(row)
+            self.apply_locked(row)
 
-    def locked(self, row: HeldRow | Event.Payload) -> None:
+    def apply_locked(self, row: HeldRow | Event.Payload) -> None:
         """A lock is held, which may have been told before."""
         change = Change(row.resource, "locked", row.mode, row.id, row.transactionName)
         beside = self.held.get(row.resource)
@@ -117,11 +117,11 @@ class Watch(Call):
             return
         for other in list(beside.values()):
             if change.excludes(other):
-                self.unlocked(other.resource, other.id)
+                self.apply_unlocked(other.resource, other.id)
         self.held.setdefault(row.resource, {})[row.id] = change
         self.changes.append(change)
 
-    def unlocked(self, resource: str, id: int) -> None:
+    def apply_unlocked(self, resource: str, id: int) -> None:
         """A lock is not held any more; it may never have been told."""
         by_id = self.held.get(resource)
         gone = None if by_id is None else by_id.pop(id, None)
@@ -158,10 +158,10 @@ class Watches:
 
     # -- by whoever watches -------------------------------------------------------------------------------
 
-    def want(self, watch: Watch) -> None:
+    def request_next(self, watch: Watch) -> None:
         """Somebody waits for a change of a watch that has none, and has not ended."""
         self._open[watch] = None
-        watch.wanted = True
+        watch.wants_next = True
 
     def close(self, watch: Watch, outcomes: list[Outcome]) -> bool:
         """Whether it was the last of a prefix that the server may tell of."""
@@ -183,45 +183,45 @@ class Watches:
 
     # -- by the connection --------------------------------------------------------------------------------
 
-    def to_ask(self) -> Iterator[Watch]:
+    def to_send(self) -> Iterator[Watch]:
         """Those that are to be asked for."""
-        return (watch for watch in list(self._open) if self._must_ask(watch))
+        return (watch for watch in list(self._open) if self._must_send(watch))
 
-    def sent(self, watch: Watch) -> None:
+    def on_sent(self, watch: Watch) -> None:
         """It is asked for."""
         self._unanswered.add(watch)
         self._prefixes.add(watch.prefix)
 
-    def told(self, watch: Watch, told: Watching.Payload, outcomes: list[Outcome]) -> None:
+    def on_watching(self, watch: Watch, told: Watching.Payload, outcomes: list[Outcome]) -> None:
         """The answer."""
         self._unanswered.discard(watch)
-        if watch.state is State.BEHIND:
-            watch.state = State.TOLD
-            watch.tell(told.held, told.truncated)
+        if watch.state is State.LAGGING:
+            watch.state = State.LIVE
+            watch.apply_snapshot(told.held, told.truncated)
             self._wake(watch, outcomes)
 
-    def refused(self, watch: Watch, error: GenieError, outcomes: list[Outcome]) -> None:
+    def on_rejected(self, watch: Watch, error: GenieError, outcomes: list[Outcome]) -> None:
         """It will not be answered."""
         self._unanswered.discard(watch)
         self._open.pop(watch, None)
         watch.error = error if watch.waiter is None else None
         self._end(watch, error, outcomes)
 
-    def happened(self, told: Event.Payload, outcomes: list[Outcome]) -> None:
+    def on_event(self, told: Event.Payload, outcomes: list[Outcome]) -> None:
         """Something was locked or unlocked."""
         for watch in self._open:
-            if watch.state is not TOLD or not told.resource.startswith(watch.prefix):
+            if watch.state is not LIVE or not told.resource.startswith(watch.prefix):
                 continue
-            if len(watch.changes) >= BUFFER:
-                watch.state = State.BEHIND
+            if len(watch.changes) >= MAX_BUFFERED_CHANGES:
+                watch.state = State.LAGGING
             elif told.state == "locked":
-                watch.locked(told)
+                watch.apply_locked(told)
             elif told.state == "unlocked":
-                watch.unlocked(told.resource, told.id)
-            if watch.wanted:
+                watch.apply_unlocked(told.resource, told.id)
+            if watch.wants_next:
                 self._wake(watch, outcomes)
 
-    def lagged(self) -> None:
+    def on_lagged(self) -> None:
         """The server has ended all watches of this connection.
 
         It has yet to read each `watch` that is not answered, and begins to watch that prefix then. That also holds where
@@ -229,27 +229,27 @@ class Watches:
         """
         self._prefixes &= {watch.prefix for watch in self._unanswered}
         for watch in self._open:
-            watch.state = State.BEHIND
+            watch.state = State.LAGGING
 
-    def disconnected(self) -> None:
+    def on_disconnected(self) -> None:
         """The connection is gone, and what was asked on it."""
         self._unanswered.clear()
-        self.lagged()
+        self.on_lagged()
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _must_ask(self, watch: Watch) -> bool:
-        return watch.wanted and watch not in self._unanswered and watch.state is State.BEHIND
+    def _must_send(self, watch: Watch) -> bool:
+        return watch.wants_next and watch not in self._unanswered and watch.state is State.LAGGING
 
     def _wake(self, watch: Watch, outcomes: list[Outcome]) -> None:
-        if watch.wanted and watch.changes:
-            watch.wanted = False
+        if watch.wants_next and watch.changes:
+            watch.wants_next = False
             outcomes.append((watch, None, None))
 
     def _end(self, watch: Watch, error: GenieError | None, outcomes: list[Outcome]) -> None:
         watch.state = State.ENDED
         watch.changes.clear()
         watch.held.clear()
-        if watch.wanted:
-            watch.wanted = False
+        if watch.wants_next:
+            watch.wants_next = False
             outcomes.append((watch, None, error))

@@ -246,7 +246,7 @@ async def test_what_is_written_is_told_although_the_lock_server_has_gone(books: 
     await books.add_transfer("a", PAST)
     with running_server() as server:
         async with connect(*server.address) as client:
-            client._link.connect_timeout = 0.2  # for what is asked when it has gone
+            client._connection.connect_timeout = 0.2  # for what is asked when it has gone
 
             async def end(_ids: list[str]) -> None:
                 await asyncio.to_thread(server.kill)

@@ -240,16 +240,16 @@ async def test_a_timeout_around_a_block_works(client, other):
 
 async def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
     async with client.lock("watchdog", transaction_timeout=30, watchdog=True) as lock:
-        link, request = client._link, lock._request
+        link, request = client._connection, lock._request
         first = request.deadline
         assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
-        link.core._requests.renew_all(asyncio.get_running_loop().time())  # that is now
+        link.session._requests.renew_all(asyncio.get_running_loop().time())  # that is now
         link.flush_soon()
         while request.deadline == first:
             await client.ping()
         assert not lock.lost.is_set()
-    assert client._link.core.tick(first + 100) == []
-    assert client._link.core.outgoing() == b""
+    assert client._connection.session.on_timer(first + 100) == []
+    assert client._connection.session.data_to_send() == b""
 
 
 async def test_an_extended_lock_lives_longer(client):
@@ -312,14 +312,14 @@ async def test_a_grant_that_meets_a_cancellation_is_given_back(client, other):
     async with client.lock("meet") as lock:
         task = asyncio.create_task(client.acquire("meet"))
         await until_waiting(other, "meet")
-        settle = client._link._settle
+        settle = client._connection._settle
 
         def granted(outcomes) -> None:
             settle(outcomes)
             if any(call.waiter is None and getattr(call, "fence", 0) > lock.fence for call, _, _ in outcomes):
                 task.cancel()
 
-        client._link._settle = granted
+        client._connection._settle = granted
     with pytest.raises(asyncio.CancelledError):
         await task
     await until_free(other, "meet")
@@ -329,7 +329,7 @@ async def test_a_client_that_closes_leaves_nothing_that_was_cancelled(genie, oth
     async with connect(*genie.address) as client:
         task = asyncio.create_task(client.acquire("leaving"))
         await asyncio.sleep(0)
-        assert client._link.core._requests.living
+        assert client._connection.session._requests.by_ref
         task.cancel()
         await asyncio.wait([task])
     async with other.lock("leaving", queue_timeout=0):

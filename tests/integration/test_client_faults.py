@@ -29,9 +29,9 @@ async def client(fake):
 
 async def gone(client: Client) -> None:
     """Wait until the client knows that its connection has ended."""
-    wire = client._link._wire
-    if wire is not None:
-        await wire.gone.wait()
+    handler = client._connection._handler
+    if handler is not None:
+        await handler.closed.wait()
 
 
 @pytest.mark.parametrize("told", ["", HELD[:20]])
@@ -168,7 +168,7 @@ async def test_a_lock_whose_server_is_gone_is_lost_at_its_deadline():
                 await asyncio.Event().wait()
 
         line = await fake.accept()
-        client._link.connect_timeout = 0.3  # to leave by
+        client._connection.connect_timeout = 0.3  # to leave by
         task = asyncio.create_task(work())
         await line.grant()
         with pytest.raises(TransactionTimeout):
@@ -197,7 +197,7 @@ async def test_leaving_a_block_without_a_server_is_bounded_and_hides_nothing(rai
             lock = await block.__aenter__()
             await entering
         await gone(client)
-        client._link.connect_timeout = 0.3
+        client._connection.connect_timeout = 0.3
         if raises:
             assert await block.__aexit__(KeyError, KeyError(), None) is None
         else:
@@ -217,7 +217,7 @@ async def test_a_release_that_the_server_does_not_answer_is_bounded(client, fake
     waiting = asyncio.create_task(client.acquire("a", transaction_timeout=3600))
     await line.grant()
     lock = await waiting
-    client._link.connect_timeout = 0.3
+    client._connection.connect_timeout = 0.3
     with pytest.raises(Unavailable, match="the server does not answer"):
         await lock.release()
 
@@ -257,8 +257,8 @@ async def test_a_call_does_not_wait_for_ever_for_the_server_to_come_back():
         await client.__aenter__()
         await fake.accept()
     await gone(client)
-    client._link.connect_timeout = 0.3
-    client._link.core._patience = client._link.core._requests._patience = 0.3
+    client._connection.connect_timeout = 0.3
+    client._connection.session._response_timeout = client._connection.session._requests._response_timeout = 0.3
     for call in (client.try_acquire("a"), client.acquire("a", queue_timeout=0.05), client.ping(), client.release(5)):
         with pytest.raises(Unavailable, match=rf"no server at 127\.0\.0\.1:{fake.port}: .*"):
             await call
@@ -334,7 +334,7 @@ async def test_a_server_that_refuses_the_connection_is_not_pestered(client, fake
         line.say(error("too-many", "full"))
         line.writer.close()
     await fake.accept()
-    assert client._link._servers.delay >= 0.1, "each attempt waits longer than the one before"
+    assert client._connection._servers.delay >= 0.1, "each attempt waits longer than the one before"
 
 
 async def test_after_a_connection_that_worked_the_next_is_made_at_once(client, fake):
@@ -343,7 +343,7 @@ async def test_after_a_connection_that_worked_the_next_is_made_at_once(client, f
     await line.expect("ping")
     line.say(PONG)
     await call
-    assert client._link._servers.delay == 0
+    assert client._connection._servers.delay == 0
 
 
 async def test_a_lock_that_is_lost_before_its_block_begins_is_not_entered(client, fake):
@@ -401,7 +401,7 @@ async def test_a_watchdog_extends_on_the_new_connection(client, fake):
 async def test_a_lock_survives_a_cut_between_it_and_a_real_server(genie: Genie):
     async with asyncio.timeout(WAIT_S), connect(*genie.address) as client, connect(*genie.address) as other:
         async with client.lock("survive") as lock:
-            client._link._wire.transport.abort()
+            client._connection._handler.transport.abort()
             await gone(client)
             assert await other.try_acquire("survive") is None
             await lock.extend(20)
@@ -488,8 +488,8 @@ async def test_threads_calls_do_not_wait_for_ever_for_a_server():
         with sync.connect("127.0.0.1", port) as client:
             with pytest.raises(ConnectionLost):
                 client.ping()
-            link = client._link
-            link._connect_timeout = link._core._patience = link._core._requests._patience = 0.3
+            link = client._connection
+            link._connect_timeout = link._session._response_timeout = link._session._requests._response_timeout = 0.3
             with pytest.raises(Unavailable, match="no server at"):
                 client.ping()
             with pytest.raises(Unavailable, match="5 could not be released"):
@@ -510,15 +510,15 @@ async def test_threads_more_than_a_socket_takes_at_once_gets_through():
 
     def work(port: int) -> None:
         with sync.connect("127.0.0.1", port) as client:
-            ring = client._link._ring
+            ring = client._connection._ring
 
             def ring_and_tell() -> None:
-                if client._link._unsent:
+                if client._connection._unsent:
                     loop.call_soon_threadsafe(full.set)
                 ring()
 
-            client._link._ring = ring_and_tell
-            client._link._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+            client._connection._ring = ring_and_tell
+            client._connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
             client.acquire(*(f"{number}/{'x' * 500}" for number in range(1024)))
 
     async with asyncio.timeout(WAIT_S), fake_server() as fake:

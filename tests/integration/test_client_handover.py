@@ -46,13 +46,13 @@ def until_down(link: Link) -> None:
 class TestWithAsyncio:
     async def test_is_kept_when_the_first_client_was_cut_off_for_longer_than_its_hold(self, first_way, second, third):
         async with connect("127.0.0.1", first_way.port, **PATIENT) as first:
-            link = first._link
+            link = first._connection
             lock = await first.acquire("handover/cut", transaction_timeout=60)
             await second.extend(lock.detach(), 3600)
-            wire = link._wire
+            handler = link._handler
             cut(first_way)
-            await wire.gone.wait()
-            link._settle(link.core.tick(lock._request.deadline))
+            await handler.closed.wait()
+            link._settle(link.session.on_timer(lock._request.deadline))
             first_way.closed = False
             await first.ping()
             assert await third.try_acquire("handover/cut") is None
@@ -92,9 +92,9 @@ class TestWithAsyncio:
     async def test_while_an_extension_of_the_lock_waits_for_a_connection_raises_runtime_error(self, first_way):
         async with connect("127.0.0.1", first_way.port, **PATIENT) as first:
             lock = await first.acquire("handover/waits")
-            wire = first._link._wire
+            handler = first._connection._handler
             cut(first_way)
-            await wire.gone.wait()
+            await handler.closed.wait()
             extending = asyncio.create_task(lock.extend(5))
             await asyncio.sleep(0)
             lock.detach()
@@ -121,13 +121,13 @@ class TestWithThreads:
     async def test_is_kept_when_the_first_client_was_cut_off_for_longer_than_its_hold(self, first_way, second, third):
         first = sync.connect("127.0.0.1", first_way.port, **PATIENT)
         await asyncio.to_thread(first.__enter__)
-        link = first._link
+        link = first._connection
         lock = await asyncio.to_thread(first.acquire, "handover/s/cut", transaction_timeout=60)
         await second.extend(lock.detach(), 3600)
         cut(first_way)
         await asyncio.to_thread(until_down, link)
         with link._changed:
-            outcomes = link._core.tick(lock._request.deadline)
+            outcomes = link._session.on_timer(lock._request.deadline)
         settle(outcomes)
         first_way.closed = False
         await asyncio.to_thread(first.ping)
@@ -171,7 +171,7 @@ class TestWithThreads:
     async def test_while_an_extension_of_the_lock_waits_for_a_connection_raises_runtime_error(self, first_way):
         first = sync.connect("127.0.0.1", first_way.port, **PATIENT)
         await asyncio.to_thread(first.__enter__)
-        link = first._link
+        link = first._connection
         lock = await asyncio.to_thread(first.acquire, "handover/s/waits")
         waits = asyncio.Event()
         loop, wait_until_up = asyncio.get_running_loop(), link._wait_until_up

@@ -106,7 +106,7 @@ async def test_entering_does_not_wait_for_ever_and_two_that_name_each_other_are_
 
 async def test_an_attempt_that_is_broken_off_is_not_the_reason(nodes, monkeypatch):
     client = connect(addresses(nodes[0]), connect_timeout=LONG_S)
-    client._link._servers.attempt_timeout = WAIT_S
+    client._connection._servers.attempt_timeout = WAIT_S
     entering = asyncio.create_task(client.__aenter__())
     await nodes[0].accept()
     nodes[0].silent = True
@@ -126,7 +126,7 @@ async def test_entering_ends_at_once_where_nobody_answers():
 async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
     nodes[0].silent = True
     client = connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
-    pass_the_first_by_soon(client._link._servers)
+    pass_the_first_by_soon(client._connection._servers)
     async with client:
         await client.ping()
         await (await nodes[0].accept()).rest()
@@ -135,7 +135,7 @@ async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
 async def test_threads_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
     def work() -> None:
         client = sync.connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
-        pass_the_first_by_soon(client._link._servers)
+        pass_the_first_by_soon(client._connection._servers)
         with client:
             client.ping()
             assert left.wait(WAIT_S)

@@ -169,7 +169,7 @@ class TestHeld:
 
     async def test_ends_by_the_clients_own_clock_before_anything_is_told(self, client):
         lock = await client.acquire("options/clock", transaction_timeout=3600)
-        lock._request.deadline = client._link.now()
+        lock._request.deadline = client._connection.now()
         assert not lock.held
         assert not lock.lost.is_set()
         await client.release(lock.id)
@@ -279,11 +279,11 @@ class TestTheEndOfAClient:
             if threads:
                 client = sync.connect("127.0.0.1", fake.port)
                 await asyncio.to_thread(client.__enter__)
-                client._link._connect_timeout = 0.05
+                client._connection._connect_timeout = 0.05
             else:
                 client = connect("127.0.0.1", fake.port)
                 await client.__aenter__()
-                client._link.connect_timeout = 0.05
+                client._connection.connect_timeout = 0.05
             line = await fake.accept()
             await (asyncio.to_thread(client.close) if threads else client.close())
             assert await line.rest() == ["bye"]
@@ -292,12 +292,12 @@ class TestTheEndOfAClient:
         async with asyncio.timeout(WAIT_S), fake_server() as fake:
             client = sync.connect("127.0.0.1", fake.port)
             await asyncio.to_thread(client.__enter__)
-            stop, lost = client._link._stop, client._link._lost
+            stop, lost = client._connection._stop, client._connection._lost
             seen = threading.Event()
-            client._link._lost = lambda *arguments: (lost(*arguments), seen.set())
-            client._link._stop = lambda: (seen.wait(WAIT_S), stop())
+            client._connection._lost = lambda *arguments: (lost(*arguments), seen.set())
+            client._connection._stop = lambda: (seen.wait(WAIT_S), stop())
             await asyncio.to_thread(client.close)
-            assert not client._link._dialing
+            assert not client._connection._dialing
             assert len(fake.open) == 1
 
     async def test_is_said_behind_everything_else(self):

@@ -31,7 +31,7 @@ def addresses(*nodes: Genie) -> list[str]:
 
 def stop_the_leader(pair: tuple[Genie, Genie], client: Client | sync.Client) -> tuple[Genie, Genie]:
     """Stop the one that answers this client; returns it, and the one that will lead."""
-    link = client._link
+    link = client._connection
     address = link.address if isinstance(client, Client) else link._address
     leader, follower = pair if address[:2] == pair[0].address else pair[::-1]
     for genie in pair:
@@ -97,8 +97,8 @@ async def test_a_server_that_falls_silent_is_asked_and_then_left() -> None:
         line = await first.accept()
         waiting = asyncio.create_task(client.acquire("a"))
         await line.expect("request")
-        bear_little_silence(client._link.core, asyncio.get_running_loop().time())
-        client._link.flush_soon()
+        bear_little_silence(client._connection.session, asyncio.get_running_loop().time())
+        client._connection.flush_soon()
         await line.expect("ping")
         assert await line.rest() == [], "nothing more is said, and the connection ends"
         await (await second.accept()).grant()
@@ -115,9 +115,9 @@ async def test_threads_a_server_that_falls_silent_is_asked_and_then_left() -> No
         task = asyncio.create_task(asyncio.to_thread(work))
         line = await first.accept()
         await line.expect("request")
-        with client._link._changed:
-            bear_little_silence(client._link._core, time.monotonic())
-            client._link._ring()
+        with client._connection._changed:
+            bear_little_silence(client._connection._session, time.monotonic())
+            client._connection._ring()
         await line.expect("ping")
         assert await line.rest() == [], "nothing more is said, and the connection ends"
         await (await second.accept()).grant()

@@ -145,11 +145,11 @@ def test_an_error_of_the_block_comes_out_also_when_the_lock_is_lost(client, othe
 
 def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
     with client.lock("sync/watchdog", transaction_timeout=30, watchdog=True) as lock:
-        link, request = client._link, lock._request
+        link, request = client._connection, lock._request
         first = request.deadline
         assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
         with link._changed:
-            link._core._requests.renew_all(time.monotonic())  # that is now
+            link._session._requests.renew_all(time.monotonic())  # that is now
             link._ring()
         while request.deadline == first:
             assert not lock.lost.is_set()
@@ -200,11 +200,11 @@ def test_ctrl_c_in_a_waiting_acquire_gives_back_its_place(client, other):
 def test_ctrl_c_before_the_id_is_known_gives_back_what_comes_of_it(genie, other):
     name = "sync/early"
     with sync.connect(*genie.address) as client:
-        link = client._link
+        link = client._connection
         request = client._request([name])
         with link._changed:
-            link._core.send(request, 0.0)
-            link._core.abandon(request, 0.0)
+            link._session.send(request, 0.0)
+            link._session.abandon(request, 0.0)
             link._write()
     assert other.try_acquire(name) is not None
     assert request.state.name == "ENDED"

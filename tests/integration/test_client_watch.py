@@ -307,7 +307,7 @@ async def test_aclose_ends_whoever_waits(fake, watcher):
     await watch.aclose()
     await watch.aclose()
     await asyncio.sleep(0)
-    assert watcher._link.core.outgoing() == b"", "it is sent at once"
+    assert watcher._connection.session.data_to_send() == b"", "it is sent at once"
     await line.expect("unwatch")
     with pytest.raises(StopAsyncIteration):
         await waiting
@@ -372,8 +372,8 @@ async def test_a_server_that_falls_silent_is_left(fake):
             line = await fake.accept()
             watch = await begin(client, line)
             waiting = asyncio.create_task(anext(watch))
-            bear_little_silence(client._link.core, asyncio.get_running_loop().time())
-            client._link.flush_soon()
+            bear_little_silence(client._connection.session, asyncio.get_running_loop().time())
+            client._connection.flush_soon()
             await line.expect("ping")
             assert await line.rest() == [], "nothing more is said, and the connection ends"
             line = await second.accept()
@@ -428,7 +428,7 @@ class TestThreads:
                 assert not watch._watch.ended
                 watch.close()
                 watch.close()
-                assert client._link._core.outgoing() == b"", "it is sent at once"
+                assert client._connection._session.data_to_send() == b"", "it is sent at once"
                 assert waiting.result() == []
 
         working = asyncio.create_task(asyncio.to_thread(work))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.client.commands import Held, Request, State, any_request
-from genie.client.session import Core
+from genie.client.commands import LockInfo, Request, State, any_request
+from genie.client.session import ClientSession
 from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
 from genie.protocol import commands
 from talk import SECRET, connected, cut, error, locked, released
@@ -19,54 +19,54 @@ from talk import SECRET, connected, cut, error, locked, released
 MOST = 2**63 - 1
 
 
-def choose(core: Core, *resources: str, target: int = 1, **options: object) -> Request:
-    request = any_request(core.ref(), resources or ("a", "shared:b", "c"), target, **options)  # type: ignore[arg-type]
-    core.send(request, 0.0)
+def choose(session: ClientSession, *resources: str, target: int = 1, **options: object) -> Request:
+    request = any_request(session.new_ref(), resources or ("a", "shared:b", "c"), target, **options)  # type: ignore[arg-type]
+    session.send(request, 0.0)
     return request
 
 
-def asked(core: Core, **options: object) -> Request:
-    request = choose(core, **options)
-    assert core.outgoing() == request.line
+def asked(session: ClientSession, **options: object) -> Request:
+    request = choose(session, **options)
+    assert session.data_to_send() == request.line
     return request
 
 
 def test_the_line_is_that_of_the_wire():
-    core = connected()
-    choose(core, "a", "shared:b", target=4, weights=[1, 4], transaction="t", transaction_timeout=0.25)
-    assert core.outgoing() == (
+    session = connected()
+    choose(session, "a", "shared:b", target=4, weights=[1, 4], transaction="t", transaction_timeout=0.25)
+    assert session.data_to_send() == (
         b'{"command":"request","payload":{"anyOf":["exclusive:a","shared:b"],"weights":[1,4],"target":4,'
         b'"transactionTimeout":250,"transactionName":"t","ref":"1"}}\n'
     )
-    choose(core, "a", target=1)
-    assert core.outgoing() == (
+    choose(session, "a", target=1)
+    assert session.data_to_send() == (
         b'{"command":"request","payload":{"anyOf":["exclusive:a"],"target":1,"transactionTimeout":10000,"ref":"2"}}\n'
     )
 
 
 def test_the_lock_is_of_what_was_taken_as_it_was_asked_for():
-    core = connected()
-    request = asked(core)
-    assert core.receive(locked(101, "1", resources=["c", "b"]), 0.0) == [(request, None, None)]
+    session = connected()
+    request = asked(session)
+    assert session.receive_data(locked(101, "1", resources=["c", "b"]), 0.0) == [(request, None, None)]
     assert request.state is State.HELD
-    assert Held(request).resources == ("shared:b", "exclusive:c")
+    assert LockInfo(request).resources == ("shared:b", "exclusive:c")
 
 
 def test_what_is_not_enough_says_how_much_there_is():
-    core = connected()
-    request = asked(core)
-    [(call, _, caught)] = core.receive(released(101, "insufficient", ref="1", free=1, locked=2), 0.0)
+    session = connected()
+    request = asked(session)
+    [(call, _, caught)] = session.receive_data(released(101, "insufficient", ref="1", free=1, locked=2), 0.0)
     assert (call, request.state) == (request, State.ENDED)
     assert isinstance(caught, Insufficient)
     assert (caught.id, caught.free, caught.locked) == (101, 1, 2)
 
 
 def test_large_numbers_go_and_come_as_they_are():
-    core = connected()
-    request = asked(core, weights=[MOST, MOST - 2, 2**53 + 1], target=MOST)
+    session = connected()
+    request = asked(session, weights=[MOST, MOST - 2, 2**53 + 1], target=MOST)
     payload = orjson.loads(request.line)["payload"]
     assert (payload["weights"], payload["target"]) == ([MOST, MOST - 2, 2**53 + 1], MOST)
-    [(_, _, caught)] = core.receive(
+    [(_, _, caught)] = session.receive_data(
         b'{"command":"released","payload":{"id":101,"ref":"1","reason":"insufficient","free":%d,"locked":%d}}\n'
         % (MOST - 1, 10_000 * MOST - 1),
         0.0,
@@ -78,84 +78,84 @@ def test_large_numbers_go_and_come_as_they_are():
 
 @pytest.mark.parametrize(("weights", "target"), [([MOST + 1, 5], 3), ([2, 5], MOST + 1), (None, 10**78 - 1)])
 def test_larger_ones_go_as_text_and_come_back_as_integers(weights, target):
-    core = connected()
-    request = asked(core, weights=weights and [*weights, 1], target=target)
+    session = connected()
+    request = asked(session, weights=weights and [*weights, 1], target=target)
     payload = orjson.loads(request.line)["payload"]
     assert payload.get("weights") == (weights and [str(weight) for weight in [*weights, 1]])
     assert payload["target"] == str(target)
     assert isinstance(commands.read(request.line.rstrip(b"\n")), commands.Take)
-    [(_, _, caught)] = core.receive(released(101, "insufficient", "1", free="7", locked="1" + "0" * 30), 0.0)
+    [(_, _, caught)] = session.receive_data(released(101, "insufficient", "1", free="7", locked="1" + "0" * 30), 0.0)
     assert isinstance(caught, Insufficient)
     assert (caught.free, caught.locked) == (7, 10**30)
 
 
 def test_an_insufficient_without_its_sums_does_not_make_them_up():
-    core = connected()
-    asked(core)
-    [(_, _, caught)] = core.receive(released(101, "insufficient", "1"), 0.0)
+    session = connected()
+    asked(session)
+    [(_, _, caught)] = session.receive_data(released(101, "insufficient", "1"), 0.0)
     assert type(caught) is LockError
 
 
 class TestWhereTheConnectionIsLost:
     def test_it_is_asked_again_by_the_same_line(self):
-        core = connected()
-        request = asked(core)
+        session = connected()
+        request = asked(session)
         line = request.line
-        assert cut(core) == []
-        assert core.outgoing() == line
-        assert core.receive(locked(101, "1", resources=["a"]), 0.0) == [(request, None, None)]
+        assert cut(session) == []
+        assert session.data_to_send() == line
+        assert session.receive_data(locked(101, "1", resources=["a"]), 0.0) == [(request, None, None)]
         assert request.resources == ("exclusive:a",)
 
     def test_it_is_told_what_it_took(self):
-        core = connected()
-        request = asked(core)
+        session = connected()
+        request = asked(session)
         told = locked(101, "1", resources=["b"], expiresIn=4000)
-        assert cut(core, told, now=2.0) == [(request, None, None)]
+        assert cut(session, told, now=2.0) == [(request, None, None)]
         assert (request.resources, request.deadline) == (("shared:b",), 6.0)
-        assert core.outgoing() == b""
-        assert cut(core, told, now=3.0) == []
+        assert session.data_to_send() == b""
+        assert cut(session, told, now=3.0) == []
         assert request.resources == ("shared:b",)
 
     def test_it_is_told_that_it_took_nothing(self):
-        core = connected()
-        request = asked(core)
-        [(call, _, caught)] = cut(core, released(101, "insufficient", ref="1", free=0, locked=3))
+        session = connected()
+        request = asked(session)
+        [(call, _, caught)] = cut(session, released(101, "insufficient", ref="1", free=0, locked=3))
         assert call is request
         assert isinstance(caught, Insufficient)
 
     def test_a_server_that_has_forgotten_all_is_asked_by_the_same_line(self):
-        core = connected()
-        request = asked(core)
+        session = connected()
+        request = asked(session)
         line = request.line
-        assert cut(core, resumed=False, now=0.5) == []
-        assert core.outgoing() == line
+        assert cut(session, resumed=False, now=0.5) == []
+        assert session.data_to_send() == line
         assert b"queueTimeout" not in line
 
 
 def test_who_is_cancelled_gives_back_what_was_taken():
-    core = connected()
-    request = asked(core)
+    session = connected()
+    request = asked(session)
     request.waiter = Future()
-    core.abandon(request, 0.0)
-    assert core.outgoing() == b'{"command":"release","payload":{"ref":"1"}}\n'
-    assert core.receive(locked(101, "1", resources=["a"]), 0.0) == []
-    core.receive(released(101, "success", "1"), 0.0)
+    session.abandon(request, 0.0)
+    assert session.data_to_send() == b'{"command":"release","payload":{"ref":"1"}}\n'
+    assert session.receive_data(locked(101, "1", resources=["a"]), 0.0) == []
+    session.receive_data(released(101, "success", "1"), 0.0)
     assert (request.state, request.error) == (State.ENDED, None)
 
 
 def test_a_server_that_says_nothing_is_not_waited_for():
-    core = connected()
-    request = asked(core)
-    assert core.tick(9.9) == []
-    [(call, _, caught)] = core.tick(10.0)
+    session = connected()
+    request = asked(session)
+    assert session.on_timer(9.9) == []
+    [(call, _, caught)] = session.on_timer(10.0)
     assert call is request
     assert isinstance(caught, Unavailable)
 
 
 def test_a_refusal_is_its_own():
-    core = connected()
-    request = asked(core)
-    [(call, _, caught)] = core.receive(error("bad-request", "target", ref="1"), 0.0)
+    session = connected()
+    request = asked(session)
+    [(call, _, caught)] = session.receive_data(error("bad-request", "target", ref="1"), 0.0)
     assert call is request
     assert isinstance(caught, RequestRejected)
 
@@ -205,8 +205,8 @@ def test_a_line_that_would_end_the_connection_for_everybody_is_not_sent():
 
 
 def test_as_many_as_can_be_chosen_from():
-    core = Core(SECRET)
-    request = choose(core, *[f"token/{number:05}" for number in range(10_000)], weights=[MOST] * 10_000)
+    session = ClientSession(SECRET)
+    request = choose(session, *[f"token/{number:05}" for number in range(10_000)], weights=[MOST] * 10_000)
     assert len(request.line) < 1 << 20
 
 

@@ -65,8 +65,8 @@ def test_no_limit_of_the_wait_is_the_greatest_timeout_on_the_wire():
     request = commands.request("1", ["a"], queue_timeout=None)
     assert request.wait == math.inf
     assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
-    request.asked_at = 0.0
-    request.ask_anew(1_000.0)
+    request.first_sent_at = 0.0
+    request.reissue(1_000.0)
     assert request.wait == math.inf
     assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
 

@@ -1,4 +1,4 @@
-"""The core by literal bytes: what goes out, what comes in, and which call it is for."""
+"""The session by literal bytes: what goes out, what comes in, and which call it is for."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from talk import ask, connected, error, held, locked, pong, queued, release, rel
 
 
 def test_a_request_goes_out_in_milliseconds_and_is_granted():
-    core = connected()
+    session = connected()
     request = ask(
-        core,
+        session,
         "a",
         "shared:b",
         transaction="t",
@@ -36,41 +36,41 @@ def test_a_request_goes_out_in_milliseconds_and_is_granted():
         on_disconnect="release",
         note="billing@host-7",
     )
-    assert core.outgoing() == (
+    assert session.data_to_send() == (
         b'{"command":"request","payload":{"resources":["exclusive:a","shared:b"],"queueTimeout":250,'
         b'"transactionTimeout":1.5,"transactionName":"t","priority":5,"onDisconnect":"release","note":"billing@host-7",'
         b'"ref":"1"}}\n'
     )
-    assert core.outgoing() == b""
-    assert core.receive(b'{"command":"locked","payload":{"id":101,"fence":7,"ref":"1"}}\n', 2.0) == [
+    assert session.data_to_send() == b""
+    assert session.receive_data(b'{"command":"locked","payload":{"id":101,"fence":7,"ref":"1"}}\n', 2.0) == [
         (request, None, None)
     ]
     assert (request.id, request.fence, request.deadline, request.state) == (101, 7, 2.0015, State.HELD)
 
 
 def test_a_server_that_is_not_quiet_may_say_queued_first():
-    core = connected()
-    request = ask(core, queue_timeout=10)
-    assert core.receive(queued(101, "1"), 5.0) == []
-    assert (request.id, request.state, request.patience_ends) == (101, State.ASKED, 25.0)
-    assert core.receive(locked(101, "1"), 6.0) == [(request, None, None)]
+    session = connected()
+    request = ask(session, queue_timeout=10)
+    assert session.receive_data(queued(101, "1"), 5.0) == []
+    assert (request.id, request.state, request.response_deadline) == (101, State.WAITING, 25.0)
+    assert session.receive_data(locked(101, "1"), 6.0) == [(request, None, None)]
 
 
 def test_a_message_may_come_in_pieces_and_several_at_once():
-    core = connected()
-    first, second = ask(core), ask(core)
+    session = connected()
+    first, second = ask(session), ask(session)
     data = (
         b'{"command":"locked","payload":{"id":102,"fence":8,"ref":"2"}}\r\n'
         b'{"command":"locked","payload":{"id":101,"fence":9,"ref":"1"}}\n'
     )
-    outcomes = [outcome for byte in data for outcome in core.receive(bytes([byte]), 0.0)]
+    outcomes = [outcome for byte in data for outcome in session.receive_data(bytes([byte]), 0.0)]
     assert outcomes == [(second, None, None), (first, None, None)]
 
 
 def test_a_queue_timeout_says_who_was_in_the_way():
-    core = connected()
-    request = ask(core)
-    [(call, _, error)] = core.receive(
+    session = connected()
+    request = ask(session)
+    [(call, _, error)] = session.receive_data(
         b'{"command":"released","payload":{"id":101,"reason":"queue-timeout","ref":"1","waited":1500,"blockersTotal":12,'
         b'"blockers":[{"id":90,"transactionName":"t","note":"n","resource":"a","mode":"exclusive","state":"held","since":5}]}}\n',
         0.0,
@@ -84,10 +84,10 @@ def test_a_queue_timeout_says_who_was_in_the_way():
 
 
 def test_a_deadlock_names_its_cycle():
-    core = connected()
-    ask(core)
+    session = connected()
+    ask(session)
     waits = [{"resource": "a", "waiter": 101, "holder": 90, "note": "n"}, {"resource": "b", "waiter": 90, "holder": 80}]
-    [(_, _, error)] = core.receive(released(101, "deadlock", "1", cycle=["t1", "t2"], waits=waits), 0.0)
+    [(_, _, error)] = session.receive_data(released(101, "deadlock", "1", cycle=["t1", "t2"], waits=waits), 0.0)
     assert isinstance(error, Deadlock)
     assert (error.cycle, error.waits) == (("t1", "t2"), (CycleStep("a", 101, 90, "n"), CycleStep("b", 90, 80)))
 
@@ -102,41 +102,41 @@ def test_a_deadlock_names_its_cycle():
     ],
 )
 def test_a_held_lock_that_is_released_unasked_is_lost(reason, kind):
-    core = connected()
-    request = held(core)
-    [(call, _, error)] = core.receive(released(101, reason, "1"), 0.0)
+    session = connected()
+    request = held(session)
+    [(call, _, error)] = session.receive_data(released(101, reason, "1"), 0.0)
     assert call is request
     assert type(error) is kind
     assert request.error is error
-    assert core.leave(request, 0.0) is None
-    assert core.held(101) is None
+    assert session.release(request, 0.0) is None
+    assert session.held(101) is None
 
 
 @pytest.mark.parametrize("reason", ["success", "disconnected", "of-tomorrow"])
 def test_a_waiting_request_that_another_client_ends_is_a_lock_error(reason):
-    core = connected()
-    ask(core)
-    [(_, _, error)] = core.receive(released(101, reason, "1"), 0.0)
+    session = connected()
+    ask(session)
+    [(_, _, error)] = session.receive_data(released(101, reason, "1"), 0.0)
     assert type(error) is LockError
     assert error.id == 101
 
 
 class TestRefs:
     def test_are_of_one_counter_for_all_commands(self):
-        core = connected()
-        lock = held(core)
-        core.send(Ping(), 0.0)
-        core.leave(lock, 0.0)
-        core.send(Inspect(), 0.0)
-        ask(core)
-        refs = [orjson.loads(line)["payload"]["ref"] for line in core.outgoing().splitlines()]
+        session = connected()
+        lock = held(session)
+        session.send(Ping(), 0.0)
+        session.release(lock, 0.0)
+        session.send(Inspect(), 0.0)
+        ask(session)
+        refs = [orjson.loads(line)["payload"]["ref"] for line in session.data_to_send().splitlines()]
         assert refs == ["2", "3", "4", "5"]
 
     def test_tell_answers_apart_in_whatever_order_they_come(self):
-        core = connected()
+        session = connected()
         first, second, inspect, release_, extend = Ping(), Ping(), Inspect(), Release(55), Extend(56, 5)
         for call in (first, second, inspect, release_, extend):
-            core.send(call, 0.0)
+            session.send(call, 0.0)
         answers = (
             say("extended", id=56, transactionTimeout=5000, ref=extend.ref)
             + pong(second)
@@ -144,7 +144,7 @@ class TestRefs:
             + say("inspected", holders=[], ref=inspect.ref)
             + pong(first)
         )
-        outcomes = core.receive(answers, 0.0)
+        outcomes = session.receive_data(answers, 0.0)
         assert [outcome[0] for outcome in outcomes] == [extend, second, release_, inspect, first]
 
     @pytest.mark.parametrize(
@@ -162,352 +162,364 @@ class TestRefs:
         ],
     )
     def test_that_nothing_waits_for_are_ignored(self, message):
-        core = connected()
-        ping, request = Ping(), ask(core)
-        core.send(ping, 0.0)
-        assert core.receive(message, 0.0) == []
-        assert not core.broken
-        assert core.receive(pong(ping) + locked(101, request.ref), 0.0) == [(ping, None, None), (request, None, None)]
+        session = connected()
+        ping, request = Ping(), ask(session)
+        session.send(ping, 0.0)
+        assert session.receive_data(message, 0.0) == []
+        assert not session.close_reason
+        assert session.receive_data(pong(ping) + locked(101, request.ref), 0.0) == [
+            (ping, None, None),
+            (request, None, None),
+        ]
 
     def test_of_an_answer_of_another_kind_are_ignored(self):
-        core = connected()
+        session = connected()
         ping = Ping()
-        core.send(ping, 0.0)
-        assert core.receive(say("inspected", holders=[], ref=ping.ref), 0.0) == []
-        assert core.receive(pong(ping), 0.0) == [(ping, None, None)]
+        session.send(ping, 0.0)
+        assert session.receive_data(say("inspected", holders=[], ref=ping.ref), 0.0) == []
+        assert session.receive_data(pong(ping), 0.0) == [(ping, None, None)]
 
     def test_of_another_clients_request_are_not_taken_for_ones_own(self):
-        core = connected()
-        mine, stranger = ask(core), Release(55)
-        core.send(stranger, 0.0)
-        assert core.receive(released(55, "success", stranger.ref), 0.0) == [(stranger, "success", None)]
-        assert mine.state is State.ASKED
+        session = connected()
+        mine, stranger = ask(session), Release(55)
+        session.send(stranger, 0.0)
+        assert session.receive_data(released(55, "success", stranger.ref), 0.0) == [(stranger, "success", None)]
+        assert mine.state is State.WAITING
 
 
 class TestRelease:
     def test_is_answered_once(self):
-        core = connected()
-        request = held(core)
-        call = core.leave(request, 0.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"id":101,"ref":"2"}}\n'
-        assert core.leave(request, 0.0) is None
-        assert core.receive(released(101, "success", "2"), 0.0) == [(call, "success", None)]
+        session = connected()
+        request = held(session)
+        call = session.release(request, 0.0)
+        assert session.data_to_send() == b'{"command":"release","payload":{"id":101,"ref":"2"}}\n'
+        assert session.release(request, 0.0) is None
+        assert session.receive_data(released(101, "success", "2"), 0.0) == [(call, "success", None)]
         assert request.error is None
         assert request.state is State.ENDED
 
     def test_of_a_lock_that_timed_out_at_that_moment_is_answered_by_the_second_released(self):
-        core = connected()
-        request = held(core)
-        release_ = core.leave(request, 0.0)
-        [(call, _, error)] = core.receive(released(101, "transaction-timeout", "1"), 0.0)
+        session = connected()
+        request = held(session)
+        release_ = session.release(request, 0.0)
+        [(call, _, error)] = session.receive_data(released(101, "transaction-timeout", "1"), 0.0)
         assert call is request
         assert isinstance(error, TransactionTimeout)
-        assert core.receive(released(101, "transaction-timeout", "2"), 0.0) == [(release_, "transaction-timeout", None)]
+        assert session.receive_data(released(101, "transaction-timeout", "2"), 0.0) == [
+            (release_, "transaction-timeout", None)
+        ]
 
     def test_of_a_lock_whose_end_was_not_told_finds_it_lost(self):
-        core = connected()
-        request = held(core)
-        release_ = core.leave(request, 0.0)
-        lost, answer = core.receive(released(101, "transaction-timeout", "2"), 0.0)
+        session = connected()
+        request = held(session)
+        release_ = session.release(request, 0.0)
+        lost, answer = session.receive_data(released(101, "transaction-timeout", "2"), 0.0)
         assert lost[0] is request
         assert isinstance(lost[2], TransactionTimeout)
         assert answer == (release_, "transaction-timeout", None)
 
     def test_by_id_of_ones_own_lock_answers_and_loses_it(self):
-        core = connected()
-        request = held(core)
+        session = connected()
+        request = held(session)
         release_ = Release(101)
-        core.send(release_, 0.0)
-        lost, answer = core.receive(released(101, "success", release_.ref), 0.0)
+        session.send(release_, 0.0)
+        lost, answer = session.receive_data(released(101, "success", release_.ref), 0.0)
         assert lost[0] is request
         assert type(lost[2]) is LockLost
         assert answer == (release_, "success", None)
 
     def test_by_id_of_a_request_of_ones_own_that_waits_ends_it(self):
-        core = connected()
-        request, release_ = ask(core), Release(101)
-        core.send(release_, 0.0)
-        core.outgoing()
-        assert core.receive(released(101, "success", release_.ref), 0.0) == [(release_, "success", None)]
-        assert core.outgoing() == request.line, "it is not known whether that was this request: the server tells"
-        [(call, _, why)] = core.receive(released(101, "success", request.ref), 0.0)
+        session = connected()
+        request, release_ = ask(session), Release(101)
+        session.send(release_, 0.0)
+        session.data_to_send()
+        assert session.receive_data(released(101, "success", release_.ref), 0.0) == [(release_, "success", None)]
+        assert session.data_to_send() == request.line, "it is not known whether that was this request: the server tells"
+        [(call, _, why)] = session.receive_data(released(101, "success", request.ref), 0.0)
         assert call is request
         assert type(why) is LockError
 
     def test_of_an_unknown_id_is_rejected(self):
-        core = connected()
+        session = connected()
         release_ = Release(5)
-        core.send(release_, 0.0)
-        [(call, _, why)] = core.receive(error("unknown-id", id=5, ref="1"), 0.0)
+        session.send(release_, 0.0)
+        [(call, _, why)] = session.receive_data(error("unknown-id", id=5, ref="1"), 0.0)
         assert call is release_
         assert isinstance(why, RequestRejected)
         assert (why.code, why.message, why.id) == ("unknown-id", "no", 5)
 
     def test_of_a_lock_that_the_server_has_forgotten_finds_it_lost(self):
-        core = connected()
-        request = held(core)
-        release_ = core.leave(request, 0.0)
-        lost, answer = core.receive(error("unknown-id", id=101, ref="2"), 0.0)
+        session = connected()
+        request = held(session)
+        release_ = session.release(request, 0.0)
+        lost, answer = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
         assert (lost[0], answer[0]) == (request, release_)
         assert isinstance(request.error, LockLost)
 
     def test_that_is_not_allowed_leaves_the_lock_held(self):
-        core = connected()
-        request = held(core)
-        release_ = core.leave(request, 0.0)
-        [(call, _, why)] = core.receive(error("unauthorized", id=101, ref="2"), 0.0)
+        session = connected()
+        request = held(session)
+        release_ = session.release(request, 0.0)
+        [(call, _, why)] = session.receive_data(error("unauthorized", id=101, ref="2"), 0.0)
         assert call is release_
         assert isinstance(why, RequestRejected)
         assert request.state is State.HELD
-        assert core.leave(request, 0.0) is not None
+        assert session.release(request, 0.0) is not None
 
 
 class TestExtend:
     def test_counts_from_when_it_was_sent(self):
-        core = connected()
-        request = held(core, transaction_timeout=10)
+        session = connected()
+        request = held(session, transaction_timeout=10)
         extend = Extend(request.id, 30, request)
-        core.send(extend, 4.0)
-        assert core.outgoing() == b'{"command":"extend","payload":{"id":101,"transactionTimeout":30000,"ref":"2"}}\n'
+        session.send(extend, 4.0)
+        assert (
+            session.data_to_send()
+            == b'{"command":"extend","payload":{"id":101,"transactionTimeout":30000,"ref":"2"}}\n'
+        )
         answer = say("extended", id=101, transactionTimeout=30000, ref="2")
-        assert core.receive(answer, 5.0) == [(extend, None, None)]
+        assert session.receive_data(answer, 5.0) == [(extend, None, None)]
         assert (request.deadline, request.hold) == (34.0, 30)
 
     def test_of_a_lock_that_timed_out_is_answered_by_the_second_released(self):
-        core = connected()
-        request = held(core)
+        session = connected()
+        request = held(session)
         extend = Extend(request.id, 30, request)
-        core.send(extend, 0.0)
-        [(call, _, _)] = core.receive(released(101, "transaction-timeout", "1", held=5), 0.0)
+        session.send(extend, 0.0)
+        [(call, _, _)] = session.receive_data(released(101, "transaction-timeout", "1", held=5), 0.0)
         assert call is request
-        [(call, _, error)] = core.receive(released(101, "transaction-timeout", "2"), 0.0)
+        [(call, _, error)] = session.receive_data(released(101, "transaction-timeout", "2"), 0.0)
         assert call is extend
         assert isinstance(error, TransactionTimeout)
 
     def test_of_a_lock_that_the_server_has_forgotten_is_lost(self):
-        core = connected()
-        request = held(core)
+        session = connected()
+        request = held(session)
         extend = Extend(request.id, 30, request)
-        core.send(extend, 0.0)
-        outcomes = core.receive(error("unknown-id", id=101, ref="2"), 0.0)
+        session.send(extend, 0.0)
+        outcomes = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
         assert [outcome[0] for outcome in outcomes] == [request, extend]
         assert all(isinstance(outcome[2], LockLost) for outcome in outcomes)
 
 
 class TestExtendById:
     def test_of_another_clients_lock_is_answered(self):
-        core = connected()
+        session = connected()
         extend = Extend(55, 30)
-        core.send(extend, 0.0)
-        assert core.outgoing() == b'{"command":"extend","payload":{"id":55,"transactionTimeout":30000,"ref":"1"}}\n'
-        assert core.receive(say("extended", id=55, transactionTimeout=30000, ref="1"), 0.0) == [(extend, None, None)]
+        session.send(extend, 0.0)
+        assert (
+            session.data_to_send() == b'{"command":"extend","payload":{"id":55,"transactionTimeout":30000,"ref":"1"}}\n'
+        )
+        assert session.receive_data(say("extended", id=55, transactionTimeout=30000, ref="1"), 0.0) == [
+            (extend, None, None)
+        ]
 
     @pytest.mark.parametrize(("reason", "kind"), [("success", LockLost), ("transaction-timeout", TransactionTimeout)])
     def test_of_what_has_ended_is_lost(self, reason, kind):
-        core = connected()
+        session = connected()
         extend = Extend(55, 30)
-        core.send(extend, 0.0)
-        [(call, _, error)] = core.receive(released(55, reason, "1"), 0.0)
+        session.send(extend, 0.0)
+        [(call, _, error)] = session.receive_data(released(55, reason, "1"), 0.0)
         assert call is extend
         assert type(error) is kind
         assert "by its holder" not in str(error)
 
     def test_of_an_unknown_id_is_rejected(self):
-        core = connected()
+        session = connected()
         extend = Extend(55, 30)
-        core.send(extend, 0.0)
-        [(call, _, why)] = core.receive(error("unknown-id", id=55, ref="1"), 0.0)
+        session.send(extend, 0.0)
+        [(call, _, why)] = session.receive_data(error("unknown-id", id=55, ref="1"), 0.0)
         assert call is extend
         assert isinstance(why, RequestRejected)
 
     def test_of_ones_own_lock_counts(self):
-        core = connected()
-        request = held(core, transaction_timeout=10)
-        assert core.held(101) is request
-        core.leave(request, 0.0)
-        assert core.held(101) is None
-        assert core.held(102) is None
+        session = connected()
+        request = held(session, transaction_timeout=10)
+        assert session.held(101) is request
+        session.release(request, 0.0)
+        assert session.held(101) is None
+        assert session.held(102) is None
 
 
 class TestAbandon:
     def test_before_the_id_is_known_cancels_by_ref(self):
-        core = connected()
-        request = ask(core)
-        core.outgoing()
-        core.abandon(request, 0.0)
-        assert core.outgoing() == b'{"command":"release","payload":{"ref":"1"}}\n'
-        core.receive(released(101, "success", "1"), 0.0)
+        session = connected()
+        request = ask(session)
+        session.data_to_send()
+        session.abandon(request, 0.0)
+        assert session.data_to_send() == b'{"command":"release","payload":{"ref":"1"}}\n'
+        session.receive_data(released(101, "success", "1"), 0.0)
         assert request.state is State.ENDED
 
     def test_that_crosses_the_grant_gives_the_lock_back(self):
-        core = connected()
-        request = ask(core)
-        core.abandon(request, 0.0)
-        assert core.receive(locked(101, "1"), 0.0) == []
-        core.receive(released(101, "success", "1"), 0.0)
+        session = connected()
+        request = ask(session)
+        session.abandon(request, 0.0)
+        assert session.receive_data(locked(101, "1"), 0.0) == []
+        session.receive_data(released(101, "success", "1"), 0.0)
         assert (request.state, request.error) == (State.ENDED, None)
 
     def test_that_crosses_the_end_ignores_the_second_answer(self):
-        core = connected()
-        request = ask(core)
-        core.abandon(request, 0.0)
-        core.receive(released(101, "queue-timeout", "1", waited=5), 0.0)
+        session = connected()
+        request = ask(session)
+        session.abandon(request, 0.0)
+        session.receive_data(released(101, "queue-timeout", "1", waited=5), 0.0)
         assert request.state is State.ENDED
-        assert core.receive(released(101, "queue-timeout", "1"), 0.0) == []
-        assert not core.broken
+        assert session.receive_data(released(101, "queue-timeout", "1"), 0.0) == []
+        assert not session.close_reason
 
     def test_of_a_request_that_is_refused_ignores_the_second_error(self):
-        core = connected()
-        request = ask(core)
-        core.abandon(request, 0.0)
-        outcomes = core.receive(error("too-many", ref="1") + error("unknown-id", ref="1"), 0.0)
+        session = connected()
+        request = ask(session)
+        session.abandon(request, 0.0)
+        outcomes = session.receive_data(error("too-many", ref="1") + error("unknown-id", ref="1"), 0.0)
         assert all(call.waiter is None for call, _, _ in outcomes)
         assert request.state is State.ENDED
-        assert not core.broken
+        assert not session.close_reason
 
     def test_after_the_grant_releases_by_id(self):
-        core = connected()
-        core.abandon(held(core), 0.0)
-        assert core.outgoing() == release(101, "2")
+        session = connected()
+        session.abandon(held(session), 0.0)
+        assert session.data_to_send() == release(101, "2")
 
     def test_of_a_ping_changes_nothing_for_the_others(self):
-        core = connected()
+        session = connected()
         first, second = Ping(), Ping()
-        core.send(first, 0.0)
-        core.send(second, 0.0)
-        core.abandon(first, 0.0)
-        assert core.receive(pong(first), 0.0)[0][0] is first
-        assert core.receive(pong(second), 0.0)[0][0] is second
+        session.send(first, 0.0)
+        session.send(second, 0.0)
+        session.abandon(first, 0.0)
+        assert session.receive_data(pong(first), 0.0)[0][0] is first
+        assert session.receive_data(pong(second), 0.0)[0][0] is second
 
 
 class TestErrors:
     def test_mean_the_command_with_their_ref(self):
-        core = connected()
-        first, second, ping = ask(core), ask(core), Ping()
-        core.send(ping, 0.0)
-        [(call, _, why)] = core.receive(error("too-many", ref="2"), 0.0)
+        session = connected()
+        first, second, ping = ask(session), ask(session), Ping()
+        session.send(ping, 0.0)
+        [(call, _, why)] = session.receive_data(error("too-many", ref="2"), 0.0)
         assert call is second
         assert isinstance(why, RequestRejected)
         assert second.state is State.ENDED
-        [(call, _, why)] = core.receive(error("bad-request", ref=ping.ref), 0.0)
+        [(call, _, why)] = session.receive_data(error("bad-request", ref=ping.ref), 0.0)
         assert call is ping
-        assert first.state is State.ASKED
+        assert first.state is State.WAITING
 
     def test_of_an_inspection_with_an_id_do_not_answer_the_release_of_it(self):
-        core = connected()
+        session = connected()
         inspect, release_ = Inspect(id=5), Release(5)
-        core.send(inspect, 0.0)
-        core.send(release_, 0.0)
-        assert core.receive(error("bad-request", ref=inspect.ref), 0.0)[0][0] is inspect
-        assert core.receive(released(5, "success", release_.ref), 0.0) == [(release_, "success", None)]
+        session.send(inspect, 0.0)
+        session.send(release_, 0.0)
+        assert session.receive_data(error("bad-request", ref=inspect.ref), 0.0)[0][0] is inspect
+        assert session.receive_data(released(5, "success", release_.ref), 0.0) == [(release_, "success", None)]
 
     def test_that_a_server_is_unavailable_fail_a_ping(self):
-        core = connected()
+        session = connected()
         ping = Ping()
-        core.send(ping, 0.0)
-        [(call, _, why)] = core.receive(error("unavailable", "no store", ref=ping.ref), 0.0)
+        session.send(ping, 0.0)
+        [(call, _, why)] = session.receive_data(error("unavailable", "no store", ref=ping.ref), 0.0)
         assert call is ping
         assert isinstance(why, Unavailable)
-        assert core.broken
+        assert session.close_reason
 
     def test_without_a_ref_end_the_connection(self):
-        core = connected()
-        ask(core)
-        core.receive(error("line-too-long", "too long"), 0.0)
-        assert "line-too-long" in core.broken
+        session = connected()
+        ask(session)
+        session.receive_data(error("line-too-long", "too long"), 0.0)
+        assert "line-too-long" in session.close_reason
 
     @pytest.mark.parametrize("line", [b"[]", b"{", b"\xff", b'{"command":[]}', b'{"command":"queued","payload":{}}'])
     def test_what_is_no_message_ends_the_connection_but_what_came_before_counts(self, line):
-        core = connected()
+        session = connected()
         ping = Ping()
-        core.send(ping, 0.0)
-        assert core.receive(pong(ping) + line + b"\n", 0.0) == [(ping, None, None)]
-        assert core.broken
+        session.send(ping, 0.0)
+        assert session.receive_data(pong(ping) + line + b"\n", 0.0) == [(ping, None, None)]
+        assert session.close_reason
 
     def test_what_a_newer_server_says_is_skipped(self):
-        core = connected()
+        session = connected()
         ping = Ping()
-        core.send(ping, 0.0)
+        session.send(ping, 0.0)
         data = b'{"command":"tomorrow","payload":{"x":1}}\n{"command":"pong","payload":{"x":1,"ref":"1"}}\n'
-        assert core.receive(data, 0.0) == [(ping, None, None)]
+        assert session.receive_data(data, 0.0) == [(ping, None, None)]
 
 
 def test_an_inspection_is_answered_with_plain_data():
-    core = connected()
+    session = connected()
     inspect = Inspect(resource="a:b", transaction="t", id=5, limit=3, only="queue")
-    core.send(inspect, 0.0)
-    assert core.outgoing() == (
+    session.send(inspect, 0.0)
+    assert session.data_to_send() == (
         b'{"command":"inspect","payload":{"resource":"a:b","transactionName":"t","id":5,"limit":3,"only":"queue","ref":"1"}}\n'
     )
     answer = b'{"command":"inspected","payload":{"holders":[],"ref":"1"}}\n'
-    assert core.receive(answer, 0.0) == [(inspect, {"holders": []}, None)]
+    assert session.receive_data(answer, 0.0) == [(inspect, {"holders": []}, None)]
 
 
 def test_bye_is_answered():
-    core = connected()
+    session = connected()
     bye = Bye()
-    core.send(bye, 0.0)
-    assert core.outgoing() == b'{"command":"bye","payload":{"ref":"1"}}\n'
-    assert core.receive(say("bye", ref="1"), 0.0) == [(bye, None, None)]
+    session.send(bye, 0.0)
+    assert session.data_to_send() == b'{"command":"bye","payload":{"ref":"1"}}\n'
+    assert session.receive_data(say("bye", ref="1"), 0.0) == [(bye, None, None)]
 
 
 class TestTime:
     def test_the_servers_word_behind_it_changes_nothing(self):
-        core = connected()
-        held(core, transaction_timeout=10)
-        core.tick(10.0)
-        assert core.outgoing() == b"", "it ends at the server as it does here"
-        assert core.receive(released(101, "transaction-timeout", "1"), 10.0) == []
-        assert not core.broken
+        session = connected()
+        held(session, transaction_timeout=10)
+        session.on_timer(10.0)
+        assert session.data_to_send() == b"", "it ends at the server as it does here"
+        assert session.receive_data(released(101, "transaction-timeout", "1"), 10.0) == []
+        assert not session.close_reason
 
     def test_an_extension_that_comes_too_late_is_taken_back(self):
-        core = connected()
-        lock = held(core, transaction_timeout=10)
+        session = connected()
+        lock = held(session, transaction_timeout=10)
         extend = Extend(lock.id, 10, lock)
-        core.send(extend, 9.9)
-        core.outgoing()
-        core.tick(10.0)
+        session.send(extend, 9.9)
+        session.data_to_send()
+        session.on_timer(10.0)
         answer = say("extended", id=101, transactionTimeout=10000, ref=extend.ref)
-        assert core.receive(answer, 10.1) == [(extend, None, None)]
-        assert core.outgoing() == release(101, "3")
+        assert session.receive_data(answer, 10.1) == [(extend, None, None)]
+        assert session.data_to_send() == release(101, "3")
 
     def test_a_hold_ends_by_the_clients_own_clock(self):
-        core = connected()
-        lock = held(core, now=2.0, transaction_timeout=10)
-        assert core.tick(11.9) == []
-        assert core.wake == 12.0
-        [(call, _, error)] = core.tick(12.0)
+        session = connected()
+        lock = held(session, now=2.0, transaction_timeout=10)
+        assert session.on_timer(11.9) == []
+        assert session.next_timer == 12.0
+        [(call, _, error)] = session.on_timer(12.0)
         assert call is lock
         assert isinstance(error, TransactionTimeout)
 
     def test_a_lock_that_is_being_released_is_not_timed(self):
-        core = connected()
-        lock = held(core, transaction_timeout=10)
-        call = core.leave(lock, 9.9)
-        assert core.tick(10.0) == []
-        assert core.receive(released(101, "success", "2"), 10.1) == [(call, "success", None)]
+        session = connected()
+        lock = held(session, transaction_timeout=10)
+        call = session.release(lock, 9.9)
+        assert session.on_timer(10.0) == []
+        assert session.receive_data(released(101, "success", "2"), 10.1) == [(call, "success", None)]
 
     def test_the_watchdog_extends_at_each_third(self):
-        core = connected()
-        lock = held(core, transaction_timeout=9, watchdog=True)
-        assert core.wake == 3.0
-        assert core.tick(3.0) == []
-        assert core.outgoing() == say("extend", id=101, transactionTimeout=9000, ref="2")
-        core.receive(say("extended", id=101, transactionTimeout=9000, ref="2"), 3.1)
+        session = connected()
+        lock = held(session, transaction_timeout=9, watchdog=True)
+        assert session.next_timer == 3.0
+        assert session.on_timer(3.0) == []
+        assert session.data_to_send() == say("extend", id=101, transactionTimeout=9000, ref="2")
+        session.receive_data(say("extended", id=101, transactionTimeout=9000, ref="2"), 3.1)
         assert lock.deadline == 12.0
-        core.tick(6.0)
-        assert core.outgoing() == say("extend", id=101, transactionTimeout=9000, ref="3")
+        session.on_timer(6.0)
+        assert session.data_to_send() == say("extend", id=101, transactionTimeout=9000, ref="3")
 
     def test_a_lock_without_watchdog_is_not_extended(self):
-        core = connected()
-        held(core, transaction_timeout=9)
-        assert core.wake == 9.0
-        core.tick(8.9)
-        assert core.outgoing() == b""
+        session = connected()
+        held(session, transaction_timeout=9)
+        assert session.next_timer == 9.0
+        session.on_timer(8.9)
+        assert session.data_to_send() == b""
 
     def test_there_is_nothing_to_wake_for_when_nothing_is_held(self):
-        core = connected()
-        core.leave(held(core), 0.0)
-        core.receive(released(101, "success", "2"), 0.0)
-        core.tick(20.0)
-        assert core.wake == math.inf
+        session = connected()
+        session.release(held(session), 0.0)
+        session.receive_data(released(101, "success", "2"), 0.0)
+        session.on_timer(20.0)
+        assert session.next_timer == math.inf

@@ -1,6 +1,6 @@
 """Whatever happens in whatever order: every call gets one outcome, and nobody holds what no one asked to keep.
 
-The client's core talks to the server's, over a pipe that delivers late and in pieces, while callers give up, strangers
+The client's session talks to the server's, over a pipe that delivers late and in pieces, while callers give up, strangers
 release, time passes, the connection is cut, or left for its silence, and the server is started again, with or without
 its store.
 """
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from genie.client import commands
 from genie.client.commands import Call, Extend, Ping, Request, State, any_request
-from genie.client.session import Core
+from genie.client.session import ClientSession
 from genie.config import Settings
 from genie.core import ENDED, LockManager
 from genie.errors import ConnectionLost, GenieError, LockLost, TransactionTimeout, Unavailable
@@ -131,7 +131,7 @@ class World:
     def __init__(self) -> None:
         self.now = 0.0
         self.server = Server()
-        self.core = Core(session_timeout=SESSION_S)
+        self.session = ClientSession(session_timeout=SESSION_S)
         self.requests: list[Request] = []
         self.due: dict[Call, str] = {}
         self.lost: dict[Request, GenieError] = {}
@@ -160,11 +160,11 @@ class World:
 
     def ask(self, call: Call) -> None:
         call.waiter = self.due[call] = type(call).__name__
-        self.core.send(call, self.now)
+        self.session.send(call, self.now)
 
     def cut(self) -> None:
         self.server.input_queue = self.server.outbox = b""
-        self.settle(self.core.disconnected("cut", self.now))
+        self.settle(self.session.on_disconnected("cut", self.now))
         self.connected = False
 
     def connect(self) -> None:
@@ -172,7 +172,7 @@ class World:
         self.connected = True
         self.server.client, old = Peer(), self.server.client
         self.server.outbox = b""  # the rest was for the old one
-        self.core.connected()
+        self.session.on_connected()
         if not old.closed:
             self.old_peer = old
 
@@ -191,12 +191,12 @@ class World:
             self.old_peer = None
 
     def send(self) -> None:
-        self.server.input_queue += self.core.outgoing()
+        self.server.input_queue += self.session.data_to_send()
 
     def deliver(self, size: int) -> None:
         data, self.server.outbox = self.server.outbox[:size], self.server.outbox[size:]
-        self.settle(self.core.receive(data, self.now))
-        assert not self.core.broken
+        self.settle(self.session.receive_data(data, self.now))
+        assert not self.session.close_reason
         self.ids |= {request.id: request for request in self.requests if request.id}
 
 
@@ -223,33 +223,33 @@ steps = st.one_of(
 
 
 def act(world: World, name: str, values: list) -> None:
-    core, server = world.core, world.server
+    session, server = world.session, world.server
     request = world.requests[-1 - values[0] % len(world.requests)] if len(values) == 2 and world.requests else None
     match name, values:
         case "request", [resource, wait, hold]:
-            made = commands.request(core.ref(), [resource], queue_timeout=wait, transaction_timeout=hold)
+            made = commands.request(session.new_ref(), [resource], queue_timeout=wait, transaction_timeout=hold)
             world.requests.append(made)
             world.ask(made)
         case "choose", [names, target, hold]:
-            made = any_request(core.ref(), [*names], target, transaction_timeout=hold)
+            made = any_request(session.new_ref(), [*names], target, transaction_timeout=hold)
             world.requests.append(made)
             world.ask(made)
         case "leave", _ if request and request.state is State.HELD:
-            release = core.leave(request, world.now)
+            release = session.release(request, world.now)
             release.waiter = world.due[release] = "leave"
         case "detach", _ if request and request.held(world.now):
-            core.detach(request, world.now)
+            session.detach(request, world.now)
             server.extend(request.id, 60, world.now)
             world.detached.add(request)
         case "abandon", _ if request:
             world.due.pop(request, None)
-            core.abandon(request, world.now)
-        case "extend", [_, hold] if request and request.state is State.HELD and core.up:
+            session.abandon(request, world.now)
+        case "extend", [_, hold] if request and request.state is State.HELD and session.up:
             world.ask(Extend(request.id, hold, request))
         case "by id", _ if request and (id_ := request.id or server.id_of(request)):
             world.may_have_ended.add(id_)
             world.ask(commands.Release(id_))
-        case "ping", _ if core.up:
+        case "ping", _ if session.up:
             world.ask(Ping())
         case "stranger", _ if request and request.id:
             world.may_have_ended.add(request.id)
@@ -259,7 +259,7 @@ def act(world: World, name: str, values: list) -> None:
 
 
 def happen(world: World, name: str, values: list) -> None:
-    core, server = world.core, world.server
+    session, server = world.session, world.server
     match name, values:
         case "deliver", [size] if world.connected:
             world.deliver(size)
@@ -273,8 +273,8 @@ def happen(world: World, name: str, values: list) -> None:
         case "work", _:
             server.work(world.now)
         case "tick", _:
-            world.settle(core.tick(world.now))
-            if core.broken:
+            world.settle(session.on_timer(world.now))
+            if session.close_reason:
                 world.cut()  # the server was silent for too long; it does not see the end before the next connection
         case "up", _:
             world.up()
@@ -298,9 +298,9 @@ TIMED_OUT_BEFORE_A_RESTART = [
     *[("request", "a", 0, 3), ("request", "b", 0, 3), ("up",), ("lose", False)],
     *[("pass", 4.0), ("restart",), ("leave", 0, 1)],
 ]
-"""The resume says that the lock timed out, and the release finds that the server has forgotten the id: lost once."""
+"""The resume says that the lock timed out, and the release finds that the server has unknown_to_server the id: lost once."""
 RELEASED_BEFORE_A_RESTART = [("request", "a", 0, 3), ("up",), ("leave", 0, 1), ("send",), ("lose", True), ("restart",)]
-"""The release was executed, its answer was lost, and the server has forgotten the id: nothing is left of the request."""
+"""The release was executed, its answer was lost, and the server has unknown_to_server the id: nothing is left of the request."""
 
 RELEASED_BY_ID_WHILE_IT_WAITS = [("request", "a", 0, 60), ("request", "a", 60, 60), ("up",), ("by id", 0, 1)]
 """The client does not know the id of its request that waits, and the answer to the release has no `ref` of that."""
@@ -323,7 +323,7 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
     for name, *values in script:
         act(world, name, values)
     world.up()
-    # Once everything that was said has been heard, both sides agree on what is held. Only what has outlived its hold
+    # Once everything that was said has been heard, both sides agree on what is held. Only what has expired_locally its hold
     # by the client's clock may end at the server a moment later.
     held = set(world.server.manager.table.held)
     believed = {request.id for request in world.requests if request.state is State.HELD}
@@ -332,12 +332,12 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
             assert {parse_resource(name)[1] for name in request.resources} == set(
                 world.server.manager.table.held[request.id].names()
             )
-    outlived = {request.id for request, error in world.lost.items() if isinstance(error, TransactionTimeout)}
+    expired_locally = {request.id for request, error in world.lost.items() if isinstance(error, TransactionTimeout)}
     detached = {request.id for request in world.detached}
     assert believed <= held
     assert detached - world.may_have_ended <= held
-    assert held - believed <= outlived | detached | world.stray
-    waiting = {request for request in world.requests if request.state is State.ASKED}
+    assert held - believed <= expired_locally | detached | world.stray
+    waiting = {request for request in world.requests if request.state is State.WAITING}
     assert set(world.due) == waiting
     assert {request.ref for request in waiting} == {
         request.ref for request in world.server.manager.table.waiting.values()
@@ -345,14 +345,14 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
     assert set(world.lost) == {request for request in world.requests if request.error is not None}
     for request in world.requests:
         world.due.pop(request, None)
-        world.core.abandon(request, world.now)
+        world.session.abandon(request, world.now)
     world.up()
     held = set(world.server.manager.table.held)
     assert detached - world.may_have_ended <= held
-    assert held <= outlived | detached | world.stray
+    assert held <= expired_locally | detached | world.stray
     world.now += 60.1
     world.server.expire(world.now)
     assert not world.server.manager.table.held
     assert not world.server.manager.table.waiting
-    assert not world.core._due
-    assert not world.core._requests.living
+    assert not world.session._pending
+    assert not world.session._requests.by_ref

@@ -13,11 +13,11 @@ def blocker(id: int, transaction: str | None = None, resource: str = "a", state:
     return {"id": id, "resource": resource, "mode": "exclusive", "state": state, "since": 5, **name}
 
 
-def timeout(core, *blockers: dict[str, object], id: int = 902, **options: object) -> QueueTimeout:
+def timeout(session, *blockers: dict[str, object], id: int = 902, **options: object) -> QueueTimeout:
     """What a request of this client ends with that these were in the way of."""
-    request = waiting(core, **options)
+    request = waiting(session, **options)
     answer = released(id, "queue-timeout", request.ref, waited=10, blockers=blockers, blockersTotal=len(blockers))
-    [(_, _, error)] = core.receive(answer, 0.0)
+    [(_, _, error)] = session.receive_data(answer, 0.0)
     assert isinstance(error, QueueTimeout)
     return error
 
@@ -30,18 +30,18 @@ def test_it_is_a_timeout_error():
 
 @pytest.mark.parametrize(("its", "asked"), [(None, None), ("t", None), (None, "t")])
 def test_a_request_that_waits_for_a_lock_of_its_own_client_is_told_how_to_share_a_transaction(its, asked):
-    core = connected()
-    held(core, 901, transaction=its)
-    error = timeout(core, blocker(900), blocker(901, its), transaction=asked)
+    session = connected()
+    held(session, 901, transaction=its)
+    error = timeout(session, blocker(900), blocker(901, its), transaction=asked)
     assert error.hint.startswith("this client itself holds 901: ")
     assert "transaction=NAME" in error.hint
     assert error.hint in str(error)
 
 
 def test_and_one_that_waits_for_a_lock_of_another_client_of_the_process():
-    core, other = connected(), connected()
+    session, other = connected(), connected()
     held(other, 903)
-    error = timeout(core, blocker(903))
+    error = timeout(session, blocker(903))
     assert error.hint.startswith("another client of this process itself holds 903: ")
 
 
@@ -56,21 +56,21 @@ def test_and_one_that_waits_for_a_lock_of_another_client_of_the_process():
     ids=["transactions of two names", "another process", "another server's id", "ahead in the queue"],
 )
 def test_there_is_no_hint_where_others_are_in_the_way(row):
-    core = connected()
-    held(core, 904, transaction="t")
-    error = timeout(core, row, transaction="u")
+    session = connected()
+    held(session, 904, transaction="t")
+    error = timeout(session, row, transaction="u")
     assert error.hint == ""
 
 
 def test_a_lock_that_was_released_is_no_reason():
-    core = connected()
-    core.leave(held(core, 906), 0.0)
-    core.outgoing()
-    assert timeout(core, blocker(906)).hint == ""
+    session = connected()
+    session.release(held(session, 906), 0.0)
+    session.data_to_send()
+    assert timeout(session, blocker(906)).hint == ""
 
 
 def test_neither_is_one_that_was_lost():
-    core = connected()
-    held(core, 907)
-    core.receive(released(907, "transaction-timeout", "1"), 0.0)
-    assert timeout(core, blocker(907), id=908).hint == ""
+    session = connected()
+    held(session, 907)
+    session.receive_data(released(907, "transaction-timeout", "1"), 0.0)
+    assert timeout(session, blocker(907), id=908).hint == ""

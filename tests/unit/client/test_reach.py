@@ -7,7 +7,7 @@ import pytest
 
 from genie.backoff import Backoff
 from genie.client.config import Address, format_address, parse_addresses
-from genie.client.failover import Servers
+from genie.client.failover import ServerList
 
 CONTEXT = ssl.create_default_context()
 
@@ -116,13 +116,13 @@ def test_delays_double_up_to_a_bound_with_jitter():
 
 
 def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():
-    servers = Servers([Address("a", 1)], 10)
+    servers = ServerList([Address("a", 1)], 10)
     assert servers.delay == 0
     list(servers.round())
     assert 0.0125 <= servers.delay <= 0.025
     list(servers.round())
     assert 0.025 <= servers.delay <= 0.05
-    servers.worked()
+    servers.on_success()
     assert servers.delay == 0
     list(servers.round())
     assert 0.0125 <= servers.delay <= 0.025
@@ -130,17 +130,17 @@ def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():
 
 @pytest.mark.parametrize(("stood", "at_once"), [(0.1, False), (2.0, True)])
 def test_a_connection_that_stood_for_long_worked_though_nothing_was_asked(stood, at_once):
-    servers = Servers([Address("a", 1)], 10)
+    servers = ServerList([Address("a", 1)], 10)
     list(servers.round())
-    servers.lost(Address("a", 1), "cut", stood)
+    servers.on_disconnect(Address("a", 1), "cut", stood)
     assert (servers.delay == 0) == at_once
 
 
 def test_the_server_that_was_lost_is_tried_last():
-    servers = Servers([Address("a", 1), Address("b", 2), Address("c", 3)], 9)
-    assert "a:1 was lost: cut" in servers.lost(Address("a", 1), "cut", 0.1)
+    servers = ServerList([Address("a", 1), Address("b", 2), Address("c", 3)], 9)
+    assert "a:1 was lost: cut" in servers.on_disconnect(Address("a", 1), "cut", 0.1)
     assert list(servers.round()) == [Address("b", 2), Address("c", 3), Address("a", 1)]
-    assert str(servers.unavailable()) == "no server at b:2, c:3, a:1: cut"
+    assert str(servers.unavailable_error()) == "no server at b:2, c:3, a:1: cut"
     assert servers.attempt_timeout == 3
 
 
@@ -160,26 +160,26 @@ class TestLeaders:
         ],
     )
     def test_are_tried_next(self, leaders, tried):
-        servers = Servers([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
+        servers = ServerList([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
         order = []
         for node in servers.round():
             order.append(node.host)
-            servers.elsewhere(node, leaders.get(node.host, ""))
+            servers.on_redirect(node, leaders.get(node.host, ""))
         assert order == tried.split()
         assert servers.answered
 
     def test_are_reached_as_the_node_that_names_them(self):
-        servers = Servers([Address("a", 1, CONTEXT), Address("b", 1)], 10)
+        servers = ServerList([Address("a", 1, CONTEXT), Address("b", 1)], 10)
         tried = []
         for node in servers.round():
             tried.append(node)
-            servers.elsewhere(node, {"a": "x:1", "x": "genie://y:1", "b": "z:1"}.get(node.host, ""))
+            servers.on_redirect(node, {"a": "x:1", "x": "genie://y:1", "b": "z:1"}.get(node.host, ""))
         assert tried == [Address("a", 1, CONTEXT), Address("x", 1, CONTEXT), Address("b", 1), Address("z", 1)]
 
     def test_that_a_node_named_as_it_stepped_down_are_tried_first(self):
-        servers = Servers([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
-        servers.lost(Address("a", 1), "unavailable", 0.1)
-        servers.elsewhere(Address("a", 1), "c:1")
+        servers = ServerList([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
+        servers.on_disconnect(Address("a", 1), "unavailable", 0.1)
+        servers.on_redirect(Address("a", 1), "c:1")
         assert list(servers.round()) == [Address("c", 1), Address("b", 1), Address("a", 1)]
         assert list(servers.round()) == [Address("b", 1), Address("c", 1), Address("a", 1)]
 
@@ -187,4 +187,4 @@ class TestLeaders:
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
 def test_a_timeout_that_is_none(timeout):
     with pytest.raises(ValueError, match="connect_timeout"):
-        Servers([Address("a", 1)], timeout)
+        ServerList([Address("a", 1)], timeout)

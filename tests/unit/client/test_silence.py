@@ -7,168 +7,168 @@ import math
 import pytest
 
 from genie.client.commands import Extend, Inspect, Ping, Release
-from genie.client.pending import QUIET_S, STEP_S, STEPS
-from genie.client.session import Core
+from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S, PING_TIMEOUT_STEPS
+from genie.client.session import ClientSession
 from talk import SECRET, InOrder, ask, cut, error, greet, held, locked, queued, released, say, waiting
 from talk import connected as connected_core
 
 PING = say("ping")
 PONG = say("pong")
-GONE_S = QUIET_S + STEPS * STEP_S
+GONE_S = PING_INTERVAL_S + PING_TIMEOUT_STEPS * PING_TIMEOUT_STEP_S
 
 
-def connected(*, watching: bool) -> Core:
+def connected(*, watching: bool) -> ClientSession:
     return connected_core(InOrder, watching=watching)
 
 
-def run(core: Core, until: float) -> list[tuple[float, bytes]]:
+def run(session: ClientSession, until: float) -> list[tuple[float, bytes]]:
     """Let time pass as a shell does, and nothing else; what was sent, and when."""
     sent = []
-    while core.wake <= until:
-        now = core.wake
-        core.tick(now)
-        data = core.outgoing()
+    while session.next_timer <= until:
+        now = session.next_timer
+        session.on_timer(now)
+        data = session.data_to_send()
         if data:
             sent.append((now, data))
-        if core.broken:
+        if session.close_reason:
             break
     return sent
 
 
-def asked(core: Core) -> None:
-    ask(core)
+def asked(session: ClientSession) -> None:
+    ask(session)
 
 
-def releasing(core: Core) -> None:
-    core.leave(held(core), 0.0)
+def releasing(session: ClientSession) -> None:
+    session.release(held(session), 0.0)
 
 
-def lock_held(core: Core) -> None:
-    held(core, transaction_timeout=1000)
+def lock_held(session: ClientSession) -> None:
+    held(session, transaction_timeout=1000)
 
 
-def abandoned(core: Core) -> None:
-    core.abandon(ask(core), 0.0)
+def abandoned(session: ClientSession) -> None:
+    session.abandon(ask(session), 0.0)
 
 
-def extending(core: Core) -> None:
-    lock = held(core)
-    core.send(Extend(lock.id, 1000, lock), 0.0)
+def extending(session: ClientSession) -> None:
+    lock = held(session)
+    session.send(Extend(lock.id, 1000, lock), 0.0)
 
 
 @pytest.mark.parametrize("stake", [asked, waiting, lock_held, releasing, abandoned, extending])
 def test_one_that_stops_is_asked_once_and_then_left(stake):
-    core = connected(watching=True)
-    stake(core)
-    core.outgoing()
-    assert run(core, GONE_S - 0.001) == [(QUIET_S, PING)]
-    assert not core.broken
-    assert run(core, GONE_S) == []
-    assert core.broken == "the server does not answer"
+    session = connected(watching=True)
+    stake(session)
+    session.data_to_send()
+    assert run(session, GONE_S - 0.001) == [(PING_INTERVAL_S, PING)]
+    assert not session.close_reason
+    assert run(session, GONE_S) == []
+    assert session.close_reason == "the server does not answer"
 
 
 @pytest.mark.parametrize("call", [Ping(), Inspect(), Release(7)])
 def test_one_that_does_not_answer_a_call_is_left(call):
-    core = connected(watching=True)
-    core.send(call, 0.0)
-    core.outgoing()
-    assert run(core, GONE_S) == [(QUIET_S, PING)]
-    assert core.broken
+    session = connected(watching=True)
+    session.send(call, 0.0)
+    session.data_to_send()
+    assert run(session, GONE_S) == [(PING_INTERVAL_S, PING)]
+    assert session.close_reason
 
 
 def test_one_of_whom_nothing_is_wanted_is_left_alone():
-    core = connected(watching=True)
-    assert run(core, 100.0) == []
-    assert core.wake == math.inf
-    lock = held(core, now=100.0, transaction_timeout=1000)
-    assert core.wake == 100.0 + QUIET_S
-    core.leave(lock, 101.0)
-    core.receive(released(101, "success", "2"), 101.0)
-    core.outgoing()
-    assert run(core, 300.0) == []
-    assert core.wake == math.inf
+    session = connected(watching=True)
+    assert run(session, 100.0) == []
+    assert session.next_timer == math.inf
+    lock = held(session, now=100.0, transaction_timeout=1000)
+    assert session.next_timer == 100.0 + PING_INTERVAL_S
+    session.release(lock, 101.0)
+    session.receive_data(released(101, "success", "2"), 101.0)
+    session.data_to_send()
+    assert run(session, 300.0) == []
+    assert session.next_timer == math.inf
 
 
 def test_one_that_answers_is_asked_again_after_the_next_silence():
-    core = connected(watching=True)
-    held(core, transaction_timeout=1000)
-    assert run(core, QUIET_S) == [(QUIET_S, PING)]
+    session = connected(watching=True)
+    held(session, transaction_timeout=1000)
+    assert run(session, PING_INTERVAL_S) == [(PING_INTERVAL_S, PING)]
     late = GONE_S - 0.5
-    assert run(core, late) == []
-    assert core.receive(PONG, late)[0][1:] == (None, None)
-    assert run(core, late + QUIET_S) == [(late + QUIET_S, PING)]
-    assert run(core, late + GONE_S) == []
-    assert core.broken
+    assert run(session, late) == []
+    assert session.receive_data(PONG, late)[0][1:] == (None, None)
+    assert run(session, late + PING_INTERVAL_S) == [(late + PING_INTERVAL_S, PING)]
+    assert run(session, late + GONE_S) == []
+    assert session.close_reason
 
 
 @pytest.mark.parametrize("word", [PONG[:5], queued(101, "1")])
 def test_any_word_will_do_be_it_half_a_line(word):
-    core = connected(watching=True)
-    ask(core)
-    core.outgoing()
-    core.receive(word, QUIET_S - 0.5)
-    assert run(core, GONE_S + QUIET_S - 0.501) == [(2 * QUIET_S - 0.5, PING)]
-    assert not core.broken
+    session = connected(watching=True)
+    ask(session)
+    session.data_to_send()
+    session.receive_data(word, PING_INTERVAL_S - 0.5)
+    assert run(session, GONE_S + PING_INTERVAL_S - 0.501) == [(2 * PING_INTERVAL_S - 0.5, PING)]
+    assert not session.close_reason
 
 
 def test_its_answer_belongs_to_nobody_elses_ping():
-    core = connected(watching=True)
-    waiting(core)
-    run(core, QUIET_S)
+    session = connected(watching=True)
+    waiting(session)
+    run(session, PING_INTERVAL_S)
     mine = Ping()
-    core.send(mine, QUIET_S)
-    assert core.receive(PONG, QUIET_S)[0][0] is not mine
-    assert core.receive(PONG, QUIET_S) == [(mine, None, None)]
-    assert not core.broken
+    session.send(mine, PING_INTERVAL_S)
+    assert session.receive_data(PONG, PING_INTERVAL_S)[0][0] is not mine
+    assert session.receive_data(PONG, PING_INTERVAL_S) == [(mine, None, None)]
+    assert not session.close_reason
 
 
 def test_one_whose_store_is_away_is_left_as_it_says_so():
-    core = connected(watching=True)
-    waiting(core)
-    run(core, QUIET_S)
-    core.receive(error("unavailable", "no store"), QUIET_S + 2)
-    assert "no store" in core.broken
+    session = connected(watching=True)
+    waiting(session)
+    run(session, PING_INTERVAL_S)
+    session.receive_data(error("unavailable", "no store"), PING_INTERVAL_S + 2)
+    assert "no store" in session.close_reason
 
 
 def test_a_client_that_was_stopped_itself_reads_before_it_judges():
-    core = connected(watching=True)
-    waiting(core, queue_timeout=1000)
-    run(core, QUIET_S)
-    core.tick(QUIET_S + 100.0)
-    assert not core.broken
-    core.receive(PONG, QUIET_S + 100.0)
-    assert run(core, QUIET_S + 100.0 + GONE_S - 0.001) == [(2 * QUIET_S + 100.0, PING)]
-    assert not core.broken
+    session = connected(watching=True)
+    waiting(session, queue_timeout=1000)
+    run(session, PING_INTERVAL_S)
+    session.on_timer(PING_INTERVAL_S + 100.0)
+    assert not session.close_reason
+    session.receive_data(PONG, PING_INTERVAL_S + 100.0)
+    assert run(session, PING_INTERVAL_S + 100.0 + GONE_S - 0.001) == [(2 * PING_INTERVAL_S + 100.0, PING)]
+    assert not session.close_reason
 
 
 def test_the_next_connection_is_watched_anew():
-    core = connected(watching=True)
-    request = waiting(core, queue_timeout=1000)
-    run(core, GONE_S)
-    assert core.broken
-    core.disconnected("gone", 0.0)
-    core.tick(50.0)
-    core.connected()
-    core.tick(51.0)
-    assert not core.broken
-    core.disconnected("gone again", 0.0)
-    greet(core, now=60.0)
-    assert core.outgoing() == request.line
-    assert run(core, 60.0 + GONE_S - 0.001) == [(60.0 + QUIET_S, PING)]
-    assert core.receive(locked(101, "1"), 60.0 + GONE_S - 0.001) == [(request, None, None)]
+    session = connected(watching=True)
+    request = waiting(session, queue_timeout=1000)
+    run(session, GONE_S)
+    assert session.close_reason
+    session.on_disconnected("gone", 0.0)
+    session.on_timer(50.0)
+    session.on_connected()
+    session.on_timer(51.0)
+    assert not session.close_reason
+    session.on_disconnected("gone again", 0.0)
+    greet(session, now=60.0)
+    assert session.data_to_send() == request.line
+    assert run(session, 60.0 + GONE_S - 0.001) == [(60.0 + PING_INTERVAL_S, PING)]
+    assert session.receive_data(locked(101, "1"), 60.0 + GONE_S - 0.001) == [(request, None, None)]
 
 
 def test_a_lock_that_is_only_held_is_watched_on_the_next_connection_too():
-    core = connected(watching=True)
-    held(core, transaction_timeout=1000)
-    cut(core, locked(101, "1", expiresIn=1_000_000), now=10.0)
-    assert run(core, 10.0 + QUIET_S) == [(10.0 + QUIET_S, PING)]
+    session = connected(watching=True)
+    held(session, transaction_timeout=1000)
+    cut(session, locked(101, "1", expiresIn=1_000_000), now=10.0)
+    assert run(session, 10.0 + PING_INTERVAL_S) == [(10.0 + PING_INTERVAL_S, PING)]
 
 
 def test_who_has_no_patience_for_a_connection_has_none_for_a_silent_one():
-    core = InOrder(SECRET, patience=1.0)
-    greet(core, resumed=False)
-    ask(core)
-    core.outgoing()
-    assert run(core, 1.25) == [(0.5, PING)]
-    assert core.broken
+    session = InOrder(SECRET, response_timeout=1.0)
+    greet(session, resumed=False)
+    ask(session)
+    session.data_to_send()
+    assert run(session, 1.25) == [(0.5, PING)]
+    assert session.close_reason

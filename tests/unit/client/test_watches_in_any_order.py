@@ -1,6 +1,6 @@
 """Whatever happens in whatever order: whoever applies the changes has, in the end, the picture of what is held.
 
-The client's core talks to a server that knows of nothing but watches, over a pipe that delivers late, while locks come and
+The client's session talks to a server that knows of nothing but watches, over a pipe that delivers late, while locks come and
 go, connections are cut, the server calls a client slow, whoever watches is slow, and watches begin and end.
 """
 
@@ -12,20 +12,20 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from genie.client import watches
-from genie.client.session import Core
+from genie.client.session import ClientSession
 from genie.client.watches import Watch
 from searches import examples
 from talk import say, welcome
 
 PREFIXES = ("", "a", "ab", "b")
 NAMES = ("a", "ab", "ab/1", "b", "c")
-BUFFER = 3
+MAX_BUFFERED_CHANGES = 3
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _small_buffer():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watches, "BUFFER", BUFFER)
+        patch.setattr(watches, "MAX_BUFFERED_CHANGES", MAX_BUFFERED_CHANGES)
         yield
 
 
@@ -95,7 +95,7 @@ class Watcher:
 
 class World:
     def __init__(self) -> None:
-        self.core, self.server = Core(), Server()
+        self.session, self.server = ClientSession(), Server()
         self.watchers: list[Watcher] = []
         self.connected = False
 
@@ -112,27 +112,27 @@ class World:
         watcher.take(count)
         if not watcher.watch.changes and not watcher.waits:
             watcher.waits = True
-            self.core.want(watcher.watch, 0.0)
+            self.session.request_next(watcher.watch, 0.0)
 
     def send(self) -> None:
-        self.server.inbox += self.core.outgoing()
+        self.server.inbox += self.session.data_to_send()
 
     def deliver(self, size: int) -> None:
         data, self.server.outbox = self.server.outbox[:size], self.server.outbox[size:]
-        self.settle(self.core.receive(data, 0.0))
-        assert not self.core.broken
-        assert all(len(watcher.watch.changes) <= BUFFER + 2 * len(NAMES) for watcher in self.watchers)
+        self.settle(self.session.receive_data(data, 0.0))
+        assert not self.session.close_reason
+        assert all(len(watcher.watch.changes) <= MAX_BUFFERED_CHANGES + 2 * len(NAMES) for watcher in self.watchers)
 
     def cut(self) -> None:
         self.server.hang_up()
-        self.settle(self.core.disconnected("cut", 0.0))
+        self.settle(self.session.on_disconnected("cut", 0.0))
         self.connected = False
 
     def calm_down(self) -> None:
         """Everything that is said is heard, and every change is taken."""
         if not self.connected:
             self.connected = True
-            self.core.connected()
+            self.session.on_connected()
         while True:
             for watcher in self.watchers:
                 self.take(watcher, 1000)
@@ -163,14 +163,14 @@ def act(world: World, name: str, value) -> None:
             world.take(world.watchers[-1], 1)
         case "end" if value < len(world.watchers):
             watcher = world.watchers.pop(value)
-            assert bool(world.core.unwatch(watcher.watch)) == watcher.waits
+            assert bool(world.session.unwatch(watcher.watch)) == watcher.waits
         case "take" if value[0] < len(world.watchers):
             world.take(world.watchers[value[0]], value[1])
         case "deliver" if world.connected:
             world.deliver(value)
         case "connect" if not world.connected:
             world.connected = True
-            world.core.connected()
+            world.session.on_connected()
         case "cut":
             world.cut()
         case "lag":
@@ -210,7 +210,7 @@ def test_the_picture_is_right_in_the_end(script):
         assert watcher.picture == held
     assert world.server.prefixes == {watcher.watch.prefix for watcher in world.watchers}
     for watcher in world.watchers:
-        world.core.unwatch(watcher.watch)
+        world.session.unwatch(watcher.watch)
     world.watchers.clear()
     world.calm_down()
     assert not world.server.prefixes
