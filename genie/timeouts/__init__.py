@@ -9,7 +9,8 @@ except ModuleNotFoundError as error:
         "genie.timeouts needs more packages: pip install 'genie-lock[sql]'", name=error.name
     ) from None
 
-from genie.timeouts.errors import DatabaseFailed, TurnLost, WrongDate, WrongSchema
+from genie.sql.schema_check import WrongSchema
+from genie.timeouts.errors import DatabaseFailed, TurnLost, WrongDate
 from genie.timeouts.handler import TimeoutHandler, TimeoutRun
 from genie.timeouts.ledger import FINAL_STATES, PROCESSING_STATES, Ledger
 from genie.timeouts.plan import ExpiredTransfer

@@ -9,10 +9,6 @@ class DatabaseFailed(GenieError):
     """The database could not be reached, went away, or refused something. Nothing was half done; run again later."""
 
 
-class WrongSchema(GenieError):
-    """A table is there, and the timeouts can't be kept or found in it."""
-
-
 class WrongDate(GenieError):
     """A date of the ledger that can't be read."""
 

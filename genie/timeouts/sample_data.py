@@ -14,9 +14,9 @@ from sqlalchemy import func, insert, literal, select, update
 from sqlalchemy import inspect as inspector
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from genie.sql.schema_check import WrongSchema
 from genie.timeouts.databases.base import Database
 from genie.timeouts.databases.opening import plainly
-from genie.timeouts.errors import WrongSchema
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.queries import Steps, waiting
 

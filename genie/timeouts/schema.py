@@ -26,9 +26,17 @@ from sqlalchemy.dialects.mysql import TIMESTAMP, VARCHAR
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
+from genie.sql.schema_check import (
+    WrongSchema,
+    check,
+    key_problems,
+    missing_column,
+    reflected_columns,
+    wrong_type,
+)
 from genie.timeouts.databases.base import Database
 from genie.timeouts.databases.opening import open_database, plainly
-from genie.timeouts.errors import DatabaseFailed, WrongSchema
+from genie.timeouts.errors import DatabaseFailed
 from genie.timeouts.ledger import Ledger, Tables
 from genie.timeouts.times import Utc
 
@@ -65,7 +73,7 @@ async def opened(
                 await database.reach()
                 async with database.reading() as connection:
                     await connection.run_sync(
-                        check, ledger.tables, ledger.tables.all if handler_tables else ledger.tables.of_ledger
+                        check_tables, ledger.tables, ledger.tables.all if handler_tables else ledger.tables.of_ledger
                     )
         yield database
     finally:
@@ -86,8 +94,7 @@ def ensure(connection: Connection, tables: Tables) -> None:
     there = [table for table in tables.all if look.has_table(table.name)]
     wrong = [f"there is no table {table.name}" for table in _missing(connection, tables, there)]
     wrong += [f"table {table.name}: {problem}" for table in there for problem in _problems(look, table, tables)]
-    if wrong:
-        raise WrongSchema("; ".join(wrong))
+    check(wrong)
     if tables.transfer in there:
         _take_ids_as_they_are(connection, look, tables)
     for table in tables.all:
@@ -103,24 +110,23 @@ def ensure(connection: Connection, tables: Tables) -> None:
 def has_handler_tables(connection: Connection, tables: Tables) -> bool:
     """Return whether a handler of this package has made its tables ready."""
     try:
-        check(connection, tables, tables.all)
+        check_tables(connection, tables, tables.all)
     except WrongSchema:
         return False
     return True
 
 
-def check(connection: Connection, tables: Tables, needed: Sequence[Table]) -> None:
+def check_tables(connection: Connection, tables: Tables, needed: Sequence[Table]) -> None:
     """Say in one WrongSchema all that is absent and all that is wrong with the tables needed, and change nothing."""
     look = inspector(connection)
     there = [table for table in needed if look.has_table(table.name)]
     wrong = [f"there is no table {table.name}" for table in needed if table not in there]
     for table in there:
-        found = {column["name"] for column in look.get_columns(table.name)}
-        added = (column.name for column in table.columns if column.nullable and column.name not in found)
-        wrong += [f"table {table.name}: column {name} is missing" for name in added]
+        found = reflected_columns(look, table)
+        added = (column for column in table.columns if column.nullable and column.name not in found)
+        wrong += [f"table {table.name}: {missing_column(column)}" for column in added]
         wrong += [f"table {table.name}: {problem}" for problem in _problems(look, table, tables)]
-    if wrong:
-        raise WrongSchema("; ".join(wrong))
+    check(wrong)
 
 
 def _missing(connection: Connection, tables: Tables, there: list[Table]) -> list[Table]:
@@ -148,7 +154,7 @@ def _take_ids_as_they_are(connection: Connection, look: Inspector, tables: Table
 
 
 def _add_columns(connection: Connection, look: Inspector, table: Table) -> None:
-    found = {column["name"] for column in look.get_columns(table.name)}
+    found = reflected_columns(look, table)
     for column in table.columns:
         if column.name not in found and column.nullable:
             name = connection.dialect.identifier_preparer.format_table(table)
@@ -157,16 +163,14 @@ def _add_columns(connection: Connection, look: Inspector, table: Table) -> None:
 
 
 def _problems(look: Inspector, table: Table, tables: Tables) -> Iterator[str]:
-    found = {column["name"]: column for column in look.get_columns(table.name)}
+    found = reflected_columns(look, table)
     for column in table.columns:
         if column.name in found:
             yield from _column_problems(column, found[column.name])
             yield from _zone_problems(column, found[column.name], look.dialect)
         elif not column.nullable and column.info.get("needed", True):
-            yield f"column {column.name} is missing"
-    (key,) = (column.name for column in table.primary_key)
-    if look.get_pk_constraint(table.name)["constrained_columns"] != [key]:
-        yield f"its primary key is not {key}"
+            yield missing_column(column)
+    yield from key_problems(look, table)
     if table is tables.state_change:
         for index in _indexes(look, table):
             create = str(CreateIndex(index).compile(dialect=look.dialect)).strip()
@@ -185,7 +189,7 @@ def _column_problems(column: Column[object], found: ReflectedColumn) -> Iterator
         return
     said, types = kinds
     if not isinstance(found["type"], types) or isinstance(found["type"], Date):
-        yield f"column {column.name} is {found['type']}, it must be {said}"
+        yield wrong_type(column, found, said)
 
 
 def _zone_problems(column: Column[object], found: ReflectedColumn, dialect: Dialect) -> Iterator[str]:

@@ -22,10 +22,11 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 import spending_process
+from genie.sql.schema_check import WrongSchema
 from genie.tokens.errors import InsufficientFunds
 from genie.tokens.store import Added, Change, Resync, Spent
 from genie.tokens.stores import sqlite as sqlite_module
-from genie.tokens.stores.schema import WrongSchema, unspent_page
+from genie.tokens.stores.schema import unspent_page
 from genie.tokens.stores.sql import SqlTokenStore
 from genie.tokens.sync import InMemorySelector
 from postgres import Postgres, postgres
@@ -131,8 +132,8 @@ async def test_what_is_wrong_with_a_table_is_said(database: Database) -> None:
         f"table tokens: column amount is {wide}, it must be BIGINT",
         "table tokens: column notary is missing",
         "table tokens: its primary key is not id",
-        "table tokens: there is no index on (token_type, identifier, account, id) where spent_by is null",
-        "table tokens: there is no index on (token_type, identifier, owner, id) where spent_by is null",
+        "table tokens: it has no index on (token_type, identifier, account, id) where spent_by is null",
+        "table tokens: it has no index on (token_type, identifier, owner, id) where spent_by is null",
     ]
     await store.close()
     with pytest.raises(WrongSchema):
@@ -166,13 +167,13 @@ async def test_a_page_is_a_stretch_of_an_index(database: Database) -> None:
 
 @pytest.mark.parametrize("url", ["sqlite+aiosqlite://", "sqlite+aiosqlite:///:memory:"])
 def test_sqlite_in_memory_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="give a file, or take MemoryTokenStore"):
+    with pytest.raises(ValueError, match="name a file, or use MemoryTokenStore"):
         SqlTokenStore(url)
 
 
 @pytest.mark.parametrize("url", ["mysql://root:secret@h/d", "sqlite:///tokens.db", "postgresql://me:secret@h/d"])
 def test_another_database_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"sqlite\+aiosqlite or postgresql\+asyncpg is needed") as refused:
+    with pytest.raises(ValueError, match=r"one of sqlite\+aiosqlite or postgresql\+asyncpg, not") as refused:
         SqlTokenStore(url)
     assert "secret" not in str(refused.value)
 
@@ -244,19 +245,19 @@ async def test_two_processes_never_spend_a_token_twice(database: Database) -> No
 async def test_a_reader_behind_the_log_is_told_to_read_all_again(
     sqlite_file: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_module, "KEPT", 5)
-    monkeypatch.setattr(sqlite_module, "TRIM_EVERY", 1)
-    monkeypatch.setattr(sqlite_module, "POLL_S", 3_600)
+    monkeypatch.setattr(sqlite_module, "MAX_LOG_ROWS", 5)
+    monkeypatch.setattr(sqlite_module, "TRIM_INTERVAL_ROWS", 1)
+    monkeypatch.setattr(sqlite_module, "POLL_INTERVAL_S", 3_600)
     async with SqlTokenStore(sqlite_file.url) as store:
         changes = store.changes()
         assert await told(changes) == Resync()
         for number in range(20):
             await store.add([token(f"{number}")])
         assert sqlite_file.run("SELECT min(sequence), max(sequence) FROM token_changes") == "16|20"
-        store._follower._wake.set()
+        store._listener._wake.set()
         assert await told(changes) == Resync()
         await store.add([token("a")])
-        store._follower._wake.set()
+        store._listener._wake.set()
         assert await told(changes) == Added(token("a"))
 
 
@@ -288,7 +289,7 @@ async def test_after_its_connections_are_lost_it_says_so_and_goes_on(
         assert await told(changes) == Resync()
         postgres_database.run(f"SELECT pg_terminate_backend(pid, 5000) {OTHERS}")
         assert await told(changes) == Resync()
-        assert "can't be followed" in caplog.text
+        assert "change feed lost" in caplog.text
         await store.spend([token("a")], transaction="T", outputs=[token("b")])
         assert [await told(changes), await told(changes)] == [Spent("a"), Added(token("b"))]
         await other.add([token("c")])

@@ -97,7 +97,7 @@ async def test_an_id_is_issued_once(store: Store) -> None:
     await store.add([token("a"), token("b")])
     await store.spend([token("b")], transaction="T")
     for there in "ab":
-        with pytest.raises(ValueError, match=f"there already: '{there}'"):
+        with pytest.raises(ValueError, match=f"exist already: '{there}'"):
             await store.add([token("new"), token(there)])
     with pytest.raises(ValueError, match="named more than once: 'new'"):
         await store.add([token("new"), token("new", amount=2)])
@@ -149,9 +149,9 @@ async def test_a_transaction_does_not_spend_its_own_twice(store: Store) -> None:
 
 async def test_what_can_not_be_spent_is_refused(store: Store) -> None:
     await store.add([token("a"), token("b")])
-    with pytest.raises(ValueError, match="there already: 'b'"):
+    with pytest.raises(ValueError, match="exist already: 'b'"):
         await store.spend([token("a")], transaction="T", outputs=[token("c"), token("b")])
-    with pytest.raises(ValueError, match="there already: 'a'"):
+    with pytest.raises(ValueError, match="exist already: 'a'"):
         await store.spend([token("a")], transaction="T", outputs=[token("a")])
     with pytest.raises(ValueError, match="named more than once: 'a'"):
         await store.spend([token("a"), token("a")], transaction="T")
@@ -294,7 +294,7 @@ async def test_what_failed_is_not_told(store: Store) -> None:
     await store.spend([token("a")], transaction="T")
     with pytest.raises(SpentAlready):
         await store.spend([token("b"), token("a")], transaction="U", outputs=[token("c")])
-    with pytest.raises(ValueError, match="there already"):
+    with pytest.raises(ValueError, match="exist already"):
         await store.add([token("c"), token("b")])
     await store.spend([token("a")], transaction="T")
     await store.add([token("last")])
@@ -308,7 +308,7 @@ async def test_what_failed_is_not_told(store: Store) -> None:
 async def test_a_reader_that_falls_behind_is_told_to_read_all_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change_feed, "MOST_UNREAD", 10)
+    monkeypatch.setattr(change_feed, "MAX_UNREAD_CHANGES", 10)
     slow = store.changes()
     assert await told(slow, 1) == [Resync()]
     await store.add([token(f"{number}") for number in range(50)])

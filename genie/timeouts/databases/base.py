@@ -8,15 +8,18 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Executable, Table, bindparam
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy import URL, ColumnElement, Table, bindparam
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 CONNECT_S = 10.0
 """How long a connection may take."""
 
 LOCKED_S = 30
 """How long a statement waits for rows or a file that others have locked."""
+
+
+SERVER_OPTIONS: dict[str, Any] = {"pool_size": 2, "pool_pre_ping": True}
+"""Of the engine of a server: one connection that holds the lock and one that works, each tested before its use."""
 
 
 class Database(ABC):
@@ -99,24 +102,6 @@ class Database(ABC):
             {f"old_{key.key}": row[key.key], **{f"new_{column}": row[column] for column in columns}} for row in rows
         ]
         await connection.execute(statement, given)
-
-
-async def give_back(connection: AsyncConnection, release: Executable) -> None:
-    """Release a lock that ends with its connection at the latest: one that can't is not used again.
-
-    To end the connection at once would not do: its server may take some time to notice, and nobody gets the turn so long.
-    """
-    try:
-        await connection.execute(release)
-    except DBAPIError:
-        await connection.invalidate()
-
-
-def server_engine(url: URL, **options: Any) -> AsyncEngine:
-    """Connections to a server: one that has the turn and one that works, each looked at before it is used again."""
-    return create_async_engine(
-        url, isolation_level="READ COMMITTED", pool_size=2, max_overflow=0, pool_pre_ping=True, **options
-    )
 
 
 def values_by_column(

@@ -10,14 +10,14 @@ from typing import Any
 from sqlalchemy import URL, ColumnElement, Table, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from genie.sql.engine import release_or_invalidate, server_engine
 from genie.timeouts.databases.base import (
     CONNECT_S,
     LOCKED_S,
+    SERVER_OPTIONS,
     Database,
     converted,
-    give_back,
     insert_into,
-    server_engine,
     values_by_column,
 )
 
@@ -37,6 +37,7 @@ class Mysql(Database):
         settings = f"SET time_zone = '+00:00', innodb_lock_wait_timeout = {LOCKED_S}, wait_timeout = {SILENT_S}"
         engine = server_engine(
             url,
+            **SERVER_OPTIONS,
             enable_from_linting=False,  # it does not see that a subquery joins the last state change to its transfer
             connect_args={"connect_timeout": int(CONNECT_S), "init_command": settings},
         )
@@ -66,7 +67,7 @@ class Mysql(Database):
                 yield got
             finally:
                 if got:
-                    await give_back(connection, select(func.release_lock(name)))
+                    await release_or_invalidate(connection, select(func.release_lock(name)))
 
     def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`."""

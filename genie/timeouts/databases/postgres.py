@@ -23,20 +23,17 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.timeouts.databases.base import CONNECT_S, LOCKED_S, Database, give_back, server_engine, values_by_column
+from genie.sql.engine import lock_schema, release_or_invalidate, schema_lock, server_engine
+from genie.timeouts.databases.base import CONNECT_S, LOCKED_S, SERVER_OPTIONS, Database, values_by_column
 from genie.timeouts.times import Utc
 
 _FIRST = literal_column("TIMESTAMP '0001-01-01 00:00:00'", Utc)
 _LAST = literal_column("TIMESTAMP '9999-12-31 23:59:59.999999'", Utc)
 
-_TURN, _CREATING = literal("genie timeouts"), literal("genie timeouts' tables")
+_RUN_LOCK, _TABLES_LOCK = "genie timeouts", "genie timeouts' tables"
 
 _LOOK_UP = {"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
 """All that is asked looks few rows up in large tables; what reads a whole one instead takes the longer the more there is."""
-
-
-def _of_schema(lock: ColumnElement[str]) -> tuple[ColumnElement[int], ColumnElement[int]]:
-    return func.hashtext(lock), func.hashtext(func.current_schema())
 
 
 class Postgres(Database):
@@ -46,6 +43,7 @@ class Postgres(Database):
         settings = {"timezone": "UTC", "lock_timeout": f"{LOCKED_S}s", **_LOOK_UP}
         engine = server_engine(
             url,
+            **SERVER_OPTIONS,
             connect_args={"timeout": CONNECT_S, "server_settings": settings},
         )
         super().__init__(url, engine)
@@ -57,20 +55,20 @@ class Postgres(Database):
     async def creating(self) -> AsyncIterator[AsyncConnection]:
         """See `Database`."""
         async with self.writing() as connection:
-            await connection.execute(select(func.pg_advisory_xact_lock(*_of_schema(_CREATING))))
+            await lock_schema(connection, _TABLES_LOCK)
             yield connection
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[bool]:
         """See `Database`. An advisory lock of the schema, which ends with the connection."""
-        key = _of_schema(_TURN)
+        key = schema_lock(_RUN_LOCK)
         async with self._reading.connect() as connection:
             got = bool((await connection.execute(select(func.pg_try_advisory_lock(*key)))).scalar_one())
             try:
                 yield got
             finally:
                 if got:
-                    await give_back(connection, select(func.pg_advisory_unlock(*key)))
+                    await release_or_invalidate(connection, select(func.pg_advisory_unlock(*key)))
 
     def date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """See `Database`. What Python has no dates for (before the year 1, behind 9999) is the first or the last it has."""

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, ColumnElement, String, Table, case, func, or_, type_coerce
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from genie.sql.sqlite import enable_wal, file_engine, write_transaction
 from genie.timeouts.databases.base import LOCKED_S, Database, insert_into, values_by_column
 from genie.timeouts.times import Utc
-from genie.wal import keep_wal
 
 TURN = "-timeouts"
 """Added to the file's name: a file that is always empty, and locked by who has the turn."""
@@ -38,12 +37,10 @@ class Sqlite(Database):
     driver_errors = (sqlite3.Error,)
 
     def __init__(self, url: URL) -> None:
-        if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
-            raise ValueError("SQLite in memory is one connection's own: name a file, as in sqlite:///ledger.db")
-        self._file = os.path.realpath(url.database)  # also by another name it is the same turn
-        engine = create_async_engine(
-            url, connect_args={"timeout": LOCKED_S}, poolclass=AsyncAdaptedQueuePool, pool_size=2, max_overflow=0
+        engine = file_engine(
+            url, lock_timeout_s=LOCKED_S, pool_size=2, instead="name a file, as in sqlite:///ledger.db"
         )
+        self._file = os.path.realpath(url.database or "")  # also by another name it is the same turn
         super().__init__(url, engine)
 
     def exists(self) -> bool:
@@ -53,8 +50,7 @@ class Sqlite(Database):
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
         """See `Database`. It begins as a writer: one that begins as a reader may find that it is too late for that."""
-        async with super().writing() as connection:
-            await connection.exec_driver_sql("BEGIN IMMEDIATE")
+        async with write_transaction(self._engine) as connection:
             yield connection
 
     @asynccontextmanager
@@ -63,7 +59,7 @@ class Sqlite(Database):
         async with self.reading() as connection:
             empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
             if empty:
-                await keep_wal(connection, LOCKED_S)
+                await enable_wal(connection, LOCKED_S)
         async with self.writing() as connection:
             yield connection
 

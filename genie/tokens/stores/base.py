@@ -1,4 +1,4 @@
-"""What a token store in SQL asks of its kind of database."""
+"""What an SQL token store requires of a database dialect."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from sqlalchemy import URL, ColumnElement, Row, Select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from genie.tokens.stores.change_feed import Feeds, Follower, Get
+from genie.tokens.stores.change_feed import ChangeFeeds, ChangeListener, Get
 
 
 class Backend(ABC):
-    """A kind of database: how it is connected to, how it writes, and how it tells others of changes."""
+    """A database: its connections, its transactions, and how commits are announced to other processes.
 
-    def __init__(self, url: URL, engine: AsyncEngine, **alone: Any) -> None:
+    `dedicated_options` are the engine options of connections outside of the pool.
+    """
+
+    def __init__(self, url: URL, engine: AsyncEngine, **dedicated_options: Any) -> None:
         self._engine = engine
-        self._alone = create_async_engine(url, poolclass=NullPool, **alone)
+        self._dedicated_engine = create_async_engine(url, poolclass=NullPool, **dedicated_options)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._engine.dispose()
-        await self._alone.dispose()
+        await self._dedicated_engine.dispose()
 
     @abstractmethod
     async def prepare(self) -> None:
-        """Create the tables, or check those that are there."""
+        """Create the tables, or check those that exist."""
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
@@ -37,25 +40,25 @@ class Backend(ABC):
             yield connection
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[AsyncConnection]:
-        """A connection that belongs to nobody else and is closed at the end."""
-        async with self._alone.connect() as connection:
+    async def dedicated(self) -> AsyncIterator[AsyncConnection]:
+        """A connection that is not shared, and is closed at the end."""
+        async with self._dedicated_engine.connect() as connection:
             yield connection
 
     async def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
-        """What a query finds."""
+        """Execute a query, and return its rows."""
         async with self._engine.connect() as connection:
-            found: Sequence[Row[Any]] = (await connection.execute(query)).all()
-            return found
+            rows: Sequence[Row[Any]] = (await connection.execute(query)).all()
+            return rows
 
     @abstractmethod
-    def among(self, ids: Sequence[str]) -> ColumnElement[bool]:
-        """That a token's id is one of these, however many: they are one parameter."""
+    def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
+        """Return the condition that a token's id is one of these. They are one parameter, however many."""
 
     @abstractmethod
-    async def publish(self, connection: AsyncConnection, texts: Iterable[str]) -> None:
-        """Tell all who follow, when the connection's transaction is committed."""
+    async def publish(self, connection: AsyncConnection, payloads: Iterable[str]) -> None:
+        """Announce changes to all listeners when the connection's transaction commits."""
 
     @abstractmethod
-    def follower(self, feeds: Feeds, get: Get) -> Follower:
-        """Who hears what others publish."""
+    def listener(self, feeds: ChangeFeeds, get: Get) -> ChangeListener:
+        """Create the listener of what other processes publish."""

@@ -1,4 +1,4 @@
-"""PostgreSQL: rows are locked in one order by all, and changes are told by NOTIFY."""
+"""PostgreSQL: row locks, and change notifications by LISTEN and NOTIFY."""
 
 from __future__ import annotations
 
@@ -9,105 +9,105 @@ from typing import Any
 
 from sqlalchemy import ARRAY, URL, ColumnElement, Row, Text, bindparam, event, func, literal, select
 from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import Select
 
+from genie.sql.engine import lock_schema, server_engine
 from genie.tokens.stores.base import Backend
-from genie.tokens.stores.change_feed import TEXTS, Feeds, Follower, Get
-from genie.tokens.stores.schema import TOKENS, ensure
+from genie.tokens.stores.change_feed import PAYLOADS_PER_BATCH, ChangeFeeds, ChangeListener, Get
+from genie.tokens.stores.schema import TOKENS, create_tables
 
-CONNECTIONS = 10
-"""Of a process, and one more that listens."""
+POOL_SIZE = 10
+"""Connections of a process, beside the one that listens."""
 
-HEARTBEAT_S = 10.0
-"""After so long without a word it is asked whether the connection is still there."""
+HEARTBEAT_INTERVAL_S = 10.0
+"""Silence after which the listening connection is tested."""
 
-MOST_HEARD = 10_000
-"""Texts that were heard and not read yet. Beyond them the readers are told to read everything again."""
+MAX_BUFFERED_PAYLOADS = 10_000
+"""Notifications received and not processed yet. Beyond that the feeds are told to resync."""
 
 
 class Postgres(Backend):
     """A database, by asyncpg. The tables are in its first schema (`search_path`)."""
 
     def __init__(self, url: URL) -> None:
-        # Who waited for a row has to see what became of it: what stricter levels refuse.
-        engine = create_async_engine(url, isolation_level="READ COMMITTED", pool_size=CONNECTIONS, max_overflow=0)
-        event.listen(engine.sync_engine, "checkout", _refuse_closed)
+        engine = server_engine(url, pool_size=POOL_SIZE)
+        event.listen(engine.sync_engine, "checkout", _reject_closed)
         super().__init__(url, engine, isolation_level="AUTOCOMMIT")
-        self._reading = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
         self.channel = ""
 
     async def prepare(self) -> None:
-        """See `Backend`. Two who create the same tables would fail: they come one after the other."""
+        """See `Backend`. Processes create the tables one at a time: concurrent attempts would fail."""
         async with self.writing() as connection:
             schema = str((await connection.execute(select(func.current_schema()))).scalar_one())
             self.channel = f"genie_tokens_{hashlib.sha256(schema.encode()).hexdigest()[:16]}"
-            await connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(self.channel))))
-            await connection.run_sync(ensure, (TOKENS,))
+            await lock_schema(connection, "genie tokens' tables")
+            await connection.run_sync(create_tables, (TOKENS,))
 
     async def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
-        """See `Backend`. One statement needs no transaction around it."""
-        async with self._reading.connect() as connection:
-            found: Sequence[Row[Any]] = (await connection.execute(query)).all()
-            return found
+        """See `Backend`. A single statement needs no transaction."""
+        async with self._autocommit.connect() as connection:
+            rows: Sequence[Row[Any]] = (await connection.execute(query)).all()
+            return rows
 
-    def among(self, ids: Sequence[str]) -> ColumnElement[bool]:
+    def id_in(self, ids: Sequence[str]) -> ColumnElement[bool]:
         """See `Backend`."""
         return TOKENS.c.id == func.any(literal(list(ids), ARRAY(Text)))
 
-    async def publish(self, connection: AsyncConnection, texts: Iterable[str]) -> None:
+    async def publish(self, connection: AsyncConnection, payloads: Iterable[str]) -> None:
         """See `Backend`."""
-        each = func.unnest(bindparam("texts", list(texts), ARRAY(Text))).column_valued("text")
-        await connection.execute(select(func.pg_notify(self.channel, each)))
+        payload = func.unnest(bindparam("payloads", list(payloads), ARRAY(Text))).column_valued("payload")
+        await connection.execute(select(func.pg_notify(self.channel, payload)))
 
-    def follower(self, feeds: Feeds, get: Get) -> Follower:
+    def listener(self, feeds: ChangeFeeds, get: Get) -> ChangeListener:
         """See `Backend`."""
-        return _Listener(self, feeds, get)
+        return _NotificationListener(self, feeds, get)
 
 
-def _refuse_closed(connection: Any, _record: object, _proxy: object) -> None:
-    """Take another connection where the server has closed this one meanwhile: known without asking it."""
+def _reject_closed(connection: Any, _record: object, _proxy: object) -> None:
+    """Make the pool replace a connection that the server has closed; no round trip is needed to see that."""
     if connection.driver_connection.is_closed():
         raise DisconnectionError
 
 
-class _Listener(Follower):
-    """Has a connection of its own, on which it hears what was committed, in that order."""
+class _NotificationListener(ChangeListener):
+    """Receives notifications, in commit order, on a connection of its own."""
 
-    def __init__(self, backend: Postgres, feeds: Feeds, get: Get) -> None:
+    def __init__(self, backend: Postgres, feeds: ChangeFeeds, get: Get) -> None:
         super().__init__(feeds, get)
         self._backend = backend
 
-    async def _follow(self) -> None:
-        async with self._backend.alone() as connection:
+    async def _listen(self) -> None:
+        async with self._backend.dedicated() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
-            heard: deque[str] = deque(maxlen=MOST_HEARD + 1)
+            buffer: deque[str] = deque(maxlen=MAX_BUFFERED_PAYLOADS + 1)
 
-            def hear(_connection: object, _process: int, _channel: str, text: object) -> None:
-                heard.append(str(text))
+            def on_notification(_connection: object, _process: int, _channel: str, payload: object) -> None:
+                buffer.append(str(payload))
                 self._wake.set()
 
-            def lose(_connection: object) -> None:
+            def on_terminated(_connection: object) -> None:
                 self._wake.set()
 
-            driver.add_termination_listener(lose)
-            await driver.add_listener(self._backend.channel, hear)
+            driver.add_termination_listener(on_terminated)
+            await driver.add_listener(self._backend.channel, on_notification)
             try:
-                self._begin()
-                await self._listen(driver, heard)
+                self._on_connected()
+                await self._process(driver, buffer)
             finally:
-                driver.remove_termination_listener(lose)
+                driver.remove_termination_listener(on_terminated)
                 if not driver.is_closed():
-                    await driver.remove_listener(self._backend.channel, hear)
+                    await driver.remove_listener(self._backend.channel, on_notification)
 
-    async def _listen(self, driver: Any, heard: deque[str]) -> None:
+    async def _process(self, driver: Any, buffer: deque[str]) -> None:
         while not self._stopped:
             if driver.is_closed():
-                raise ConnectionError("the connection that listens for changes of tokens is lost")
-            if len(heard) > MOST_HEARD:
-                heard.clear()
+                raise ConnectionError("the connection that listens for token changes was closed")
+            if len(buffer) > MAX_BUFFERED_PAYLOADS:
+                buffer.clear()
                 self._feeds.resync()
-            elif heard:
-                await self._tell([heard.popleft() for _ in range(min(TEXTS, len(heard)))])
-            elif not await self._sleep(HEARTBEAT_S):
-                await driver.execute("SELECT 1", timeout=HEARTBEAT_S)
+            elif buffer:
+                await self._publish([buffer.popleft() for _ in range(min(PAYLOADS_PER_BATCH, len(buffer)))])
+            elif not await self._sleep(HEARTBEAT_INTERVAL_S):
+                await driver.execute("SELECT 1", timeout=HEARTBEAT_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""Tokens in a database that many processes share: SQLite or PostgreSQL, by the extra `genie-lock[sql]`."""
+"""A token store in an SQL database that many processes share: SQLite or PostgreSQL (extra `sql`)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sqlalchemy import insert, make_url, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from genie.tokens.store import check_issued, distinct, id_list, validate_spend
 from genie.tokens.stores import schema
-from genie.tokens.stores.change_feed import Feed, Feeds, texts
+from genie.tokens.stores.change_feed import ChangeFeed, ChangeFeeds, payloads
 from genie.tokens.stores.postgres import Postgres
 from genie.tokens.stores.schema import TOKENS, UNSPENT
-from genie.tokens.stores.spending import can_spend, check_issued, distinct, some
 from genie.tokens.stores.sqlite import Sqlite
 from genie.tokens.token import Token
 
@@ -25,30 +25,31 @@ _T = TypeVar("_T")
 
 
 class SqlTokenStore:
-    """A `TokenStore` in the database that a URL of SQLAlchemy names: `sqlite+aiosqlite:///tokens.db` (a file) or
-    `postgresql+asyncpg://user@host/database`.
+    """A `TokenStore` in the database of an SQLAlchemy URL.
 
-    It is opened by its first use, or as an async context manager: then the tables are created, or checked if they are
-    there (WrongSchema). `close` it at the end. What the database says against anything else comes out as SQLAlchemy's
-    errors. What is asked of it is done to its end when who asked is cancelled: `spend` is never left half done.
+    The URL is `sqlite+aiosqlite:///tokens.db` (a file) or
+    `postgresql+asyncpg://user@host/database`. The first use, or entering it as an async context
+    manager, creates the tables, or checks those that exist (WrongSchema). `close` it at the end.
+    Database errors are those of SQLAlchemy. A cancelled call is completed in the background: no
+    `spend` is left half done.
     """
 
     def __init__(self, url: str) -> None:
-        made = make_url(url)
-        backend = _BACKENDS.get(made.drivername)
+        parsed = make_url(url)
+        backend = _BACKENDS.get(parsed.drivername)
         if backend is None:
-            raise ValueError(f"a database of {' or '.join(_BACKENDS)} is needed, not {made.drivername}")
-        self._backend = backend(made)
-        self._feeds = Feeds()
-        self._follower = self._backend.follower(self._feeds, self._get)
+            raise ValueError(f"the database must be one of {' or '.join(_BACKENDS)}, not {parsed.drivername}")
+        self._backend = backend(parsed)
+        self._feeds = ChangeFeeds()
+        self._listener = self._backend.listener(self._feeds, self._get)
         self._opening = asyncio.Lock()
         self._opened = False
         self._closed = False
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._in_progress: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
         try:
-            await self._to_its_end(self._open())
+            await self._run_to_completion(self._open())
         except BaseException:
             await self.close()
             raise
@@ -60,19 +61,19 @@ class SqlTokenStore:
         await self.close()
 
     async def close(self) -> None:
-        """End all feeds, wait for what is under way, and close the connections."""
+        """End all feeds, wait for calls in progress, and close the connections."""
         self._closed = True
         self._feeds.end()
-        await self._follower.stop()
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        await self._listener.stop()
+        while self._in_progress:
+            await asyncio.wait(self._in_progress)
         await self._backend.close()
 
     async def add(self, tokens: Sequence[Token]) -> None:
-        """Issue tokens, all or none; ValueError where an id is not new."""
+        """Issue tokens, all or none. ValueError if an id exists."""
         new = distinct(tokens)
         if new:
-            await self._to_its_end(self._add(new))
+            await self._run_to_completion(self._add(new))
 
     async def unspent(
         self,
@@ -82,15 +83,15 @@ class SqlTokenStore:
         token_type: str | None = None,
         identifier: str | None = None,
     ) -> AsyncIterator[list[Token]]:
-        """The tokens that nobody has spent, page by page. What is left out is not looked at.
+        """Iterate over the unspent tokens, in pages. Arguments that are None don't restrict it.
 
-        Each page is a query of its own: no connection is held while it is looked at.
+        Each page is a query of its own: no connection is held while the caller processes it.
         """
-        asked = {"owner": owner, "account": account, "token_type": token_type, "identifier": identifier}
-        wanted = {name: value for name, value in asked.items() if value is not None}
+        filters = {"owner": owner, "account": account, "token_type": token_type, "identifier": identifier}
+        wanted = {name: value for name, value in filters.items() if value is not None}
         last: Token | None = None
         while True:
-            page = await self._to_its_end(self._page(wanted, last))
+            page = await self._run_to_completion(self._page(wanted, last))
             if page:
                 yield page
             if len(page) < schema.PAGE:
@@ -98,38 +99,41 @@ class SqlTokenStore:
             last = page[-1]
 
     async def get(self, ids: Sequence[str]) -> dict[str, Token]:
-        """Those of the tokens that nobody has spent, by id."""
-        return await self._to_its_end(self._get(ids))
+        """Return those of the tokens that are unspent, by id."""
+        return await self._run_to_completion(self._get(ids))
 
-    def changes(self) -> Feed:
-        """What is added and spent, as it happens and in order, by whatever process; begins with `Resync`."""
-        return self._feeds.open(self._follow)
+    def changes(self) -> ChangeFeed:
+        """Iterate over what any process adds and spends, in commit order; begins with `Resync`."""
+        return self._feeds.open(self._start_listener)
 
     async def spend(self, tokens: Sequence[Token], *, transaction: str, outputs: Sequence[Token] = ()) -> None:
-        """Spend tokens and issue outputs, all or nothing; SpentAlready, where another transaction was first."""
+        """Spend tokens and issue outputs, all or nothing. SpentAlready if another transaction was
+        first.
+        """
         ids, new = distinct(tokens), distinct(outputs)
         if not ids:
-            raise ValueError("there is no token to spend")
-        await self._to_its_end(self._spend(sorted(ids), new, transaction))
+            raise ValueError("no token to spend was named")
+        await self._run_to_completion(self._spend(sorted(ids), new, transaction))
 
-    # -- each in one transaction, to its end -----------------------------------------------------------------
+    # -- transactions ---------------------------------------------------------------------------------------
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Do work that goes on if who asked for it is cancelled.
+    async def _run_to_completion(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run work that continues in the background if the caller is cancelled; `close` waits for
+        it.
 
-        A connection that is left in the midst of something has to be thrown away; and a commit that is left may happen
+        An interrupted connection would have to be discarded, and an interrupted commit may happen
         or not.
         """
         task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._ended)
+        self._in_progress.add(task)
+        task.add_done_callback(self._on_done)
         await asyncio.wait({task})
         return task.result()
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        self._in_progress.discard(task)
         if not task.cancelled():
-            task.exception()  # it was seen, even if nobody asks any more
+            task.exception()  # marks it as retrieved: the caller may have been cancelled
 
     async def _open(self) -> None:
         async with self._opening:
@@ -139,9 +143,9 @@ class SqlTokenStore:
                 await self._backend.prepare()
                 self._opened = True
 
-    async def _follow(self) -> None:
-        await self._to_its_end(self._open())
-        await self._follower.started()
+    async def _start_listener(self) -> None:
+        await self._run_to_completion(self._open())
+        await self._listener.wait_started()
 
     async def _page(self, wanted: dict[str, str], after: Token | None) -> list[Token]:
         await self._open()
@@ -151,7 +155,7 @@ class SqlTokenStore:
         await self._open()
         if not ids:
             return {}
-        query = select(*schema.COLUMNS).where(self._backend.among(ids), UNSPENT)
+        query = select(*schema.COLUMNS).where(self._backend.id_in(ids), UNSPENT)
         return {row[0]: schema.token(row) for row in await self._backend.rows(query)}
 
     async def _add(self, new: dict[str, Token]) -> None:
@@ -159,44 +163,44 @@ class SqlTokenStore:
         try:
             async with self._backend.writing() as connection:
                 await self._insert(connection, new)
-                await self._backend.publish(connection, texts(added=new))
+                await self._backend.publish(connection, payloads(added=new))
         except IntegrityError as error:
-            await self._refuse(new, error)
+            await self._raise_rejected(new, error)
 
     async def _spend(self, ids: list[str], new: dict[str, Token], transaction: str) -> None:
         await self._open()
-        these = self._backend.among(ids)
+        these = self._backend.id_in(ids)
         try:
             async with self._backend.writing() as connection:
-                # In the order of their ids: of two who want the same rows, one waits for the other.
+                # Locked in the order of their ids, so that two transactions with common tokens can't deadlock.
                 query = select(TOKENS.c.id, TOKENS.c.spent_by).where(these).order_by(TOKENS.c.id)
-                found = await connection.execute(query.with_for_update(key_share=True))
-                if not can_spend(ids, {row.id: row.spent_by for row in found}, transaction):
+                rows = await connection.execute(query.with_for_update(key_share=True))
+                if not validate_spend(ids, {row.id: row.spent_by for row in rows}, transaction):
                     check_issued(new, await self._issued(connection, new), transaction)
                     return
                 spent = await connection.execute(update(TOKENS).where(these, UNSPENT).values(spent_by=transaction))
                 if spent.rowcount != len(ids):
                     raise RuntimeError(f"{spent.rowcount} of {len(ids)} locked tokens could be spent")
                 await self._insert(connection, new)
-                await self._backend.publish(connection, texts(spent=ids, added=new))
+                await self._backend.publish(connection, payloads(spent=ids, added=new))
         except IntegrityError as error:
-            await self._refuse(new, error)
+            await self._raise_rejected(new, error)
 
     async def _insert(self, connection: AsyncConnection, new: dict[str, Token]) -> None:
         if new:
             await connection.execute(insert(TOKENS), [schema.row(new[id]) for id in sorted(new)])
 
     async def _issued(self, connection: AsyncConnection, ids: dict[str, Token]) -> set[str]:
-        """Those of the ids that tokens have, spent or not."""
+        """Return those of the ids that tokens have, spent or not."""
         if not ids:
             return set()
-        found = await connection.execute(select(TOKENS.c.id).where(self._backend.among(list(ids))))
+        found = await connection.execute(select(TOKENS.c.id).where(self._backend.id_in(list(ids))))
         return set(found.scalars())
 
-    async def _refuse(self, new: dict[str, Token], error: IntegrityError) -> None:
-        """Say what was wrong with outputs that the database has refused."""
+    async def _raise_rejected(self, new: dict[str, Token], error: IntegrityError) -> None:
+        """Raise the ValueError for outputs that the database has rejected."""
         async with self._backend.writing() as connection:
-            there = await self._issued(connection, new)
-        if not there:
+            existing = await self._issued(connection, new)
+        if not existing:
             raise error
-        raise ValueError(f"there already: {some(sorted(there))}") from error
+        raise ValueError(f"tokens exist already: {id_list(sorted(existing))}") from error

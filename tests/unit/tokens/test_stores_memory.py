@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 
 from genie.tokens.store import Resync
-from genie.tokens.stores.memory import PAGE, SLACK, MemoryTokenStore
+from genie.tokens.stores.memory import MAX_STALE_TOKENS, PAGE, MemoryTokenStore
 from genie.tokens.token import Wallet
 from tokens_made import ids, token
 
@@ -18,7 +18,7 @@ async def test_what_was_spent_leaves_its_wallets() -> None:
         change = token(f"{number + 100}", account="acme")
         await store.spend([token(f"{number}")], transaction="T", outputs=[change])
         for wallet in (OWN, GROUP):
-            assert len(store._shelves[wallet].tokens) <= 2 * 101 + SLACK
+            assert len(store._wallets[wallet].tokens) <= 2 * 101 + MAX_STALE_TOKENS
     assert await ids(store, owner="alice") == await ids(store, account="acme") == {f"{n}" for n in range(2_000, 2_100)}
 
 
@@ -26,7 +26,7 @@ async def test_an_empty_wallet_is_forgotten() -> None:
     store = MemoryTokenStore()
     await store.add([token(f"{number}", owner=f"{number}", account="acme") for number in range(10)])
     await store.spend([token(f"{number}") for number in range(10)], transaction="T")
-    assert not store._shelves
+    assert not store._wallets
 
 
 async def test_a_walk_goes_on_over_what_is_left_while_its_wallet_is_tidied_up() -> None:
@@ -36,7 +36,7 @@ async def test_a_walk_goes_on_over_what_is_left_while_its_wallet_is_tidied_up() 
     walk = store.unspent(owner="alice", token_type="Fiat", identifier="GBP")
     found = await anext(walk)
     await store.spend(many[:-2], transaction="T")
-    assert len(store._shelves[OWN].tokens) < PAGE
+    assert len(store._wallets[OWN].tokens) < PAGE
     assert [page async for page in walk] == [many[-2:]]
     assert found == many[:PAGE]
 
