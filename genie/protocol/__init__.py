@@ -1,1 +1,1 @@
-"""The wire, without sockets: lines of JSON in, typed commands and messages out. Used by the server and the clients."""
+"""The wire protocol without I/O: decodes lines of JSON into typed commands and messages, and encodes them."""

@@ -1,4 +1,4 @@
-"""JSON to bytes and back. The one place of the protocol that knows by which library."""
+"""JSON encoding and decoding. Only this module of the protocol uses the JSON library."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 import orjson
 
 Fragment = orjson.Fragment
-"""A part of a message that is JSON already."""
+"""A part of a message that is already encoded as JSON."""
 
 
 def loads(line: bytes) -> Any:
-    """What a line says, read strictly: no NaN, no invalid UTF-8, no lone surrogates. ValueError where it is wrong."""
+    """Decode strict JSON: no NaN, no invalid UTF-8, no lone surrogates. Raises ValueError."""
     return orjson.loads(line)
 
 
 def dumps(value: Any) -> bytes:
-    """A value as JSON."""
+    """Encode a value as JSON."""
     return orjson.dumps(value)
 
 
 def message(command: str, payload: dict[str, Any]) -> bytes:
-    """A message as a line."""
+    """Encode a message as a line."""
     return orjson.dumps({"command": command, "payload": payload}, option=orjson.OPT_APPEND_NEWLINE)

@@ -1,4 +1,4 @@
-"""Decodes a line of a client into a typed command, for the server."""
+"""Decodes the lines of clients into typed commands, on the server."""
 
 from __future__ import annotations
 
@@ -16,45 +16,48 @@ from genie.protocol.limits import DEFAULT_TIMEOUT_MS
 from genie.protocol.resources import MAX_CHOICES, MAX_NAME, MAX_RESOURCES, check_name, parse_choices, split_by_mode
 
 HTTP_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
-"""How a line begins that a web client sends."""
+"""What the first line of an HTTP client starts with."""
 
 
-# -- commands that are not the lock manager's ----------------------------------------------------------
+# -- Commands that the server executes without the lock manager ----------------------
 
 
 @dataclass(slots=True)
 class ReleaseByRef:
-    """Release the request that the session made with this `ref`, which the answer echoes."""
+    """Release the session's request with this `ref`. The reply echoes it."""
 
     ref: str
 
 
 @dataclass(slots=True)
 class Ping:
-    """Ask whether the server can serve commands."""
+    """Ask whether the server can execute commands."""
 
     ref: str | None = None
 
 
 @dataclass(slots=True)
 class Hello:
-    """Open a connection: protocol version, namespace, session. Must be the first command, if it is sent at all."""
+    """Open a connection: protocol version, namespace, session.
+
+    Optional, and only as first command.
+    """
 
     session: str | None = None
     session_timeout_ms: float = 10_000
     namespace: str | None = None
-    """What the connection is for. None: the server's first."""
+    """The namespace of the connection. None: the server's first."""
     protocol: int = limits.PROTOCOL
     client: str | None = None
     """Name and version of the client library, for the log."""
     quiet: bool = False
-    """Leave out `queued` for requests with a `ref`."""
+    """Whether to omit `queued` for requests with a `ref`."""
     ref: str | None = None
 
 
 @dataclass(slots=True)
 class Bye:
-    """End the session now, and the connection."""
+    """End the session and the connection immediately."""
 
     ref: str | None = None
 
@@ -73,7 +76,7 @@ class Inspect:
 
 @dataclass(slots=True)
 class Watch:
-    """Send an `event` for every lock on names with this prefix that is taken or released."""
+    """Subscribe to an `event` for every lock, granted or released, on names with this prefix."""
 
     prefix: str
     ref: str | None = None
@@ -81,7 +84,7 @@ class Watch:
 
 @dataclass(slots=True)
 class Unwatch:
-    """End a watch."""
+    """End the subscription to a prefix."""
 
     prefix: str
     ref: str | None = None
@@ -89,7 +92,7 @@ class Unwatch:
 
 @dataclass(slots=True)
 class Namespaced:
-    """A command that says its namespace, which must be that of its connection."""
+    """A command with an explicit namespace, which must be that of its connection."""
 
     namespace: str
     command: Request | Take | Release | ReleaseByRef | Extend | Inspect | Watch | Unwatch
@@ -100,8 +103,8 @@ WireCommand = (
 )
 
 
-# -- what a line may contain -----------------------------------------------------------------------------
-# `fields.py` explains in words what is wrong with a line that these types do not accept.
+# -- Wire types --------------------------------------------------------------------------
+# These types decide what is accepted. `diagnostics.py` explains why a line was rejected.
 
 Ref = Annotated[str, Meta(min_length=1, max_length=limits.MAX_REF, description="Echoed by the answer.")]
 Timeout = Annotated[float, Meta(ge=1, le=limits.MAX_TIMEOUT_MS, description="Milliseconds.")]
@@ -122,10 +125,10 @@ Weight = (
 
 
 class RequestPayload(Struct, forbid_unknown_fields=True, gc=False):
-    """Payload of `request`: either `resources`, or `anyOf` with `target` and perhaps `weights`."""
+    """Payload of `request`: either `resources`, or `anyOf` with `target` and optional `weights`."""
 
     resources: Annotated[list[_Resource], Meta(min_length=1, max_length=MAX_RESOURCES)] | None = None
-    queueTimeout: _QueueTimeout | None = None  # noqa: N815 - the wire's words
+    queueTimeout: _QueueTimeout | None = None  # noqa: N815 - the wire's names
     transactionTimeout: Timeout | None = None  # noqa: N815
     transactionName: Name | None = None  # noqa: N815
     priority: Annotated[float, Meta(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] | None = None
@@ -139,7 +142,7 @@ class RequestPayload(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class ReleasePayload(Struct, forbid_unknown_fields=True, gc=False):
-    """Payload of `release`: `id`, or else the `ref` of a request of the session."""
+    """Payload of `release`: the `id` of a request, or else the `ref` of one of the session."""
 
     id: Id | None = None
     ref: Ref | None = None
@@ -198,7 +201,7 @@ class WatchPayload(Struct, forbid_unknown_fields=True, gc=False):
 
 
 class RequestLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="request"):
-    """Asks for locks."""
+    """Requests locks."""
 
     payload: RequestPayload
 
@@ -210,7 +213,7 @@ class ReleaseLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="comma
 
 
 class ExtendLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="extend"):
-    """Sets a new end for a held lock."""
+    """Sets a new deadline for a held lock."""
 
     payload: ExtendPayload
 
@@ -228,7 +231,7 @@ class ByeLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command",
 
 
 class PingLine(Struct, forbid_unknown_fields=True, gc=False, tag_field="command", tag="ping"):
-    """Asks whether the server can serve commands."""
+    """Asks whether the server can execute commands."""
 
     payload: BarePayload | None = None
 
@@ -256,14 +259,17 @@ Line = RequestLine | ReleaseLine | ExtendLine | HelloLine | ByeLine | PingLine |
 _decode = msgspec.json.Decoder(Line).decode
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
-# -- from a line to a command ----------------------------------------------------------------------------
+# -- Decoding ----------------------------------------------------------------------------
 
 
 def read(line: bytes) -> WireCommand:
-    """Decode one line (without its end). RequestRejected says what is wrong with it.
+    """Decode one line, without its end.
 
-    The typed decoder alone decides what is accepted. A line that it refuses is read again, slowly, to explain the
-    refusal (`fields.py`).
+    The typed decoder alone decides what is accepted. A rejected line is decoded a second time by
+    `diagnostics.explain`, which is slow, for the text of the error.
+
+    Raises:
+        RequestRejected: the line is invalid; the message explains why.
     """
     try:
         decoded = _decode(line)
@@ -276,7 +282,7 @@ def read(line: bytes) -> WireCommand:
         return _command(decoded)
     except _DECODE_ERRORS as error:
         why = str(error)
-        if why.startswith("JSON is malformed"):  # says where: no need to read it again
+        if why.startswith("JSON is malformed"):  # names the position: no second decoding is needed
             raise diagnostics.bad_json(why.removeprefix("JSON is malformed: ")) from None
         rejected = diagnostics.explain(line)
     if rejected is not None:
@@ -285,7 +291,7 @@ def read(line: bytes) -> WireCommand:
 
 
 def _read_last_values(line: bytes) -> WireCommand:
-    """Decode a line in which a key is given twice, and a value that does not count is wrong."""
+    """Decode a line with a duplicate key of which only an overridden value is invalid."""
     try:
         return _command(_decode(codec.dumps(codec.loads(line))))
     except _DECODE_ERRORS as error:
@@ -305,13 +311,13 @@ def _request(payload: RequestPayload) -> Request | Take:
     if resources is None:
         return _take(payload)
     if payload.anyOf is not None or payload.weights is not None or payload.target is not None:
-        raise ValueError("resources and anyOf exclude each other")
+        raise ValueError("resources and anyOf are mutually exclusive")
     one = _single_resource_cache.get(resources[0]) if len(resources) == 1 else None
     shared, exclusive = one or _split_and_cache(resources)
     name, queue_timeout, transaction_timeout = payload.transactionName, payload.queueTimeout, payload.transactionTimeout
     if name is not None:
         check_name(name)
-    request = Request(  # only positions: CPython calls them in half the time
+    request = Request(  # positional arguments take CPython half the time (measured)
         shared,
         exclusive,
         DEFAULT_TIMEOUT_MS if queue_timeout is None else queue_timeout,
@@ -330,10 +336,10 @@ def _request(payload: RequestPayload) -> Request | Take:
 def _take(payload: RequestPayload) -> Take:
     any_of, target, timeout = payload.anyOf, payload.target, payload.transactionTimeout
     if any_of is None or target is None:
-        raise ValueError("anyOf and target go together")
+        raise ValueError("anyOf and target require each other")
     weights = [1] * len(any_of) if payload.weights is None else [int(weight) for weight in payload.weights]
     if len(weights) != len(any_of):
-        raise ValueError("weights must be as many as anyOf")
+        raise ValueError("weights must have one entry for each of anyOf")
     if payload.transactionName is not None:
         check_name(payload.transactionName)
     if payload.note is not None:
@@ -350,7 +356,7 @@ def _take(payload: RequestPayload) -> Take:
 
 
 def _digest(any_of: list[str], weights: list[int], target: int) -> str:
-    """Identify what a request chooses from, to recognize its repetition."""
+    """Return a digest of the choices of a request, which identifies its repetition."""
     return blake2b(repr((any_of, weights, target)).encode(), digest_size=16).hexdigest()
 
 
@@ -396,9 +402,10 @@ _UNRECOGNIZED = (Code.BAD_JSON, Code.BAD_MESSAGE, Code.UNKNOWN_COMMAND)
 
 
 def read_hello(line: bytes) -> Hello | RequestRejected | None:
-    """Decode a line if it is a `hello`; None if it is something else. A wrong `hello` gives what is wrong with it.
+    """Decode a line that may be a `hello`; return None if it is another command.
 
-    A line that is no command and contains `hello` counts as a wrong one: what follows it may rely on a session.
+    An invalid `hello` gives the error. So does a line that is no command but contains `hello`:
+    later lines may depend on the session that it meant to open.
     """
     says_hello = b"hello" in line.lower()
     if not says_hello and b"\\u" not in line:
@@ -421,8 +428,9 @@ Names = tuple[tuple[str, ...], tuple[str, ...]]
 MAX_CACHED_RESOURCES = 10_000
 
 _single_resource_cache: dict[str, Names] = {}
-"""Names of single resources that were checked before. Services lock the same ones over and over, and a name that comes
-again is the very same string: compared at a glance, hashed once, and kept once however many wait for it."""
+"""Decoded resources of requests for one resource (measured). Services lock the same names
+repeatedly. A cached name is the same string object each time: it compares by identity, is hashed
+once, and is stored once for any number of waiters."""
 
 
 def _split_and_cache(resources: list[str]) -> Names:
@@ -448,10 +456,10 @@ _BUILDERS: dict[type, Any] = {
 
 
 def is_http(line: bytes) -> bool:
-    """Whether a web client sent this first line."""
+    """Return whether this first line is from an HTTP client."""
     return line.startswith(HTTP_METHODS)
 
 
 def http_rejection() -> RequestRejected:
-    """The answer to a web client."""
-    return RequestRejected(Code.BAD_MESSAGE, "this is no web server: send one JSON object a line")
+    """Return the error for an HTTP client."""
+    return RequestRejected(Code.BAD_MESSAGE, "this is not an HTTP server: send one JSON object per line")

@@ -1,8 +1,8 @@
-"""Explains in words what is wrong with a line that the typed decoder of `commands.py` refuses.
+"""Explains why a line was rejected that the typed decoder of `commands.py` does not accept.
 
-One function for each kind of field says what its value must be. Nothing is accepted here: every line that reaches this
-module becomes a `RequestRejected` that names the field, and carries the `ref` of the command (and for `release` and
-`extend` the `id`) where those are well-formed.
+Each kind of field has a function that returns what its value must be. Nothing is accepted here:
+every line becomes a `RequestRejected` that names the invalid field, with the `ref` of the command,
+and for `release` and `extend` its `id`, if those are valid.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from genie.protocol.resources import (
 )
 
 Check = Callable[[Any], str | None]
-"""Says what a value must be where it isn't, else None."""
+"""Returns what a value must be, or None if it is valid."""
 
 
 def _number_check(low: float, high: float) -> Check:
@@ -86,7 +86,7 @@ def _ref_error(value: Any) -> str | None:
 def _secret_error(value: Any) -> str | None:
     if type(value) is str and MIN_SECRET <= len(value) <= MAX_SECRET:
         return None
-    return f"must be a string of {MIN_SECRET} to {MAX_SECRET} characters that nobody can guess"
+    return f"must be a secret of {MIN_SECRET} to {MAX_SECRET} characters"
 
 
 def _token_error(value: Any) -> str | None:
@@ -99,7 +99,7 @@ _NAMESPACE: Final = re.compile(NAMESPACE_PATTERN)
 
 
 def namespace_error(value: Any) -> str | None:
-    """What a namespace must be where this is none, else None."""
+    """Return what a namespace must be, or None if `value` is valid."""
     if type(value) is str and len(value) <= MAX_NAMESPACE and _NAMESPACE.fullmatch(value):
         return None
     return f"must be a string of 1 to {MAX_NAMESPACE} letters, digits or any of _.:-"
@@ -117,11 +117,11 @@ def _resources_error(value: Any) -> str | None:
     if type(value) is not list or not 0 < len(value) <= MAX_RESOURCES:
         return f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME" or "exclusive:NAME"'
     if not all(type(resource) is str for resource in value):
-        return 'must hold only strings like "shared:NAME" or "exclusive:NAME"'
+        return 'must contain only strings like "shared:NAME" or "exclusive:NAME"'
     try:
         split_by_mode(value)
     except ValueError as error:
-        return f"is not right: {error}"
+        return f"is invalid: {error}"
     return None
 
 
@@ -131,7 +131,7 @@ def _any_of_error(value: Any) -> str | None:
     try:
         parse_choices(value)
     except ValueError as error:
-        return f"is not right: {error}"
+        return f"is invalid: {error}"
     return None
 
 
@@ -179,12 +179,12 @@ def _check_text(value: Any, max_length: int) -> None:
 
 
 def check_note(note: str) -> None:
-    """ValueError where a `note` is none."""
+    """Raise ValueError if a `note` is invalid."""
     _check_text(note, MAX_NOTE)
 
 
 def check_client(client: str) -> None:
-    """ValueError where a `client` is none."""
+    """Raise ValueError if a `client` is invalid."""
     _check_text(client, MAX_CLIENT)
 
 
@@ -239,7 +239,7 @@ FIELD_CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
     "watch": {"prefix": _prefix_error, "ref": _ref_error, "namespace": namespace_error},
     "unwatch": {"prefix": _prefix_error, "ref": _ref_error, "namespace": namespace_error},
 }
-"""Every command with its fields. A null counts as left out."""
+"""The fields of each command, with their checks. A null counts as left out."""
 
 REQUIRED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "extend": ("id", "transactionTimeout"),
@@ -248,28 +248,29 @@ REQUIRED_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 PAYLOAD_OPTIONAL: Final = ("hello", "bye", "ping", "inspect")
-"""Commands that may come without a payload."""
+"""Commands that are valid without a payload."""
 
 COMMANDS_WITH_ID: Final = ("release", "extend")
-"""Commands whose errors carry the `id` that they named."""
+"""Commands whose errors carry the `id` of the command."""
 
 
 def bad_json(error: str) -> RequestRejected:
-    """Return the refusal of a line that is not JSON."""
+    """Return the error for a line that is not JSON."""
     return RequestRejected(Code.BAD_JSON, f"the line is not strict JSON in UTF-8: {error}")
 
 
 def explain(line: bytes) -> RequestRejected | None:
-    """Say what is wrong with a line that the typed decoder refused; None where nothing is.
+    """Return the error for a line that the typed decoder rejected; None if the line is valid.
 
-    The decoder checks every value of a key that is given twice, while only the last one counts.
+    A line with a duplicate key can be valid here: the decoder checks every value, but only the last
+    one counts.
     """
     try:
         message = codec.loads(line)
     except ValueError as error:
         return bad_json(str(error))
     if _is_deeper_than(message, MAX_DEPTH):
-        return RequestRejected(Code.BAD_JSON, f"nested deeper than {MAX_DEPTH}")
+        return RequestRejected(Code.BAD_JSON, f"the JSON is nested deeper than {MAX_DEPTH} levels")
     if type(message) is not dict or type(message.get("command")) is not str:
         return RequestRejected(Code.BAD_MESSAGE, 'a line must be an object: {"command": string, "payload": object}')
     return _explain_message(message, message["command"], message.get("payload"))
@@ -280,7 +281,9 @@ def _explain_message(message: dict[str, Any], command: str, payload: Any) -> Req
     ref = ref if _ref_error(ref) is None else None
     if command not in FIELD_CHECKS:
         known = ", ".join(FIELD_CHECKS)
-        return RequestRejected(Code.UNKNOWN_COMMAND, f"{command[:64]!r} is no command; there are {known}", ref=ref)
+        return RequestRejected(
+            Code.UNKNOWN_COMMAND, f"unknown command {command[:64]!r}; known commands: {known}", ref=ref
+        )
     if payload is None and command in PAYLOAD_OPTIONAL:
         payload = {}
     if type(payload) is not dict:
@@ -289,14 +292,14 @@ def _explain_message(message: dict[str, Any], command: str, payload: Any) -> Req
     id_ = id_ if _id_error(id_) is None else None
     for name in message:
         if name not in ("command", "payload"):
-            unknown = f"{command}: unknown field {name[:64]!r} beside command and payload"
+            unknown = f"{command}: unknown field {name[:64]!r}; a message has only command and payload"
             return RequestRejected(Code.BAD_MESSAGE, unknown, ref=ref, id=id_)
     error = payload_error(command, payload)
     return None if error is None else RequestRejected(Code.BAD_REQUEST, f"{command}: {error}", ref=ref, id=id_)
 
 
 def is_hello(line: bytes) -> bool:
-    """Whether a line is a `hello`, whatever may be wrong with it."""
+    """Return whether a line is a `hello`, valid or not."""
     return _decode_hello(line) is not None
 
 
@@ -309,7 +312,7 @@ def _decode_hello(line: bytes) -> dict[str, Any] | None:
 
 
 def hello_token(line: bytes) -> str | None:
-    """Return the token in a `hello`, whatever else may be wrong with it; None if there is none."""
+    """Return the token of a `hello`, whatever else is invalid in it; None if there is none."""
     message = _decode_hello(line)
     if message is None or type(message.get("payload")) is not dict:
         return None
@@ -318,7 +321,7 @@ def hello_token(line: bytes) -> str | None:
 
 
 def payload_error(command: str, payload: dict[str, Any]) -> str | None:
-    """Explain the first thing that is wrong with a payload; None where nothing is."""
+    """Return the first error in a payload, or None if it is valid."""
     checks = FIELD_CHECKS[command]
     for name in payload:
         if name not in checks:
@@ -332,30 +335,30 @@ def payload_error(command: str, payload: dict[str, Any]) -> str | None:
         if requirement is not None:
             return f"{name} {requirement}"
     if command == "release" and not known.keys() & {"id", "ref"}:
-        return "id is missing: it must be the id of a request; or give the ref of one of this session"
+        return "id is missing: give the id of a request, or the ref of a request of this session"
     return _combination_error(known) if command == "request" else None
 
 
 def _unknown_field_error(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name[:64], list(known), 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    hint = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(known)}"
     return f"unknown field {name[:64]!r}; {hint}"
 
 
 def _combination_error(payload: Mapping[str, Any]) -> str | None:
-    """What is wrong with the fields of a `request` beside each other: it names resources, or what to choose from."""
+    """Return the error in how the fields of a `request` combine, or None."""
     any_of, weights = payload.get("anyOf"), payload.get("weights")
     if any_of is None:
         for name in ("weights", "target"):
             if name in payload:
-                return f"{name} goes with anyOf, which is missing"
+                return f"{name} requires anyOf, which is missing"
         return None if "resources" in payload else f"resources is missing: it {_resources_error(None)}"
     if "resources" in payload:
-        return "resources and anyOf exclude each other"
+        return "resources and anyOf are mutually exclusive"
     if "target" not in payload:
         return f"target is missing: with anyOf it {_weight_error(None)}"
     if weights is not None and len(weights) != len(any_of):
-        return f"weights must be as many as anyOf: {len(any_of)}, not {len(weights)}"
+        return f"weights must have one entry for each of anyOf: {len(any_of)}, not {len(weights)}"
     return None
 
 

@@ -1,23 +1,23 @@
-"""Bytes to lines, with a bound."""
+"""Framing: splits a stream of bytes into lines of bounded length."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 MAX_LINE_BYTES = 1 << 20
-"""Bytes in one line, its end left out, unless configured otherwise."""
+"""Default limit of a line in bytes, without its end."""
 
 
 SPLIT_BYTES = 8 << 10
-"""Bytes that are split into lines at once, more or less. Of more than that the rest is split when its turn comes: 256 KiB
-of short lines would take longer than others should wait."""
+"""More than about this many bytes are split in parts, as the scheduler takes them: splitting 256
+KiB of short lines at once would delay other connections for too long."""
 
 MIN_COMMAND_BYTES = 16
-"""Bytes, more or less, in the shortest line that is a command."""
+"""About the number of bytes in the shortest line that is a command."""
 
 
 class LineTooLong(Exception):
-    """A line went over the bound. The lines before it are in `lines`; nothing behind them can be read."""
+    """A line exceeded the limit. `lines` are those before it; later bytes cannot be split."""
 
     def __init__(self, lines: list[bytes]) -> None:
         super().__init__("line too long")
@@ -25,7 +25,10 @@ class LineTooLong(Exception):
 
 
 class UnsplitLines:
-    """Lines with their ends, not split yet: an iterator, or to be cut into parts, which is faster. False when none is left."""
+    """Complete lines that are not split yet. True while there are any.
+
+    They can be iterated one by one, or taken in parts with `split_next`, which is faster.
+    """
 
     __slots__ = ("_data", "_part", "_start")
 
@@ -49,7 +52,7 @@ class UnsplitLines:
             self._part = iter(self.split_next())
 
     def split_next(self) -> list[bytes]:
-        """The next lines: about `SPLIT_BYTES`, or one line that is longer."""
+        """Split and return the next lines: about `SPLIT_BYTES`, or one line that is longer."""
         data, start = self._data, self._start
         end = data.rfind(b"\n", start, start + SPLIT_BYTES)
         if end < 0:
@@ -59,21 +62,21 @@ class UnsplitLines:
 
 
 class LineReader:
-    """Cuts a stream of bytes into lines. Holds no more than one line that is not ended yet."""
+    """Splits a stream of bytes into lines. Buffers at most one incomplete line."""
 
     __slots__ = ("_limit", "partial")
 
     def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
         self._limit = limit
         self.partial = bytearray()
-        """The line that is not ended yet."""
+        """The incomplete line."""
 
     def clear(self) -> None:
-        """Drop the line that is not ended yet."""
+        """Drop the incomplete line."""
         self.partial = bytearray()
 
     def feed(self, data: bytes) -> list[bytes] | UnsplitLines:
-        """The lines that these bytes complete, without their ends (a CR of CRLF stays)."""
+        """Return the lines that these bytes complete, without their line feeds; a CR stays."""
         if len(data) > SPLIT_BYTES and len(self.partial) + len(data) <= self._limit:
             end = data.rfind(b"\n") + 1
             if not end:
@@ -85,7 +88,7 @@ class LineReader:
         lines = data.split(b"\n")
         rest = lines.pop()
         if not rest and not self.partial and len(data) <= self._limit:
-            return lines  # whole lines and nothing else, as nearly always
+            return lines  # only complete lines: the usual case
         size = len(self.partial) + len(data)
         if lines and self.partial:
             lines[0] = bytes(self.partial) + lines[0]
@@ -94,7 +97,7 @@ class LineReader:
             for number, line in enumerate(lines):
                 if len(line) - line.endswith(b"\r") > self._limit:
                     raise LineTooLong(lines[:number])
-            if len(self.partial) + len(rest) > self._limit + 1:  # the one may be the end's \r
+            if len(self.partial) + len(rest) > self._limit + 1:  # the extra byte may be the CR of the line end
                 raise LineTooLong(lines)
         self.partial += rest
         return lines

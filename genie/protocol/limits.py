@@ -1,9 +1,9 @@
-"""Protocol version, defaults and limits of the fields of a command: both sides of a connection read them here."""
+"""Protocol version, defaults and limits of the fields of commands, for server and clients."""
 
 from typing import Final
 
 PROTOCOL: Final = 1
-"""The protocol version that this server speaks."""
+"""The protocol version of this server."""
 DEFAULT_TIMEOUT_MS: Final = 10_000.0
 MAX_TIMEOUT_MS: Final = 2_147_483_647
 MAX_PRIORITY: Final = 2**31
@@ -18,8 +18,8 @@ NAMESPACE_PATTERN: Final = "[A-Za-z0-9_.:-]+"
 MAX_ID: Final = 2**53 - 1
 MAX_WEIGHT: Final = 2**63 - 1
 MAX_DIGITS: Final = 78
-"""Digits in a weight or target that is written as a string: enough for 256 bits."""
+"""Maximum digits of a weight or target that is sent as a string: enough for 256 bits."""
 DECIMAL_PATTERN: Final = "[1-9][0-9]*"
 MAX_ROWS: Final = 1_000
 MAX_DEPTH: Final = 16
-"""Objects and lists within each other. No message needs more than three."""
+"""Maximum nesting of JSON objects and lists. No message needs more than three levels."""

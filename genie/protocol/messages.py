@@ -1,7 +1,7 @@
-"""The other side: from a call to a line, and from a line to a typed message, for the clients.
+"""Encodes commands and decodes the messages of a server, on the client.
 
-Fields are named as on the wire. A message or a field that this version doesn't know is skipped, so that a newer server
-can talk to an older client.
+Fields have their wire names. Unknown messages and fields are ignored, so that an older client works
+with a newer server.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from genie.protocol import codec
 
 
 class BlockerRow(Struct, gc=False):
-    """Who stood in the way."""
+    """A request that blocks another one."""
 
     id: int
     resource: str
     mode: str
     state: str
     since: int
-    transactionName: str | None = None  # noqa: N815 - the wire's word
+    transactionName: str | None = None  # noqa: N815 - the wire's name
     note: str | None = None
 
     def blocker(self) -> Blocker:
-        """As the errors carry it."""
+        """Return it as the exceptions carry it."""
         return Blocker(
             self.id, self.resource, self.mode, self.state, self.since / 1000, self.transactionName, self.note
         )
 
 
 class Welcome(Struct, tag="welcome", tag_field="command"):
-    """`welcome`"""
+    """Reply to `hello`."""
 
     class Payload(Struct):
-        """Its payload."""
+        """Payload of `welcome`."""
 
         protocol: int = 0
         server: str = ""
@@ -52,10 +52,10 @@ class Welcome(Struct, tag="welcome", tag_field="command"):
 
 
 class Queued(Struct, tag="queued", tag_field="command", gc=False):
-    """`queued`"""
+    """A request arrived and has an id."""
 
     class Payload(Struct, gc=False):
-        """Its payload."""
+        """Payload of `queued`."""
 
         id: int
         ref: str | None = None
@@ -64,13 +64,13 @@ class Queued(Struct, tag="queued", tag_field="command", gc=False):
 
 
 class Locked(Struct, tag="locked", tag_field="command", gc=False):
-    """`locked`; where it is told again, with the ms that are left of the hold.
+    """A request is granted. If it is sent again, with `expiresIn`, the ms until the lock expires.
 
-    `resources` are the names that were taken, where the request left it to the server which.
+    `resources` are the names that a request with `anyOf` acquired.
     """
 
     class Payload(Struct, gc=False):
-        """Its payload."""
+        """Payload of `locked`."""
 
         id: int
         fence: int
@@ -82,10 +82,13 @@ class Locked(Struct, tag="locked", tag_field="command", gc=False):
 
 
 class Released(Struct, tag="released", tag_field="command"):
-    """`released`; times are ms. `free` and `locked` are sums of weights, as decimal strings where the target was one."""
+    """A request ended. Times are in ms; `free` and `locked` are sums of weights.
+
+    The sums are decimal strings if the target was one.
+    """
 
     class Payload(Struct):
-        """Its payload."""
+        """Payload of `released`."""
 
         id: int
         reason: str
@@ -103,10 +106,10 @@ class Released(Struct, tag="released", tag_field="command"):
 
 
 class Extended(Struct, tag="extended", tag_field="command"):
-    """`extended`"""
+    """A held lock has a new deadline."""
 
     class Payload(Struct):
-        """Its payload."""
+        """Payload of `extended`."""
 
         id: int
         transactionTimeout: float  # noqa: N815
@@ -116,31 +119,34 @@ class Extended(Struct, tag="extended", tag_field="command"):
 
 
 class Answer(Struct):
-    """The payload of an answer that says nothing but which command it answers."""
+    """Payload of a reply that only acknowledges a command."""
 
     ref: str | None = None
 
 
 class Pong(Struct, tag="pong", tag_field="command"):
-    """`pong`"""
+    """Reply to `ping`."""
 
     payload: Answer
 
 
 class Bye(Struct, tag="bye", tag_field="command"):
-    """`bye`"""
+    """Reply to `bye`."""
 
     payload: Answer
 
 
 class Inspected(Struct, tag="inspected", tag_field="command"):
-    """`inspected`; the payload stays as plain data, which `InspectedRows` reads."""
+    """Reply to `inspect`. The payload stays plain data, which `InspectedRows` decodes."""
 
     payload: dict[str, Any]
 
 
 class InspectedRow(Struct):
-    """A row of `inspected`: of `holders`, with a `fence`, or of `queue`, with `blockers`. Times are ms."""
+    """A row of `inspected`: a holder with its `fence`, or a waiter with its `blockers`.
+
+    Times are in ms.
+    """
 
     id: int
     resources: list[str]
@@ -156,7 +162,7 @@ class InspectedRow(Struct):
 
 
 class InspectedRows(Struct):
-    """The payload of `inspected`."""
+    """Payload of `inspected`."""
 
     holders: list[InspectedRow]
     holdersTotal: int  # noqa: N815
@@ -166,7 +172,7 @@ class InspectedRows(Struct):
 
 
 class HeldRow(Struct, gc=False):
-    """One lock on one resource, without the mode in its name."""
+    """One lock on one resource; the name has no mode prefix."""
 
     resource: str
     mode: str
@@ -175,10 +181,10 @@ class HeldRow(Struct, gc=False):
 
 
 class Watching(Struct, tag="watching", tag_field="command"):
-    """`watching`: what is held of the names that begin so, or where `truncated` a part of it."""
+    """Reply to `watch`: the held locks on names with the prefix, or if `truncated` a part of them."""
 
     class Payload(Struct):
-        """Its payload."""
+        """Payload of `watching`."""
 
         prefix: str
         held: list[HeldRow]
@@ -189,10 +195,10 @@ class Watching(Struct, tag="watching", tag_field="command"):
 
 
 class Unwatched(Struct, tag="unwatched", tag_field="command"):
-    """`unwatched`"""
+    """Reply to `unwatch`."""
 
     class Payload(Struct):
-        """Its payload."""
+        """Payload of `unwatched`."""
 
         prefix: str = ""
         ref: str | None = None
@@ -201,10 +207,10 @@ class Unwatched(Struct, tag="unwatched", tag_field="command"):
 
 
 class Event(Struct, tag="event", tag_field="command", gc=False):
-    """`event`; one that is `lagged` names no resource."""
+    """A watched lock was granted or released. With the state `lagged` it names no resource."""
 
     class Payload(Struct, gc=False):
-        """Its payload."""
+        """Payload of `event`."""
 
         state: str
         resource: str = ""
@@ -216,10 +222,10 @@ class Event(Struct, tag="event", tag_field="command", gc=False):
 
 
 class Error(Struct, tag="error", tag_field="command"):
-    """`error`"""
+    """A command was rejected."""
 
     class Payload(Struct):
-        """Its payload."""
+        """Payload of `error`."""
 
         code: str
         message: str
@@ -239,7 +245,11 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def read(line: bytes) -> Message | None:
-    """One line (without its end) as a message; None for one that this version doesn't know. ValueError if it is none."""
+    """Decode one line, without its end; None for a message that this version does not know.
+
+    Raises:
+        ValueError: the line is not a valid message.
+    """
     try:
         message: Message = _decode(line)
     except msgspec.ValidationError:
@@ -254,12 +264,12 @@ def read(line: bytes) -> Message | None:
 
 
 def command(name: str, **payload: Any) -> bytes:
-    """A line for the server; a field that is None is left out."""
+    """Encode a command as a line. Fields that are None are left out."""
     fields = {key: value for key, value in payload.items() if value is not None}
     return codec.message(name, fields)
 
 
 def with_ref(line: bytes, ref: str) -> bytes:
-    """A line of `command` without a `ref`, with this one: of letters, digits, `-` and `_`."""
+    """Return a line of `command` that has no `ref`, with this one: letters, digits, `-` and `_`."""
     head = line[:-3]
     return b'%b%b"ref":"%b"}}\n' % (head, b"" if head.endswith(b"{") else b",", ref.encode())

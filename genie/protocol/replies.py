@@ -1,4 +1,7 @@
-"""From what happened to a line, for the server. Small messages by bytes formatting: nothing is faster."""
+"""Encodes what happened into lines for clients, on the server.
+
+Small messages are built by bytes formatting, which is faster than any encoder (measured).
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from genie.protocol import codec
 from genie.protocol.limits import PROTOCOL
 
 FEATURES = ("anyOf", "bye", "extend", "inspect", "note", "quiet", "sessions", "watch")
-"""What a server of this version can do beyond the commands of its first users, for `welcome`."""
+"""Features beyond the commands of the seed specification, for `welcome`."""
 PING_INTERVAL_MS = 2_000
-"""Recommended to clients: the time without a message after which a client that waits for one sends `ping`."""
+"""Recommended to clients: after this long without a message, a client that waits for one sends
+`ping`."""
 MAX_INSPECTED_BYTES = 256 << 10
-"""Bytes of rows in one `inspected`."""
+"""Maximum bytes of the rows in one `inspected`."""
 MAX_ROW_RESOURCES = 10
-"""Resources named in one row of `inspected`; `resourcesTotal` says how many there are."""
+"""Maximum resources listed in one row of `inspected`; `resourcesTotal` is the number of all."""
 
 
 def _ref(ref: str | None) -> bytes:
@@ -25,26 +29,26 @@ def _ref(ref: str | None) -> bytes:
 
 
 class Named(Protocol):
-    """What has an id and perhaps a `ref`."""
+    """An object with an id and an optional `ref`."""
 
     id: int
     ref: str | None
 
 
 def bare(command: str, ref: str | None) -> bytes:
-    """An answer with nothing but the `ref` of its command: `pong`, `bye`."""
+    """Encode a reply that has at most a `ref`: `pong` and `bye`."""
     return b'{"command":"%b","payload":{}}\n' % command.encode() if ref is None else message(command, {}, ref)
 
 
 def queued(request: Named) -> bytes:
-    """A request has arrived and has an id."""
+    """Encode `queued`: a request arrived and has an id."""
     if request.ref is None:
         return b'{"command":"queued","payload":{"id":%d}}\n' % request.id
     return b'{"command":"queued","payload":{"id":%d%b}}\n' % (request.id, _ref(request.ref))
 
 
 def granted(request: Request, quiet: bool) -> bytes:
-    """Both `queued` and `locked`; a quiet client is sent no `queued` for a request with a `ref`."""
+    """Encode `queued` and `locked`; a quiet client gets no `queued` for a request with a `ref`."""
     if request.ref is None:
         return b'{"command":"queued","payload":{"id":%d}}\n{"command":"locked","payload":{"id":%d,"fence":%d}}\n' % (
             request.id,
@@ -55,20 +59,23 @@ def granted(request: Request, quiet: bool) -> bytes:
 
 
 def locked(request: Request) -> bytes:
-    """A request is granted."""
+    """Encode `locked`: a request is granted."""
     if request.ref is None:
         return b'{"command":"locked","payload":{"id":%d,"fence":%d}}\n' % (request.id, request.fence)
     return b'{"command":"locked","payload":{"id":%d,"fence":%d%b}}\n' % (request.id, request.fence, _ref(request.ref))
 
 
 def taken(request: Request) -> bytes:
-    """`locked` of a request that chose: with what it took."""
+    """Encode `locked` for a request with `anyOf`, with the resources that it acquired."""
     payload = {"id": request.id, "fence": request.fence, "resources": request.names()}
     return message("locked", payload, request.ref)
 
 
 def locked_again(request: Request, now: float) -> bytes:
-    """`locked`, said again: with what is left of the hold, and where the request chose with what it took."""
+    """Encode `locked` for a lock that is already held, with the time until it expires.
+
+    If the request had `anyOf`, the reply has the resources that it acquired.
+    """
     left = max(0, int(request.deadline - now))
     if request.choice_digest is not None:
         payload = {"id": request.id, "fence": request.fence, "expiresIn": left, "resources": request.names()}
@@ -82,7 +89,7 @@ def locked_again(request: Request, now: float) -> bytes:
 
 
 def welcome(version: str, namespace: str, *, resumed: bool, quiet: bool, ref: str | None = None) -> bytes:
-    """The answer to `hello`: what this server speaks and can do, and how the connection is set."""
+    """Encode the reply to `hello`: protocol, features, and the settings of the connection."""
     payload = {
         "protocol": PROTOCOL,
         "server": f"genie/{version}",
@@ -96,9 +103,9 @@ def welcome(version: str, namespace: str, *, resumed: bool, quiet: bool, ref: st
 
 
 def released(event: Released, now: float, ref: str | None) -> bytes:
-    """A request ended at `now` (the manager's clock), with the details of its reason.
+    """Encode `released`, with the details of its reason. `now` is the manager's clock.
 
-    `ref` is that of the request, or in the answer to a `release` that of the release.
+    `ref` is that of the request, or in the reply to a `release` that of the release.
     """
     request = event.request
     if event.reason is SUCCESS and ref is None:
@@ -122,7 +129,7 @@ def released(event: Released, now: float, ref: str | None) -> bytes:
 
 
 def _insufficient(event: core.Insufficient) -> bytes:
-    """The sums are exact, and may be longer than a JSON library takes them."""
+    """Encode exact sums, which may exceed the integers of a JSON library."""
     request = event.request
     pattern = b'"%d"' if event.as_strings else b"%d"
     line = b'{"command":"released","payload":{"id":%d,"reason":"insufficient","free":%b,"locked":%b%b}}\n'
@@ -130,12 +137,12 @@ def _insufficient(event: core.Insufficient) -> bytes:
 
 
 def ended(id: int, reason: Reason, ref: str | None) -> bytes:
-    """A request ended, now by `release` or some time ago."""
+    """Encode `released` without details, for a request that ended now or earlier."""
     return b'{"command":"released","payload":{"id":%d,"reason":"%b"%b}}\n' % (id, reason.encode(), _ref(ref))
 
 
 def extended(event: core.Extended, ref: str | None) -> bytes:
-    """A held lock ends later, or sooner."""
+    """Encode `extended`: a held lock has a new deadline."""
     payload = {"id": event.request.id, "transactionTimeout": _ms(event.transaction_timeout_ms)}
     return message("extended", payload, ref)
 
@@ -143,25 +150,26 @@ def extended(event: core.Extended, ref: str | None) -> bytes:
 def inspected(
     inspection: Inspection, now: float, prefixes: tuple[str, ...] | None = None, ref: str | None = None
 ) -> bytes:
-    """The answer to `inspect`; `now` is the manager's clock. Rows beyond `MAX_INSPECTED_BYTES` bytes are left out.
+    """Encode the reply to `inspect`. `now` is the manager's clock.
 
-    Of resources whose names begin with none of the `prefixes` it is told how many there are (None: all are told).
+    Rows beyond `MAX_INSPECTED_BYTES` are left out. With `prefixes`, resources whose names begin
+    with none of them are counted but not named.
     """
     room = MAX_INSPECTED_BYTES
-    told: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
+    encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
     rows = [("holders", row) for row in inspection.holders] + [("queue", row) for row in inspection.queue]
     for part, row in rows:
         line = codec.dumps(_row(row, now, prefixes))
         room -= len(line)
         if room < 0:
             break
-        told[part].append(codec.Fragment(line))
+        encoded[part].append(codec.Fragment(line))
     return message(
         "inspected",
         {
-            "holders": told["holders"],
+            "holders": encoded["holders"],
             "holdersTotal": inspection.holders_total,
-            "queue": told["queue"],
+            "queue": encoded["queue"],
             "queueTotal": inspection.queue_total,
         },
         ref,
@@ -169,26 +177,26 @@ def inspected(
 
 
 def watching(prefix: str, rows: list[bytes], truncated: bool, ref: str | None) -> bytes:
-    """The answer to `watch`: what is held now, as `row`s."""
+    """Encode the reply to `watch`, with a `watching_row` for each lock held."""
     held = codec.Fragment(b"[%b]" % b",".join(rows))
     return message("watching", {"prefix": prefix, "held": held, "truncated": truncated}, ref)
 
 
 def unwatched(prefix: str, ref: str | None) -> bytes:
-    """The answer to `unwatch`."""
+    """Encode the reply to `unwatch`."""
     return message("unwatched", {"prefix": prefix}, ref)
 
 
 def watching_row(request: Request, resource: str, exclusive: bool) -> bytes:
-    """A row of `watching`."""
-    if request.transaction is None:  # 10,000 rows are one answer: each takes half the time so
+    """Encode a row of `watching`."""
+    if request.transaction is None:  # formatting takes half the time, and a reply has up to 10,000 rows
         mode = Mode.EXCLUSIVE if exclusive else Mode.SHARED
         return b'{"resource":%b,"mode":"%b","id":%d}' % (codec.dumps(resource), mode.encode(), request.id)
     return codec.dumps(_lock(request, resource, exclusive))
 
 
 def event(request: Request, resource: str, exclusive: bool, state: str) -> bytes:
-    """A lock was taken, or given back."""
+    """Encode `event`: a watched lock was granted or released."""
     return message("event", {"state": state, **_lock(request, resource, exclusive)})
 
 
@@ -200,11 +208,14 @@ def _lock(request: Request, resource: str, exclusive: bool) -> dict[str, Any]:
 
 
 LAGGED = b'{"command":"event","payload":{"state":"lagged"}}\n'
-"""There were more of them than this connection could take: nothing more is told of what it watched."""
+"""Sent once to a connection that cannot keep up with its events: all its watches ended."""
 
 
 def error(rejected: RequestRejected, leader: str | None = None) -> bytes:
-    """A command was refused and changed nothing. `leader` is the address of the server that would take it."""
+    """Encode `error`: a command was rejected and had no effect.
+
+    `leader` is the address of the server that would execute it.
+    """
     payload: dict[str, Any] = {"code": rejected.code, "message": rejected.message}
     if rejected.id is not None:
         payload["id"] = rejected.id
@@ -216,7 +227,7 @@ def error(rejected: RequestRejected, leader: str | None = None) -> bytes:
 
 
 def message(command: str, payload: dict[str, Any], ref: str | None = None) -> bytes:
-    """Any message."""
+    """Encode any message."""
     if ref is not None:
         payload["ref"] = ref
     return codec.message(command, payload)
@@ -252,7 +263,7 @@ def _row(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, An
     if prefixes is not None:
         shown = tuple([name for name in names if name.startswith(prefixes)])
         blockers = tuple([blocker for blocker in blockers if blocker.resource.startswith(prefixes)])
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": request.id,
         "resources": [f"{request.mode(name)}:{name}" for name in shown[:MAX_ROW_RESOURCES]],
         "resourcesTotal": len(names),
@@ -260,14 +271,14 @@ def _row(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, An
         "since": int(request.since_unix_ms),
     }
     if request.deadline < core.NEVER:
-        told["expiresIn"] = _ms(max(0.0, request.deadline - now))
+        fields["expiresIn"] = _ms(max(0.0, request.deadline - now))
     if request.transaction is not None:
-        told["transactionName"] = request.transaction
+        fields["transactionName"] = request.transaction
     if request.note is not None:
-        told["note"] = request.note
+        fields["note"] = request.note
     if request.state is core.HELD:
-        told["fence"] = request.fence
+        fields["fence"] = request.fence
     else:
-        told["blockers"] = [_blocker(blocker) for blocker in blockers]
-        told["blockersTotal"] = row.blockers_total
-    return told
+        fields["blockers"] = [_blocker(blocker) for blocker in blockers]
+        fields["blockersTotal"] = row.blockers_total
+    return fields

@@ -1,4 +1,4 @@
-"""Resources by name: `shared:NAME` and `exclusive:NAME` on the wire, and a NAME alone for people."""
+"""Resource names: `shared:NAME` and `exclusive:NAME` on the wire, `NAME` alone in arguments."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 
 MAX_NAME = 512
-"""Characters in the name of a resource or a transaction."""
+"""Maximum characters of the name of a resource or a transaction."""
 MAX_RESOURCES = 1024
-"""Resources in one request."""
+"""Maximum resources of one request."""
 
 MAX_CHOICES = 10_000
-"""Resources that one request can choose from."""
+"""Maximum resources that one request can choose from."""
 
 SHARED = "shared:"
 EXCLUSIVE = "exclusive:"
@@ -21,7 +21,7 @@ CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(name: str, what: str = "a name") -> str:
-    """The name, or a ValueError that says what is wrong with it."""
+    """Return the name if it is valid. Raises ValueError."""
     if not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"{what} must have 1 to {MAX_NAME} characters, not {len(name)}")
     if not name.isprintable() and CONTROL_CHARACTERS.search(name):
@@ -30,7 +30,7 @@ def check_name(name: str, what: str = "a name") -> str:
 
 
 def parse_resource(resource: str) -> tuple[bool, str]:
-    """Whether a wire resource asks for exclusive use, and its name. ValueError says what is wrong."""
+    """Return whether a wire resource is exclusive, and its name. Raises ValueError."""
     if resource.startswith(EXCLUSIVE):
         return True, check_name(resource[_EXCLUSIVE:], "the name of a resource")
     if resource.startswith(SHARED):
@@ -40,9 +40,12 @@ def parse_resource(resource: str) -> tuple[bool, str]:
 
 
 def split_by_mode(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names that a request asks to share and those it wants for itself; a name in both counts as the latter."""
+    """Return the names that are requested shared, and those requested exclusively.
+
+    A name requested in both modes is exclusive. Raises ValueError.
+    """
     if not 0 < len(resources) <= MAX_RESOURCES:
-        raise ValueError(f"resources must be a list of 1 to {MAX_RESOURCES}, not of {len(resources)}")
+        raise ValueError(f"resources must be a list of 1 to {MAX_RESOURCES} entries, not {len(resources)}")
     modes: dict[str, bool] = {}
     for resource in resources:
         exclusive, name = parse_resource(resource)
@@ -54,32 +57,36 @@ def split_by_mode(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str,
 
 
 def parse_choices(resources: Sequence[str]) -> tuple[tuple[str, bool], ...]:
-    """The names that a request chooses from, in order, and whether it wants each for itself. None may come twice."""
+    """Return the names to choose from, in order, with whether each is exclusive.
+
+    No name may occur twice. Raises ValueError.
+    """
     if not 0 < len(resources) <= MAX_CHOICES:
-        raise ValueError(f"anyOf must be a list of 1 to {MAX_CHOICES}, not of {len(resources)}")
+        raise ValueError(f"anyOf must be a list of 1 to {MAX_CHOICES} entries, not {len(resources)}")
     modes: dict[str, bool] = {}
     for resource in resources:
         exclusive, name = parse_resource(resource)
         if name in modes:
-            raise ValueError(f"anyOf must name each resource once, and names {name[:64]!r} twice")
+            raise ValueError(f"anyOf must name each resource once, but names {name[:64]!r} twice")
         modes[name] = exclusive
     return tuple(modes.items())
 
 
 def shared(name: str) -> str:
-    """The wire's string for sharing any name, whatever it contains."""
+    """Return the wire form of a shared lock on any name, even one with colons."""
     return SHARED + check_name(name, "the name of a resource")
 
 
 def exclusive(name: str) -> str:
-    """The wire's string for having any name to oneself, whatever it contains."""
+    """Return the wire form of an exclusive lock on any name, even one with colons."""
     return EXCLUSIVE + check_name(name, "the name of a resource")
 
 
 def parse_resource_arg(resource: str) -> str:
-    """What people write (`shared:NAME`, `exclusive:NAME`, or a NAME without a colon, which is exclusive).
+    """Return the wire form of an argument: `shared:NAME`, `exclusive:NAME`, or `NAME` for exclusive.
 
-    A colon behind anything else is a ValueError, so that a mistyped mode is not taken for a name.
+    A name alone must not contain a colon, so that a mistyped mode is not taken for a part of a
+    name. Raises ValueError.
     """
     if resource.startswith((SHARED, EXCLUSIVE)):
         parse_resource(resource)
@@ -88,6 +95,6 @@ def parse_resource_arg(resource: str) -> str:
         mode, _, name = resource.partition(":")
         raise ValueError(
             f"{resource!r}: a resource is shared:NAME, exclusive:NAME or a NAME without a colon; "
-            f"{mode!r} is no mode (for this very name write exclusive:{mode}:{name})"
+            f"{mode!r} is not a mode (for a name with a colon write exclusive:{mode}:{name})"
         )
     return exclusive(resource)

@@ -41,21 +41,21 @@ def schema() -> dict[str, Any]:
 
 
 def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Give payloads short names: `WelcomePayload`, not where they are defined in Python."""
+    """Shorten the names of payloads, from their qualified names in Python to `WelcomePayload`."""
     encoded = msgspec.json.encode(definitions).replace(f"{messages.__name__}.".encode(), b"")
     renamed: dict[str, Any] = msgspec.json.decode(encoded.replace(b".Payload", b"Payload"))
     return renamed
 
 
 def _needs(*names: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A payload that has the first fields and none of the others; null counts as left out."""
+    """Return the schema of a payload with the first fields and none of the others; null is left out."""
     has = {name: {"not": {"type": "null"}} for name in names}
     lacks = {name: {"type": "null"} for name in without}
     return {"required": list(names), "properties": {**has, **lacks}}
 
 
 def text() -> bytes:
-    """Return the schema as it is checked in."""
+    """Return the schema as formatted bytes, as checked in."""
     return msgspec.json.format(msgspec.json.encode(schema(), order="sorted"), indent=2) + b"\n"
 
 

@@ -62,7 +62,7 @@ def test_every_option(orders: list[Order]) -> None:
         ("a", "write -- between"),
         ("a --", "COMMAND is missing behind --"),
         ("-- true", "Missing argument 'RESOURCE...'"),
-        ("exlusive:a -- true", "'exlusive' is no mode"),
+        ("exlusive:a -- true", "'exlusive' is not a mode"),
         ("-n -w 3 a -- true", "give one of them"),
         ("-w nan a -- true", "not a number of seconds from 0 to 2147483.647"),
         ("-w -1 a -- true", "not a number of seconds"),

@@ -167,7 +167,7 @@ def test_a_refusal_is_its_own():
         ((["a"] * 10_001, 1), {}, "1 to 10000"),
         ((["a", "exclusive:a"], 1), {}, "once"),
         ((["a", "shared:a"], 1), {}, "once"),
-        ((["exclsive:a"], 1), {}, "no mode"),
+        ((["exclsive:a"], 1), {}, "not a mode"),
         ((["a"], 0), {}, "target"),
         ((["a"], -1), {}, "target"),
         ((["a"], True), {}, "target"),

@@ -180,19 +180,25 @@ def test_the_same_choice_is_known_again() -> None:
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        ({"anyOf": ["exclusive:a"], "resources": ["exclusive:a"], "target": 1}, "resources and anyOf exclude"),
+        (
+            {"anyOf": ["exclusive:a"], "resources": ["exclusive:a"], "target": 1},
+            "resources and anyOf are mutually exclusive",
+        ),
         ({"anyOf": ["exclusive:a"]}, "target is missing"),
         ({"anyOf": ["exclusive:a"], "target": 0}, "target must be an integer from 1 to"),
         ({"anyOf": ["exclusive:a"], "target": True}, "target must be an integer from 1 to"),
         ({"anyOf": ["exclusive:a"], "target": 2**63}, "target must be an integer from 1 to"),
-        ({"anyOf": ["exclusive:a"], "target": 1, "weights": [1, 2]}, "weights must be as many as anyOf: 1, not 2"),
+        (
+            {"anyOf": ["exclusive:a"], "target": 1, "weights": [1, 2]},
+            "weights must have one entry for each of anyOf: 1, not 2",
+        ),
         ({"anyOf": ["exclusive:a"], "target": 1, "weights": []}, "weights must be a list, with an integer from 1 to"),
         ({"anyOf": ["exclusive:a"], "target": 1, "weights": [0]}, "weights must be a list, with an integer from 1 to"),
-        ({"anyOf": ["exclusive:a", "shared:a"], "target": 1}, "each resource once, and names 'a' twice"),
+        ({"anyOf": ["exclusive:a", "shared:a"], "target": 1}, "each resource once, but names 'a' twice"),
         ({"anyOf": [], "target": 1}, "anyOf must be a list of 1 to 10000"),
-        ({"anyOf": ["a"], "target": 1}, "anyOf is not right: a resource must begin"),
-        ({"resources": ["exclusive:a"], "target": 1}, "target goes with anyOf"),
-        ({"resources": ["exclusive:a"], "weights": [1]}, "weights goes with anyOf"),
+        ({"anyOf": ["a"], "target": 1}, "anyOf is invalid: a resource must begin"),
+        ({"resources": ["exclusive:a"], "target": 1}, "target requires anyOf"),
+        ({"resources": ["exclusive:a"], "weights": [1]}, "weights requires anyOf"),
         ({}, "resources is missing"),
     ],
 )
@@ -206,7 +212,7 @@ def test_what_is_wrong_with_a_choice(payload: dict[str, Any], why: str) -> None:
     [
         ({"transactionTimout": 5}, "unknown field 'transactionTimout'; did you mean 'transactionTimeout'?"),
         ({"queuetimeout": 5}, "did you mean 'queueTimeout'?"),
-        ({"xyz": None}, "unknown field 'xyz'; there are resources, anyOf,"),
+        ({"xyz": None}, "unknown field 'xyz'; known fields: resources, anyOf,"),
     ],
 )
 def test_an_unknown_field_is_named_with_the_nearest_known_one(said: dict[str, Any], why: str) -> None:
