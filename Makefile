@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # The tests start hundreds of processes: none of them compiles the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test lint format soak soak-worlds soak-tests soak-faults mutants fuzz bench peers compiled clean
+.PHONY: serve check test lint format docs soak soak-worlds soak-tests soak-faults mutants fuzz bench peers compiled clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -30,8 +30,13 @@ format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The documentation site, in build/site. Strict: a broken link or a page that is in no menu is an error.
+docs: $(VENV)/.tested
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 # The long form of what the tests do in short: simulated worlds of every kind, the random searches of the tests with many
-# random inputs, the fuzzers, then real faults on real processes (docs/reliability.md). WORLDS and FAULTS are passed on:
+# random inputs, the fuzzers, then real faults on real processes (docs/concepts/verification.md). WORLDS and FAULTS are passed on:
 # make soak WORLDS="--seconds 3600" FAULTS="--seconds 3600"
 WORLDS ?= --seeds 1500
 soak: soak-worlds soak-tests fuzz soak-faults
@@ -49,7 +54,7 @@ soak-faults: $(VENV)/.tested redis
 mutants: $(VENV)/.tested
 	$(BIN)/python tests/simulation/mutants.py
 
-# A million inputs: bytes to the readers of the protocol, and lines to a whole server (docs/reliability.md). FUZZ is passed
+# A million inputs: bytes to the readers of the protocol, and lines to a whole server (docs/concepts/verification.md). FUZZ is passed
 # on: make fuzz FUZZ="--inputs 100000 --seed 7"
 fuzz: $(VENV)/.tested redis
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.sharding [PART ...] [--seed N]
 
-Prints the tables of docs/scaling.md. Nothing is measured: time is virtual, chance has a seed, and every run prints the
+Prints the tables of docs/concepts/sharding.md. Nothing is measured: time is virtual, chance has a seed, and every run prints the
 same.
 """
 
@@ -136,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.sharding", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", metavar="PART", nargs="*", help=f"one of {', '.join(parts)}; all without any")
     parser.add_argument(
-        "--seed", type=int, default=1, help="what chance begins with (default: 1, as in docs/scaling.md)"
+        "--seed", type=int, default=1, help="what chance begins with (default: 1, as in docs/concepts/sharding.md)"
     )
     options = parser.parse_args(arguments)
     for name in options.parts:

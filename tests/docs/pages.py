@@ -10,6 +10,8 @@ from types import ModuleType
 from genie import GenieError
 
 ROOT = Path(__file__).parents[2]
+DOCUMENTATION = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")))
+"""The pages with examples that are executed by test_examples.py."""
 FENCE = re.compile(r"^ *```(.*)$")
 
 

@@ -1,4 +1,4 @@
-"""Runs what a page shows, and compares what comes of it."""
+"""Executes the shell commands of a page, and compares their output."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ from pages import Block
 from servers import WAIT_S, Genie
 
 
-def run_python(block: Block, blocks: Sequence[Block], genie: Genie, folder: Path) -> None:
-    """A block of Python prints what the text block behind it shows, and nothing to complain about."""
-    _compare(block, [sys.executable, "-W", "error", "-c", block.text], blocks, genie, folder)
-
-
 def run_shell(block: Block, blocks: Sequence[Block], genie: Genie, folder: Path) -> None:
-    """So does a block of commands, their stderr among it."""
+    """A block of commands prints what the text block after it shows, on stdout and stderr."""
     _compare(block, ["sh", "-euc", f"exec 2>&1\n{block.text}"], blocks, genie, folder)
 
 

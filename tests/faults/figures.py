@@ -1,4 +1,4 @@
-"""What came of the faults: numbers, and the table of docs/reliability.md."""
+"""What came of the faults: numbers, and the table of docs/concepts/verification.md."""
 
 from __future__ import annotations
 

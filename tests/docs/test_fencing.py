@@ -1,4 +1,4 @@
-"""docs/fences.md is true: its Python runs and prints what is shown. The SQL of protocol.md does what that page says."""
+"""The tables of docs/how-to/fencing.md agree with the code, and the SQL of protocol.md behaves as that page says."""
 
 from __future__ import annotations
 
@@ -8,25 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Block, blocks, code, prose, table
-from running import run_python
+from pages import blocks, code, prose, table
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import genie as package
 from fenced_accounts import DIALECTS, NEWER, OLDER, Accounts, database_url
 from genie.sql import FencedTable
-from servers import Genie
 
-PAGE = "docs/fences.md"
-BLOCKS = blocks(PAGE)
-PYTHON = [block for block in BLOCKS if block.language == "python"]
+PAGE = "docs/how-to/fencing.md"
 SQL = [block.text for block in blocks("protocol.md") if block.language == "sql"]
-
-
-@pytest.mark.parametrize("block", PYTHON, ids=str)
-def test_python_runs_and_prints_what_is_shown(block: Block, genie: Genie, tmp_path: Path) -> None:
-    run_python(block, BLOCKS, genie, tmp_path)
 
 
 def test_the_calls_are_those_of_the_code() -> None:

@@ -1,27 +1,16 @@
-"""docs/tokens.md is true: its Python runs and prints what is shown, its tables are those of the code."""
+"""docs/how-to/token-selection.md : its tables agree with the code."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from importlib.util import find_spec
-from pathlib import Path
 
-import pytest
-from pages import Block, blocks, code, errors_of, prose, table
-from running import run_python
+from pages import code, errors_of, prose, table
 
 from genie import tokens
-from servers import Genie
 
-PAGE = "docs/tokens.md"
-BLOCKS = blocks(PAGE)
-PYTHON = [block for block in BLOCKS if block.language == "python"]
-
-
-@pytest.mark.parametrize("block", PYTHON, ids=str)
-def test_python_runs_and_prints_what_is_shown(block: Block, genie: Genie, tmp_path: Path) -> None:
-    run_python(block, BLOCKS, genie, tmp_path)
+PAGE = "docs/how-to/token-selection.md"
 
 
 def test_every_error_is_there() -> None:

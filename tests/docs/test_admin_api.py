@@ -1,4 +1,4 @@
-"""docs/operations.md is true: its tables are those of the code."""
+"""The tables of the admin API, the metrics and the alerts agree with the code."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from genie.observability import stats
 from genie.observability.metrics import Metrics
 from genie.server.app import Server
 
-PAGE = "docs/operations.md"
+API = "docs/reference/http-api.md"
+METRICS = "docs/reference/metrics.md"
+MONITORING = "docs/how-to/monitoring.md"
 
 
 def text() -> str:
-    return " ".join((ROOT / PAGE).read_text().split())
+    return " ".join((ROOT / API).read_text().split())
 
 
 def test_the_metrics_are_those_that_are_told() -> None:
     told = {family.name: family.type for family in Metrics(Server(Settings())).collect()}
-    assert {code(row["Metric"]): row["Type"] for row in table(PAGE, "Metric", "Type")} == told
+    assert {code(row["Metric"]): row["Type"] for row in table(METRICS, "Metric", "Type")} == told
 
 
 def test_the_labels_are_those_that_are_told() -> None:
-    rows = {code(row["Metric"]): row["Labels"] for row in table(PAGE, "Metric", "Type")}
+    rows = {code(row["Metric"]): row["Labels"] for row in table(METRICS, "Metric", "Type")}
     for family in Metrics(Server(Settings())).collect():
         labels = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
         assert rows[family.name] == (", ".join(f"`{label}`" for label in labels) or "none")
 
 
 def test_the_paths_of_the_api_and_their_limits() -> None:
-    rows = {code(row["Path"]): row for row in table(PAGE, "Path", "Tells")}
+    rows = {code(row["Path"]): row for row in table(API, "Path", "Returns")}
     asked = msgspec.json.decode(api.schema())["paths"]
     paths = {f"{method.upper()} {path}" for path, methods in asked.items() for method in methods}
     assert set(rows) == paths | {"GET /api/schema"}
@@ -57,9 +59,9 @@ async def test_every_path_is_there() -> None:
     await admin.start()
     try:
         assert admin.address is not None
-        for row in table(PAGE, "Path", "200"):
+        for row in table(API, "Path", "200"):
             assert (await ask(admin.address[1], code(row["Path"]))).status in (200, 503)
-        for row in table(PAGE, "Path", "Tells"):
+        for row in table(API, "Path", "Returns"):
             method, path = code(row["Path"]).split()
             path = path.replace("{name}", "a")
             asked = await (release(admin.address[1], b"{}") if method == "POST" else ask(admin.address[1], path))
@@ -72,16 +74,16 @@ async def test_every_path_is_there() -> None:
     "said",
     [
         f"the body is longer than {MAX_BODY:,} bytes",
-        f"the {views.LOOKED_AT:,} requests are looked at",
-        f"{views.PLACES:,} places of theirs",
-        f"the {views.LINES} longest lines",
-        f"the first {views.ROWS} places of its line",
-        f"all have {views.MOST_EDGES:,}",
-        f"{views.STEPS:,} steps are told",
+        f"the {views.LOOKED_AT:,} requests that have waited longest are examined",
+        f"{views.PLACES:,} queue entries of theirs",
+        f"the {views.LINES} longest queues",
+        f"the first {views.ROWS} entries of its queue",
+        f"all nodes together have {views.MOST_EDGES:,}",
+        f"is reported with {views.STEPS:,} steps",
         f"The last {stats.DEADLOCKS} deadlocks are kept, with {stats.STEPS:,} steps",
         f"{stats.MOST:,} hot resources",
         f"{http.MOST} connections at the same time",
-        f"while {throttle.MOST_AT_ONCE} questions wait",
+        f"{throttle.MOST_AT_ONCE} pending queries",
         f"`{Settings().admin.host}:{Settings().admin.port}`",
     ],
 )
@@ -91,6 +93,6 @@ def test_the_limits_that_are_said(said: str) -> None:
 
 def test_the_alerts_are_those_that_there_are() -> None:
     groups = yaml.safe_load(Path(ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
-    assert {code(row["Alert"]) for row in table(PAGE, "Alert")} == {
+    assert {code(row["Alert"]) for row in table(MONITORING, "Alert")} == {
         rule["alert"] for group in groups for rule in group["rules"]
     }

@@ -1,4 +1,4 @@
-"""docs/scaling.md is true: the tables that take no time are what the model prints."""
+"""docs/concepts/sharding.md : the tables that take no time are those that the model prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pages import read
 
 from benchmarks.sharding import PARTS, main
 
-PAGE = "docs/scaling.md"
+PAGE = "docs/concepts/sharding.md"
 QUICK = ("reach", "examples")
 
 

@@ -1,26 +1,19 @@
-"""docs/timeouts.md is true: its Python runs and prints what is shown, its tables are those of the code."""
+"""docs/how-to/ledger-timeouts.md : its commands print the shown lines, its tables agree with the code."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
 
-import pytest
-from pages import Block, blocks, code, errors_of, table
-from running import run_python, run_shell
+from pages import blocks, code, errors_of, table
+from running import run_shell
 
 from genie import timeouts
 from genie.timeouts.explain import Progress
 from servers import Genie
 
-PAGE = "docs/timeouts.md"
+PAGE = "docs/how-to/ledger-timeouts.md"
 BLOCKS = blocks(PAGE)
-PYTHON = [block for block in BLOCKS if block.language == "python"]
-
-
-@pytest.mark.parametrize("block", PYTHON, ids=str)
-def test_python_runs_and_prints_what_is_shown(block: Block, genie: Genie, tmp_path: Path) -> None:
-    run_python(block, BLOCKS, genie, tmp_path)
 
 
 def test_the_commands_do_what_is_shown(genie: Genie, tmp_path: Path) -> None:

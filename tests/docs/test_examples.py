@@ -1,0 +1,245 @@
+"""Execute the examples of README.md and docs/: Python prints the shown output, commands print the shown lines."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from matching import Screen
+from pages import DOCUMENTATION, ROOT, Block, blocks, errors_of
+
+import genie as package
+from servers import WAIT_S, Genie
+
+BLOCKS = {page: blocks(page) for page in DOCUMENTATION}
+ALL = [block for found in BLOCKS.values() for block in found]
+PYTHON = [block for block in ALL if block.language == "python"]
+CONSOLE = {
+    page: console
+    for page, found in BLOCKS.items()
+    if (console := [block for block in found if block.language == "console"])
+}
+
+CONTAINERS = "needs a container engine; see test_containers.py"
+HOURS = "takes minutes to hours"
+NOT_RUN = {
+    "make serve": "serves until it is stopped, on the real port",
+    "make test": "runs these tests",
+    "make peers": HOURS,
+    "make soak-faults": HOURS,
+    'make soak-faults FAULTS="--seconds 600"': HOURS,
+    'make soak-faults FAULTS="kill-redis --times 20 --seed 7 --lease 0.5"': HOURS,
+    "make fuzz": HOURS,
+    'make fuzz FUZZ="--inputs 100000 --seed 7"': HOURS,
+    "python benchmarks/tokens.py": HOURS,
+    "python benchmarks/tls.py --rounds 5": HOURS,
+    "python benchmarks/scaleout.py": HOURS,
+    "python -m benchmarks.sharding": "takes half a minute; see test_sharding.py",
+    "docker compose up --build --detach --wait": CONTAINERS,
+    "docker compose exec genie genie status": CONTAINERS,
+    "docker compose exec genie cat /run/genie/token": CONTAINERS,
+    "apt-get install redis-server postgresql etcd-server npm": "installs packages",
+    "npm install --global live-mutex": "installs packages",
+}
+"""Commands that are only checked for what they name."""
+SHELL_NOT_RUN = {
+    "docs/how-to/deploying.md": "needs the real admin port",
+    "docs/how-to/high-availability.md": CONTAINERS,
+    "docs/how-to/ledger-timeouts.md": "the first block is executed by test_ledger_timeouts.py, the second serves",
+    "docs/how-to/scaling.md": "serves until it is stopped, with a Redis on another host",
+    "docs/how-to/tls-and-tokens.md": "writes certificates and uses hosts that do not exist; see test_tls.py",
+    "docs/reference/http-api.md": "needs the real admin port; test_admin_api.py requests every path",
+}
+"""Pages with blocks of shell commands, of which only the syntax is checked."""
+LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree"}
+
+NETCAT = """\
+import socket, sys, threading
+arguments = [argument for argument in sys.argv[1:] if argument != "-N"]
+with socket.create_connection((arguments[0], int(arguments[1]))) as sock:
+    def forth():
+        for line in sys.stdin.buffer:
+            sock.sendall(line)
+        if "-N" in sys.argv:
+            sock.shutdown(socket.SHUT_WR)
+    threading.Thread(target=forth, daemon=True).start()
+    while data := sock.recv(1 << 16):
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+"""
+"""For machines without OpenBSD's nc: what the page uses of it."""
+
+
+@pytest.fixture
+def environment(genie: Genie, tmp_path: Path) -> dict[str, str]:
+    netcat = shutil.which("nc")
+    if netcat is None or "OpenBSD" not in subprocess.run([netcat, "-h"], capture_output=True, text=True).stderr:  # noqa: PLW1510
+        (tmp_path / "nc.py").write_text(NETCAT)
+        (tmp_path / "nc").write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/nc.py" "$@"\n')
+        (tmp_path / "nc").chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{clean['PATH']}"
+    return clean | {"PATH": path, "GENIE_HOST": genie.address[0], "GENIE_PORT": str(genie.port)}
+
+
+# -- blocks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", DOCUMENTATION)
+def test_every_block_is_executed_by_a_test(page: str) -> None:
+    for block, before in zip(BLOCKS[page], [None, *BLOCKS[page]], strict=False):
+        assert block.language in LANGUAGES, f"{block}: {block.language}"
+        if block.language == "text":
+            shell = before is not None and before.language == "sh" and page in SHELL_NOT_RUN
+            assert shell or before in PYTHON, f"{block}: a text block is the output of the python block before it"
+        if block.language == "sh":
+            assert page in SHELL_NOT_RUN, f"{block}: say why it is not executed"
+    assert {block.language for found in BLOCKS.values() for block in found} >= {"python", "console", "sh", "text"}
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_prints_the_shown_output(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block.text],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), f"{block}: {done.stdout}{done.stderr}"
+    shown = dict(pairwise(BLOCKS[block.page])).get(block)
+    if shown is not None and shown.language == "text":
+        Screen().match_all(shown.lines, done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("block", [block for block in ALL if block.language == "py"], ids=str)
+def test_python_of_other_libraries_compiles(block: Block) -> None:
+    compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("block", [block for block in ALL if block.language == "sh"], ids=str)
+def test_shell_commands_parse(block: Block) -> None:
+    subprocess.run(["bash", "-n", "-c", block.text], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("block", [block for block in ALL if block.language == "toml"], ids=str)
+def test_a_token_file_has_known_keys(block: Block) -> None:
+    for section in tomllib.loads(block.text).values():
+        assert section.keys() <= {"token", "prefixes", "may"}
+        assert {*section.get("may", ())} <= {"lock", "inspect", "admin"}
+
+
+def test_the_error_hierarchy_is_that_of_the_code() -> None:
+    (block,) = [block for block in ALL if block.language == "tree"]
+    parents: list[str] = []
+    shown = {}
+    for line in block.lines:
+        name = re.search(r"\w+", line)
+        assert name is not None
+        depth = name.start() // 4
+        parents[depth:] = [name[0]]
+        shown[name[0]] = parents[depth - 1] if depth else "Exception"
+    assert shown == {name: getattr(package, name).__bases__[0].__name__ for name in errors_of(package)}
+
+
+def commands(block: Block) -> list[tuple[int, str, list[str]]]:
+    """The commands of a console block, each with its line and what is shown behind it."""
+    found: list[tuple[int, str, list[str]]] = []
+    for number, line in enumerate(block.lines, block.line + 1):
+        if line.startswith("$ "):
+            found.append((number, line[2:], []))
+        else:
+            assert found, f"{block}: a console block begins with a command"
+            found[-1][2].append(line)
+    assert found, f"{block} is empty"
+    return found
+
+
+@pytest.mark.parametrize("page", CONSOLE)
+def test_commands_print_the_shown_lines(page: str, environment: dict[str, str], genie: Genie) -> None:
+    screen, status = Screen(), 0
+    for block in CONSOLE[page]:
+        for line, command, shown in commands(block):
+            where = f"{page}:{line}: {command}"
+            if command in NOT_RUN:
+                assert not shown, where
+                continue
+            assert status == 0 or command == "echo $?", f"{where}: the command before failed with {status}"
+            real = screen.fill(command).replace("7077", str(genie.port))
+            if shown and shown[0].startswith("-> "):
+                converse(real, shown, screen, environment)
+                continue
+            done = subprocess.run(
+                ["bash", "-c", f"(exit {status})\n{real}"],
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=WAIT_S,
+                check=False,
+            )
+            status = done.returncode
+            try:
+                screen.match_all(shown, done.stdout.splitlines())
+            except AssertionError as error:
+                raise AssertionError(f"{where}\n{error}") from None
+    assert status == 0
+
+
+def converse(command: str, shown: list[str], screen: Screen, environment: dict[str, str]) -> None:
+    """Type the lines behind `->` and read those behind `<-`."""
+    with subprocess.Popen(
+        ["bash", "-c", f"exec {command}"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        bound = threading.Timer(WAIT_S, process.kill)
+        bound.start()
+        try:
+            for line in shown:
+                assert line[:3] in ("-> ", "<- "), line
+                if line.startswith("->"):
+                    process.stdin.write(f"{screen.fill(line[3:])}\n")
+                else:
+                    screen.match(line[3:], process.stdout.readline())
+        finally:
+            bound.cancel()
+            process.kill()
+
+
+def test_what_is_not_run_can_be_run() -> None:
+    shown = {command for console in CONSOLE.values() for block in console for _, command, _ in commands(block)}
+    assert shown >= NOT_RUN.keys(), "a command that is on no page"
+    pages = {block.page for block in ALL if block.language == "sh"}
+    assert pages == SHELL_NOT_RUN.keys()
+    for command in NOT_RUN:
+        program, *arguments = shlex.split(command)
+        if program == "make":
+            subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, check=True, capture_output=True)
+        elif program == "python":
+            name = arguments[1] if arguments[0] == "-m" else arguments[0].removesuffix(".py").replace("/", ".")
+            assert find_spec(name) is not None, command
+        elif program == "docker":
+            assert (ROOT / "docker-compose.yml").is_file()
+            assert (ROOT / "Dockerfile").is_file()
+        else:
+            assert "install" in arguments
