@@ -215,7 +215,7 @@ async def catch_up(handler: TimeoutHandler, most: int = 500) -> list[TimeoutRun]
         run = await handler.run_once()
         assert run is not None
         runs.append(run)
-        if not run.behind:
+        if not run.lagging:
             return runs
     raise AssertionError(f"it is still behind after {most} runs: {runs[-3:]}")
 

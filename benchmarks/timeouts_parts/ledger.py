@@ -11,7 +11,7 @@ from sqlalchemy import text
 from genie.timeouts import Ledger, TimeoutHandler
 from genie.timeouts.databases.opening import open_database
 from genie.timeouts.sample_data import DataSet, generate
-from genie.timeouts.schema import opened
+from genie.timeouts.schema import open_ledger
 
 TRANSFERS = 1_000_000
 EXPIRED = 1_000
@@ -40,7 +40,7 @@ class Way:
 async def write(url: str) -> tuple[float, int]:
     """Write the ledger: the seconds, and how many state changes it has."""
     data_set = DataSet(transfers=TRANSFERS, expired=EXPIRED, seed=1)
-    async with opened(url, Ledger(), create=True) as database:
+    async with open_ledger(url, Ledger(), create=True) as database:
         began = time.perf_counter()
         changes = await generate(
             database, Ledger(), data_set, lambda done, _: progress(f"{done:,} transfers are written")
@@ -74,7 +74,7 @@ async def go_through(url: str) -> Way:
             run = await handler.run_once()
             if run is None:
                 raise RuntimeError("somebody else is at it")
-            behind = run.behind
+            behind = run.lagging
             if behind:
                 way.batches.append(time.perf_counter() - began)
             progress(f"up to {run.interval[1]:,}")

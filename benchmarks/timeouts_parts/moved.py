@@ -14,7 +14,7 @@ from sqlalchemy import func, select, update
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, TimeoutRun
 from genie.timeouts.databases.base import Database
 from genie.timeouts.sample_data import shift
-from genie.timeouts.schema import opened
+from genie.timeouts.schema import open_ledger
 from timeouts_parts.servers import LargeMariadb, LargePostgres, database_of, sqlite_file
 
 WAITING = 1_000_000
@@ -78,7 +78,7 @@ async def _write(url: str) -> None:
     """Write the ledger: each transfer is in processing, and expires between one and ten days from now."""
     tables, begin = LEDGER.tables, datetime.now(UTC) + timedelta(days=1)
     step = timedelta(days=9) / WAITING
-    async with opened(url, LEDGER, create=True) as database:
+    async with open_ledger(url, LEDGER, create=True) as database:
         for first in range(0, WAITING, CHUNK):
             numbers = range(first, first + CHUNK)
             transfers = [
@@ -87,8 +87,8 @@ async def _write(url: str) -> None:
             ]
             changes = [{"transferId": _id(n), "transferStateId": "RESERVED"} for n in numbers]
             async with database.writing() as connection:
-                await database.add(connection, tables.transfer, transfers)
-                await database.add(connection, tables.state_change, changes)
+                await database.insert_rows(connection, tables.transfer, transfers)
+                await database.insert_rows(connection, tables.state_change, changes)
             progress(f"{first + CHUNK:,} transfers are written")
 
 
@@ -96,7 +96,7 @@ async def _take_in(url: str) -> list[float]:
     """Read all of it; the milliseconds of runs that find nothing new after that."""
     async with TimeoutHandler(url, on_expired=lambda _expired: None, longest_transaction=0) as handler:
         run = await handler.run_once()
-        while run is not None and run.behind:
+        while run is not None and run.lagging:
             progress(f"up to {run.interval[1]:,}")
             run = await handler.run_once()
         idle = []
@@ -150,7 +150,7 @@ async def _until_found(url: str, move: Callable[[Database], Awaitable[int]], wan
         if len(found) >= expected:
             done.set()
 
-    async with TimeoutHandler(url, on_expired=on_expired) as handler, opened(url, LEDGER) as database:
+    async with TimeoutHandler(url, on_expired=on_expired) as handler, open_ledger(url, LEDGER) as database:
         await handler.run_once()
         expected = await move(database)
         if abs(expected - wanted) > 1 + wanted // 100:

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from genie.sql.schema_check import WrongSchema
-from genie.timeouts.errors import DatabaseFailed, TurnLost, WrongDate
+from genie.timeouts.errors import DatabaseFailed, RunSuperseded, WrongDate
 from genie.timeouts.handler import TimeoutHandler, TimeoutRun
 from genie.timeouts.ledger import FINAL_STATES, PROCESSING_STATES, Ledger
 from genie.timeouts.plan import ExpiredTransfer
@@ -21,9 +21,9 @@ __all__ = [
     "DatabaseFailed",
     "ExpiredTransfer",
     "Ledger",
+    "RunSuperseded",
     "TimeoutHandler",
     "TimeoutRun",
-    "TurnLost",
     "WrongDate",
     "WrongSchema",
 ]

@@ -12,104 +12,113 @@ from sqlalchemy import delete, insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.timeouts.databases.base import Database
-from genie.timeouts.errors import TurnLost
+from genie.timeouts.errors import RunSuperseded
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.plan import Found, Look, Segment
-from genie.timeouts.queries import SEGMENT, Steps
+from genie.timeouts.plan import ScanResult, Segment, TransferRow
+from genie.timeouts.queries import SEGMENT, Queries
 
-MOST = 5_000
+MAX_VALUES = 5_000
 """Values of one statement."""
 
 T = TypeVar("T")
 
 
-class Writing:
+class Applier:
     """For one ledger in one database."""
 
     def __init__(self, ledger: Ledger, database: Database) -> None:
         self._tables, self._database = ledger.tables, database
-        self._steps = Steps(ledger, database)
+        self._queries = Queries(ledger, database)
 
-    async def write(
-        self, look: Look, dealt_with: AbstractSet[str], fence: int | None, check: Callable[[], None]
+    async def apply(
+        self, result: ScanResult, delivered: AbstractSet[str], fence: int | None, check: Callable[[], None]
     ) -> None:
         """Keep what was found, and that some transfers are dealt with; move the segment (steps 3, 6, 9 and 10).
 
-        TurnLost, where another run has written meanwhile; or what `check` raises, which is called at the very end.
+        RunSuperseded, where another run has written meanwhile; or what `check` raises, which is called at the very end.
         """
-        async with self._segment(look, fence) as connection:
-            await self._timeouts(connection, look, dealt_with)
-            await self._intervals(connection, look)
+        async with self._locked_segment(result, fence) as connection:
+            await self._write_timeouts(connection, result, delivered)
+            await self._write_windows(connection, result)
             check()
 
     @asynccontextmanager
-    async def _segment(self, look: Look, fence: int | None) -> AsyncIterator[AsyncConnection]:
+    async def _locked_segment(self, result: ScanResult, fence: int | None) -> AsyncIterator[AsyncConnection]:
         """A transaction in which the segment is locked, as it was when it was looked at; and moved at the end."""
         segment = self._tables.segment
         async with self._database.writing() as connection:
-            found = Segment.of((await connection.execute(self._steps.segment().with_for_update())).first())
+            found = Segment.of((await connection.execute(self._queries.segment().with_for_update())).first())
             if fence is not None and found.fence is not None and found.fence > fence:
-                raise TurnLost(f"a run with fence {found.fence} has been here, and this one has {fence}")
-            if (found.id, found.value, found.read) != (look.segment.id, look.segment.value, look.segment.read):
-                raise TurnLost(f"another run has moved the segment from {look.segment.value} to {found.value}")
+                raise RunSuperseded(f"a run with fence {found.fence} has been here, and this one has {fence}")
+            if (found.id, found.value, found.read) != (result.segment.id, result.segment.value, result.segment.read):
+                raise RunSuperseded(f"another run has moved the segment from {result.segment.value} to {found.value}")
             yield connection
             values = {
-                "value": max(found.value, look.last),
-                "changedDate": look.now,
+                "value": max(found.value, result.last),
+                "changedDate": result.now,
                 "fence": found.fence if fence is None else fence,
-                "readValue": look.last,
+                "readValue": result.last,
             }
             if found.id is None:
                 await connection.execute(insert(segment).values(**SEGMENT, **values))
             else:
                 await connection.execute(update(segment).where(segment.c.segmentId == found.id).values(**values))
 
-    async def _timeouts(self, connection: AsyncConnection, look: Look, dealt_with: AbstractSet[str]) -> None:
-        timeout, plan = self._tables.timeout, look.plan
+    async def _write_timeouts(
+        self, connection: AsyncConnection, result: ScanResult, delivered: AbstractSet[str]
+    ) -> None:
+        timeout, plan = self._tables.timeout, result.plan
         id = timeout.c.transferTimeoutId
-        handed = [row for transfer, row in plan.rows.items() if transfer in dealt_with]
-        written = {row.timeout_id for row in handed}
-        for ids in _parts(plan.delete):
+        delivered_rows = [row for transfer, row in plan.rows.items() if transfer in delivered]
+        written = {row.timeout_id for row in delivered_rows}
+        for ids in _batches(plan.delete):
             await connection.execute(delete(timeout).where(id.in_(ids)))
-        rows = [_row(row, row.expires, look.now) for row in handed]
-        rows += [_row(row, row.kept, row.handed_over) for row in plan.check if row.timeout_id not in written]
-        await self._database.change(connection, timeout, rows, ("expirationDate", "handedOverDate", "stateChangeId"))
-        for ids in _parts([row for row in plan.refresh if row not in written]):
-            await connection.execute(self._steps.refresh(ids))
-        for ids in _parts([row for row in plan.reopen if row not in written]):
+        rows = [_row(row, row.expires, result.now) for row in delivered_rows]
+        rows += [_row(row, row.copied_date, row.handed_over) for row in plan.check if row.timeout_id not in written]
+        await self._database.update_rows(
+            connection, timeout, rows, ("expirationDate", "handedOverDate", "stateChangeId")
+        )
+        for ids in _batches([row for row in plan.refresh if row not in written]):
+            await connection.execute(self._queries.refresh_dates(ids))
+        for ids in _batches([row for row in plan.reopen if row not in written]):
             await connection.execute(update(timeout).where(id.in_(ids)).values(handedOverDate=None))
         if plan.insert:
-            await self._database.add(connection, timeout, list(_rows(look, dealt_with)))
+            await self._database.insert_rows(connection, timeout, list(_rows(result, delivered)))
 
-    async def _intervals(self, connection: AsyncConnection, look: Look) -> None:
+    async def _write_windows(self, connection: AsyncConnection, result: ScanResult) -> None:
         if self._database.commits_in_order:
             return
-        interval, recounted = self._tables.interval, look.recounted
+        interval, recounted = self._tables.interval, result.recounted
         id = interval.c.timeoutIntervalId
-        for one, changes in recounted.again:
+        for one, changes in recounted.changed:
             await connection.execute(update(interval).where(id == one.id).values(changes=changes))
-        for ids in _parts(recounted.forgotten):
+        for ids in _batches(recounted.expired_ids):
             await connection.execute(delete(interval).where(id.in_(ids)))
-        if look.changes:
-            looked = {"first": look.segment.start, "last": look.last, "changes": look.changes, "lookedDate": look.now}
-            await connection.execute(insert(interval).values(**looked))
+        if result.change_count:
+            window = {
+                "first": result.segment.start,
+                "last": result.last,
+                "changes": result.change_count,
+                "lookedDate": result.now,
+            }
+            await connection.execute(insert(interval).values(**window))
 
 
-def _rows(look: Look, dealt_with: AbstractSet[str]) -> Iterable[dict[str, Any]]:
-    for transfer, found in look.plan.insert.items():
+def _rows(result: ScanResult, delivered: AbstractSet[str]) -> Iterable[dict[str, Any]]:
+    for transfer, found in result.plan.insert.items():
         yield {
             "transferId": transfer,
             "expirationDate": found.expires,
-            "createdDate": look.now,
-            "handedOverDate": look.now if transfer in dealt_with else None,
+            "createdDate": result.now,
+            "handedOverDate": result.now if transfer in delivered else None,
             "stateChangeId": found.change,
         }
 
 
-def _row(found: Found, expires: datetime | None, handed_over: datetime | None) -> dict[str, Any]:
+def _row(found: TransferRow, expires: datetime | None, handed_over: datetime | None) -> dict[str, Any]:
     """Our row of a transfer, with its last state change as the run has found it.
 
-    Not as it is now: the transfer may have become final, and its date may have been moved, since it was handed over.
+    Not as it is now: the transfer may have become final, and its date may have been moved, since it was delivered_rows over.
     """
     return {
         "transferTimeoutId": found.timeout_id,
@@ -120,5 +129,5 @@ def _row(found: Found, expires: datetime | None, handed_over: datetime | None) -
     }
 
 
-def _parts(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (values[start : start + MOST] for start in range(0, len(values), MOST))
+def _batches(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (values[start : start + MAX_VALUES] for start in range(0, len(values), MAX_VALUES))

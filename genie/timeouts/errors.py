@@ -13,5 +13,5 @@ class WrongDate(GenieError):
     """A date of the ledger that can't be read."""
 
 
-class TurnLost(GenieError):
+class RunSuperseded(GenieError):
     """Another run was at it meanwhile, so this one has changed nothing."""

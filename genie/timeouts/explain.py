@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, func, null, select
 
 from genie.timeouts.databases.base import Database
-from genie.timeouts.databases.opening import plainly
+from genie.timeouts.databases.opening import translate_errors
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.plan import EXACT, Segment
-from genie.timeouts.queries import Steps
+from genie.timeouts.queries import Queries
 from genie.timeouts.schema import has_handler_tables
 
 
@@ -74,13 +74,13 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
     It reads all state changes, which takes seconds in a large ledger; it writes and locks nothing. DatabaseFailed, where
     it can't be read; WrongDate for a date that is none.
     """
-    steps = Steps(ledger, database)
-    with plainly(database):
+    queries = Queries(ledger, database)
+    with translate_errors(database):
         async with database.reading() as connection:
             known = await connection.run_sync(has_handler_tables, ledger.tables)
-            row = (await connection.execute(steps.segment())).first() if known else None
+            row = (await connection.execute(queries.segment())).first() if known else None
             segment = Segment.of(row).start
-            now = (await connection.execute(steps.now())).scalar_one()
+            now = (await connection.execute(queries.now())).scalar_one()
             rows = (await connection.execute(_plain_query(database, ledger, now, known=known).limit(limit))).all()
     expired = [
         Explained(
@@ -104,11 +104,15 @@ def _plain_query(database: Database, ledger: Ledger, now: datetime, *, known: bo
     last = newest.group_by(changes.c.transferId).subquery()
     joined = transfer.join(last, last.c.transferId == transfer.c.transferId)
     joined = joined.join(changes, changes.c.transferStateChangeId == last.c.change)
-    expires = database.date(transfer.c.expirationDate)
+    expires = database.comparable_date(transfer.c.expirationDate)
     copy: tuple[Any, ...] = (null(), null(), null())
     if known:
         joined = joined.outerjoin(timeout, timeout.c.transferId == transfer.c.transferId)
-        copy = (timeout.c.transferTimeoutId, database.date(timeout.c.expirationDate), timeout.c.handedOverDate)
+        copy = (
+            timeout.c.transferTimeoutId,
+            database.comparable_date(timeout.c.expirationDate),
+            timeout.c.handedOverDate,
+        )
     query = select(transfer.c.transferId, expires, changes.c.transferStateId, last.c.change, *copy).select_from(joined)
     query = query.where(changes.c.transferStateId.in_(ledger.processing_states), expires < now)
     return query.order_by(expires, transfer.c.transferId)

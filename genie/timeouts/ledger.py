@@ -25,7 +25,7 @@ _COUNTED = {"sqlite_autoincrement": True, **_MYSQL}
 """A number that was deleted is not given again: what is counted on is that they only grow."""
 
 
-class Tables:
+class LedgerTables:
     """`transfer`, `state_change`, `segment`, `timeout` and `interval`. Their columns have the document's names as keys.
 
     The first two are the ledger's: they are only read. The others are the handler's. `fence` and `readValue` (of
@@ -122,7 +122,7 @@ def _created() -> Column[Any]:
     return Column("createdDate", Utc, nullable=False, server_default=utc_now(), info=_NOT_NEEDED)
 
 
-def _named(tables: Tables) -> list[str]:
+def _named(tables: LedgerTables) -> list[str]:
     return [
         name
         for table in tables.all
@@ -130,7 +130,7 @@ def _named(tables: Tables) -> list[str]:
     ]
 
 
-NAMES = tuple(_named(Tables({})))
+NAMES = tuple(_named(LedgerTables({})))
 """All tables, and all columns as `table.column`."""
 
 
@@ -176,7 +176,7 @@ class Ledger:
         if not all(own.values()):
             raise ValueError(f"{', '.join(name for name in own if not own[name])}: a name can't be empty")
         _check_distinct(own)
-        self.tables = Tables(own, _zone(time_zone))
+        self.tables = LedgerTables(own, _zone(time_zone))
         self.processing_states = _states("processing_states", processing_states)
         self.final_states = _states("final_states", final_states)
         both = sorted(set(self.processing_states) & set(self.final_states))

@@ -16,63 +16,65 @@ from typing import Any, NamedTuple, Self
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.sweep import Compared
 
-MOST = 50
+MAX_WINDOWS = 50
 """Intervals of either age that are counted in a run."""
 
-MOST_YOUNG = 20_000
+MAX_YOUNG_CHANGES = 20_000
 """State changes in the young intervals that are counted in a run: each time again, so it must be little."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class RecheckWindow:
     """State changes above `first`, up to `last`: `changes` of them, when it was looked at last."""
 
     id: int
     first: int
     last: int
-    changes: int
-    looked: datetime
+    change_count: int
+    scanned_at: datetime
 
 
 @dataclass(slots=True)
 class Recount:
     """What came of counting: which are to be looked at again, with their new counts; and which are forgotten."""
 
-    again: list[tuple[Interval, int]] = field(default_factory=list)
-    forgotten: list[int] = field(default_factory=list)
+    changed: list[tuple[RecheckWindow, int]] = field(default_factory=list)
+    expired_ids: list[int] = field(default_factory=list)
 
 
-def to_count(kept: Sequence[Interval], now: datetime, open_for: timedelta, most: int) -> list[Interval]:
+def windows_to_recount(
+    kept: Sequence[RecheckWindow], now: datetime, max_transaction_age: timedelta, most: int
+) -> list[RecheckWindow]:
     """Those to be counted now: what is to be forgotten, of `most` state changes; and the youngest, if they are small.
 
     Before an interval is forgotten it is counted a last time. That is sure to find what has come late; that the young
     are counted finds it soon, where a ledger is not being caught up with.
     """
-    ended = [one for one in kept if now - one.looked >= open_for]
-    young = [one for one in kept if now - one.looked < open_for]
-    ended.sort(key=lambda one: (one.looked, one.id))
-    young.sort(key=lambda one: (one.looked, one.id), reverse=True)
-    return [*_up_to(ended, max(most, ended[0].changes) if ended else 0), *_up_to(young, MOST_YOUNG)]
+    ended = [one for one in kept if now - one.scanned_at >= max_transaction_age]
+    young = [one for one in kept if now - one.scanned_at < max_transaction_age]
+    ended.sort(key=lambda one: (one.scanned_at, one.id))
+    young.sort(key=lambda one: (one.scanned_at, one.id), reverse=True)
+    return [*_up_to(ended, max(most, ended[0].change_count) if ended else 0), *_up_to(young, MAX_YOUNG_CHANGES)]
 
 
-def _up_to(intervals: Iterable[Interval], most: int) -> list[Interval]:
-    found: list[Interval] = []
+def _up_to(intervals: Iterable[RecheckWindow], most: int) -> list[RecheckWindow]:
+    found: list[RecheckWindow] = []
     for one in intervals:
-        most -= one.changes
-        if most < 0 or len(found) == MOST:
+        most -= one.change_count
+        if most < 0 or len(found) == MAX_WINDOWS:
             break
         found.append(one)
     return found
 
 
-def recount(counted: Iterable[tuple[Interval, int]], now: datetime, open_for: timedelta) -> Recount:
+def recount(counted: Iterable[tuple[RecheckWindow, int]], now: datetime, max_transaction_age: timedelta) -> Recount:
     """What follows from the counts."""
     found = Recount()
     for one, changes in counted:
-        if changes != one.changes:
-            found.again.append((one, changes))
-        if now - one.looked >= open_for:
-            found.forgotten.append(one.id)
+        if changes != one.change_count:
+            found.changed.append((one, changes))
+        if now - one.scanned_at >= max_transaction_age:
+            found.expired_ids.append(one.id)
     return found
 
 
@@ -95,7 +97,7 @@ class Segment:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """From what `Steps.segment` has found."""
+        """From what `Queries.segment` has found."""
         return cls() if row is None else cls(id=row[0], value=row[1], fence=row[2], read=row[3])
 
     @property
@@ -109,27 +111,27 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class ScanResult:
     """What a run has found. `last` is where the segment will be.
 
-    `due_to`: the date and the number of the last row that is due, if there may be more than those that were looked at.
+    `due_until`: the date and the number of the last row that is due, if there may be more than those that were looked at.
     `unchecked`: whether there may be more rows of another implementation. `compared`: whose dates were compared.
     """
 
     now: datetime
     segment: Segment
     last: int
-    changes: int
-    due_to: tuple[datetime, int] | None
-    unchecked: bool
+    change_count: int
+    due_until: tuple[datetime, int] | None
+    more_unchecked: bool
     compared: Compared
     recounted: Recount
     plan: Plan
 
     @property
-    def nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        recounted = self.recounted.again or self.recounted.forgotten
+        recounted = self.recounted.changed or self.recounted.expired_ids
         return self.last == self.segment.start and not recounted and not self.plan
 
 
@@ -148,7 +150,7 @@ class ExpiredTransfer:
     state: str
 
 
-class Found(NamedTuple):
+class TransferRow(NamedTuple):
     """A transfer: its date and its last state change in the ledger, and our row for it, if there is one.
 
     `change`: the number of the last state change; `state`: its state. Of our row: its number `timeout_id`, its copy
@@ -161,32 +163,32 @@ class Found(NamedTuple):
     state: str
     change: int
     timeout_id: int | None
-    kept: datetime | None
+    copied_date: datetime | None
     handed_over: datetime | None
-    known: int | None
-    final: int | None
+    known_change: int | None
+    final_change: int | None
 
     @property
     def moved(self) -> bool:
         """Whether the ledger's date is not the copy's. After the transfer was handed over only a later one counts."""
         if self.expires is None or self.timeout_id is None:
             return False
-        if self.kept is None:
+        if self.copied_date is None:
             return True
-        by = self.expires - self.kept
+        by = self.expires - self.copied_date
         return by >= EXACT or (by <= -EXACT and self.handed_over is None)
 
     @property
-    def final_since(self) -> bool:
+    def was_final_since(self) -> bool:
         """Whether it was final after the state in which it was handed over."""
-        return self.final is not None and self.final > (self.known or 0)
+        return self.final_change is not None and self.final_change > (self.known_change or 0)
 
 
 @dataclass(slots=True)
 class Plan:
     """What is to be written. Numbers are those of the rows of `transferTimeout`."""
 
-    insert: dict[str, Found] = field(default_factory=dict)
+    insert: dict[str, TransferRow] = field(default_factory=dict)
     """By transfer: in processing, and not taken in yet."""
     delete: list[int] = field(default_factory=list)
     """What has become final."""
@@ -194,21 +196,21 @@ class Plan:
     """Whose date has changed in the ledger."""
     reopen: list[int] = field(default_factory=list)
     """What was handed over and waits again: it was final meanwhile, or its date is a later one."""
-    check: list[Found] = field(default_factory=list)
+    check: list[TransferRow] = field(default_factory=list)
     """Rows of another implementation that stay: they are checked now."""
     expired: dict[str, ExpiredTransfer] = field(default_factory=dict)
     """To be handed over, the longest expired first."""
-    rows: dict[str, Found] = field(default_factory=dict)
+    rows: dict[str, TransferRow] = field(default_factory=dict)
     """Those that are handed over and have a row already."""
 
     def __bool__(self) -> bool:
         return bool(self.insert or self.delete or self.refresh or self.reopen or self.check or self.expired)
 
 
-def plan(found: Iterable[Found], now: datetime, ledger: Ledger, most: int) -> Plan:
+def make_plan(found: Iterable[TransferRow], now: datetime, ledger: Ledger, most: int) -> Plan:
     """What follows from what was found: `most` transfers are handed over. What was found twice counts as found last."""
     made = Plan()
-    expired: list[tuple[datetime, Found]] = []
+    expired: list[tuple[datetime, TransferRow]] = []
     for one in _by_transfer(found).values():
         if one.state not in ledger.final_states:
             waits = _keep(one, made, in_processing=one.state in ledger.processing_states)
@@ -224,26 +226,26 @@ def plan(found: Iterable[Found], now: datetime, ledger: Ledger, most: int) -> Pl
     return made
 
 
-def _by_transfer(found: Iterable[Found]) -> dict[str, Found]:
+def _by_transfer(found: Iterable[TransferRow]) -> dict[str, TransferRow]:
     """What was found last of each transfer, with the last final state change that any of the queries has found."""
-    last: dict[str, Found] = {}
+    last: dict[str, TransferRow] = {}
     for one in found:
         before = last.get(one.transfer_id)
-        if before is not None and before.final is not None:
-            one = one._replace(final=max(before.final, one.final or 0))  # noqa: PLW2901 - the same, completed
+        if before is not None and before.final_change is not None:
+            one = one._replace(final_change=max(before.final_change, one.final_change or 0))  # noqa: PLW2901 - the same, completed
         last[one.transfer_id] = one
     return last
 
 
-def _keep(one: Found, made: Plan, *, in_processing: bool) -> bool:
+def _keep(one: TransferRow, made: Plan, *, in_processing: bool) -> bool:
     """Plan the row of a transfer that is not final; returns whether it is to be handed over once its date has passed."""
     if one.timeout_id is None:
         if in_processing and one.expires is not None:
             made.insert[one.transfer_id] = one
         return in_processing
-    if one.known is None:
+    if one.known_change is None:
         made.check.append(one)
-    reopened = one.handed_over is not None and (one.final_since or one.moved)
+    reopened = one.handed_over is not None and (one.was_final_since or one.moved)
     if reopened:
         made.reopen.append(one.timeout_id)
     if one.moved:

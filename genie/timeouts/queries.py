@@ -1,4 +1,4 @@
-"""The questions of a run, as SQL: the steps of the document, bounded, and right when others write meanwhile.
+"""The questions of a run, as SQL: the queries of the document, bounded, and right when others write meanwhile.
 
 A transfer's state is its last state change over all, whatever the interval: what has become final is not handed over
 because an older change was read. Its expiration date is the ledger's; the handler's copy only finds it.
@@ -37,8 +37,8 @@ SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferSta
 """The row of the document's `segment` that says how far the handler has come."""
 
 
-class Steps:
-    """For one ledger in one database. What finds transfers has the columns of `plan.Found`."""
+class Queries:
+    """For one ledger in one database. What finds transfers has the columns of `plan.TransferRow`."""
 
     def __init__(self, ledger: Ledger, database: Database) -> None:
         self._processing, self._final = ledger.processing_states, ledger.final_states
@@ -46,10 +46,10 @@ class Steps:
         self._segment, self._timeout = ledger.tables.segment, ledger.tables.timeout
         self._last = self._changes.alias("last")
         self._state = self._last.c.transferStateId
-        self._date, self._later = database.date, database.later
+        self._date, self._later = database.comparable_date, database.shifted_date
 
     def segment(self) -> Select[Any]:
-        """The row of `segment`, if there is one (steps 1 and 2)."""
+        """The row of `segment`, if there is one (queries 1 and 2)."""
         here = and_(*(self._segment.c[key] == value for key, value in SEGMENT.items()))
         columns = (self._segment.c.segmentId, self._segment.c.value, self._segment.c.fence, self._segment.c.readValue)
         return select(*columns).where(here).order_by(self._segment.c.segmentId).limit(1)
@@ -59,7 +59,7 @@ class Steps:
         return select(utc_now())
 
     def new_changes(self, first: int, most: int) -> Executable:
-        """How many state changes there are behind `first`, up to `most`, and the last of them (step 4)."""
+        """How many state changes there are after `first`, up to `most`, and the last of them (step 4)."""
         id = self._changes.c.transferStateChangeId
         found = select(id).where(id > first).order_by(id).limit(most).subquery()
         return select(func.count(), func.max(found.c[0])).select_from(found)
@@ -86,7 +86,7 @@ class Steps:
         # From what is read one after the other to what is looked up, of as few as can be: a planner that begins with
         # what is kept is the slower the more is kept.
         found = some.join(change, change.c.transferStateChangeId == some.c.id)
-        query, expires = self._found(found, change, kept, last=change, outer=True)
+        query, expires = self._select(found, change, kept, last=change, outer=True)
         query = query.where(
             change.c.transferStateId.in_(self._processing), some.c.id == newest_change(self._changes, change)
         )
@@ -103,44 +103,44 @@ class Steps:
         some = select(self._changes.c.transferId, func.max(id).label("final")).where(id > first, id <= last, final)
         ends = some.group_by(self._changes.c.transferId).subquery()
         source = ends.join(kept, kept.c.transferId == ends.c.transferId)
-        query, _ = self._found(source, kept, kept, final=ends.c.final)
+        query, _ = self._select(source, kept, kept, final=ends.c.final)
         return _in_order(query.where(or_(self._state.in_(self._final), kept.c.handedOverDate.is_not(None))))
 
     def unchecked(self, most: int) -> Select[Any]:
         """Rows of another implementation: their transfers may have become final at or below the segment (step 3)."""
         kept = self._timeout
-        query, _ = self._found(kept, kept, kept)
+        query, _ = self._select(kept, kept, kept)
         query = query.where(kept.c.stateChangeId.is_(None))
         return _in_order(query.order_by(kept.c.stateChangeId, kept.c.transferTimeoutId).limit(most))
 
-    def due(self, now: datetime, most: int, behind: tuple[datetime, int] | None) -> Select[Any]:
+    def due(self, now: datetime, most: int, after: tuple[datetime, int] | None) -> Select[Any]:
         """Of what was taken in: whose date has passed and nobody has dealt with, the longest first (step 7).
 
-        `behind`: those behind a row of this date and number.
+        `after`: those after a row of this date and number.
         """
         kept = self._timeout
-        query, expires = self._found(kept, kept, kept)
+        query, expires = self._select(kept, kept, kept)
         query = query.where(kept.c.handedOverDate.is_(None), kept.c.expirationDate < now, expires.is_not(None))
-        if behind is not None:
-            date, id = behind
+        if after is not None:
+            date, id = after
             later = or_(kept.c.expirationDate > date, kept.c.transferTimeoutId > id)
             query = query.where(kept.c.expirationDate >= date, later)
         query = query.where(self._state.in_((*self._processing, *self._final)))
         return query.order_by(kept.c.expirationDate, kept.c.transferTimeoutId).limit(most)
 
-    def newest_kept(self) -> Select[Any]:
+    def max_timeout_id(self) -> Select[Any]:
         """The greatest number of what was taken in."""
         return select(func.max(self._timeout.c.transferTimeoutId))
 
-    def end_of_some(self, first: int, most: int) -> Select[Any]:
-        """The last number of the `most` rows behind `first`; none, if there are fewer."""
+    def last_of_batch(self, first: int, most: int) -> Select[Any]:
+        """The last number of the `most` rows after `first`; none, if there are fewer."""
         id = self._timeout.c.transferTimeoutId
         return select(id).where(id > first).order_by(id).limit(1).offset(most - 1)
 
     def moved(self, first: int, last: int | None, before: datetime | None) -> Select[Any]:
         """What is kept, above `first`, up to `last`, and whose date has changed in the ledger: to one before `before`."""
         kept = self._timeout
-        query, expires = self._found(kept, kept, kept)
+        query, expires = self._select(kept, kept, kept)
         query = query.where(kept.c.transferTimeoutId > first, self._moved(kept))
         if before is not None:
             query = query.where(expires < before)
@@ -153,14 +153,14 @@ class Steps:
         query = select(id).select_from(joined).where(id > first, self._moved(kept)).order_by(id).limit(1)
         return _in_order(query if last is None else query.where(id <= last))
 
-    def refresh(self, timeout_ids: Sequence[int]) -> Update:
+    def refresh_dates(self, timeout_ids: Sequence[int]) -> Update:
         """Copy the ledger's dates anew."""
         expires = select(self._date(self._transfer.c.expirationDate))
         expires = expires.where(self._transfer.c.transferId == self._timeout.c.transferId)
         these = self._timeout.c.transferTimeoutId.in_(timeout_ids)
         return update(self._timeout).where(these).values(expirationDate=expires.scalar_subquery())
 
-    def _found(
+    def _select(
         self,
         source: FromClause,
         whose: FromClause,
@@ -170,7 +170,7 @@ class Steps:
         outer: bool = False,
         final: ColumnElement[Any] | None = None,
     ) -> tuple[Select[Any], ColumnElement[Any]]:
-        """Transfers as `plan.Found`, and their expiration dates. `last` is their last state change, if it is found already.
+        """Transfers as `plan.TransferRow`, and their expiration dates. `last` is their last state change, if it is found already.
 
         With `outer` they need not be kept.
         """
@@ -192,7 +192,7 @@ class Steps:
         return select(*columns, *copy, null() if final is None else final).select_from(joined), expires
 
     def _moved(self, kept: FromClause) -> ColumnElement[bool]:
-        """That a date is not the ledger's, as `Found.moved` says. (As it is written it is compared faster.)"""
+        """That a date is not the ledger's, as `TransferRow.moved` says. (As it is written it is compared faster.)"""
         expires, copy = self._transfer.c.expirationDate, kept.c.expirationDate
         theirs, ours = self._date(expires), self._date(copy)
         later = theirs >= self._later(ours, EXACT)
@@ -215,7 +215,7 @@ def newest_change(changes: FromClause, whose: FromClause) -> ScalarSelect[Any]:
     return newest.correlate_except(older).scalar_subquery()
 
 
-class Waiting(NamedTuple):
+class TrackedTransfers(NamedTuple):
     """The rows of `transferTimeout`, each joined to its transfer and to the last state change of that."""
 
     rows: FromClause
@@ -223,11 +223,11 @@ class Waiting(NamedTuple):
     state: ColumnElement[Any]
 
 
-def waiting(ledger: Ledger, database: Database) -> Waiting:
+def tracked_transfers(ledger: Ledger, database: Database) -> TrackedTransfers:
     """Where to select from, and where the expiration date and the state stand."""
     tables = ledger.tables
     timeout, transfer = tables.timeout, tables.transfer
     last = tables.state_change.alias("last")
     rows = timeout.join(transfer, transfer.c.transferId == timeout.c.transferId)
     rows = rows.join(last, last.c.transferStateChangeId == newest_change(tables.state_change, timeout))
-    return Waiting(rows, database.date(transfer.c.expirationDate), last.c.transferStateId)
+    return TrackedTransfers(rows, database.comparable_date(transfer.c.expirationDate), last.c.transferStateId)

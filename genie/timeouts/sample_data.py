@@ -16,11 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.sql.schema_check import WrongSchema
 from genie.timeouts.databases.base import Database
-from genie.timeouts.databases.opening import plainly
+from genie.timeouts.databases.opening import translate_errors
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.queries import Steps, waiting
+from genie.timeouts.queries import Queries, tracked_transfers
 
-MOST_HOURS = 24 * 365 * 100
+MAX_HOURS = 24 * 365 * 100
 
 WAITING, USUAL = 0.11, 0.61
 """Of those that don't expire: how many wait in the last processing state, and how many end as most do.
@@ -52,7 +52,7 @@ class DataSet:
             raise ValueError(f"of {self.transfers} transfers from 0 to all can be expired, not {self.expired}")
         if not 0 <= self.amount[0] <= self.amount[1]:
             raise ValueError(f"amounts must be from a number to one that is as great, not {self.amount}")
-        if not 0 <= self.hours[0] <= self.hours[1] <= MOST_HOURS:
+        if not 0 <= self.hours[0] <= self.hours[1] <= MAX_HOURS:
             raise ValueError(f"hours must be from a number to one that is as great, of a century, not {self.hours}")
         if not self.currencies or not all(self.currencies):
             raise ValueError("one or more currencies are needed")
@@ -95,7 +95,7 @@ def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Tran
 
 
 def _ways(ledger: Ledger) -> list[tuple[str, ...]]:
-    """What states a transfer goes through: to wait; to the usual end, which is the second final state, behind the
+    """What states a transfer goes through: to wait; to the usual end, which is the second final state, after the
     first; and to each of the others.
     """
     processing, final = ledger.processing_states, ledger.final_states
@@ -126,10 +126,10 @@ async def generate(
     already; WrongSchema or DatabaseFailed, where they can't be written.
     """
     written = changes = 0
-    with plainly(database):
+    with translate_errors(database):
         async with database.reading() as connection:
             await _check(connection, ledger)
-            now = (await connection.execute(Steps(ledger, database).now())).scalar_one()
+            now = (await connection.execute(Queries(ledger, database).now())).scalar_one()
         made = transfers(data_set, ledger, now)
         while some := list(islice(made, chunk)):
             changes += await _write(database, ledger, some, data_set.seed)
@@ -153,7 +153,7 @@ async def _write(database: Database, ledger: Ledger, chunk: list[Transfer], seed
     async with database.writing() as connection:
         if (await connection.execute(ids)).scalar_one():
             raise ValueError(f"the ledger has transfers of seed {seed} already: take another seed")
-        await database.add(
+        await database.insert_rows(
             connection,
             tables.transfer,
             [
@@ -167,7 +167,7 @@ async def _write(database: Database, ledger: Ledger, chunk: list[Transfer], seed
             ],
         )
         changes = [{"transferId": one.transfer_id, "transferStateId": state} for one in chunk for state in one.states]
-        await database.add(connection, tables.state_change, changes)
+        await database.insert_rows(connection, tables.state_change, changes)
     return len(changes)
 
 
@@ -186,17 +186,17 @@ async def shift(
     """
     transfer = ledger.tables.transfer
     id = transfer.c.transferId
-    statement = update(transfer).values(expirationDate=database.later(transfer.c.expirationDate, by))
+    statement = update(transfer).values(expirationDate=database.shifted_date(transfer.c.expirationDate, by))
     moved = 0
-    with plainly(database):
+    with translate_errors(database):
         async with database.writing() as connection:
             total = (await connection.execute(select(func.count()).select_from(transfer))).scalar_one()
             first: str | None = None
             while True:
-                behind = [] if first is None else [id > first]
-                end = select(id).where(*behind).order_by(id).limit(1).offset(SHIFT_CHUNK - 1)
+                after = [] if first is None else [id > first]
+                end = select(id).where(*after).order_by(id).limit(1).offset(SHIFT_CHUNK - 1)
                 last = (await connection.execute(end)).scalar()
-                some = behind if last is None else [*behind, id <= last]
+                some = after if last is None else [*after, id <= last]
                 moved += (await connection.execute(statement.where(*some))).rowcount
                 told(moved, max(moved, total))
                 if last is None:
@@ -219,14 +219,14 @@ async def finalize(
         raise ValueError(f"{state!r} is no final state; those are {', '.join(ledger.final_states)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
-    found, changes, timeout = waiting(ledger, database), ledger.tables.state_change, ledger.tables.timeout
+    found, changes, timeout = tracked_transfers(ledger, database), ledger.tables.state_change, ledger.tables.timeout
     these = select(timeout.c.transferId, literal(state)).select_from(found.rows)
     these = these.where(found.state.not_in(ledger.final_states))
     these = these.order_by(timeout.c.expirationDate, timeout.c.transferTimeoutId).limit(limit)
-    with plainly(database):
+    with translate_errors(database):
         async with database.writing() as connection:
             if overdue:
-                now = (await connection.execute(Steps(ledger, database).now())).scalar_one()
+                now = (await connection.execute(Queries(ledger, database).now())).scalar_one()
                 these = these.where(found.expires < now)
             columns = [changes.c.transferId, changes.c.transferStateId]
             done = await connection.execute(insert(changes).from_select(columns, these, include_defaults=False))

@@ -17,11 +17,11 @@ from sqlalchemy import (
     Integer,
     String,
     Table,
+    inspect,
     literal,
     select,
     text,
 )
-from sqlalchemy import inspect as inspector
 from sqlalchemy.dialects.mysql import TIMESTAMP, VARCHAR
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
@@ -35,9 +35,9 @@ from genie.sql.schema_check import (
     wrong_type,
 )
 from genie.timeouts.databases.base import Database
-from genie.timeouts.databases.opening import open_database, plainly
+from genie.timeouts.databases.opening import open_database, translate_errors
 from genie.timeouts.errors import DatabaseFailed
-from genie.timeouts.ledger import Ledger, Tables
+from genie.timeouts.ledger import Ledger, LedgerTables
 from genie.timeouts.times import Utc
 
 
@@ -46,14 +46,14 @@ async def prepare(database: Database, ledger: Ledger) -> None:
 
     ValueError for a URL with which nothing can be connected.
     """
-    with plainly(database):
-        await database.reach()
+    with translate_errors(database):
+        await database.connect()
         async with database.creating() as connection:
-            await connection.run_sync(ensure, ledger.tables)
+            await connection.run_sync(create_tables, ledger.tables)
 
 
 @asynccontextmanager
-async def opened(
+async def open_ledger(
     url: str, ledger: Ledger, *, create: bool = False, handler_tables: bool = True
 ) -> AsyncIterator[Database]:
     """The database of a URL until the block ends. With `create` its tables are made ready; else they are only checked.
@@ -69,8 +69,8 @@ async def opened(
         elif not database.exists():
             raise DatabaseFailed(f"{database.name}: there is no such file")
         else:
-            with plainly(database):
-                await database.reach()
+            with translate_errors(database):
+                await database.connect()
                 async with database.reading() as connection:
                     await connection.run_sync(
                         check_tables, ledger.tables, ledger.tables.all if handler_tables else ledger.tables.of_ledger
@@ -83,31 +83,35 @@ async def opened(
 # -- The tables of a ledger and of its timeouts: created where they are absent, checked where they are there --------
 
 
-def ensure(connection: Connection, tables: Tables) -> None:
+def create_tables(connection: Connection, tables: LedgerTables) -> None:
     """Create what is absent, and say in one WrongSchema all that is wrong with what is there.
 
     The ledger's own two tables are created only by their usual names, and only where neither is there or has rows: what
     a ledger has of its own is not made up. (MariaDB creates tables one by one, and may be cut off after the first.) To
     the handler's own tables what they lack is added.
     """
-    look = inspector(connection)
-    there = [table for table in tables.all if look.has_table(table.name)]
-    wrong = [f"there is no table {table.name}" for table in _missing(connection, tables, there)]
-    wrong += [f"table {table.name}: {problem}" for table in there for problem in _problems(look, table, tables)]
+    inspector = inspect(connection)
+    existing = [table for table in tables.all if inspector.has_table(table.name)]
+    wrong = [f"there is no table {table.name}" for table in _missing(connection, tables, existing)]
+    wrong += [f"table {table.name}: {problem}" for table in existing for problem in _problems(inspector, table, tables)]
     check(wrong)
-    if tables.transfer in there:
-        _take_ids_as_they_are(connection, look, tables)
+    if tables.transfer in existing:
+        _adopt_id_type(connection, inspector, tables)
     for table in tables.all:
-        if table not in there:
+        if table not in existing:
             connection.execute(CreateTable(table))
-        missing = _indexes(look, table) if table in there else sorted(table.indexes, key=lambda index: str(index.name))
-        if table in there:
-            _add_columns(connection, look, table)
+        missing = (
+            _indexes(inspector, table)
+            if table in existing
+            else sorted(table.indexes, key=lambda index: str(index.name))
+        )
+        if table in existing:
+            _add_columns(connection, inspector, table)
         for index in missing:
             connection.execute(CreateIndex(index))
 
 
-def has_handler_tables(connection: Connection, tables: Tables) -> bool:
+def has_handler_tables(connection: Connection, tables: LedgerTables) -> bool:
     """Return whether a handler of this package has made its tables ready."""
     try:
         check_tables(connection, tables, tables.all)
@@ -116,33 +120,35 @@ def has_handler_tables(connection: Connection, tables: Tables) -> bool:
     return True
 
 
-def check_tables(connection: Connection, tables: Tables, needed: Sequence[Table]) -> None:
+def check_tables(connection: Connection, tables: LedgerTables, needed: Sequence[Table]) -> None:
     """Say in one WrongSchema all that is absent and all that is wrong with the tables needed, and change nothing."""
-    look = inspector(connection)
-    there = [table for table in needed if look.has_table(table.name)]
-    wrong = [f"there is no table {table.name}" for table in needed if table not in there]
-    for table in there:
-        found = reflected_columns(look, table)
+    inspector = inspect(connection)
+    existing = [table for table in needed if inspector.has_table(table.name)]
+    wrong = [f"there is no table {table.name}" for table in needed if table not in existing]
+    for table in existing:
+        found = reflected_columns(inspector, table)
         added = (column for column in table.columns if column.nullable and column.name not in found)
         wrong += [f"table {table.name}: {missing_column(column)}" for column in added]
-        wrong += [f"table {table.name}: {problem}" for problem in _problems(look, table, tables)]
+        wrong += [f"table {table.name}: {problem}" for problem in _problems(inspector, table, tables)]
     check(wrong)
 
 
-def _missing(connection: Connection, tables: Tables, there: list[Table]) -> list[Table]:
-    missing = [table for table in tables.of_ledger if table not in there]
+def _missing(connection: Connection, tables: LedgerTables, existing: list[Table]) -> list[Table]:
+    missing = [table for table in tables.of_ledger if table not in existing]
     own = any(table.name != table.info["name"] for table in tables.of_ledger)
-    return missing if own or any(_has_rows(connection, table) for table in tables.of_ledger if table in there) else []
+    return (
+        missing if own or any(_has_rows(connection, table) for table in tables.of_ledger if table in existing) else []
+    )
 
 
 def _has_rows(connection: Connection, table: Table) -> bool:
     return connection.execute(select(literal(1)).select_from(table).limit(1)).first() is not None
 
 
-def _take_ids_as_they_are(connection: Connection, look: Inspector, tables: Tables) -> None:
+def _adopt_id_type(connection: Connection, inspector: Inspector, tables: LedgerTables) -> None:
     """Our column refers to the ledger's: it must be as long, and in MariaDB and MySQL of the same characters."""
     theirs, ours = tables.transfer.c.transferId, tables.timeout.c.transferId
-    (found,) = (column for column in look.get_columns(tables.transfer.name) if column["name"] == theirs.name)
+    (found,) = (column for column in inspector.get_columns(tables.transfer.name) if column["name"] == theirs.name)
     ours.type = found["type"]
     if connection.dialect.name in ("mysql", "mariadb"):
         asked = text(
@@ -153,8 +159,8 @@ def _take_ids_as_they_are(connection: Connection, look: Inspector, tables: Table
         ours.type = VARCHAR(getattr(found["type"], "length", None), charset=charset, collation=collation)
 
 
-def _add_columns(connection: Connection, look: Inspector, table: Table) -> None:
-    found = reflected_columns(look, table)
+def _add_columns(connection: Connection, inspector: Inspector, table: Table) -> None:
+    found = reflected_columns(inspector, table)
     for column in table.columns:
         if column.name not in found and column.nullable:
             name = connection.dialect.identifier_preparer.format_table(table)
@@ -162,18 +168,18 @@ def _add_columns(connection: Connection, look: Inspector, table: Table) -> None:
             connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {added}")
 
 
-def _problems(look: Inspector, table: Table, tables: Tables) -> Iterator[str]:
-    found = reflected_columns(look, table)
+def _problems(inspector: Inspector, table: Table, tables: LedgerTables) -> Iterator[str]:
+    found = reflected_columns(inspector, table)
     for column in table.columns:
         if column.name in found:
             yield from _column_problems(column, found[column.name])
-            yield from _zone_problems(column, found[column.name], look.dialect)
+            yield from _zone_problems(column, found[column.name], inspector.dialect)
         elif not column.nullable and column.info.get("needed", True):
             yield missing_column(column)
-    yield from key_problems(look, table)
+    yield from key_problems(inspector, table)
     if table is tables.state_change:
-        for index in _indexes(look, table):
-            create = str(CreateIndex(index).compile(dialect=look.dialect)).strip()
+        for index in _indexes(inspector, table):
+            create = str(CreateIndex(index).compile(dialect=inspector.dialect)).strip()
             yield f"without an index the last state of a transfer takes too long to find: {create}"
 
 
@@ -187,9 +193,9 @@ def _column_problems(column: Column[object], found: ReflectedColumn) -> Iterator
         kinds = "an integer", Integer
     else:
         return
-    said, types = kinds
+    expected, types = kinds
     if not isinstance(found["type"], types) or isinstance(found["type"], Date):
-        yield wrong_type(column, found, said)
+        yield wrong_type(column, found, expected)
 
 
 def _zone_problems(column: Column[object], found: ReflectedColumn, dialect: Dialect) -> Iterator[str]:
@@ -202,10 +208,10 @@ def _zone_problems(column: Column[object], found: ReflectedColumn, dialect: Dial
         yield f"column {column.name} is {found['type']}, which is in UTC already: leave out the time zone {zone}"
 
 
-def _indexes(look: Inspector, table: Table) -> list[Index]:
+def _indexes(inspector: Inspector, table: Table) -> list[Index]:
     """Those that no other can stand for: one that begins with the same column, and is as unique."""
-    found = [(index["column_names"][0], bool(index["unique"])) for index in look.get_indexes(table.name)]
-    found += [(names["column_names"][0], True) for names in look.get_unique_constraints(table.name)]
+    found = [(index["column_names"][0], bool(index["unique"])) for index in inspector.get_indexes(table.name)]
+    found += [(names["column_names"][0], True) for names in inspector.get_unique_constraints(table.name)]
     return sorted(
         (
             index

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from sqlalchemy import func, select
 
 from genie.timeouts.databases.base import Database
-from genie.timeouts.databases.opening import plainly
+from genie.timeouts.databases.opening import translate_errors
 from genie.timeouts.ledger import Ledger
 from genie.timeouts.plan import Segment
-from genie.timeouts.queries import Steps, waiting
+from genie.timeouts.queries import Queries, tracked_transfers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,14 @@ class Status:
 
 async def status(database: Database, ledger: Ledger) -> Status:
     """See how it stands. DatabaseFailed, where it can't be read."""
-    steps, tables = Steps(ledger, database), ledger.tables
+    queries, tables = Queries(ledger, database), ledger.tables
     last = await last_change(database, ledger)
     number, handed_over = tables.state_change.c.transferStateChangeId, tables.timeout.c.handedOverDate
-    found = waiting(ledger, database)
-    with plainly(database):
+    found = tracked_transfers(ledger, database)
+    with translate_errors(database):
         async with database.reading() as connection:
-            segment = Segment.of((await connection.execute(steps.segment())).first()).start
-            now = (await connection.execute(steps.now())).scalar_one()
+            segment = Segment.of((await connection.execute(queries.segment())).first()).start
+            now = (await connection.execute(queries.now())).scalar_one()
             lag = (await connection.execute(select(func.count()).where(number > segment))).scalar_one()
             counts = select(func.count(), func.count(handed_over)).select_from(tables.timeout)
             kept, dealt_with = (await connection.execute(counts)).one()
@@ -60,6 +60,6 @@ async def status(database: Database, ledger: Ledger) -> Status:
 async def last_change(database: Database, ledger: Ledger) -> int:
     """The greatest number of a state change; 0, if there is none."""
     greatest = select(func.max(ledger.tables.state_change.c.transferStateChangeId))
-    with plainly(database):
+    with translate_errors(database):
         async with database.reading() as connection:
             return (await connection.execute(greatest)).scalar_one() or 0

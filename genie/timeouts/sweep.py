@@ -2,7 +2,7 @@
 
 A date that was moved in the ledger is found by nothing but this comparison. Each run compares `ROWS_PER_RUN` rows, which
 takes a few milliseconds however large the table is; a run that reaches the end of the table compares up to as many from
-its beginning, too. Between its runs, `TimeoutHandler.run` reads on in slices of `ROWS_PER_SCAN` rows, and starts a run
+its beginning, too. Between its runs, `TimeoutHandler.run` reads on in slices of `ROWS_PER_SLICE` rows, and starts a run
 when it finds a moved date.
 
 Dates are usually moved in bulk. So after a moved date was found, the following runs compare a whole batch each, one at
@@ -18,10 +18,10 @@ from enum import Enum, auto
 ROWS_PER_RUN = 1_000
 """Rows whose dates a run compares when no moved date is known."""
 
-ROWS_PER_SCAN = 10_000
+ROWS_PER_SLICE = 10_000
 """Rows whose dates are compared by one slice between two runs."""
 
-SCAN_INTERVAL_S = 0.3
+SLICE_INTERVAL_S = 0.3
 """Seconds from one slice to the next: 1,000,000 rows take 30 s."""
 
 
@@ -52,7 +52,7 @@ class Compared:
 
 
 @dataclass(slots=True)
-class Scan:
+class IdleSweep:
     """The slices between two runs: they end where they have begun."""
 
     begin: int | None

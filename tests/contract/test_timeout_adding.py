@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from sqlalchemy import delete, select
 
 from genie.timeouts import Ledger
-from genie.timeouts.schema import opened
+from genie.timeouts.schema import open_ledger
 from ledgers import Books
 
 TEXT = "'; -- % %s ? \\' \\ \" \n \t :x é"
@@ -16,7 +16,7 @@ WHEN = datetime(2026, 1, 31, 12, 0, 0, 125_000, UTC)
 
 async def test_any_text_is_added_as_it_is(books: Books) -> None:
     transfer = Ledger().tables.transfer
-    async with opened(books.url, Ledger()) as database:
+    async with open_ledger(books.url, Ledger()) as database:
         for mode in ("", "NO_BACKSLASH_ESCAPES") if books.kind == "mariadb" else ("",):
             rows = [
                 {"expirationDate": WHEN, "transferId": f"{number}{TEXT}", "amount": number, "currencyId": "%s\\"}
@@ -26,8 +26,8 @@ async def test_any_text_is_added_as_it_is(books: Books) -> None:
                 if books.kind == "mariadb":
                     await connection.exec_driver_sql(f"SET SESSION sql_mode = '{mode}'")
                 await connection.execute(delete(transfer))
-                await database.add(connection, transfer, [])
-                await database.add(connection, transfer, rows)
+                await database.insert_rows(connection, transfer, [])
+                await database.insert_rows(connection, transfer, rows)
                 columns = [transfer.c[key] for key in rows[0]]
                 found = await connection.execute(select(*columns).order_by(transfer.c.amount))
                 assert [dict(zip(rows[0], row, strict=True)) for row in found] == rows

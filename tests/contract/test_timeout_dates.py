@@ -100,7 +100,7 @@ async def test_a_fraction_that_our_copy_can_not_hold_is_no_change(books: Books) 
         await books.run("ALTER TABLE `transferTimeout` ALTER COLUMN `expirationDate` TYPE timestamp(0)")
     handler = books.handler(desk.take)
     await handler.run_once()
-    look = await handler._reading.look()
+    look = await handler._scanner.scan()
     assert not look.plan.refresh
 
 
@@ -122,7 +122,7 @@ async def test_dates_that_python_has_not(kind: str, new_books: New) -> None:
     for _ in range(2):
         await handler.run_once()
         assert sorted(desk.given.pop()) == sorted([*over, "a"])
-        assert not (await handler._reading.look()).plan.refresh
+        assert not (await handler._scanner.scan()).plan.refresh
     assert (await books.kept()).keys() == {*over, *never, "a"}
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from genie.timeouts import Ledger, WrongSchema
 from genie.timeouts.explain import Explanation, explain
-from genie.timeouts.schema import opened
+from genie.timeouts.schema import open_ledger
 from ledgers import FUTURE, PAST, Books, Desk
 
 
 async def explained(books: Books, ledger: Ledger | None = None, limit: int = 100) -> Explanation:
     ledger = ledger or Ledger()
-    async with opened(books.url, ledger, handler_tables=False) as database:
+    async with open_ledger(books.url, ledger, handler_tables=False) as database:
         return await explain(database, ledger, limit)
 
 

@@ -65,7 +65,7 @@ async def test_a_fault_at_any_statement_changes_nothing(faulty: tuple[Books, Cal
         statements.append(fault.statement)
     assert not isinstance(done, str)
     assert done is not None, "the fault has left the turn taken"
-    assert (done.cleaned, done.inserted, done.expired, done.refused) == (1, 2, 3, 0)
+    assert (done.cleaned, done.inserted, done.expired, done.rejected) == (1, 2, 3, 0)
     assert {"COMMIT"} < set(statements)
     written = [statement for statement in statements if statement.startswith(("UPDATE", "INSERT", "DELETE"))]
     assert len(written) == {"sqlite": 5, "postgres": 7, "mariadb": 8}[books.kind]

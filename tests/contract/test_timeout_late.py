@@ -32,8 +32,8 @@ async def test_what_is_committed_below_the_segment_is_found(books: Books) -> Non
     assert (run.interval, run.inserted, run.cleaned) == ((6, 6), 2, 1)
     assert desk.given == [["a"], ["b"], ["late"]]
     assert await books.kept() == {"a": True, "b": True, "late": True, "later": False}
-    look = await handler._reading.look()
-    assert not look.recounted.again, "it is not looked at for ever"
+    look = await handler._scanner.scan()
+    assert not look.recounted.changed, "it is not looked at for ever"
     await handler.run_once()
     assert len(desk.given) == 3
 

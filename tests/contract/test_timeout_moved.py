@@ -27,8 +27,8 @@ def few(begin: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run compares few rows, so that these are many; and slices between two runs follow each other at once."""
     monkeypatch.setattr("genie.timeouts.scan.random.randint", lambda low, high: round(low + begin * (high - low)))
     monkeypatch.setattr("genie.timeouts.sweep.ROWS_PER_RUN", PER_RUN)
-    monkeypatch.setattr("genie.timeouts.scan.ROWS_PER_SCAN", PER_SCAN)
-    monkeypatch.setattr("genie.timeouts.handler.SCAN_INTERVAL_S", 0.0)
+    monkeypatch.setattr("genie.timeouts.scan.ROWS_PER_SLICE", PER_SCAN)
+    monkeypatch.setattr("genie.timeouts.handler.SLICE_INTERVAL_S", 0.0)
 
 
 @pytest.fixture
@@ -88,15 +88,15 @@ async def test_a_run_with_nothing_new_compares_few_rows(waiting: Books) -> None:
 
         engine = handler._database._engine.sync_engine
         event.listen(engine, "before_cursor_execute", note)
-        look = await handler._reading.look()
+        look = await handler._scanner.scan()
         event.remove(engine, "before_cursor_execute", note)
-        assert look.nothing
+        assert look.is_empty
         first, last = look.compared.first, look.compared.last
         some = [n for n in numbers if (n > first or n <= last if look.compared.wrapped else first < n <= last)]
         assert len(some) <= 2 * PER_RUN if look.compared.wrapped else len(some) == PER_RUN
         seen.update(some)
         counts.append(len(statements))
-        handler._reading.go_on(look, refused=False)
+        handler._scanner.advance(look, has_rejected=False)
     assert seen == set(numbers), "in the end it has compared all"
     assert max(counts) <= 12
 
@@ -165,7 +165,7 @@ async def test_what_is_overdue_is_found_before_the_other_dates_are_copied(waitin
     while len(desk.ids) < len(overdue):
         run = await handler.run_once()
         assert run is not None
-        assert run.behind
+        assert run.lagging
         counts += [number for (number,) in await waiting.run(copied)]
     assert 0 < counts[0] < 2 * PER_RUN, "at the end of the table it reads the rest, and as many from the beginning"
     assert set(counts) == {counts[0]}, "what the first run has compared, and no more"
@@ -173,4 +173,4 @@ async def test_what_is_overdue_is_found_before_the_other_dates_are_copied(waitin
     await catch_up(handler)
     ((number,),) = await waiting.run(copied)
     assert number == ROWS - len(overdue)
-    assert (await handler._reading.look()).nothing
+    assert (await handler._scanner.scan()).is_empty

@@ -31,7 +31,7 @@ async def test_rows_that_are_final_up_to_the_segment_are_cleaned_by_the_next_run
     await begin_at(books, 8)
     desk = Desk()
     run = await books.handler(desk.take).run_once()
-    assert run == TimeoutRun(interval=(8, 9), cleaned=3, inserted=0, expired=0, refused=0, behind=False)
+    assert run == TimeoutRun(interval=(8, 9), cleaned=3, inserted=0, expired=0, rejected=0, lagging=False)
     assert await books.kept() == {"b": False}
     assert desk.given == []
 
@@ -44,7 +44,7 @@ async def test_also_those_that_come_while_this_handler_is_in_use(books: Books) -
     await handler.run_once()
     await leave(books, "a")
     run = await handler.run_once()
-    assert run == TimeoutRun(interval=(3, 3), cleaned=1, inserted=0, expired=0, refused=0, behind=False)
+    assert run == TimeoutRun(interval=(3, 3), cleaned=1, inserted=0, expired=0, rejected=0, lagging=False)
     assert await books.kept() == {"b": False}
 
 
@@ -58,10 +58,10 @@ async def test_more_of_them_than_a_run_looks_at(books: Books) -> None:
     handler = books.handler(Desk().take, batch=2)
     runs = await catch_up(handler)
     assert [run.cleaned for run in runs] == [2, 1, 2, 1]
-    assert [run.behind for run in runs] == [True, True, True, False]
+    assert [run.lagging for run in runs] == [True, True, True, False]
     assert await books.kept() == {"3": False}
-    look = await handler._reading.look()
-    assert look.nothing
+    look = await handler._scanner.scan()
+    assert look.is_empty
 
 
 async def test_rows_whose_transfer_is_final_because_another_has_moved_the_segment(books: Books) -> None:
@@ -76,7 +76,7 @@ async def test_rows_whose_transfer_is_final_because_another_has_moved_the_segmen
     await books.run("UPDATE `segment` SET `value` = 5")
     await books.change("c", "FAILED")
     run = await handler.run_once()
-    assert run == TimeoutRun(interval=(3, 6), cleaned=3, inserted=0, expired=0, refused=0, behind=False)
+    assert run == TimeoutRun(interval=(3, 6), cleaned=3, inserted=0, expired=0, rejected=0, lagging=False)
     assert await books.kept() == {}
     assert await books.segment() == 6
 
@@ -96,8 +96,8 @@ async def test_a_segment_that_another_has_moved_is_never_moved_back(books: Books
         values.append(await books.segment())
     assert values == [5, 5, 6, 6]
     assert desk.ids == ["b"]
-    look = await handler._reading.look()
-    assert look.nothing
+    look = await handler._scanner.scan()
+    assert look.is_empty
 
 
 @pytest.mark.parametrize("state", ["RESERVED", "SUSPENDED"])
@@ -147,4 +147,4 @@ async def test_columns_of_any_name_are_written(empty_books: Books) -> None:
     for _ in range(2):
         await handler.run_once()
     assert desk.given == [["a"]]
-    assert (await handler._reading.look()).nothing
+    assert (await handler._scanner.scan()).is_empty

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.client.aio import Client, connect
 from genie.errors import LockLost, QueueTimeout
-from genie.timeouts import ExpiredTransfer, TimeoutRun, TurnLost
+from genie.timeouts import ExpiredTransfer, RunSuperseded, TimeoutRun
 from ledgers import FUTURE, PAST, Books, Desk, New
 from servers import WAIT_S, Genie, running_server
 
@@ -52,7 +52,7 @@ async def test_overlapping_runs_do_the_work_once(books: Books) -> None:
     assert await handler.run_once() is not None
     assert (desk.ids, other_desk.ids) == (["a"], [])
     run = await other.run_once()
-    assert run == TimeoutRun(interval=(1, 1), cleaned=0, inserted=0, expired=0, refused=0, behind=False)
+    assert run == TimeoutRun(interval=(1, 1), cleaned=0, inserted=0, expired=0, rejected=0, lagging=False)
 
 
 async def test_the_turn_is_given_back_whatever_happened(books: Books) -> None:
@@ -218,7 +218,7 @@ async def test_one_that_does_not_stop_when_its_lock_is_lost_changes_nothing(
 
     await books.add_transfer("a", PAST)
     handler = books.handler(stubborn, client=clients[0], name="test")
-    with pytest.raises((LockLost, TurnLost)):
+    with pytest.raises((LockLost, RunSuperseded)):
         await handler.run_once()
     assert [await books.ours()] == found
     assert other_desk.ids == (["a"] if another else [])
@@ -295,7 +295,7 @@ async def test_the_connection_of_the_turn_may_be_silent_for_long(new_books: New)
     try:
         handler = books.handler(desk.take)
         await handler.run_once()
-        async with handler._database.turn() as ours, handler._database.reading() as other:
+        async with handler._database.try_lock() as ours, handler._database.reading() as other:
             assert ours
             assert (await other.exec_driver_sql("SELECT @@SESSION.wait_timeout")).scalar_one() >= 3_600
     finally:
@@ -356,17 +356,17 @@ async def test_a_stalled_run_can_not_write_after_another(books: Books) -> None:
         if with_news:
             await books.add_transfer("new", PAST)
         await books.move("ends", FUTURE + with_news + 1)
-        look = await stalled._reading.look()
-        await other._writing.write(await other._reading.look(), {"new"}, 6, lambda: None)
+        look = await stalled._scanner.scan()
+        await other._applier.apply(await other._scanner.scan(), {"new"}, 6, lambda: None)
         before = await books.ours()
-        with pytest.raises(TurnLost) as lost:
-            await stalled._writing.write(look, {"new"}, 5, lambda: None)
+        with pytest.raises(RunSuperseded) as lost:
+            await stalled._applier.apply(look, {"new"}, 5, lambda: None)
         assert str(lost.value) == "a run with fence 6 has been here, and this one has 5"
         assert (await books.ours(), await fences(books)) == (before, [6])
         if with_news:  # one without a lock of Genie's is found out by the segment
-            with pytest.raises(TurnLost, match="another run has moved the segment from 1 to 2"):
-                await stalled._writing.write(look, {"new"}, None, lambda: None)
+            with pytest.raises(RunSuperseded, match="another run has moved the segment from 1 to 2"):
+                await stalled._applier.apply(look, {"new"}, None, lambda: None)
             assert await books.ours() == before
-    await stalled._writing.write(await stalled._reading.look(), set(), 6, lambda: None)
-    await stalled._writing.write(await stalled._reading.look(), set(), None, lambda: None)
+    await stalled._applier.apply(await stalled._scanner.scan(), set(), 6, lambda: None)
+    await stalled._applier.apply(await stalled._scanner.scan(), set(), None, lambda: None)
     assert await fences(books) == [6], "a run without a lock keeps the last fence"

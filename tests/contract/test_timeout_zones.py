@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy.dialects import postgresql, sqlite
 
 from genie.timeouts import ExpiredTransfer, Ledger, WrongDate, WrongSchema
-from genie.timeouts.schema import opened
+from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import status
 from genie.timeouts.times import Utc
 from ledgers import PAST, Books, Desk, New, hours
@@ -45,7 +45,7 @@ async def test_dates_are_in_the_time_zone_of_the_ledger(local: Books) -> None:
         assert one.expiration_date.tzinfo is UTC
         assert abs(one.expiration_date - hours(-NEAR)) < timedelta(minutes=5)
         given.clear()
-    async with opened(local.url, of(local)) as database:
+    async with open_ledger(local.url, of(local)) as database:
         assert (await status(database, of(local))).overdue == 1
     copies = (
         "SELECT k.`expirationDate`, t.`expirationDate` FROM `transferTimeout` k "
@@ -68,8 +68,8 @@ async def test_a_date_that_is_moved_counts(local: Books) -> None:
     await local.move("a", NEAR)
     await handler.run_once()
     assert (desk.given, await local.kept()) == ([["a"]], {"a": False, "b": False})
-    look = await handler._reading.look()
-    assert look.nothing
+    look = await handler._scanner.scan()
+    assert look.is_empty
 
 
 TYPES = [("postgres", "TIMESTAMPTZ", "TIMESTAMP"), ("mariadb", "TIMESTAMP", "TIMESTAMP")]

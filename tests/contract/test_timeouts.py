@@ -17,7 +17,7 @@ async def test_with_no_segment_it_begins_at_the_beginning(books: Books) -> None:
     desk = Desk()
     handler = books.handler(desk.take)
     empty = await handler.run_once()
-    assert empty == TimeoutRun(interval=(0, 0), cleaned=0, inserted=0, expired=0, refused=0, behind=False)
+    assert empty == TimeoutRun(interval=(0, 0), cleaned=0, inserted=0, expired=0, rejected=0, lagging=False)
     assert (await books.ours(), desk.given) == ({"segment": [], "transferTimeout": [], "timeoutInterval": []}, [])
     await books.add_transfer("late", PAST, "RECEIVED_PREPARE", "RESERVED")
     await books.add_transfer("later", 2 * PAST)
@@ -25,12 +25,12 @@ async def test_with_no_segment_it_begins_at_the_beginning(books: Books) -> None:
     await books.add_transfer("done", PAST, "RECEIVED_PREPARE", "COMMITTED")
     await books.add_transfer("other", PAST, "RECEIVED_PREPARE", "SOMETHING_ELSE")
     run = await handler.run_once()
-    assert run == TimeoutRun(interval=(0, 8), cleaned=0, inserted=3, expired=2, refused=0, behind=False)
+    assert run == TimeoutRun(interval=(0, 8), cleaned=0, inserted=3, expired=2, rejected=0, lagging=False)
     assert desk.given == [["later", "late"]], "the longest expired first"
     assert await books.kept() == {"late": True, "later": True, "open": False}
     assert await books.segment() == 8
     run = await handler.run_once()
-    assert run == TimeoutRun(interval=(8, 8), cleaned=0, inserted=0, expired=0, refused=0, behind=False)
+    assert run == TimeoutRun(interval=(8, 8), cleaned=0, inserted=0, expired=0, rejected=0, lagging=False)
     assert len(desk.given) == 1
 
 
@@ -52,7 +52,7 @@ async def test_the_same_interval_again_changes_nothing(books: Books) -> None:
     for value in (0, 3):
         await books.set_back(value)
         run = await handler.run_once()
-        assert run == TimeoutRun(interval=(value, 6), cleaned=0, inserted=0, expired=0, refused=0, behind=False)
+        assert run == TimeoutRun(interval=(value, 6), cleaned=0, inserted=0, expired=0, rejected=0, lagging=False)
     await books.run("DELETE FROM `segment`")
     assert await handler.run_once() is not None
     assert await books.segment() == 6
@@ -70,7 +70,7 @@ async def test_what_becomes_final_between_two_runs_is_never_handed_over(books: B
     await books.move("ends", PAST)
     await books.change("ends", "ABORTED")
     run = await handler.run_once()
-    assert run == TimeoutRun(interval=(2, 3), cleaned=1, inserted=0, expired=1, refused=0, behind=False)
+    assert run == TimeoutRun(interval=(2, 3), cleaned=1, inserted=0, expired=1, rejected=0, lagging=False)
     assert (desk.ids, await books.kept()) == (["waits"], {"waits": True})
 
 
@@ -84,7 +84,7 @@ async def test_what_became_final_beyond_the_interval_is_not_handed_over(books: B
     await books.change("c", "RESERVED")
     runs = await catch_up(handler)
     assert [run.interval for run in runs] == [(0, 2), (2, 4), (4, 5)]
-    assert [run.behind for run in runs] == [True, True, False]
+    assert [run.lagging for run in runs] == [True, True, False]
     assert desk.ids == ["b"]
     assert await books.kept() == {"b": True, "c": False}
 
@@ -98,7 +98,7 @@ async def test_a_backlog_of_expired_transfers_is_handed_over_in_batches(books: B
         await books.move(f"{number}", PAST - number)
     runs = await catch_up(books.handler(desk.take, batch=3))
     assert desk.given == [["6", "5", "4"], ["3", "2", "1"], ["0"]]
-    assert [run.behind for run in runs] == [True, True, False]
+    assert [run.lagging for run in runs] == [True, True, False]
 
 
 async def test_it_is_behind_while_what_was_due_has_to_be_cleaned_up(books: Books) -> None:
@@ -158,7 +158,7 @@ async def test_only_what_was_refused_comes_again(books: Books) -> None:
         await books.add_transfer(id, PAST)
     run = await handler.run_once()
     assert run is not None
-    assert (run.expired, run.refused, run.behind) == (3, 1, False)
+    assert (run.expired, run.rejected, run.lagging) == (3, 1, False)
     assert await books.kept() == {"a": True, "b": False, "c": True}
     await handler.run_once()
     desk.refused = set()
@@ -177,7 +177,7 @@ async def test_what_is_refused_again_and_again_does_not_keep_the_rest_waiting(bo
         await books.add_transfer(f"{number}", PAST)
     desk.refused = {f"stuck {number}" for number in range(7)}
     runs = [await handler.run_once() for _ in range(12)]
-    assert not any(run is not None and run.behind and run.refused and run.interval[0] == 11 for run in runs)
+    assert not any(run is not None and run.lagging and run.rejected and run.interval[0] == 11 for run in runs)
     assert sorted(id for id in desk.ids if id not in desk.refused) == ["0", "1", "2", "3"]
     assert min(desk.ids.count(id) for id in desk.refused) > 1
     desk.refused = set()
@@ -244,7 +244,7 @@ async def test_a_handler_that_raises_changes_nothing(books: Books) -> None:
         assert await books.ours() == before
     desk.fails = None
     run = await handler.run_once()
-    assert run == TimeoutRun(interval=(2, 4), cleaned=1, inserted=1, expired=2, refused=0, behind=False)
+    assert run == TimeoutRun(interval=(2, 4), cleaned=1, inserted=1, expired=2, rejected=0, lagging=False)
     assert desk.given == [["a", "b"]] * 3
 
 
@@ -296,7 +296,7 @@ async def test_who_deals_with_them_can_write_to_the_ledger(books: Books) -> None
     await handler.run_once()
     assert await books.expired() == set()
     run = await handler.run_once()
-    assert run == TimeoutRun(interval=(3, 6), cleaned=3, inserted=0, expired=0, refused=0, behind=False)
+    assert run == TimeoutRun(interval=(3, 6), cleaned=3, inserted=0, expired=0, rejected=0, lagging=False)
     assert (desk.ids, await books.kept()) == (["a", "b", "c"], {})
     await books.change("b", "RESERVED")
     await handler.run_once()
@@ -316,7 +316,7 @@ async def test_the_list_is_the_handlers_own(books: Books) -> None:
 
     run = await books.handler(take_from_it).run_once()
     assert run is not None
-    assert (run.expired, run.refused) == (3, 1)
+    assert (run.expired, run.rejected) == (3, 1)
     assert await books.kept() == {"a": True, "b": False, "c": True}
 
 
@@ -341,7 +341,7 @@ async def test_what_a_handler_must_not_return(books: Books) -> None:
         assert await books.ours() == before
     said.append(["a"])
     assert await handler.run_once() == TimeoutRun(
-        interval=(0, 1), cleaned=0, inserted=1, expired=1, refused=1, behind=False
+        interval=(0, 1), cleaned=0, inserted=1, expired=1, rejected=1, lagging=False
     )
 
 

@@ -14,7 +14,7 @@ from genie.protocol import codec
 from genie.timeouts import Ledger
 from genie.timeouts.explain import Explained, Explanation, Progress
 from genie.timeouts.explain import explain as explain_in
-from genie.timeouts.schema import opened
+from genie.timeouts.schema import open_ledger
 
 SUMMARY = {
     Progress.NO_HANDLER: "without a handler",
@@ -54,7 +54,7 @@ def explain(url: str, ledger: Ledger, limit: int, as_json: bool) -> None:
 
 
 async def _explain(url: str, ledger: Ledger, limit: int) -> Explanation:
-    async with opened(url, ledger, handler_tables=False) as database:
+    async with open_ledger(url, ledger, handler_tables=False) as database:
         return await explain_in(database, ledger, limit)
 
 

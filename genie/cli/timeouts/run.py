@@ -20,8 +20,8 @@ from genie.cli.timeouts.options import ledger_options, progress_option
 from genie.client.aio import connect
 from genie.protocol import codec
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, TimeoutRun
-from genie.timeouts.handler import MOST_BATCH
-from genie.timeouts.schema import opened
+from genie.timeouts.handler import MAX_BATCH
+from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import last_change
 
 END_S = 10.0
@@ -203,7 +203,7 @@ class _Service:
             if client is not None:
                 await stack.enter_async_context(client)
             await stack.enter_async_context(handler)
-            async with opened(order.url, order.ledger) as database:
+            async with open_ledger(order.url, order.ledger) as database:
                 self.greatest = await last_change(database, order.ledger)
             if order.once:
                 return self._once(await handler.run_once())
@@ -215,7 +215,7 @@ class _Service:
             _say("another replica is at it")
             return 0
         self._told(run)
-        return 1 if run.refused else 0
+        return 1 if run.rejected else 0
 
     def _told(self, came: TimeoutRun | Exception | None) -> None:
         if isinstance(came, BrokenPipeError):
@@ -232,12 +232,12 @@ class _Service:
     def _show(self, run: TimeoutRun) -> None:
         first, last = run.interval
         every = self.order.progress_every
-        if (last // every > first // every) if run.behind else (self.was_behind and last > first):
+        if (last // every > first // every) if run.lagging else (self.was_behind and last > first):
             of = f" of {self.greatest:,}" if last <= self.greatest else ""
             _say(f"has read up to state change {last:,}{of}")
-        self.was_behind = run.behind
+        self.was_behind = run.lagging
         if run.expired:
-            refused = f", {run.refused:,} not dealt with: {self.delivery.trouble}" if run.refused else ""
+            refused = f", {run.rejected:,} not dealt with: {self.delivery.trouble}" if run.rejected else ""
             _say(f"{run.expired:,} expired{refused}")
 
     def _signalled(self, number: int) -> None:
@@ -283,7 +283,7 @@ def run_service(order: Order) -> int:
 )
 @click.option(
     "--batch",
-    type=WholeNumber(1, MOST_BATCH),
+    type=WholeNumber(1, MAX_BATCH),
     default=100_000,
     show_default=True,
     metavar="N",

@@ -12,11 +12,11 @@ import click
 from genie.cli.options import WholeNumber, plain_errors
 from genie.cli.timeouts.options import NO_TERMINAL, ledger_options, number, progress, progress_option, span, whole_span
 from genie.timeouts import Ledger
-from genie.timeouts.sample_data import CHUNK, MOST_HOURS, DataSet
+from genie.timeouts.sample_data import CHUNK, MAX_HOURS, DataSet
 from genie.timeouts.sample_data import finalize as finalize_in
 from genie.timeouts.sample_data import generate as generate_into
 from genie.timeouts.sample_data import shift as shift_in
-from genie.timeouts.schema import opened
+from genie.timeouts.schema import open_ledger
 
 
 @click.command()
@@ -58,7 +58,7 @@ def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, progre
 
 
 async def _generate(url: str, ledger: Ledger, data_set: DataSet, progress_every: int) -> int:
-    async with opened(url, ledger, create=True) as database:
+    async with open_ledger(url, ledger, create=True) as database:
         with progress(progress_every, "transfers") as told:
             return await generate_into(database, ledger, data_set, told, chunk=min(CHUNK, progress_every))
 
@@ -76,14 +76,14 @@ def shift(url: str, ledger: Ledger, hours: float, progress_every: int) -> None:
 
     So a ledger that was generated some time ago is as it was then: nothing else has expired meanwhile.
     """
-    if abs(hours) > MOST_HOURS:
+    if abs(hours) > MAX_HOURS:
         raise ValueError(f"--hours {hours:g}: dates can be moved by a century at most")
     moved = asyncio.run(_shift(url, ledger, timedelta(hours=hours), progress_every))
     click.echo(f"{moved:,} transfers: their dates are moved by {hours:g} h")
 
 
 async def _shift(url: str, ledger: Ledger, by: timedelta, progress_every: int) -> int:
-    async with opened(url, ledger) as database:
+    async with open_ledger(url, ledger) as database:
         with progress(progress_every, "transfers") as told:
             return await shift_in(database, ledger, by, told)
 
@@ -107,5 +107,5 @@ def finalize(url: str, ledger: Ledger, **options: Any) -> None:
 
 
 async def _finalize(url: str, ledger: Ledger, **options: Any) -> int:
-    async with opened(url, ledger) as database:
+    async with open_ledger(url, ledger) as database:
         return await finalize_in(database, ledger, **options)

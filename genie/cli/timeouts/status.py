@@ -10,7 +10,7 @@ from genie.cli.options import json_option, plain_errors
 from genie.cli.timeouts.options import ledger_options
 from genie.protocol import codec
 from genie.timeouts import Ledger
-from genie.timeouts.schema import opened
+from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import Status
 from genie.timeouts.status import status as status_of
 
@@ -40,5 +40,5 @@ def status(url: str, ledger: Ledger, as_json: bool) -> None:
 
 
 async def _status(url: str, ledger: Ledger) -> Status:
-    async with opened(url, ledger) as database:
+    async with open_ledger(url, ledger) as database:
         return await status_of(database, ledger)

@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import URL, ColumnElement, Table, bindparam
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-CONNECT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 """How long a connection may take."""
 
-LOCKED_S = 30
+LOCK_TIMEOUT_S = 30
 """How long a statement waits for rows or a file that others have locked."""
 
 
@@ -34,9 +34,9 @@ class Database(ABC):
     def __init__(self, url: URL, engine: AsyncEngine) -> None:
         self.name = url.set(query={}).render_as_string(hide_password=True)  # there may be a password in there, too
         self._engine = engine
-        self._reading = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    async def reach(self) -> None:
+    async def connect(self) -> None:
         """Connect. ValueError, if the driver can't do what the URL says."""
         try:
             async with self.reading():
@@ -55,7 +55,7 @@ class Database(ABC):
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """Each statement sees what is committed when it begins, and locks nothing."""
-        async with self._reading.connect() as connection:
+        async with self._autocommit.connect() as connection:
             yield connection
 
     @asynccontextmanager
@@ -71,22 +71,22 @@ class Database(ABC):
             yield connection
 
     @abstractmethod
-    def turn(self) -> AbstractAsyncContextManager[bool]:
+    def try_lock(self) -> AbstractAsyncContextManager[bool]:
         """Whether nobody else has the turn in this database; if so it is ours until the block ends, or we do."""
 
-    def date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+    def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A date of the ledger, so that it can be compared with others."""
         return column
 
     @abstractmethod
-    def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+    def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """A date of the ledger, moved."""
 
     @abstractmethod
-    async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """Insert many rows, which all have the same columns (by their keys), as fast as the driver can."""
 
-    async def change(
+    async def update_rows(
         self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], columns: Sequence[str]
     ) -> None:
         """Write these columns of many rows, each with values of its own.

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.sql.engine import release_or_invalidate, server_engine
 from genie.timeouts.databases.base import (
-    CONNECT_S,
-    LOCKED_S,
+    CONNECT_TIMEOUT_S,
+    LOCK_TIMEOUT_S,
     SERVER_OPTIONS,
     Database,
     converted,
@@ -21,10 +21,10 @@ from genie.timeouts.databases.base import (
     values_by_column,
 )
 
-SILENT_S = 8 * 3600
+IDLE_TIMEOUT_S = 8 * 3600
 """How long a connection may say nothing: what is usual, where a server has not been told less."""
 
-MOST = 5_000
+ROWS_PER_INSERT = 5_000
 """Rows of one statement: less than a megabyte, which all servers take."""
 
 
@@ -34,34 +34,36 @@ class Mysql(Database):
     def __init__(self, url: URL) -> None:
         # Under the level that is usual there, what one transaction has read others can't write.
         # And the connection that has the turn says nothing while expired transfers are dealt with, however long.
-        settings = f"SET time_zone = '+00:00', innodb_lock_wait_timeout = {LOCKED_S}, wait_timeout = {SILENT_S}"
+        settings = (
+            f"SET time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_TIMEOUT_S}, wait_timeout = {IDLE_TIMEOUT_S}"
+        )
         engine = server_engine(
             url,
             **SERVER_OPTIONS,
             enable_from_linting=False,  # it does not see that a subquery joins the last state change to its transfer
-            connect_args={"connect_timeout": int(CONNECT_S), "init_command": settings},
+            connect_args={"connect_timeout": int(CONNECT_TIMEOUT_S), "init_command": settings},
         )
         super().__init__(url, engine)
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
         """See `Database`. Tables are created one by one here, whatever the transaction."""
-        async with self._locked("tables", LOCKED_S) as got, self.writing() as connection:
+        async with self._locked("tables", LOCK_TIMEOUT_S) as got, self.writing() as connection:
             if not got:
-                raise TimeoutError(f"somebody else has been creating the tables for {LOCKED_S} s")
+                raise TimeoutError(f"somebody else has been creating the tables for {LOCK_TIMEOUT_S} s")
             yield connection
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[bool]:
+    async def try_lock(self) -> AsyncIterator[bool]:
         """See `Database`."""
-        async with self._locked("turn", 0) as got:
+        async with self._locked("run", 0) as got:
             yield got
 
     @asynccontextmanager
     async def _locked(self, what: str, wait_s: int) -> AsyncIterator[bool]:
         """A named lock of the server, which ends with the connection. Its name may have 64 characters."""
         name = func.concat(f"genie {what} ", func.left(func.sha2(func.database(), 256), 40))
-        async with self._reading.connect() as connection:
+        async with self._autocommit.connect() as connection:
             got = bool((await connection.execute(select(func.get_lock(name, wait_s)))).scalar_one())
             try:
                 yield got
@@ -69,15 +71,15 @@ class Mysql(Database):
                 if got:
                     await release_or_invalidate(connection, select(func.release_lock(name)))
 
-    def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+    def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`."""
         return func.timestampadd(literal_column("MICROSECOND"), by // timedelta(microseconds=1), column)
 
-    async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`. In long statements; the driver's own way to make them takes twice as long."""
         await self._insert(connection, table, rows, "")
 
-    async def change(
+    async def update_rows(
         self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], columns: Sequence[str]
     ) -> None:
         """See `Database`. In long statements, which insert what is there already; one UPDATE a row takes a round trip each."""
@@ -102,6 +104,6 @@ class Mysql(Database):
         lines = [f"({','.join(line)})" for line in zip(*literals, strict=True)]
         insert = insert_into(connection, table, names).replace("%%", "%")  # which it is with parameters only
         rest = rest.replace("%%", "%")
-        for start in range(0, len(lines), MOST):
-            text = insert + ",".join(lines[start : start + MOST]) + rest
+        for start in range(0, len(lines), ROWS_PER_INSERT):
+            text = insert + ",".join(lines[start : start + ROWS_PER_INSERT]) + rest
             await connection.exec_driver_sql(text, execution_options={"no_parameters": True})

@@ -53,7 +53,7 @@ def open_database(url: str) -> Database:
 
 
 @contextmanager
-def plainly(database: Database) -> Iterator[None]:
+def translate_errors(database: Database) -> Iterator[None]:
     """What the driver, the database or the network says comes out as DatabaseFailed, in one line."""
     expected: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, TimeoutError, *database.driver_errors)
     try:

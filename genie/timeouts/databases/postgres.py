@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.sql.engine import lock_schema, release_or_invalidate, schema_lock, server_engine
-from genie.timeouts.databases.base import CONNECT_S, LOCKED_S, SERVER_OPTIONS, Database, values_by_column
+from genie.timeouts.databases.base import CONNECT_TIMEOUT_S, LOCK_TIMEOUT_S, SERVER_OPTIONS, Database, values_by_column
 from genie.timeouts.times import Utc
 
 _FIRST = literal_column("TIMESTAMP '0001-01-01 00:00:00'", Utc)
@@ -40,11 +40,11 @@ class Postgres(Database):
     """A database, by asyncpg. The tables are in its first schema (`search_path`)."""
 
     def __init__(self, url: URL) -> None:
-        settings = {"timezone": "UTC", "lock_timeout": f"{LOCKED_S}s", **_LOOK_UP}
+        settings = {"timezone": "UTC", "lock_timeout": f"{LOCK_TIMEOUT_S}s", **_LOOK_UP}
         engine = server_engine(
             url,
             **SERVER_OPTIONS,
-            connect_args={"timeout": CONNECT_S, "server_settings": settings},
+            connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": settings},
         )
         super().__init__(url, engine)
         import asyncpg  # noqa: PLC0415 - it may be missing where it is not used
@@ -59,10 +59,10 @@ class Postgres(Database):
             yield connection
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[bool]:
+    async def try_lock(self) -> AsyncIterator[bool]:
         """See `Database`. An advisory lock of the schema, which ends with the connection."""
         key = schema_lock(_RUN_LOCK)
-        async with self._reading.connect() as connection:
+        async with self._autocommit.connect() as connection:
             got = bool((await connection.execute(select(func.pg_try_advisory_lock(*key)))).scalar_one())
             try:
                 yield got
@@ -70,15 +70,15 @@ class Postgres(Database):
                 if got:
                     await release_or_invalidate(connection, select(func.pg_advisory_unlock(*key)))
 
-    def date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+    def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """See `Database`. What Python has no dates for (before the year 1, behind 9999) is the first or the last it has."""
         return type_coerce(case((column > _LAST, _LAST), (column < _FIRST, _FIRST), else_=column), column.type)
 
-    def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+    def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`."""
         return type_coerce(column, DateTime()) + literal(by, Interval())
 
-    async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`. By COPY, in the same transaction."""
         if not rows:
             return

@@ -15,10 +15,10 @@ from sqlalchemy import URL, ColumnElement, String, Table, case, func, or_, type_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.sql.sqlite import enable_wal, file_engine, write_transaction
-from genie.timeouts.databases.base import LOCKED_S, Database, insert_into, values_by_column
+from genie.timeouts.databases.base import LOCK_TIMEOUT_S, Database, insert_into, values_by_column
 from genie.timeouts.times import Utc
 
-TURN = "-timeouts"
+LOCK_SUFFIX = "-timeouts"
 """Added to the file's name: a file that is always empty, and locked by who has the turn."""
 
 
@@ -38,7 +38,7 @@ class Sqlite(Database):
 
     def __init__(self, url: URL) -> None:
         engine = file_engine(
-            url, lock_timeout_s=LOCKED_S, pool_size=2, instead="name a file, as in sqlite:///ledger.db"
+            url, lock_timeout_s=LOCK_TIMEOUT_S, pool_size=2, instead="name a file, as in sqlite:///ledger.db"
         )
         self._file = os.path.realpath(url.database or "")  # also by another name it is the same turn
         super().__init__(url, engine)
@@ -59,12 +59,12 @@ class Sqlite(Database):
         async with self.reading() as connection:
             empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
             if empty:
-                await enable_wal(connection, LOCKED_S)
+                await enable_wal(connection, LOCK_TIMEOUT_S)
         async with self.writing() as connection:
             yield connection
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[bool]:
+    async def try_lock(self) -> AsyncIterator[bool]:
         """See `Database`. The system ends the lock with its process."""
         lock = await asyncio.to_thread(self._lock)
         try:
@@ -74,7 +74,7 @@ class Sqlite(Database):
                 lock.close()
 
     def _lock(self) -> sqlite3.Connection | None:
-        lock = sqlite3.connect(self._file + TURN, timeout=0, isolation_level=None, check_same_thread=False)
+        lock = sqlite3.connect(self._file + LOCK_SUFFIX, timeout=0, isolation_level=None, check_same_thread=False)
         try:
             lock.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
@@ -84,7 +84,7 @@ class Sqlite(Database):
             return None
         return lock
 
-    def date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+    def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """See `Database`. Others may have written it in any form; what is no date at all stays as it is.
 
         So does what has an offset where dates are in a time zone: it is refused when it is read.
@@ -95,12 +95,12 @@ class Sqlite(Database):
             one_form = case((offset, column), else_=one_form)
         return func.coalesce(one_form, column, type_=column.type)
 
-    def later(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
+    def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`. What is no date at all stays as it is."""
         moved = func.strftime("%Y-%m-%d %H:%M:%f", column, f"{by.total_seconds():+.3f} seconds", type_=column.type)
         return func.coalesce(moved, column, type_=column.type)
 
-    async def add(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`."""
         if rows:
             names, columns = values_by_column(connection, table, rows)

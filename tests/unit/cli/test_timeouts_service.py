@@ -26,7 +26,7 @@ ORDER = Order(
 
 
 def a_run(*interval: int, expired: int = 0, behind: bool = False) -> TimeoutRun:
-    return TimeoutRun(interval=interval, cleaned=0, inserted=0, expired=expired, refused=0, behind=behind)  # type: ignore[arg-type]
+    return TimeoutRun(interval=interval, cleaned=0, inserted=0, expired=expired, rejected=0, lagging=behind)  # type: ignore[arg-type]
 
 
 def said(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genie.timeouts.sweep import ROWS_PER_RUN, ROWS_PER_SCAN, SCAN_INTERVAL_S, Compared, Phase, Scan, Sweep
+from genie.timeouts.sweep import ROWS_PER_RUN, ROWS_PER_SLICE, SLICE_INTERVAL_S, Compared, IdleSweep, Phase, Sweep
 
 
 def compared(first: int, last: int, *, moved: bool = False, wrapped: bool = False, whole: bool = False) -> Compared:
@@ -11,7 +11,7 @@ def compared(first: int, last: int, *, moved: bool = False, wrapped: bool = Fals
 
 def test_a_million_rows_are_compared_in_half_a_minute() -> None:
     """Half of the minute within which moved dates are found; the rest is for the runs that hand them over."""
-    assert 1_000_000 / ROWS_PER_SCAN * SCAN_INTERVAL_S <= 30
+    assert 1_000_000 / ROWS_PER_SLICE * SLICE_INTERVAL_S <= 30
 
 
 def test_after_a_moved_date_runs_take_what_is_overdue_and_then_all_from_there() -> None:
@@ -55,7 +55,7 @@ def test_all_rows_are_compared_once_in_each_phase_at_most() -> None:
 
 
 def test_the_slices_between_two_runs_end_where_they_began() -> None:
-    scan = Scan(25)
+    scan = IdleSweep(25)
     done = []
     for first, last in ((25, 35), (35, None), (0, 10), (10, 20), (20, 30)):
         assert not scan.complete
@@ -66,7 +66,7 @@ def test_the_slices_between_two_runs_end_where_they_began() -> None:
 
 def test_slices_from_the_beginning_end_at_the_end() -> None:
     for begin in (0, None):
-        scan = Scan(begin)
+        scan = IdleSweep(begin)
         scan.advance(0, 10)
         assert not scan.complete
         scan.advance(10, None)
@@ -74,7 +74,7 @@ def test_slices_from_the_beginning_end_at_the_end() -> None:
 
 
 def test_a_table_of_one_slice_is_compared_from_its_beginning_too() -> None:
-    scan = Scan(3)
+    scan = IdleSweep(3)
     scan.advance(3, None)
     assert not scan.complete
     scan.advance(0, None)

@@ -10,7 +10,7 @@ import pytest
 
 from genie.timeouts import ExpiredTransfer, Ledger, TimeoutHandler, WrongSchema
 from genie.timeouts.sample_data import DataSet, finalize, generate, shift, transfers
-from genie.timeouts.schema import opened
+from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import Status, status
 from trial_ledger import ask, overdue
 
@@ -29,7 +29,7 @@ def url(file: Path) -> str:
 
 
 async def filled(file: Path, data_set: DataSet) -> None:
-    async with opened(url(file), LEDGER, create=True) as database:
+    async with open_ledger(url(file), LEDGER, create=True) as database:
         await generate(database, LEDGER, data_set)
 
 
@@ -48,7 +48,7 @@ async def taken_in(file: Path, *refused: str) -> list[ExpiredTransfer]:
 
 async def test_as_many_are_expired_as_were_asked_for_and_nothing_else_within_the_hour(file: Path) -> None:
     told: list[tuple[int, int]] = []
-    async with opened(url(file), LEDGER, create=True) as database:
+    async with open_ledger(url(file), LEDGER, create=True) as database:
         changes = await generate(
             database, LEDGER, DataSet(transfers=25_000, expired=41, seed=1), lambda *heard: told.append(heard)
         )
@@ -107,7 +107,7 @@ async def test_a_ledger_with_names_and_states_of_its_own(file: Path) -> None:
     columns = "transferStateChangeId INTEGER PRIMARY KEY AUTOINCREMENT, transferId VARCHAR(36), state TEXT"
     ask(file, f"CREATE TABLE transferStateChange ({columns})")
     ask(file, "CREATE INDEX changes ON transferStateChange (transferId)")
-    async with opened(url(file), ledger, create=True) as database:
+    async with open_ledger(url(file), ledger, create=True) as database:
         await generate(database, ledger, DataSet(transfers=300, expired=3, seed=1))
         assert (await status(database, ledger)).lag == len(ask(file, "SELECT state FROM transferStateChange"))
     assert ask(file, "SELECT COUNT(*) FROM payments") == [300]
@@ -149,7 +149,7 @@ async def test_all_dates_are_moved(file: Path, hours: float, monkeypatch: pytest
     ask(file, "UPDATE transfer SET expirationDate = 'never' WHERE transferId IN (SELECT MIN(transferId) FROM transfer)")
     query = "SELECT transferId, expirationDate FROM transfer"
     before, told = dict(ask(file, query)), []
-    async with opened(url(file), LEDGER, create=True) as database:
+    async with open_ledger(url(file), LEDGER, create=True) as database:
         moved = await shift(database, LEDGER, timedelta(hours=hours), lambda *heard: told.append(heard))
     assert moved == 50
     assert told == [(number, 50) for number in (7, 14, 21, 28, 35, 42, 49, 50)]
@@ -166,7 +166,7 @@ async def test_what_was_taken_in_becomes_final_and_only_once(file: Path) -> None
     await filled(file, DataSet(transfers=300, expired=5, seed=1))
     first, *_ = late = await taken_in(file, overdue(file)[0][0])
     waiting = len(overdue(file, "+1000 hours"))
-    async with opened(url(file), LEDGER, create=True) as database:
+    async with open_ledger(url(file), LEDGER, create=True) as database:
         assert await finalize(database, LEDGER, limit=1) == 1
         last = "SELECT transferId, transferStateId FROM transferStateChange ORDER BY transferStateChangeId DESC LIMIT 1"
         assert ask(file, last) == [(first.transfer_id, "ABORTED")]
@@ -183,7 +183,7 @@ async def test_what_was_taken_in_becomes_final_and_only_once(file: Path) -> None
 
 
 async def test_how_it_stands(file: Path) -> None:
-    async with opened(url(file), LEDGER, create=True) as database:
+    async with open_ledger(url(file), LEDGER, create=True) as database:
         empty = Status(segment=0, last=0, lag=0, pending=0, overdue=0, handed_over=0)
         assert await status(database, LEDGER) == empty
         changes = await generate(database, LEDGER, DataSet(transfers=300, expired=5, seed=1))
