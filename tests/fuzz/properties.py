@@ -281,7 +281,7 @@ def address(data: bytes) -> str:
     """Addresses that can be said again, or ValueError."""
     text = data.decode(errors="replace")
     try:
-        found = config.addresses(text, 7077)
+        found = config.parse_addresses(text, 7077)
     except ValueError:
         return "address refused"
     for host, port, _ in found:

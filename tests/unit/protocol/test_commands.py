@@ -1,4 +1,4 @@
-"""What the typed decoder refuses is explained in words, and nothing else is."""
+"""Decoding of commands: what the typed decoder rejects is explained, and nothing else."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ MESSAGE = st.fixed_dictionaries(
 
 @examples(200)
 @given(MESSAGE)
-def test_what_is_refused_is_explained_and_nothing_else(message: dict[str, Any]) -> None:
+def test_exactly_the_rejected_lines_are_explained(message: dict[str, Any]) -> None:
     command, payload = message["command"], message.get("payload")
     if payload is None and command in diagnostics.PAYLOAD_OPTIONAL:
         payload = {}
@@ -102,7 +102,7 @@ def test_what_is_refused_is_explained_and_nothing_else(message: dict[str, Any]) 
         rejected = error
     assert (rejected is not None) == explained
     if rejected is not None:
-        assert "$" not in rejected.message, "an explanation names the field in words"
+        assert "$" not in rejected.message, "an error must name the field as on the wire"
         ref = payload.get("ref") if type(payload) is dict else None
         assert rejected.ref == (ref if type(ref) is str and 0 < len(ref) <= limits.MAX_REF else None)
         assert rejected.id is None or command in ("release", "extend")
@@ -120,14 +120,14 @@ def test_any_bytes_are_a_command_or_an_error(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("garbled", range(1, 75))
-def test_a_good_line_cut_anywhere_is_no_good_line(garbled: int) -> None:
+def test_a_truncated_line_is_rejected(garbled: int) -> None:
     line = b'{"command":"request","payload":{"resources":["exclusive:a","shared:b"]}}'
     if garbled < len(line):
         with pytest.raises(RequestRejected):
             commands.read(line[:garbled])
 
 
-def test_what_a_request_says() -> None:
+def test_a_request_decodes_to_its_fields() -> None:
     request = commands.read(
         b'{"command":"request","payload":{"resources":["shared:a:b","exclusive:c","shared:c","exclusive:d"],'
         b'"queueTimeout":0,"transactionTimeout":5.5,"transactionName":"T","priority":-2,"ref":"r",'
@@ -140,14 +140,14 @@ def test_what_a_request_says() -> None:
     assert request.release_on_disconnect
 
 
-def test_defaults() -> None:
+def test_omitted_fields_have_defaults() -> None:
     request = commands.read(b'{"command":"request","payload":{"resources":["exclusive:c"],"queueTimeout":null}}')
     assert isinstance(request, Request)
     assert (request.queue_timeout_ms, request.transaction_timeout_ms, request.priority) == (10_000, 10_000, 0)
     assert commands.read(b'{"payload":{"id":7},"command":"release"}') == Release(7)
 
 
-def test_what_a_choice_says() -> None:
+def test_a_request_with_any_of_decodes_to_its_fields() -> None:
     take = commands.read(
         b'{"command":"request","payload":{"anyOf":["shared:a","exclusive:b"],"weights":[9007199254740993,"50000000000000000000000"],'
         b'"target":9223372036854775807,"transactionName":"T","transactionTimeout":7,"onDisconnect":"release"}}'
@@ -162,7 +162,7 @@ def test_what_a_choice_says() -> None:
     assert request.choice_digest == ""
 
 
-def test_the_same_choice_is_known_again() -> None:
+def test_equal_choices_have_equal_digests() -> None:
     def chosen(**payload: Any) -> str | None:
         line = orjson.dumps({"command": "request", "payload": {"ref": "r", "target": 2, **payload}})
         take = commands.read(line)
@@ -202,7 +202,7 @@ def test_the_same_choice_is_known_again() -> None:
         ({}, "resources is missing"),
     ],
 )
-def test_what_is_wrong_with_a_choice(payload: dict[str, Any], why: str) -> None:
+def test_an_invalid_choice_is_explained(payload: dict[str, Any], why: str) -> None:
     with pytest.raises(RequestRejected, match=why):
         commands.read(orjson.dumps({"command": "request", "payload": payload}))
 
@@ -223,13 +223,13 @@ def test_an_unknown_field_is_named_with_the_nearest_known_one(said: dict[str, An
     assert why in caught.value.message
 
 
-def test_an_unknown_field_beside_the_payload_is_refused() -> None:
+def test_an_unknown_field_next_to_the_payload_is_rejected() -> None:
     with pytest.raises(RequestRejected) as caught:
         commands.read(b'{"command":"release","payload":{"id":7,"ref":"x"},"payloads":{}}')
     assert (caught.value.code, caught.value.ref, caught.value.id) == ("bad-message", "x", 7)
 
 
-def test_every_field_has_a_rule_and_every_rule_a_field() -> None:
+def test_every_field_has_a_check_and_every_check_a_field() -> None:
     typed = {
         "request": commands.RequestPayload,
         "release": commands.ReleasePayload,
@@ -272,7 +272,7 @@ def line(command: str, **payload: Any) -> bytes:
     return orjson.dumps({"command": command, "payload": payload})
 
 
-def test_a_command_may_say_its_namespace() -> None:
+def test_a_command_may_name_its_namespace() -> None:
     request = commands.read(line("request", resources=["exclusive:a"], ref="r", namespace="billing-2.eu:west_1"))
     assert isinstance(request, Namespaced)
     assert request.namespace == "billing-2.eu:west_1"
@@ -288,7 +288,7 @@ def test_a_command_may_say_its_namespace() -> None:
         commands.read(line("ping", namespace="b"))
 
 
-def test_hello_says_what_the_connection_is_for() -> None:
+def test_hello_names_the_namespace_of_the_connection() -> None:
     assert commands.read(line("hello", namespace="billing")) == Hello(namespace="billing")
     assert commands.read(line("hello")) == Hello(namespace=None)
     hello = commands.read(line("hello", protocol=1, client="mine/2", quiet=True, session="x" * 16, sessionTimeout=5))
@@ -297,7 +297,7 @@ def test_hello_says_what_the_connection_is_for() -> None:
 
 @pytest.mark.parametrize("command", [name for name, known in diagnostics.FIELD_CHECKS.items() if "namespace" in known])
 @pytest.mark.parametrize("wrong", ["", "x" * 129, "a b", "a/b", "\u00e4", "a\n", 7, True, ["genie"], {}])
-def test_what_is_no_namespace_is_named(command: str, wrong: object) -> None:
+def test_an_invalid_namespace_is_explained(command: str, wrong: object) -> None:
     payload = (
         {"resources": ["exclusive:a"]}
         if command == "request"
@@ -331,7 +331,7 @@ def test_what_is_no_namespace_is_named(command: str, wrong: object) -> None:
         (b"\xff", None),
     ],
 )
-def test_a_hello_is_recognized_whatever_is_wrong_with_it(said: bytes, expected: object) -> None:
+def test_a_hello_is_recognized_valid_or_not(said: bytes, expected: object) -> None:
     hello = commands.read_hello(said)
     assert (hello.code if isinstance(hello, RequestRejected) else hello) == expected
 
@@ -344,7 +344,7 @@ def test_a_hello_is_recognized_whatever_is_wrong_with_it(said: bytes, expected: 
         b'{"command":"release","payload":{"id":"x","id":7}}',
     ],
 )
-def test_of_a_key_given_twice_the_last_one_counts_whatever_is_wrong_with_the_first(line: bytes) -> None:
+def test_the_last_value_of_a_duplicate_key_counts_even_if_the_first_is_invalid(line: bytes) -> None:
     assert commands.read(line) == Release(7)
     with pytest.raises(RequestRejected, match="unknown field 'x'"):
         commands.read(line.replace(b"}}", b'},"x":2}'))

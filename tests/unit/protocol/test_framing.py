@@ -8,7 +8,7 @@ from genie.protocol.framing import LineReader, LineTooLong
 
 
 @given(st.lists(st.binary(max_size=12)), st.lists(st.integers(1, 9), min_size=1))
-def test_lines_are_the_same_however_they_come(parts: list[bytes], cuts: list[int]) -> None:
+def test_lines_do_not_depend_on_how_the_bytes_arrive(parts: list[bytes], cuts: list[int]) -> None:
     stream = b"\n".join(parts)
     lines, got, place, turn = LineReader(1000), [], 0, 0
     while place < len(stream):
@@ -21,7 +21,7 @@ def test_lines_are_the_same_however_they_come(parts: list[bytes], cuts: list[int
 @pytest.mark.parametrize("step", [1, 3, 10, 11, 12, 30])
 @pytest.mark.parametrize("size", [9, 10, 11, 12, 25])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_the_bound(step: int, size: int, end: bytes) -> None:
+def test_a_line_over_the_limit_is_rejected(step: int, size: int, end: bytes) -> None:
     stream = b"ok\n" + b"x" * size + end + b"behind\n"
     lines, got = LineReader(10), []
     try:
@@ -36,7 +36,7 @@ def test_the_bound(step: int, size: int, end: bytes) -> None:
         assert len(got) == 3
 
 
-def test_an_endless_line_is_not_kept() -> None:
+def test_an_endless_line_is_not_buffered() -> None:
     lines = LineReader(100)
     with pytest.raises(LineTooLong):
         for _ in range(200):
