@@ -271,8 +271,8 @@ def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
 
     Each must wait.
     """
-    place = min(request.entry(name)[:2] for request in table.waiting_of(owner).values() for name in request.names())
-    return (-place[0], -place[1])
+    first = min(request.entry(name)[:2] for request in table.waiting_of(owner).values() for name in request.names())
+    return (-first[0], -first[1])
 
 
 def rearranged_order(queue: WaitQueue, name: str, ranks: Mapping[Owner, int]) -> Sequence[Request] | None:

@@ -138,13 +138,13 @@ class Request:
         assert self.queue_entry is not None  # noqa: S101 - an invariant, and what mypy needs to know
         return self.queue_entry
 
-    def move(self, name: str, place: QueueEntry) -> None:
-        """Give it the position of `place` in the wait queue of `name`; its original position ends the move."""
+    def move(self, name: str, entry: QueueEntry) -> None:
+        """Give it the position of `entry` in the wait queue of `name`; its original position ends the move."""
         moved = self.moved or {}
-        if self.queue_entry is not None and place[:2] == self.queue_entry[:2]:
+        if self.queue_entry is not None and entry[:2] == self.queue_entry[:2]:
             moved.pop(name, None)
         else:
-            moved[name] = (place[0], place[1], self)
+            moved[name] = (entry[0], entry[1], self)
         self.moved = moved or None
 
     def is_exclusive(self, name: str) -> bool:

@@ -13,9 +13,8 @@ from genie.core.model import HELD, Mode, QueueEntry, Request
 
 MAX_LISTED_BLOCKERS = 10
 """Maximum number of blockers that are listed."""
-MAX_INSPECTED = 32
-"""Maximum number of resources of a request, and of entries of each, that `blocked_resources` reads.
-Maximum number of resources of a request, and of entries of each, that `blocked_resources` reads."""
+MAX_SCANNED = 32
+"""Maximum number of resources of a request, and of entries of each, that `blocked_resources` reads."""
 MAX_COUNTED_BLOCKERS = 1000
 """Blockers are counted exactly up to this number; a greater total is a lower bound."""
 
@@ -57,12 +56,12 @@ def sample_blockers(
 def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
     """Yield the resources on which a new waiting request is blocked.
 
-    It reads at most `MAX_INSPECTED` of its resources, and as many requests on each, because it runs
+    It reads at most `MAX_SCANNED` of its resources, and as many requests on each, because it runs
     for every request that starts to wait.
     """
-    for name, exclusive in islice(request.modes(), MAX_INSPECTED):
+    for name, exclusive in islice(request.modes(), MAX_SCANNED):
         if any(
-            other is not None for _, other, _ in islice(_scan_resource(table, request, name, exclusive), MAX_INSPECTED)
+            other is not None for _, other, _ in islice(_scan_resource(table, request, name, exclusive), MAX_SCANNED)
         ):
             yield name
 
@@ -101,9 +100,9 @@ def _blockers_on(table: LockTable, request: Request, name: str, exclusive: bool)
     owner = request.owner
     for holder in conflicting_holders(table, request, name, exclusive):
         yield name, holder, True
-    for place in _earlier_entries(table, request, name, exclusive):
-        if place[2].owner != owner:
-            yield name, place[2], False
+    for entry in _earlier_entries(table, request, name, exclusive):
+        if entry[2].owner != owner:
+            yield name, entry[2], False
 
 
 def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
@@ -124,8 +123,8 @@ def _scan_resource(
     for holder in resource.holders.values() if exclusive or resource.exclusives else ():
         blocks = exclusive or _mode(table, name, holder) is Mode.EXCLUSIVE
         yield name, holder if blocks and holder.owner != owner else None, True
-    for place in _earlier_entries(table, request, name, exclusive):
-        yield name, place[2] if place[2].owner != owner else None, False
+    for entry in _earlier_entries(table, request, name, exclusive):
+        yield name, entry[2] if entry[2].owner != owner else None, False
 
 
 def _earlier_entries(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[QueueEntry]:

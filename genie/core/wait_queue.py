@@ -83,9 +83,9 @@ class SortedQueue:
         chunks = self._chunks
         index = bisect_left(chunks, entry, key=_last) if len(chunks) > 1 else 0
         chunk = chunks[index]
-        place = bisect_left(chunk, entry)
-        assert chunk[place] == entry, "the entry is not in this queue"  # noqa: S101 - an invariant
-        del chunk[place]
+        position = bisect_left(chunk, entry)
+        assert chunk[position] == entry, "the entry is not in this queue"  # noqa: S101 - an invariant
+        del chunk[position]
         if not chunk:
             del chunks[index]
 
@@ -94,9 +94,9 @@ class SortedQueue:
         chunks = self._chunks
         index = bisect_left(chunks, entry, key=_last)
         if index < len(chunks):
-            place = bisect_left(chunks[index], entry)
-            if place:
-                return chunks[index][place - 1]
+            position = bisect_left(chunks[index], entry)
+            if position:
+                return chunks[index][position - 1]
         return chunks[index - 1][-1] if index else None
 
     def after(self, entry: QueueEntry) -> QueueEntry | None:
@@ -183,25 +183,25 @@ class WaitQueue:
         The (priority, ticket) pairs are reassigned among the requests rather than created, so that
         a later request sorts against the same pairs as before.
         """
-        places = self.entries()
+        entries = self.entries()
         changed = []
-        for place, request in zip(places, order, strict=True):
-            if place[2] is request:
+        for entry, request in zip(entries, order, strict=True):
+            if entry[2] is request:
                 continue
-            request.move(name, place)
+            request.move(name, entry)
             changed.append(request)
         if changed:
             self.shared, self.exclusive, self.priority_inverted = SortedQueue(), SortedQueue(), False
             for request in order:
-                self.place(name, request, name in request.exclusive)
+                self._insert_entry(name, request, name in request.exclusive)
         return changed
 
     def restore(self, name: str, request: Request, exclusive: bool) -> None:
         """Insert a request that was loaded, at its stored position."""
         self.non_simple_count += not request.simple
-        self.place(name, request, exclusive)
+        self._insert_entry(name, request, exclusive)
 
-    def place(self, name: str, request: Request, exclusive: bool) -> None:
+    def _insert_entry(self, name: str, request: Request, exclusive: bool) -> None:
         """Insert a request at the position that it already has."""
         entry = request.entry(name)
         (self.exclusive if exclusive else self.shared).add(entry)

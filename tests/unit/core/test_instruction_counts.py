@@ -45,8 +45,7 @@ versions differ by some percent, hence the bound of twice as much. To record the
 file."""
 
 GROWTH = 1.1
-"""Permitted growth from n=100 to the large size. It is 1 except for where a chunk of a queue ends.
-Permitted growth from n=100 to the large size. It is 1 except for where a chunk of a queue ends."""
+"""Permitted growth from n=100 to the large size. It is 1 except for where a chunk of a queue ends."""
 
 
 class Counted:
