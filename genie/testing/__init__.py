@@ -1,10 +1,9 @@
-"""For tests of services that use Genie, and of Genie itself. Shipped, never imported by the server.
+"""For tests of services that use Genie, and of Genie itself. Shipped, but never imported by the server.
 
-- `run` runs a coroutine with a server beside it, a virtual clock and a network in memory: an hour passes in no time.
+- `run` runs a coroutine with a server, a virtual clock and a network in memory: an hour passes in milliseconds.
 - `server` is a server in the running event loop, on a free port.
 
-The rest simulates whole worlds of servers, clients and a Redis that fail, each from a seed:
-`python -m genie.testing.simulation.soak`.
+`python -m genie.testing.simulation.soak` simulates clusters of servers, clients and Redis under faults; see `README.md`.
 """
 
 from __future__ import annotations

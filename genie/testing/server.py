@@ -1,4 +1,4 @@
-"""For the tests of services that use Genie: a server inside the test, with the real clock or with a virtual one."""
+"""A Genie server inside a test, with the real clock or with a virtual one."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ ADDRESS = "127.0.0.1", 7077
 
 
 def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
-    """Run a coroutine as `asyncio.run` does, with a Genie server at 127.0.0.1:7077, where waiting takes no time.
+    """Run a coroutine like `asyncio.run`, with a virtual clock and a Genie server at 127.0.0.1:7077.
 
-    The clock is virtual: `asyncio.sleep(3600)` returns at once, `time.time` and `time.monotonic` say that an hour has
-    passed, and locks and queues time out accordingly. (`datetime`, `time.perf_counter` and what else asks the machine
-    itself does not.) `random` and `secrets` follow the seed, so that a run repeats itself exactly.
+    `asyncio.sleep(3600)` returns at once; afterwards `time.time` and `time.monotonic` are an hour later, and locks and
+    queues have timed out accordingly. (`datetime` and `time.perf_counter` keep the real time.) `random` and `secrets`
+    follow the seed, so a run is reproducible.
 
-    `genie.connect()` goes to that server, whatever the environment says. The network is in memory: connections go to
-    servers that were started in the coroutine, and to Genie. Threads have no part in this: their sockets would be real, so
-    that connecting one (as `genie.sync` does) raises RuntimeError. A coroutine that waits for what can't come raises
-    `Stuck`. Locks are kept in memory and end with the run.
+    `genie.connect()` connects to that server, whatever the environment variables say. The network is in memory: it
+    connects to Genie and to servers that the coroutine starts. Threads would use real sockets, so connecting one (as
+    `genie.sync` does) raises `RuntimeError`. If the coroutine waits for an event that can never occur, `Stuck` is raised.
+    Locks are kept in memory and end with the run.
     """
-    if _runs():
+    if _has_running_loop():
         main.close()
-        raise RuntimeError("genie.testing.run makes an event loop of its own: call it from a plain function")
+        raise RuntimeError(
+            "genie.testing.run() can't be called from a running event loop: call it from a plain function"
+        )
     loop = SimLoop()
     network = Network(loop)
     genie = loop.node("genie", ADDRESS[0])
@@ -44,10 +46,10 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
         return NODE.get() is genie
 
     unset = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE"), "")
-    here = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1]), **unset}
+    environment = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1]), **unset}
     with (
         deterministic(loop, seed, log),
-        patch.dict(os.environ, here),
+        patch.dict(os.environ, environment),
         patch("socket.create_connection", _no_real_socket),
     ):
         server = Server(Settings(), bind_to=lambda *address: cast("socket.socket", SimSocket(address)))
@@ -60,7 +62,7 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
                 network.heal()
 
 
-def _runs() -> bool:
+def _has_running_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -70,16 +72,16 @@ def _runs() -> bool:
 
 def _no_real_socket(address: object, *_: object, **__: object) -> socket.socket:
     raise RuntimeError(
-        f"in genie.testing.run nothing real can be connected to, like {address}: use genie.testing.server"
+        f"can't connect to {address}: the network of genie.testing.run() is in memory; use genie.testing.server()"
     )
 
 
 @asynccontextmanager
 async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
-    """A Genie server in the running event loop, on a free port of 127.0.0.1.
+    """Run a Genie server in the running event loop, on a free port of 127.0.0.1.
 
-    Entered with `async with`, it gives its host and its port. `settings` are those of `genie serve`, with underscores.
-    Locks are kept in memory where they don't say otherwise.
+    Use it with `async with`, which returns the host and the port. `settings` are the options of `genie serve`, with
+    underscores. Without `redis_url` locks are kept in memory.
     """
     threshold = gc.get_threshold()
     running = Server(Settings.from_options(**{"port": 0} | settings))

@@ -9,7 +9,7 @@ import pytest
 import redis as redis_py
 
 from genie.storage.redis.commit import _COMMIT
-from genie.testing.simulation.redis.resp import Failure, Reader, Status, encode
+from genie.testing.simulation.redis.resp import CommandParser, Failure, Status, encode
 from genie.testing.simulation.redis.server import SimRedis
 from servers import Redis, running_redis
 
@@ -100,7 +100,7 @@ def test_it_answers_as_the_real_one_does(real: Redis) -> None:
         if command[0] == b"SMEMBERS":
             answer = sorted(answer)
         name = command[0].upper()
-        mine: Any = sim.carry_out(command) if name != b"XREAD" else sim.read(command)
+        mine: Any = sim.execute_write(command) if name != b"XREAD" else sim.read(command)
         expected = plain(answer)
         if isinstance(expected, tuple) and name.startswith(b"EVAL"):
             assert isinstance(plain(mine), tuple), line
@@ -115,7 +115,7 @@ def test_writes_are_lost_from_the_end_each_as_a_whole() -> None:
     sim = SimRedis()
 
     def do(line: str) -> object:
-        return sim.carry_out([part.replace("·", " ").encode() for part in line.split()])
+        return sim.execute_write([part.replace("·", " ").encode() for part in line.split()])
 
     def seen() -> list[object]:
         return [dict(sim.keys.hash(b"h")), set(sim.keys.set(b"s")), plain(do("XRANGE j - +"))]
@@ -142,19 +142,19 @@ def test_writes_are_lost_from_the_end_each_as_a_whole() -> None:
 
 def test_a_restart_forgets_the_scripts() -> None:
     sim = SimRedis()
-    sha = sim.carry_out([b"SCRIPT", b"LOAD", _COMMIT])
+    sha = sim.execute_write([b"SCRIPT", b"LOAD", _COMMIT])
     assert isinstance(sha, bytes)
     command = [b"EVALSHA", sha, b"3", b"m", b"r", b"j", b"1", b"n", b"1 0 1 1", b"1", b"0"]
-    assert sim.carry_out(command) == b"lost"
+    assert sim.execute_write(command) == b"lost"
     sim.restart()
-    assert str(sim.carry_out(command)).startswith("NOSCRIPT")
+    assert str(sim.execute_write(command)).startswith("NOSCRIPT")
 
 
 def test_commands_are_read_in_any_pieces() -> None:
     data = b"*2\r\n$4\r\nPING\r\n$2\r\n\r\n\r\n*1\r\n$1\r\nx\r\n"
     for place in range(len(data)):
-        reader = Reader()
-        assert reader.feed(data[:place]) + reader.feed(data[place:]) == [[b"PING", b"\r\n"], [b"x"]]
+        parser = CommandParser()
+        assert parser.feed(data[:place]) + parser.feed(data[place:]) == [[b"PING", b"\r\n"], [b"x"]]
 
 
 def test_replies_of_both_versions() -> None:

@@ -18,14 +18,6 @@ KNOWN = [
         "genie.server.scheduler",
         "genie.server.sessions",
     },
-    {"genie.testing.simulation.loop", "genie.testing.simulation.network"},
-    {
-        "genie.testing.simulation.cluster",
-        "genie.testing.simulation.library_client",
-        "genie.testing.simulation.nemesis",
-        "genie.testing.simulation.stores",
-        "genie.testing.simulation.wire_client",
-    },
 ]
 
 

@@ -1,4 +1,4 @@
-"""What always holds, in code: for tests, the simulator and `--debug`. Slow on purpose: every look is a plain one."""
+"""Invariants of the lock manager, for tests and the simulator. Slow on purpose: every check compares all pairs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from genie.core.wait_queue import LockedResource
 
 
 class Violation(AssertionError):
-    """Something that must always hold does not."""
+    """An invariant of the lock manager does not hold."""
 
 
 def check(manager: LockManager) -> None:
-    """Raise `Violation` unless every invariant holds. `README.md` beside this file numbers them."""
+    """Raise `Violation` unless every invariant holds. `core/README.md` numbers them."""
     _tables_agree(manager)
     _counts_agree(manager)
     _no_conflicting_holders(manager)
-    _nobody_forgotten(manager)
-    _lines_in_order(manager)
+    _no_grantable_waiters(manager)
+    _queues_in_order(manager)
     _no_cycle(manager)
     _deadlines_set(manager)
 
 
 def conflict(one: Request, other: Request, name: str) -> bool:
-    """Whether two requests can't both hold `name`."""
+    """Return whether two requests can't both hold `name`."""
     return one.owner != other.owner and Mode.EXCLUSIVE in (one.mode(name), other.mode(name))
 
 
@@ -39,12 +39,12 @@ def _resources(manager: LockManager) -> list[tuple[str, LockedResource]]:
 
 
 def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
-    """Who waits for whom, by owner, hard and soft: the rule as it is said, every pair looked at."""
+    """Return the wait-for graph by owner, with hard and soft edges, from a comparison of all pairs."""
     edges: dict[Owner, set[Owner]] = {}
     for name, resource in _resources(manager):
         queue = [] if resource.wait_queue is None else [entry[2] for entry in resource.wait_queue.entries()]
-        for place, request in enumerate(queue):
-            others = [*resource.holders.values(), *queue[:place]]
+        for position, request in enumerate(queue):
+            others = [*resource.holders.values(), *queue[:position]]
             edges.setdefault(request.owner, set()).update(
                 other.owner for other in others if conflict(request, other, name)
             )
@@ -58,10 +58,10 @@ def _no_conflicting_holders(manager: LockManager) -> None:
                 raise Violation(f"{one.id} and {other.id} both hold {name}")
 
 
-def _nobody_forgotten(manager: LockManager) -> None:
+def _no_grantable_waiters(manager: LockManager) -> None:
     for request in manager.table.waiting.values():
         if is_grantable(manager.table, request):
-            raise Violation(f"{request.id} waits, and nobody stands in its way")
+            raise Violation(f"{request.id} waits, and is grantable")
 
 
 def _no_cycle(manager: LockManager) -> None:
@@ -76,27 +76,27 @@ def _no_cycle(manager: LockManager) -> None:
         raise Violation(f"a cycle of waits among {sorted(map(str, edges.keys() - done))}")
 
 
-def _lines_in_order(manager: LockManager) -> None:
+def _queues_in_order(manager: LockManager) -> None:
     for name, resource in _resources(manager):
         if resource.wait_queue is None:
             continue
         for queue in (resource.wait_queue.shared, resource.wait_queue.exclusive):
             entries = list(queue)
             if any(one >= other for one, other in pairwise(entries)):
-                raise Violation(f"the line of {name} is out of order")
+                raise Violation(f"the wait queue of {name} is out of order")
         for entry in resource.wait_queue.entries():
             if entry[2].entry(name) != entry:
-                raise Violation(f"{entry[2].id} does not know its place in the line of {name}")
+                raise Violation(f"{entry[2].id} has another entry than the wait queue of {name}")
 
 
 def _tables_agree(manager: LockManager) -> None:
     table = manager.table
     for request in table.held.values():
         if request.state is not State.HELD:
-            raise Violation(f"{request.id} is held and says {request.state}")
+            raise Violation(f"{request.id} is in the table of held requests, with state {request.state}")
     for request in table.waiting.values():
         if request.state is not State.WAITING:
-            raise Violation(f"{request.id} waits and says {request.state}")
+            raise Violation(f"{request.id} is in the table of waiting requests, with state {request.state}")
     holders = {(name, id_) for name, resource in _resources(manager) for id_ in resource.holders}
     if holders != {(name, request.id) for request in table.held.values() for name in request.names()}:
         raise Violation("holders by resource and by id differ")
@@ -113,24 +113,24 @@ def _tables_agree(manager: LockManager) -> None:
 def _counts_agree(manager: LockManager) -> None:
     table = manager.table
     if table.locks != sum(len(request.names()) for request in table.held.values()):
-        raise Violation("the locks that are held are miscounted")
+        raise Violation("the number of held locks is wrong")
     if table.queue_entries != sum(len(request.names()) for request in table.waiting.values()):
-        raise Violation("the places in the lines are miscounted")
+        raise Violation("the number of queue entries is wrong")
     for name, resource in _resources(manager):
         if not resource.holders and resource.wait_queue is None:
-            raise Violation(f"{name} is neither held nor waited for")
+            raise Violation(f"{name} has neither holders nor waiters")
         if resource.exclusives != sum(name in request.exclusive for request in resource.holders.values()):
-            raise Violation(f"{name} miscounts its exclusive grants")
+            raise Violation(f"the number of exclusive holders of {name} is wrong")
     for owner, transaction in table.transactions.items():
         grants = [name for request in transaction.held.values() for name in request.names()]
         if {name: grants.count(name) for name in grants} != transaction.grants:
-            raise Violation(f"{owner} miscounts its grants")
+            raise Violation(f"the grants of {owner} are wrong")
         if not transaction.held and not transaction.waiting:
-            raise Violation(f"{owner} neither holds nor waits")
+            raise Violation(f"{owner} has neither locks nor waiting requests")
 
 
 def _deadlines_set(manager: LockManager) -> None:
     due = manager.deadlines.expired(float(NEVER), 1 << 31)
     limited = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]
     if sorted(due) != sorted([*manager.table.held, *limited]):
-        raise Violation("what is due is not what is held or waits")
+        raise Violation("the deadlines are not those of the held and waiting requests")

@@ -1,59 +1,55 @@
-"""A client of a simulated world that is the one of this package, used as its users would."""
+"""A simulated client that uses the library, `genie.connect`, as an application would."""
 
 from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import genie
 from genie.client.aio import Client, connect
 from genie.testing.simulation.history import NOTE
-from genie.testing.simulation.scenario import Wishes
-
-if TYPE_CHECKING:
-    from genie.testing.simulation.cluster import World
+from genie.testing.simulation.scenario import ClientContext, Workload
 
 
-class ShippedClient:
-    """A few tasks that take and give back locks over one `genie.Client`, until the world asks for the end."""
+class LibraryClient:
+    """A few tasks that acquire and release locks over one `genie.Client`, until the scenario ends."""
 
-    def __init__(self, world: World, name: str, random: Random) -> None:
-        self.world = world
+    def __init__(self, context: ClientContext, name: str, random: Random) -> None:
+        self.context = context
         self.name = name
         self.random = random
-        self._wishes = Wishes(world.plan, random)
-        self._since: dict[int, float] = {}
+        self._workload = Workload(context.scenario, random)
 
     def __str__(self) -> str:
         return self.name
 
     async def run(self) -> None:
-        """Everything."""
+        """Connect, and run the tasks until the scenario ends; connect again where the connection fails for good."""
         while True:
             try:
-                async with connect(",".join(self.world.addresses), connect_timeout=3.0) as client:
+                async with connect(",".join(self.context.addresses), connect_timeout=3.0) as client:
                     async with asyncio.TaskGroup() as tasks:
-                        for _ in range(min(4, self.world.plan.at_once)):
+                        for _ in range(min(4, self.context.scenario.at_once)):
                             tasks.create_task(self._task(client))
                     break
             except genie.GenieError:
                 await asyncio.sleep(self.random.uniform(0.1, 1))
-                if self.world.ending:
+                if self.context.stopping.is_set():
                     break
-        self.world.history.note(NOTE, self.name, "is done")
+        self.context.history.note(NOTE, self.name, "is done")
 
     async def _task(self, client: Client) -> None:
         random = self.random
-        while not self.world.ending:
-            await asyncio.sleep(random.expovariate(1 / self.world.plan.think_s))
+        while not self.context.stopping.is_set():
+            await asyncio.sleep(random.expovariate(1 / self.context.scenario.think_s))
             ways = [self._hold, self._hold, self._nested, self._by_hand, self._try, self._cancelled, self._watched]
             try:
                 await random.choice(ways)(client)
             except genie.GenieError as error:
                 self._note("failed", type(error).__name__)
 
-    # -- ways to use it -----------------------------------------------------------------------------------
+    # -- patterns of use ---------------------------------------------------------------------------------
 
     async def _hold(self, client: Client) -> None:
         async with client.lock(*self._names(), **self._options()) as lock:
@@ -112,18 +108,18 @@ class ShippedClient:
     # -- inside -------------------------------------------------------------------------------------------
 
     def _names(self) -> list[str]:
-        return self._wishes.resources()
+        return self._workload.resources()
 
     def _options(self) -> dict[str, Any]:
         return {
-            "transaction": self._wishes.transaction(self.name),
+            "transaction": self._workload.transaction(self.name),
             "queue_timeout": self.random.choice([0.05, 0.5, 3.0, 10.0]),
             "transaction_timeout": self.random.choice([0.1, 1.0, 5.0]),
-            "priority": self.random.choice([0, 0, 3]) if self.world.plan.priorities else 0,
+            "priority": self.random.choice([0, 0, 3]) if self.context.scenario.priorities else 0,
         }
 
     async def _work(self) -> None:
         await asyncio.sleep(self.random.choice([0.0, 0.01, 0.1, 0.5]))
 
     def _note(self, *what: object) -> None:
-        self.world.history.note(NOTE, self.name, " ".join(map(str, what)))
+        self.context.history.note(NOTE, self.name, " ".join(map(str, what)))

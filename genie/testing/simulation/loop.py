@@ -1,10 +1,10 @@
-"""An event loop whose clock is virtual: nobody sleeps, and a day passes as soon as there is nothing else to do.
+"""An event loop with a virtual clock: sleeping takes no real time.
 
-It runs what is ready in the order in which it became so. When nothing is, it goes on to the next timer: its time is then
-that timer's. Connections are made in a simulated network (`network.py`).
+The loop runs ready callbacks in the order in which they became ready. When none is ready, it advances the clock to the
+next timer. Connections are made in a simulated network (`network.py`).
 
-Everything that runs belongs to a *node*, a simulated process, or to none. A node can be killed (nothing of it runs any
-more), stopped (what is due waits, as after SIGSTOP) and continued.
+Callbacks and tasks belong to a *node*, a simulated process, or to none. A node can be killed (its callbacks never run
+again), stopped (they are deferred, as after SIGSTOP) and continued.
 """
 
 from __future__ import annotations
@@ -23,35 +23,32 @@ from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import structlog
-
-if TYPE_CHECKING:
-    from genie.testing.simulation.network import Network
 
 T = TypeVar("T")
 
 
 class Stuck(Exception):
-    """Nothing is ready, no timer is set and nothing is under way: what is waited for can't come."""
+    """Deadlock of the simulation: no callback is ready and no timer is set, so no task can ever continue."""
 
 
 class Node:
-    """A simulated process on a simulated host. Made by `SimLoop.node`; one that was killed does not come back.
+    """A simulated process on a simulated host, created by `SimLoop.node`. A restart is a new node.
 
-    `wall_s` is what its wall clock shows beyond that of the world.
+    `clock_offset_s` is how far its wall clock is ahead.
     """
 
-    def __init__(self, name: str, host: str, wall_s: float) -> None:
+    def __init__(self, name: str, host: str, clock_offset_s: float) -> None:
         self.name = name
         self.host = host
-        self.wall_s = wall_s
+        self.clock_offset_s = clock_offset_s
         self.dead = False
         self.stopped = False
-        self.parked: deque[events.Handle] = deque()
-        """What became ready while it was stopped."""
+        self.deferred: deque[events.Handle] = deque()
+        """Callbacks that became ready while it was stopped."""
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.signals: dict[int, Callable[[], object]] = {}
         self.context = Context()
@@ -62,16 +59,29 @@ class Node:
 
 
 NODE: ContextVar[Node | None] = ContextVar("NODE", default=None)
-"""The node that is running."""
+"""The node whose callback is running."""
+
+
+class NetworkBackend(Protocol):
+    """What the loop needs of a network: `network.Network` implements it."""
+
+    async def connect(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Any:
+        """Connect to an address; return the transport and the protocol."""
+
+    def listen(self, factory: Callable[[], asyncio.Protocol], host: str | None, port: int) -> Any:
+        """Accept connections at an address; return the listener."""
+
+    def on_crash(self, node: Node, *, silently: bool) -> None:
+        """End the connections and listeners of a node that was killed."""
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """The loop. `start_s` is its time at the beginning, `step_s` what one round of ready callbacks takes.
+    """The loop. `start_s` is its initial time, `step_s` the virtual duration of one round of ready callbacks.
 
-    `network` must be set before anything connects.
+    `network` must be set before a connection is made; `Network(loop)` does it.
     """
 
-    network: Network
+    network: NetworkBackend
     _ready: deque[events.Handle]
     _scheduled: list[events.TimerHandle]
 
@@ -79,19 +89,19 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now_s = start_s
         self._step_s = step_s
-        self._graveyard: list[list[asyncio.Task[Any]]] = []
-        """Tasks of killed nodes. Were they collected, their `finally` blocks would run."""
-        self.ended = False
+        self._killed_tasks: list[list[asyncio.Task[Any]]] = []
+        """Tasks of killed nodes, kept because garbage collection would run their `finally` blocks."""
+        self.finished = False
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Return the virtual time in seconds."""
         return self._now_s
 
     # -- nodes --------------------------------------------------------------------------------------------
 
-    def node(self, name: str, host: str | None = None, *, wall_s: float = 0.0) -> Node:
-        """A new process, by default on a host of its own name."""
-        return Node(name, host or name, wall_s)
+    def node(self, name: str, host: str | None = None, *, clock_offset_s: float = 0.0) -> Node:
+        """Create a process, by default on a host of the same name."""
+        return Node(name, host or name, clock_offset_s)
 
     def spawn(self, node: Node, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run a coroutine in a node."""
@@ -100,7 +110,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None, **options: Any
     ) -> asyncio.Task[T]:
-        """A task of the node that is running, or of the one that the context says."""
+        """Create a task of the running node or, with `context`, of the node in the context."""
         task: asyncio.Task[T] = super().create_task(coro, name=name, context=context, **options)
         node = NODE.get() if context is None else context.get(NODE)
         if node is not None:
@@ -108,35 +118,35 @@ class SimLoop(asyncio.BaseEventLoop):
         return task
 
     def kill(self, node: Node, *, silently: bool = False) -> None:
-        """End a process: nothing of it runs any more, and its connections end.
+        """Crash a process: its callbacks never run again, and its connections end.
 
-        `silently`, its whole machine has vanished, and who talks to it learns of that late.
+        `silently`: the whole machine loses power, and its peers find out by keepalive only.
         """
         node.dead = True
-        node.parked.clear()
-        self._graveyard.append(list(node.tasks))
-        self.network.bury(node, silently=silently)
+        node.deferred.clear()
+        self._killed_tasks.append(list(node.tasks))
+        self.network.on_crash(node, silently=silently)
 
     def stop_node(self, node: Node) -> None:
-        """SIGSTOP: time goes on, and nothing of this node runs before `continue_node`."""
+        """SIGSTOP: no callback of the node runs before `continue_node`, while time passes."""
         node.stopped = True
 
     def continue_node(self, node: Node) -> None:
-        """SIGCONT: all that became due meanwhile is ready at once."""
+        """SIGCONT: all callbacks that were deferred are ready at once."""
         node.stopped = False
-        self._ready.extend(node.parked)
-        node.parked.clear()
+        self._ready.extend(node.deferred)
+        node.deferred.clear()
 
     def signal(self, node: Node, number: signal.Signals) -> bool:
-        """Send a signal; whether the node handles it."""
+        """Send a signal; return whether the node handles it."""
         handler = node.signals.get(number)
         if handler is not None:
             self.call_soon(handler, context=node.context)
         return handler is not None
 
-    # -- the round ----------------------------------------------------------------------------------------
+    # -- one iteration ------------------------------------------------------------------------------------
 
-    def _run_once(self) -> None:  # noqa: C901 - everything comes through here
+    def _run_once(self) -> None:  # noqa: C901 - the hot path
         ready, timers = self._ready, self._scheduled
         self._now_s += self._step_s
         if not ready:
@@ -145,7 +155,7 @@ class SimLoop(asyncio.BaseEventLoop):
             if not timers:
                 if self._stopping:  # type: ignore[attr-defined]
                     return
-                raise Stuck("nothing is ready, and nothing ever will be")
+                raise Stuck("no callback is ready and no timer is set")
             self._now_s = max(self._now_s, timers[0].when())
         now = self._now_s
         while timers and timers[0].when() <= now:
@@ -159,74 +169,74 @@ class SimLoop(asyncio.BaseEventLoop):
             node = handle._context.get(NODE)  # type: ignore[attr-defined]
             if node is not None and (node.dead or node.stopped):
                 if not node.dead:
-                    node.parked.append(handle)
+                    node.deferred.append(handle)
                 continue
             handle._run()
             if self._stopping:  # type: ignore[attr-defined]
                 return
 
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
-        """Nothing: one that is cancelled goes when its time comes."""
+        """Do nothing: a cancelled timer is dropped when it is due."""
 
     def _write_to_self(self) -> None:
-        """Nothing: no other thread is waited for."""
+        """Do nothing: no other thread wakes the loop."""
 
     def _process_events(self, event_list: object) -> None:
-        """Nothing: there are no sockets."""
+        """Do nothing: there are no sockets."""
 
     # -- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Drop all that still runs or waits, without a word, and close."""
-        events._set_running_loop(self)  # what ends now may ask for it
+        """Drop all tasks and timers without warnings, and close the loop."""
+        events._set_running_loop(self)  # the tasks that are closed may need it
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # some have never begun
+                warnings.simplefilter("ignore")  # about coroutines that never started
                 self._drop_all()
         finally:
             events._set_running_loop(None)
         self.close()
 
     def _drop_all(self) -> None:
-        self.ended = True
+        self.finished = True
         self.set_exception_handler(lambda _loop, _context: None)
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
-        for task in [*tasks, *[task for grave in self._graveyard for task in grave if not task.done()]]:
+        for task in [*tasks, *[task for tasks in self._killed_tasks for task in tasks if not task.done()]]:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
             for _ in range(10 if coroutine is not None else 0):
                 try:
                     coroutine.close()
                     break
-                except BaseException:  # noqa: BLE001, S112 - it awaits something as it goes, and is asked again
+                except BaseException:  # noqa: BLE001, S112 - its cleanup awaits something: close it again
                     continue
         self._ready.clear()
         self._scheduled.clear()
-        self._graveyard.clear()
+        self._killed_tasks.clear()
 
     def _check_closed(self) -> None:
-        if not self.ended:
+        if not self.finished:
             super()._check_closed()  # type: ignore[misc]
 
-    # -- what asyncio asks of a loop ----------------------------------------------------------------------
+    # -- overrides of asyncio -----------------------------------------------------------------------------
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override] # noqa: ARG002
-        """Call it here and now: a thread would make the order of things depend on the machine."""
+        """Call the function synchronously: with a thread the order of events would depend on the machine."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for it
+        except BaseException as error:  # noqa: BLE001 - the caller awaits it
             future.set_exception(error)
         return future
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
-        """For `signal`; the process itself gets none."""
+        """Register the handler for `SimLoop.signal`; real signals are not handled."""
         node = NODE.get()
         if node is not None:
             node.signals[sig] = lambda: callback(*args)
 
     def remove_signal_handler(self, sig: int) -> bool:
-        """Undo it."""
+        """Remove the handler of the running node."""
         node = NODE.get()
         return node is not None and node.signals.pop(sig, None) is not None
 
@@ -244,30 +254,30 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.network.listen(protocol_factory, host, port or 0)
 
     async def getaddrinfo(self, host: Any, port: Any, **_options: Any) -> Any:
-        """Every name is an address there."""
+        """Return the name itself: in the simulated network names are addresses."""
         return [(2, 1, 6, "", (host, port))]
 
 
-# -- Whatever else a process asks the machine for, taken from the seed: wall clocks, chance, secrets; and its logs --------
+# -- Determinism: wall clocks, random numbers and secrets from the seed, and the logs --------
 
 EPOCH_S = 1_790_000_000
-"""The wall time at which a simulated world begins."""
+"""The Unix time at which a simulation starts."""
 
 
 @contextmanager
 def deterministic(
     loop: SimLoop, seed: int, on_log: Callable[[str, MutableMapping[str, Any]], bool] | None = None
 ) -> Iterator[None]:
-    """While this lasts the clocks of `time`, `random` and `secrets` follow the loop and the seed.
+    """Within this context the clocks of `time` follow the loop; `random` and `secrets` follow the seed.
 
-    `on_log` gets each line that is logged through structlog, with its level, and says whether that is the end of it.
+    `on_log` gets the level and the fields of each structlog line, and returns whether to drop it.
     """
 
     def wall() -> float:
         node = NODE.get()
-        return EPOCH_S + loop.time() + (0.0 if node is None else node.wall_s)
+        return EPOCH_S + loop.time() + (0.0 if node is None else node.clock_offset_s)
 
-    chance = random.Random(seed)
+    secret_random = random.Random(seed)
 
     def log(_logger: object, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if on_log is not None and on_log(level, line):
@@ -280,13 +290,13 @@ def deterministic(
     time.time = wall
     time.time_ns = lambda: round(wall() * 1e9)
     time.monotonic = loop.time
-    secrets.token_bytes = lambda nbytes=None: chance.randbytes(32 if nbytes is None else nbytes)
+    secrets.token_bytes = lambda nbytes=None: secret_random.randbytes(32 if nbytes is None else nbytes)
     random.seed(seed)
     if on_log is not None:
         structlog.configure(processors=[log, *structlog.get_config()["processors"]], cache_logger_on_first_use=False)
     gc.collect = lambda *_generation: 0
     gc.freeze = gc.set_threshold = lambda *_thresholds: None  # type: ignore[assignment]
-    gc.disable()  # it would end what was dropped at times that depend on the machine
+    gc.disable()  # it would finalize dropped objects at times that depend on the machine
     try:
         yield
     finally:

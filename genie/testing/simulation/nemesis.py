@@ -1,80 +1,88 @@
-"""What breaks in a simulated world, and when."""
+"""Fault injection: what breaks in a simulated cluster, and when (Jepsen's nemesis)."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from random import Random
-from typing import TYPE_CHECKING
 
-from genie.testing.simulation.history import FAULT
-from genie.testing.simulation.loop import Node
-from genie.testing.simulation.network import Connection
+from genie.testing.simulation.history import FAULT, History
+from genie.testing.simulation.host import Host
+from genie.testing.simulation.loop import Node, SimLoop
+from genie.testing.simulation.network import Connection, Network
 from genie.testing.simulation.redis.replication import ReplicatedRedis
-from genie.testing.simulation.redis.server import CUT_AFTER, CUT_BEFORE, REFUSE
-from genie.testing.simulation.stores import ThreeRedises
-
-if TYPE_CHECKING:
-    from genie.testing.simulation.cluster import Host, World
+from genie.testing.simulation.redis.server import CUT_AFTER, CUT_BEFORE, REJECT
+from genie.testing.simulation.scenario import Plan
+from genie.testing.simulation.stores import OneRedis, ThreeRedises
 
 PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
-"""How long something is stopped: shorter and longer than all that waits for it."""
+"""How long a process is stopped: shorter and longer than every timeout that waits for it."""
 
 
-class Faults:
-    """Chooses and makes the faults of a plan, one after the other."""
+class Nemesis:
+    """Injects the faults of a scenario, one after the other, chosen by the seed."""
 
-    failovers: Failovers
-    """Those of several Redises."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.random = Random(f"{world.plan.seed} faults")
-        self.failovers = Failovers(world, Random(f"{world.plan.seed} failovers"))
-        self._bad_until = 0.0
-        self._stop_for: float | None = None
-        """How long the next server is stopped that commits something, right behind it."""
-        for redis in world.store.redises:
-            redis.fault = self._of_a_command
+    def __init__(
+        self,
+        scenario: Plan,
+        network: Network,
+        history: History,
+        store: OneRedis | ThreeRedises,
+        hosts: Sequence[Host],
+        clients: Sequence[Node],
+    ) -> None:
+        self._scenario = scenario
+        self._network = network
+        self._loop: SimLoop = network.loop
+        self._history = history
+        self._store = store
+        self._hosts = hosts
+        self._clients = clients
+        self._random = Random(f"{scenario.seed} faults")
+        self._failovers = Failovers(Random(f"{scenario.seed} failovers"), network, store, hosts, clients)
+        self._commands_fail_until = 0.0
+        self._stop_next_committer_s: float | None = None
+        """How long to stop the next server that sends a commit, right after it has sent it."""
+        for redis in store.redises:
+            redis.fault = self._command_fault
 
     @property
-    def bad_commands(self) -> bool:
-        """Whether commands to Redis fail now and then."""
-        return self.world.loop.time() < self._bad_until
+    def fails_commands(self) -> bool:
+        """Whether some Redis commands fail at this time."""
+        return self._loop.time() < self._commands_fail_until
 
-    async def go_on_for(self, seconds: float) -> None:
-        """Break things until that much time has passed."""
-        world, plan = self.world, self.world.plan
-        until = world.loop.time() + seconds
-        while plan.faults:
-            pause = self.random.expovariate(1 / plan.every_s)
-            if world.loop.time() + pause >= until:
+    async def run_for(self, duration_s: float) -> None:
+        """Inject faults, and return when the duration has passed."""
+        loop, faults = self._loop, self._scenario.faults
+        until = loop.time() + duration_s
+        while faults:
+            pause = self._random.expovariate(1 / self._scenario.every_s)
+            if loop.time() + pause >= until:
                 break
             await asyncio.sleep(pause)
-            kind = self.random.choice(plan.faults)
-            told = _KINDS[kind](self)
-            if told:
-                world.history.note(FAULT, "world", f"{kind}: {told}")
-        await asyncio.sleep(max(0.0, until - world.loop.time()))
+            kind = self._random.choice(faults)
+            description = _FAULTS[kind](self)
+            if description:
+                self._history.note(FAULT, "world", f"{kind}: {description}")
+        await asyncio.sleep(max(0.0, until - loop.time()))
 
-    def mend(self) -> None:
-        """Let everything work again."""
-        world = self.world
-        self._bad_until = 0.0
-        for redis in world.store.redises:
-            redis.fault = lambda _command, _who: None
-        world.network.heal()
-        world.store.mend()
-        for node in [*world.store.processes, *[host.node for host in world.hosts], *world.clients]:
+    def heal(self) -> None:
+        """End all faults: restart, continue and reconnect everything."""
+        self._commands_fail_until = 0.0
+        for redis in self._store.redises:
+            redis.fault = lambda _command, _sender: None
+        self._network.heal()
+        self._store.heal()
+        for node in [*self._store.processes, *[host.node for host in self._hosts], *self._clients]:
             if node.stopped:
-                world.loop.continue_node(node)
-        for connection in list(world.network.connections):  # those of which one side has not heard yet
+                self._loop.continue_node(node)
+        for connection in list(self._network.connections):  # half-open: one side has not learnt of the end yet
             if connection.client.gone != connection.server.gone:
                 connection.client.lose("reset")
                 connection.server.lose("reset")
 
-    # -- of the network -----------------------------------------------------------------------------------
+    # -- network faults ---------------------------------------------------------------------------------
 
     def _cut_a_client(self) -> str:
         return self._cut(lambda connection: connection.address[1] != 6379)
@@ -82,229 +90,238 @@ class Faults:
     def _cut_the_store(self) -> str:
         return self._cut(lambda connection: connection.address[1] == 6379)
 
-    def _cut(self, which: Callable[[Connection], bool]) -> str:
-        found = [connection for connection in self.world.network.connections if which(connection)]
-        if not found:
+    def _cut(self, matches: Callable[[Connection], bool]) -> str:
+        candidates = [connection for connection in self._network.connections if matches(connection)]
+        if not candidates:
             return ""
-        connection = self.random.choice(found)
-        late = [self.random.choice([0.0, 0.001, 0.5, 3.0, 20.0]) for _ in range(2)]
-        late[self.random.randrange(2)] = self.random.uniform(0, 0.01)
-        self.world.network.cut(connection, *late)
-        return f"{connection}, known after {late[0]:.3f} s and {late[1]:.3f} s"
+        connection = self._random.choice(candidates)
+        learnt_after_s = [self._random.choice([0.0, 0.001, 0.5, 3.0, 20.0]) for _ in range(2)]
+        learnt_after_s[self._random.randrange(2)] = self._random.uniform(0, 0.01)
+        self._network.cut(connection, *learnt_after_s)
+        return f"{connection}, known after {learnt_after_s[0]:.3f} s and {learnt_after_s[1]:.3f} s"
 
     def _separate(self) -> str:
-        stores = self.world.store.hosts
-        hosts = [*stores, *[host.name for host in self.world.hosts], *[node.host for node in self.world.clients]]
-        one, other = self.random.sample(hosts, 2)
-        if {one, other} & set(stores) and not {one, other} & {host.name for host in self.world.hosts}:
-            one, other = one if one in stores else other, self.random.choice(self.world.hosts).name
-        pause = self.random.choice(PAUSES_S)
-        self.world.network.separate(one, other)
-        self.world.loop.call_later(pause, self.world.network.heal)
+        stores = self._store.hosts
+        hosts = [*stores, *[host.name for host in self._hosts], *[node.host for node in self._clients]]
+        one, other = self._random.sample(hosts, 2)
+        if {one, other} & set(stores) and not {one, other} & {host.name for host in self._hosts}:
+            one, other = one if one in stores else other, self._random.choice(self._hosts).name
+        pause = self._random.choice(PAUSES_S)
+        self._network.separate(one, other)
+        self._loop.call_later(pause, self._network.heal)
         return f"{one} and {other} for {pause} s"
 
-    # -- of the store -------------------------------------------------------------------------------------
+    # -- store faults ------------------------------------------------------------------------------------
 
-    def _of_a_command(self, command: list[bytes], who: str) -> str | None:
-        if self._stop_for is not None and command[0] == b"EVALSHA":
-            for host in self.world.hosts:
-                if host.node.name == who:
-                    self._stop(host.node, self._stop_for)
-                    self._stop_for = None
-        if self.world.loop.time() >= self._bad_until or self.random.random() > 0.2:
+    def _command_fault(self, command: list[bytes], sender: str) -> str | None:
+        if self._stop_next_committer_s is not None and command[0] == b"EVALSHA":
+            for host in self._hosts:
+                if host.node.name == sender:
+                    self._stop(host.node, self._stop_next_committer_s)
+                    self._stop_next_committer_s = None
+        if self._loop.time() >= self._commands_fail_until or self._random.random() > 0.2:
             return None
-        fault = self.random.choice([CUT_BEFORE, CUT_AFTER, CUT_AFTER, REFUSE])
-        self.world.history.note(FAULT, "redis", f"{fault} {command[0].decode()}")
+        fault = self._random.choice([CUT_BEFORE, CUT_AFTER, CUT_AFTER, REJECT])
+        self._history.note(FAULT, "redis", f"{fault} {command[0].decode()}")
         return fault
 
     def _bad_commands(self) -> str:
-        pause = self.random.choice(PAUSES_S)
-        self._bad_until = self.world.loop.time() + pause
+        pause = self._random.choice(PAUSES_S)
+        self._commands_fail_until = self._loop.time() + pause
         return f"for {pause} s"
 
     def _stall_the_store(self) -> str:
-        return self._stop(self.world.store.process)
+        return self._stop(self._store.process)
 
     def _restart_the_store(self) -> str:
-        self.world.store.master.restart()
+        self._store.master.restart()
         return "with all it had"
 
     def _forget_scripts(self) -> str:
-        self.world.store.master.flush_scripts()
+        self._store.master.flush_scripts()
         return "SCRIPT FLUSH"
 
     def _lose_writes(self) -> str:
-        lost = self.world.store.master.restart(self.random.choice([1, 2, 5, 20]))
-        self.world.store.look()
+        lost = self._store.master.restart(self._random.choice([1, 2, 5, 20]))
+        self._store.check_for_loss()
         return f"{lost} of them, in a restart"
 
     def _flush_the_store(self) -> str:
-        self.world.store.master.flush()
-        self.world.store.look()
+        self._store.master.flush()
+        self._store.check_for_loss()
         return "FLUSHALL"
 
-    # -- of processes -------------------------------------------------------------------------------------
+    # -- process faults -----------------------------------------------------------------------------------
 
     def _stop(self, node: Node, pause: float | None = None) -> str:
-        pause = self.random.choice(PAUSES_S) if pause is None else pause
-        loop = self.world.loop
+        pause = self._random.choice(PAUSES_S) if pause is None else pause
+        loop = self._loop
         if node.dead or node.stopped:
             return ""
         loop.stop_node(node)
         loop.call_later(pause, loop.continue_node, node, context=Context())
         return f"{node} for {pause} s"
 
-    def _host(self) -> Host:
-        return self.random.choice(self.world.hosts)
+    def _random_host(self) -> Host:
+        return self._random.choice(self._hosts)
 
     def _stop_a_server(self) -> str:
-        if self.random.random() < 0.5:
-            self._stop_for = self.random.choice(PAUSES_S)
-            return f"the next that commits, before it has the answer, for {self._stop_for} s"
-        return self._stop(self._host().node)
+        if self._random.random() < 0.5:
+            self._stop_next_committer_s = self._random.choice(PAUSES_S)
+            return f"the next that commits, before it has the answer, for {self._stop_next_committer_s} s"
+        return self._stop(self._random_host().node)
 
     def _stop_a_client(self) -> str:
-        return self._stop(self.random.choice(list(self.world.clients)))
+        return self._stop(self._random.choice(list(self._clients)))
 
     def _kill_a_server(self) -> str:
-        host = self._host()
+        host = self._random_host()
         if host.node.dead:
             return ""
-        silently, pause = self.random.random() < 0.3, self.random.choice([0.0, 0.05, 1.0, 5.0])
-        told = f"{host.node}{', silently' if silently else ''}, back after {pause} s"
+        silently, pause = self._random.random() < 0.3, self._random.choice([0.0, 0.05, 1.0, 5.0])
+        description = f"{host.node}{', silently' if silently else ''}, back after {pause} s"
         host.kill(pause, silently=silently)
-        return told
+        return description
 
     def _restart_a_server(self) -> str:
-        host = self._host()
-        self.world.terminate(host)
+        host = self._random_host()
+        host.terminate()
         return f"SIGTERM to {host.node}"
 
     def _kill_a_client(self) -> str:
-        living = [node for node in self.world.clients if not node.dead]
-        if len(living) < 2:
+        live = [node for node in self._clients if not node.dead]
+        if len(live) < 2:
             return ""
-        node = self.random.choice(living)
-        self.world.loop.kill(node, silently=self.random.random() < 0.3)
+        node = self._random.choice(live)
+        self._loop.kill(node, silently=self._random.random() < 0.3)
         return str(node)
 
 
-_KINDS: dict[str, Callable[[Faults], str]] = {
-    "cut a client": Faults._cut_a_client,
-    "cut the store": Faults._cut_the_store,
-    "stall the store": Faults._stall_the_store,
-    "restart the store": Faults._restart_the_store,
-    "forget scripts": Faults._forget_scripts,
-    "bad commands": Faults._bad_commands,
-    "kill a server": Faults._kill_a_server,
-    "restart a server": Faults._restart_a_server,
-    "stop a server": Faults._stop_a_server,
-    "stop a client": Faults._stop_a_client,
-    "kill a client": Faults._kill_a_client,
-    "separate": Faults._separate,
-    "lose writes": Faults._lose_writes,
-    "flush the store": Faults._flush_the_store,
-    "lag": lambda faults: faults.failovers.lag(),
-    "kill a master": lambda faults: faults.failovers.kill(),
-    "fail over": lambda faults: faults.failovers.fail_over(),
-    "stall a master": lambda faults: faults.failovers.stall(),
-    "split": lambda faults: faults.failovers.split(),
+_FAULTS: dict[str, Callable[[Nemesis], str]] = {
+    "cut a client": Nemesis._cut_a_client,
+    "cut the store": Nemesis._cut_the_store,
+    "stall the store": Nemesis._stall_the_store,
+    "restart the store": Nemesis._restart_the_store,
+    "forget scripts": Nemesis._forget_scripts,
+    "bad commands": Nemesis._bad_commands,
+    "kill a server": Nemesis._kill_a_server,
+    "restart a server": Nemesis._restart_a_server,
+    "stop a server": Nemesis._stop_a_server,
+    "stop a client": Nemesis._stop_a_client,
+    "kill a client": Nemesis._kill_a_client,
+    "separate": Nemesis._separate,
+    "lose writes": Nemesis._lose_writes,
+    "flush the store": Nemesis._flush_the_store,
+    "lag": lambda nemesis: nemesis._failovers.lag(),
+    "kill a master": lambda nemesis: nemesis._failovers.kill(),
+    "fail over": lambda nemesis: nemesis._failovers.fail_over(),
+    "stall a master": lambda nemesis: nemesis._failovers.stall(),
+    "split": lambda nemesis: nemesis._failovers.split(),
 }
 
 
-# -- What breaks where there are several Redises, so that another of them becomes the master, or two are --------
+# -- Faults of a replicated Redis: the primary fails, or two of them believe to be it --------
 
 LAGS_S = (0.05, 0.3, 1.0, 4.0, 12.0)
-"""How long a replica gets nothing."""
+"""How long a replica receives nothing."""
 STALLS_S = (1.5, 3.0, 6.0, 12.0)
-"""How long a master stands still, or is cut off: shorter and longer than it takes until there is another."""
-BACK_S = (0.1, 2.0, 6.0)
-"""How long a Redis that was killed stays away."""
-LEADER_BACK_S = (0.1, 6.0, 12.0)
-"""The same of a server that dies with it: before and after another has taken over."""
+"""How long a primary is stopped or cut off: shorter and longer than the sentinels need to elect another."""
+RESTART_DELAYS_S = (0.1, 2.0, 6.0)
+"""How long a Redis that was killed stays down."""
+LEADER_RESTART_DELAYS_S = (0.1, 6.0, 12.0)
+"""The same for the leading server killed with it: before and after a follower has taken over."""
 
 
 class Failovers:
-    """Makes them, by chance."""
+    """Injects the faults that need three Redises."""
 
-    def __init__(self, world: World, random: Random) -> None:
-        self._world = world
+    def __init__(
+        self,
+        random: Random,
+        network: Network,
+        store: OneRedis | ThreeRedises,
+        hosts: Sequence[Host],
+        clients: Sequence[Node],
+    ) -> None:
         self._random = random
+        self._network = network
+        self._loop: SimLoop = network.loop
+        self._any_store = store
+        self._hosts = hosts
+        self._clients = clients
 
     @property
     def _store(self) -> ThreeRedises:
-        store = self._world.store
-        assert isinstance(store, ThreeRedises)
-        return store
+        assert isinstance(self._any_store, ThreeRedises)
+        return self._any_store
 
     def lag(self) -> str:
-        """A replica gets nothing for a while."""
+        """Delay the replication to one replica."""
         replica = self._random.choice([redis for redis in self._store.redises if redis is not self._store.master])
         return self._lag(replica, self._random.choice(LAGS_S))
 
     def kill(self) -> str:
-        """The master dies, perhaps while its replicas lag; and comes back with all that it had."""
+        """Kill the primary, perhaps while its replicas lag; it comes back with the data that it had."""
         master, leader = self._store.master, self._leader()
-        lagging = self._all_lag(surely=leader is not None)
-        silently, back_s = self._random.random() < 0.3, self._random.choice(BACK_S)
-        leader_back_s = self._random.choice(LEADER_BACK_S)
+        lagging = self._maybe_lag_all(always=leader is not None)
+        silently, restart_after_s = self._random.random() < 0.3, self._random.choice(RESTART_DELAYS_S)
+        leader_restart_after_s = self._random.choice(LEADER_RESTART_DELAYS_S)
 
         def kill() -> None:
             if not master.process.dead:
-                self._world.loop.kill(master.process, silently=silently)
+                self._loop.kill(master.process, silently=silently)
                 if leader is not None:
-                    leader.kill(leader_back_s, silently=False)
-                self._world.loop.call_later(back_s, master.revive)
+                    leader.kill(leader_restart_after_s, silently=False)
+                self._loop.call_later(restart_after_s, master.revive)
 
-        self._world.loop.call_later(self._random.uniform(0.2, 1) if lagging else 0, kill)
-        return f"{master.host}{', silently' if silently else ''}, back after {back_s} s{lagging}{'' if leader is None else f', with {leader.node}'}"
+        self._loop.call_later(self._random.uniform(0.2, 1) if lagging else 0, kill)
+        with_leader = "" if leader is None else f", with {leader.node}"
+        return f"{master.host}{', silently' if silently else ''}, back after {restart_after_s} s{lagging}{with_leader}"
 
     def fail_over(self) -> str:
-        """The sentinels are told to have another master. The old one is told late."""
-        lagging = self._all_lag()
-        told = self._store.sentinels.fail_over()
-        return told and f"to {told}{lagging}"
+        """Have the sentinels elect another primary. The old one learns of it late."""
+        lagging = self._maybe_lag_all()
+        elected = self._store.sentinels.fail_over()
+        return elected and f"to {elected}{lagging}"
 
     def stall(self) -> str:
-        """The master stands still, and goes on as if it were the master still."""
+        """Stop the primary; when it continues it still believes to be the primary."""
         process, stall_s = self._store.process, self._random.choice(STALLS_S)
-        lagging = self._all_lag()
+        lagging = self._maybe_lag_all()
         if process.dead or process.stopped:
             return ""
-        self._world.loop.stop_node(process)
-        self._world.loop.call_later(stall_s, self._world.loop.continue_node, process)
+        self._loop.stop_node(process)
+        self._loop.call_later(stall_s, self._loop.continue_node, process)
         return f"{process} for {stall_s} s{lagging}"
 
     def split(self) -> str:
-        """The master is cut off, with some of the servers and clients. A few may reach both sides."""
-        world, random = self._world, self._random
-        others = [host.name for host in world.hosts] + [node.host for node in world.clients]
+        """Partition the primary, with some servers and clients, from the rest. A few can reach both sides."""
+        random = self._random
+        others = [host.name for host in self._hosts] + [node.host for node in self._clients]
         master = self._store.master.host
-        here: list[str] = []
-        there = [host for host in self._store.hosts if host != master]
+        minority: list[str] = []
+        majority = [host for host in self._store.hosts if host != master]
         for name in others:
             where = random.random()
             if where < 0.45:
-                here.append(name)
+                minority.append(name)
             elif where < 0.85:
-                there.append(name)
-        for one in [master, *here]:
-            for other in there:
-                world.network.separate(one, other)
+                majority.append(name)
+        for one in [master, *minority]:
+            for other in majority:
+                self._network.separate(one, other)
         pause_s = random.choice(STALLS_S)
-        world.loop.call_later(pause_s, world.network.heal)
-        return f"{', '.join([master, *here])} from {', '.join(there)} for {pause_s} s"
+        self._loop.call_later(pause_s, self._network.heal)
+        return f"{', '.join([master, *minority])} from {', '.join(majority)} for {pause_s} s"
 
     def _leader(self) -> Host | None:
-        """Where the server runs that shall die with the master; mostly none does."""
+        """Return the host of the leading server if it is to be killed with the primary, which is rare."""
         head = self._store.head
-        hosts = [host for host in self._world.hosts if head is not None and host.node.name == head.who]
+        hosts = [host for host in self._hosts if head is not None and host.node.name == head.writer]
         return hosts[0] if hosts and self._random.random() < 0.5 else None
 
-    # -- inside -------------------------------------------------------------------------------------------
-
-    def _all_lag(self, *, surely: bool = False) -> str:
-        if self._random.random() < 0.4 and not surely:
+    def _maybe_lag_all(self, *, always: bool = False) -> str:
+        if self._random.random() < 0.4 and not always:
             return ""
         lag_s = self._random.choice(LAGS_S[2:])
         for redis in self._store.redises:
@@ -313,6 +330,6 @@ class Failovers:
         return f", where all replicas lag for {lag_s} s"
 
     def _lag(self, replica: ReplicatedRedis, lag_s: float) -> str:
-        replica.pause()
-        self._world.loop.call_later(lag_s, replica.resume)
+        replica.pause_replication()
+        self._loop.call_later(lag_s, replica.resume_replication)
         return f"{replica.host} for {lag_s} s"

@@ -1,7 +1,7 @@
-"""A network in memory for `SimLoop`: TCP connections that are slow, cut, half-open, or fine.
+"""A network in memory for `SimLoop`: TCP connections with delays, partitions, resets and half-open ends.
 
-The bytes of one connection arrive in order, in arbitrary pieces and after arbitrary times; different connections know
-nothing of each other.
+The bytes of one connection arrive in order, in random pieces and after random delays. Connections are independent of each
+other.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from genie.testing.simulation.loop import NODE, Node, SimLoop
 
 
 class Listener:
-    """What `create_server` gives."""
+    """A listening socket: what `create_server` returns."""
 
     def __init__(self, network: Network, factory: Callable[[], asyncio.Protocol], address: tuple[str, int]) -> None:
         self._network = network
         self.factory = factory
-        self.node = NODE.get() or network.nowhere
+        self.node = NODE.get() or network.outside
         self.address = address
         self.sockets = (SimSocket(address),)
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         if self._network.listeners.get(self.address) is self:
             del self._network.listeners[self.address]
 
     def is_serving(self) -> bool:
-        """Whether it takes any."""
+        """Return whether it accepts connections."""
         return self._network.listeners.get(self.address) is self
 
     async def wait_closed(self) -> None:
-        """At once."""
+        """Return at once."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,30 +46,33 @@ class Listener:
 
 
 class Network:
-    """Hosts and the connections between their processes. `delays` are those of all of them."""
+    """The connections between all nodes, and the partitions between hosts.
+
+    `delays` decides delays and fragmentation, `observer` is notified of connections and bytes.
+    """
 
     def __init__(self, loop: SimLoop, delays: Delays | None = None, observer: Observer | None = None) -> None:
         self.loop = loop
         self.delays = delays or Delays()
-        self.observer: Observer = observer or Silent()
+        self.observer: Observer = observer or NullObserver()
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Connection, None] = {}
-        self.nowhere = loop.node("world", "127.0.0.1")
-        """Whose the connections are that no node makes."""
-        self._cut: dict[frozenset[str], None] = {}
-        self._waiting: list[asyncio.Future[None]] = []
-        self._numbers = 0
-        self._ports = 50_000
+        self.outside = loop.node("world", "127.0.0.1")
+        """The owner of connections that are made outside any node."""
+        self._partitioned: dict[frozenset[str], None] = {}
+        self._waiting_for_heal: list[asyncio.Future[None]] = []
+        self._connection_count = 0
+        self._last_port = 50_000
         loop.network = self
 
     # -- for the loop -------------------------------------------------------------------------------------
 
     def listen(self, factory: Callable[[], asyncio.Protocol], host: str | None, port: int) -> Listener:
-        """Take connections at an address; OSError where somebody does."""
-        node = NODE.get() or self.nowhere
+        """Accept connections at an address; `OSError` if it is in use."""
+        node = NODE.get() or self.outside
         if not port:
-            self._ports += 1
-            port = self._ports
+            self._last_port += 1
+            port = self._last_port
         address = (host or node.host, port)
         if address in self.listeners:
             raise OSError(98, f"address already in use: {address}")
@@ -79,37 +82,37 @@ class Network:
     async def connect(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
     ) -> tuple[SimTransport, asyncio.Protocol]:
-        """Connect to an address; OSError where nobody takes it. Waits while the two hosts are separated."""
-        node = NODE.get() or self.nowhere
+        """Connect to an address; `OSError` if no process listens. Waits while the two hosts are partitioned."""
+        node = NODE.get() or self.outside
         host = "127.0.0.1" if host == "localhost" else host
-        there = frozenset((node.host, host))
+        hosts = frozenset((node.host, host))
         await asyncio.sleep(self.delays.one_way())
-        while self.separated(there):
+        while self.separated(hosts):
             healed: asyncio.Future[None] = self.loop.create_future()
-            self._waiting.append(healed)
+            self._waiting_for_heal.append(healed)
             await healed
         listener = self.listeners.get((host, port))
         if listener is None:
             await asyncio.sleep(self.delays.one_way())
             raise ConnectionRefusedError(111, f"Connect call failed ('{host}', {port})")
-        self._numbers += 1
-        connection = Connection(self, self._numbers, node, listener.node, (host, port))
+        self._connection_count += 1
+        connection = Connection(self, self._connection_count, node, listener.node, (host, port))
         self.connections[connection] = None
         self.observer.opened(connection)
         made: asyncio.Future[asyncio.Protocol] = self.loop.create_future()
 
         def accepted() -> None:
-            connection.server.begin(listener.factory())
+            connection.server.start(listener.factory())
 
         def opened() -> None:
             protocol = factory()
-            connection.client.begin(protocol)
+            connection.client.start(protocol)
             if not made.done():
                 made.set_result(protocol)
 
-        connection.server.begins, connection.client.begins = accepted, opened
-        connection.client.out.send(BEGIN)
-        connection.server.out.send(BEGIN)
+        connection.server.on_established, connection.client.on_established = accepted, opened
+        connection.client.out.send(ESTABLISHED)
+        connection.server.out.send(ESTABLISHED)
         connection.client.waiter = made
         try:
             return connection.client, await made
@@ -118,16 +121,16 @@ class Network:
             raise
 
     def separated(self, hosts: frozenset[str]) -> bool:
-        """Whether nothing gets from the one to the other for now."""
-        return hosts in self._cut
+        """Return whether two hosts are partitioned from each other."""
+        return hosts in self._partitioned
 
     def ended(self, connection: Connection) -> None:
-        """One side is through with it."""
+        """Forget a connection that both sides have ended."""
         if connection.client.gone and connection.server.gone:
             self.connections.pop(connection, None)
 
-    def bury(self, node: Node, *, silently: bool) -> None:
-        """A process has ended."""
+    def on_crash(self, node: Node, *, silently: bool) -> None:
+        """End the listeners and connections of a node that was killed."""
         for address, listener in list(self.listeners.items()):
             if listener.node is node:
                 del self.listeners[address]
@@ -138,30 +141,30 @@ class Network:
             ):
                 if side.node is node:
                     connection.silent = silently
-                    side.bury()
+                    side.on_crash()
                     if silently:
-                        self._learn_late(other)
+                        self._reset_after_keepalive(other)
                     self.ended(connection)
 
     # -- faults -------------------------------------------------------------------------------------------
 
     def separate(self, one: str, other: str) -> None:
-        """Let nothing get from one host to another, in either direction, until `heal`. TCP keeps it and tries again."""
-        self._cut[frozenset((one, other))] = None
+        """Partition two hosts in both directions until `heal`. TCP retransmits, so no bytes are lost."""
+        self._partitioned[frozenset((one, other))] = None
 
     def heal(self) -> None:
-        """Let everything through again."""
-        self._cut.clear()
-        for future in self._waiting:
+        """End all partitions."""
+        self._partitioned.clear()
+        for future in self._waiting_for_heal:
             if not future.done():
                 future.set_result(None)
-        self._waiting.clear()
+        self._waiting_for_heal.clear()
         for connection in self.connections:
             connection.client.out.arm()
             connection.server.out.arm()
 
     def cut(self, connection: Connection, client_after_s: float, server_after_s: float) -> None:
-        """End a connection from outside. What is under way is lost, and each side learns of it after a time of its own."""
+        """Break a connection. The bytes in flight are lost, and each side finds out after its own delay."""
         for pipe, side, after_s in (
             (connection.client.out, connection.client, client_after_s),
             (connection.server.out, connection.server, server_after_s),
@@ -170,61 +173,61 @@ class Network:
             pipe.broken = True
             self.loop.call_later(after_s, side.lose, "reset", context=side.node.context)
 
-    def _learn_late(self, side: SimTransport) -> None:
+    def _reset_after_keepalive(self, side: SimTransport) -> None:
         shortest, longest = KEEPALIVE_S
         random = getattr(self.delays, "random", None)
         after_s = longest if random is None else random.uniform(shortest, longest)
         self.loop.call_later(after_s, side.lose, "reset", context=side.node.context)
 
 
-# -- One direction of a connection of a simulated network: what is on its way, and when it arrives --------
+# -- One direction of a connection: the bytes in flight and when they arrive --------
 
-DATA, BEGIN, END, RESET = "data", "begin", "end", "reset"
-"""What goes through: bytes, and that the connection is made, that no more bytes come, or that it is broken off."""
+DATA, ESTABLISHED, END, RESET = "data", "established", "end", "reset"
+"""Kinds of segments: bytes, the handshake, FIN and RST."""
 
 
 class Pipe:
-    """One direction of a connection: what is on its way to `to`."""
+    """One direction of a connection, from `source` to `to`."""
 
     def __init__(self, network: Network, hosts: frozenset[str]) -> None:
         self.network = network
         self.hosts = hosts
         self.source: SimTransport
         self.to: SimTransport
-        self.chunks: deque[tuple[float, str, bytes]] = deque()
-        self.load = 0
-        """Bytes under way or unread."""
+        self.segments: deque[tuple[float, str, bytes]] = deque()
+        self.buffered = 0
+        """Bytes in flight or not yet read."""
         self._last_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.broken = False
-        """Nothing goes through, and nobody is told."""
+        """Segments are dropped silently."""
 
     def send(self, kind: str, data: bytes = b"") -> None:
-        """Put something on its way."""
+        """Send a segment."""
         if self.broken:
             return
         at = max(self._last_at, self.network.loop.time() + self.network.delays.one_way())
         self._last_at = at
-        self.chunks.append((at, kind, data))
-        self.load += len(data)
+        self.segments.append((at, kind, data))
+        self.buffered += len(data)
         self.arm()
 
     def clear(self) -> None:
-        """Lose what is under way."""
-        self.chunks.clear()
-        self.load = 0
+        """Drop the segments in flight."""
+        self.segments.clear()
+        self.buffered = 0
 
     def arm(self) -> None:
-        """Deliver the next chunk when it is due, unless something keeps it."""
-        if self._timer is not None or not self.chunks or (self.chunks[0][1] is DATA and self.to.holds_off()):
+        """Schedule the delivery of the next segment, unless reading is paused or the hosts are partitioned."""
+        if self._timer is not None or not self.segments or (self.segments[0][1] is DATA and self.to.reading_paused()):
             return
         if self.network.separated(self.hosts):
             return  # `heal` arms it again
-        node = self.network.nowhere if self.to.node.dead else self.to.node
-        self._timer = self.network.loop.call_at(self.chunks[0][0], self._deliver, context=node.context)
+        node = self.network.outside if self.to.node.dead else self.to.node
+        self._timer = self.network.loop.call_at(self.segments[0][0], self._deliver, context=node.context)
 
-    def arm_anew(self) -> None:
-        """The same, when the process that would have been given it has ended: its kernel deals with it."""
+    def rearm(self) -> None:
+        """Schedule again after the receiving process has ended: its kernel takes the segments."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -232,31 +235,31 @@ class Pipe:
 
     def _deliver(self) -> None:
         self._timer = None
-        if self.network.separated(self.hosts) or not self.chunks:
+        if self.network.separated(self.hosts) or not self.segments:
             return
         now = self.network.loop.time()
-        if self.chunks[0][1] is not DATA:
-            _, kind, _ = self.chunks.popleft()
-            self.to.arrive(kind)
-        elif not self.to.holds_off():
+        if self.segments[0][1] is not DATA:
+            _, kind, _ = self.segments.popleft()
+            self.to.segment_received(kind)
+        elif not self.to.reading_paused():
             parts = []
-            while self.chunks and self.chunks[0][1] is DATA and self.chunks[0][0] <= now:
-                parts.append(self.chunks.popleft()[2])
+            while self.segments and self.segments[0][1] is DATA and self.segments[0][0] <= now:
+                parts.append(self.segments.popleft()[2])
             data = b"".join(parts)
-            first = self.network.delays.cut_at(len(data)) if data else 0
+            first = self.network.delays.fragment(len(data)) if data else 0
             if first < len(data):
-                self.chunks.appendleft((now + self.network.delays.one_way(), DATA, data[first:]))
-            self.load -= first
-            self.to.take(data[:first])
+                self.segments.appendleft((now + self.network.delays.one_way(), DATA, data[first:]))
+            self.buffered -= first
+            self.to.data_received(data[:first])
             self.source.drain_soon()
         self.arm()
 
 
-# -- What stands for a socket where the network is simulated --------
+# -- Stand-ins for sockets --------
 
 
 class SimSocket:
-    """What `get_extra_info("socket")` gives: options are taken and ignored."""
+    """Stands in for a socket in `get_extra_info("socket")`: it knows its addresses and ignores options."""
 
     family = socket.AF_INET
     type = socket.SOCK_STREAM
@@ -266,109 +269,108 @@ class SimSocket:
         self._peer = peer
 
     def setsockopt(self, *_arguments: object) -> None:
-        """Ignore it."""
+        """Ignore the option."""
 
     def getsockname(self) -> tuple[str, int]:
-        """The own address."""
+        """Return the local address."""
         return self._own
 
     def getpeername(self) -> tuple[str, int]:
-        """The other side's."""
+        """Return the address of the peer; `OSError` if there is none."""
         if self._peer is None:
             raise OSError("not connected")
         return self._peer
 
     def fileno(self) -> int:
-        """None."""
+        """Return -1: there is no descriptor."""
         return -1
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
-# -- What a simulated network leaves to chance, and who looks on --------
+# -- Observers and delays --------
 
 
 class Observer(Protocol):
-    """Sees all bytes: when they are handed to a transport, and when a protocol gets them."""
+    """Is notified of connections, and of bytes when they are written and when a protocol gets them."""
 
     def opened(self, connection: Connection) -> None:
         """A connection was made."""
 
     def sent(self, transport: SimTransport, data: bytes) -> None:
-        """A process has written this."""
+        """A process has written bytes."""
 
-    def got(self, transport: SimTransport, data: bytes) -> None:
-        """A process is about to be given this."""
+    def received(self, transport: SimTransport, data: bytes) -> None:
+        """A process is about to get bytes."""
 
     def closed(self, transport: SimTransport, how: str) -> None:
-        """A process has ended its side (`close`, `abort`, `kill`), or has learnt of its end (`end`, `reset`)."""
+        """A process has ended its side (`close`, `abort`, `kill`), or was notified of the end (`end`, `reset`)."""
 
 
-class Silent:
-    """An observer that looks away."""
+class NullObserver:
+    """Ignores every notification."""
 
     def opened(self, connection: Connection) -> None:
-        """Look away."""
+        """Ignore it."""
 
     def sent(self, transport: SimTransport, data: bytes) -> None:
-        """Look away."""
+        """Ignore it."""
 
-    def got(self, transport: SimTransport, data: bytes) -> None:
-        """Look away."""
+    def received(self, transport: SimTransport, data: bytes) -> None:
+        """Ignore it."""
 
     def closed(self, transport: SimTransport, how: str) -> None:
-        """Look away."""
+        """Ignore it."""
 
 
 class Delays:
-    """How long things take on a network, in seconds. This one takes no time at all and breaks nothing up."""
+    """Delays and fragmentation of a network. These are none: segments arrive at once and whole."""
 
     def one_way(self) -> float:
-        """From one host to another."""
+        """Return the delay of one segment, in seconds."""
         return 0.0
 
-    def cut_at(self, size: int) -> int:
-        """How many of so many bytes arrive in the first piece."""
+    def fragment(self, size: int) -> int:
+        """Return how many of `size` bytes arrive first."""
         return size
 
     def loses_unread(self) -> bool:
-        """Whether a reset overtakes what was sent before it."""
+        """Return whether a reset discards the bytes in flight before it."""
         return False
 
 
 class RandomDelays(Delays):
-    """Mostly quick, sometimes slow, rarely very slow."""
+    """Random delays below 1 ms, a share of `slow` between 1 ms and `slow_s`; one in eight segments is fragmented."""
 
     def __init__(self, random: Random, *, slow: float = 0.02, slow_s: float = 0.2) -> None:
         self.random = random
         self.slow = slow
         self.slow_s = slow_s
-        self.fault_free = False
 
     def one_way(self) -> float:
-        """From 50 µs on."""
+        """Return a random delay, in seconds."""
         if self.random.random() < self.slow:
             return self.random.uniform(0.001, self.slow_s)
         return self.random.uniform(0.00005, 0.0008)
 
-    def cut_at(self, size: int) -> int:
-        """Anywhere, once in eight times."""
+    def fragment(self, size: int) -> int:
+        """Return a random size, or the whole."""
         return self.random.randint(1, size) if self.random.random() < 0.125 else size
 
     def loses_unread(self) -> bool:
-        """Every other time."""
+        """Return True with probability one half."""
         return self.random.random() < 0.5
 
 
-# -- One connection of a simulated network: what each side writes, on its way, and arrived --------
+# -- Transports --------
 
 WINDOW = 256 << 10
-"""Bytes that a direction of a connection takes before its sender must buffer them."""
+"""Bytes in flight and unread in one direction of a connection, above which the sender buffers."""
 HIGH, LOW = 64 << 10, 16 << 10
-"""Where a sender is asked to pause, and to go on."""
+"""Sizes of the send buffer, in bytes, at which the protocol is paused and resumed."""
 KEEPALIVE_S = 5.0, 35.0
-"""After how long a process learns that the machine on the other side has vanished."""
+"""The shortest and the longest time after which keepalive detects that the machine of the peer is gone."""
 
 
 class SimTransport(asyncio.Transport):
@@ -385,10 +387,10 @@ class SimTransport(asyncio.Transport):
         self.into = into
         out.source = into.to = self
         self._protocol: Any = None
-        self.begins: Callable[[], None]
-        """Makes the protocol, when the connection is there."""
+        self.on_established: Callable[[], None]
+        """Creates and starts the protocol."""
         self.waiter: asyncio.Future[asyncio.Protocol] | None = None
-        """Who waits for that."""
+        """The result of `connect`, until the connection is established."""
         self._buffer = bytearray()
         self.read_paused = False
         self._closing = False
@@ -396,18 +398,18 @@ class SimTransport(asyncio.Transport):
         self._writing_paused = False
         self._draining = False
         self.gone = False
-        """Nothing is read or written any more."""
+        """The connection has ended on this side."""
 
     # -- for the protocol ---------------------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        """Send, or buffer what the other side does not take yet."""
+        """Send, or buffer what exceeds the window of the peer."""
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self.gone or self._closing or not data or self.node.dead:
             return
         self.network.observer.sent(self, bytes(data))
-        room = 0 if self._buffer else max(0, WINDOW - self.out.load)
+        room = 0 if self._buffer else max(0, WINDOW - self.out.buffered)
         if room:
             self.out.send(DATA, bytes(data[:room]))
         self._buffer += data[room:]
@@ -416,87 +418,87 @@ class SimTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def writelines(self, list_of_data: Any) -> None:
-        """All of them."""
+        """Write the concatenation."""
         self.write(b"".join(list_of_data))
 
     def write_eof(self) -> None:
-        """Say that nothing more will come."""
+        """Send FIN after the buffered bytes."""
         if not self._eof_written and not self.gone and not self._closing:
             self._eof_written = True
             if not self._buffer:
                 self.out.send(END)
 
     def can_write_eof(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the other side has no room for yet."""
+        """Return the number of buffered bytes."""
         return len(self._buffer)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Fixed ones."""
+        """Return the fixed limits."""
         return LOW, HIGH
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Not needed."""
+        """Do nothing: the limits are fixed."""
 
     def pause_reading(self) -> None:
-        """Leave what comes with the kernel."""
+        """Leave received bytes in the kernel."""
         self.read_paused = True
 
     def resume_reading(self) -> None:
-        """Take it."""
+        """Deliver received bytes again."""
         self.read_paused = False
         if not self._closing and not self.gone:
             self.into.arm()
 
     def is_reading(self) -> bool:
-        """Whether it is taken."""
+        """Return whether received bytes are delivered."""
         return not self.read_paused and not self._closing
 
     def is_closing(self) -> bool:
-        """Whether `close` or `abort` was called, or the other side is gone."""
+        """Return whether `close` or `abort` was called, or the connection has ended."""
         return self._closing or self.gone
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Who is told from now on."""
+        """Replace the protocol."""
         self._protocol = cast("asyncio.Protocol", protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Who is told."""
+        """Return the protocol."""
         return cast("asyncio.BaseProtocol", self._protocol)
 
     def close(self) -> None:
-        """Send what is buffered, then end."""
+        """End the connection after the buffered bytes are sent."""
         if self._closing or self.gone or self.node.dead:
             return
         self._closing = True
         self.into.arm()
         if not self._buffer:
-            self._leave("close", None)
+            self._shut_down("close", None)
 
     def abort(self) -> None:
-        """End at once."""
+        """End the connection at once."""
         if self.gone or self.node.dead:
             return
         self._closing = True
         self._buffer.clear()
-        self._leave("abort", None)
+        self._shut_down("abort", None)
 
     # -- from the network ---------------------------------------------------------------------------------
 
-    def begin(self, protocol: asyncio.Protocol) -> None:
-        """The connection is made."""
+    def start(self, protocol: asyncio.Protocol) -> None:
+        """Attach the protocol: the connection is established."""
         self._protocol = protocol
         protocol.connection_made(self)
 
-    def arrive(self, kind: str) -> None:
-        """Something other than bytes has come."""
+    def segment_received(self, kind: str) -> None:
+        """Process a segment without bytes."""
         if self.gone:
             return
-        if kind is BEGIN:
-            self.begins()
+        if kind is ESTABLISHED:
+            self.on_established()
         elif kind is RESET:
             self._end("reset", ConnectionResetError(104, "Connection reset by peer"))
         elif not self._closing and self._protocol is not None:
@@ -504,27 +506,27 @@ class SimTransport(asyncio.Transport):
             if not self._protocol.eof_received():
                 self.close()
 
-    def holds_off(self) -> bool:
-        """Whether what comes stays with the kernel."""
+    def reading_paused(self) -> bool:
+        """Return whether received bytes stay in the kernel."""
         return self.read_paused and not self.gone
 
-    def take(self, data: bytes) -> None:
-        """Bytes have come."""
+    def data_received(self, data: bytes) -> None:
+        """Deliver bytes, or reset the connection if it has ended."""
         if self.gone:
             self.out.send(RESET)
         elif not self._closing and data:
-            self.network.observer.got(self, data)
+            self.network.observer.received(self, data)
             self._protocol.data_received(data)
 
     def drain_soon(self) -> None:
-        """The other side has room again."""
+        """Send buffered bytes: the window has opened."""
         if self._buffer and not self._draining:
             self._draining = True
             self.network.loop.call_soon(self._drain, context=self.node.context)
 
     def _drain(self) -> None:
         self._draining = False
-        room = max(0, WINDOW - self.out.load)
+        room = max(0, WINDOW - self.out.buffered)
         if self.gone or not self._buffer or not room:
             return
         self.out.send(DATA, bytes(self._buffer[:room]))
@@ -534,28 +536,28 @@ class SimTransport(asyncio.Transport):
             self._protocol.resume_writing()
         if not self._buffer:
             if self._closing:
-                self._leave("close", None)
+                self._shut_down("close", None)
             elif self._eof_written:
                 self.out.send(END)
 
     def lose(self, how: str) -> None:
-        """The network has ended the connection, and this side learns of it now."""
+        """End this side of a connection that the network has broken."""
         if not self.gone and not self.node.dead:
             self._end(how, ConnectionResetError(104, "Connection reset by peer"))
 
-    def bury(self) -> None:
-        """The process has ended. What its kernel has taken still arrives, and then the end."""
+    def on_crash(self) -> None:
+        """The process has crashed: bytes that its kernel has taken still arrive, then FIN or RST."""
         if not self.gone:
             self.gone = True
             self.network.observer.closed(self, "kill")
             if self.connection.silent:
                 self.out.broken = True
             else:
-                self.out.send(RESET if self._unread() else END)
-            self.into.arm_anew()
+                self.out.send(RESET if self._has_unread() else END)
+            self.into.rearm()
 
-    def _leave(self, how: str, error: Exception | None) -> None:
-        if how == "abort" or self._unread():
+    def _shut_down(self, how: str, error: Exception | None) -> None:
+        if how == "abort" or self._has_unread():
             if self.network.delays.loses_unread():
                 self.out.clear()
             self.out.send(RESET)
@@ -563,8 +565,8 @@ class SimTransport(asyncio.Transport):
             self.out.send(END)
         self._end(how, error)
 
-    def _unread(self) -> bool:
-        return any(kind is DATA for _, kind, _ in self.into.chunks)
+    def _has_unread(self) -> bool:
+        return any(kind is DATA for _, kind, _ in self.into.segments)
 
     def _end(self, how: str, error: Exception | None) -> None:
         self.gone = True
@@ -578,15 +580,15 @@ class SimTransport(asyncio.Transport):
 
 
 class Connection:
-    """Two transports and what lies between them."""
+    """Two transports and the pipes between them."""
 
     def __init__(self, network: Network, number: int, client: Node, server: Node, address: tuple[str, int]) -> None:
         self.number = number
         hosts = frozenset((client.host, server.host))
-        forth, back = Pipe(network, hosts), Pipe(network, hosts)
+        to_server, to_client = Pipe(network, hosts), Pipe(network, hosts)
         own = (client.host, 40_000 + number)
-        self.client = SimTransport(self, client, forth, back, own, address)
-        self.server = SimTransport(self, server, back, forth, address, own)
+        self.client = SimTransport(self, client, to_server, to_client, own, address)
+        self.server = SimTransport(self, server, to_client, to_server, address, own)
         self.address = address
         self.silent = False
 

@@ -1,10 +1,13 @@
-"""What a seed makes of a simulated world: who is in it, what they do, and what breaks."""
+"""What a seed decides: the topology, the faults and the workload of a simulation."""
 
 from __future__ import annotations
 
+from asyncio import Event
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+from genie.testing.simulation.history import History
 
 FAULTS = (
     "cut a client",
@@ -20,19 +23,19 @@ FAULTS = (
     "kill a client",
     "separate",
 )
-"""What may happen in any world. (What loses acknowledged writes is in `LOSSES`.)"""
+"""The kinds of faults of every scenario. (Those that lose acknowledged writes are in `LOSSES`.)"""
 
 CHOOSING = 1_000_000
-"""Worlds from this seed on have clients that also take any of several resources. (The others are as they were before there
-was that, so that what a seed has shown once can be shown again.)"""
+"""From this seed on, clients also request any of several resources (`anyOf`). Lower seeds keep the histories that they had
+before that existed, so that a failure once found can be reproduced."""
 
 REPLICATED = 2_000_000
-"""Worlds from this seed on have three Redises with sentinels."""
+"""From this seed on, there are three Redises with sentinels."""
 
 FEATURED = 3_000_000
-"""Worlds from this seed on have clients that use what version 1 of the wire added: quiet connections, `bye`, `release` by
-`ref`, rejected `hello`s, repeated refs of ended requests, waits without a limit, amounts as strings. Every third world
-has three Redises, and in every other one clients also take any of several resources."""
+"""From this seed on, clients use what version 1 of the protocol added: quiet connections, `bye`, `release` by `ref`,
+rejected `hello`s, repeated refs of ended requests, unlimited waits, amounts as strings. Every third scenario has three
+Redises, and in every second one clients also request any of several resources."""
 
 FAILOVERS = (
     "lag",
@@ -41,61 +44,61 @@ FAILOVERS = (
     "stall a master",
     "split",
 )
-"""What may happen there besides. (Nothing of `LOSSES` does: a replica would follow.)"""
+"""Additional kinds with three Redises. (`LOSSES` are not among them: a replica would take over.)"""
 
 LOSSES = ("lose writes", "flush the store")
 
 
 @dataclass(slots=True)
 class Plan:
-    """A world. Durations are virtual."""
+    """The parameters of one simulation. Durations are virtual."""
 
     seed: int
     servers: int = 1
     raw: int = 2
     sessions: int = 2
     shipped: int = 1
-    """Clients: without and with sessions on the bare wire, and those of this package."""
+    """Numbers of clients: on the bare wire without and with sessions, and of the library."""
     resources: list[str] = field(default_factory=lambda: ["a", "b", "c"])
     shared: float = 0.3
     transactions: bool = True
     priorities: bool = True
     choosing: bool = False
     featured: bool = False
-    """Clients use what version 1 of the wire added; see `FEATURED`."""
+    """Clients use what version 1 of the protocol added; see `FEATURED`."""
     at_once: int = 6
-    """Requests of one client that live at the same time."""
+    """Live requests of one client, at most."""
     think_s: float = 0.3
     active_s: float = 20.0
-    """How long it lasts before all faults stop and everything comes to its end."""
+    """How long the clients send requests and faults are injected, before everything must recover."""
     faults: list[str] = field(default_factory=list)
     every_s: float = 3.0
-    """Between two faults, on average."""
+    """The mean time between two faults."""
     slow: float = 0.02
-    """The share of pieces that are long on their way."""
+    """The share of slow network segments."""
     redises: int = 1
     """One, or three with sentinels."""
     min_replicas: int = 0
     lag_s: float = 0.0
-    """How long a write may take beyond its way before a replica has it."""
+    """The longest replication lag, in addition to the network delay."""
 
 
-def plan(seed: int) -> Plan:
-    """The world of a seed. A few kinds of faults in each, so that each kind is met with few others."""
+def scenario_of(seed: int) -> Plan:
+    """Return the scenario of a seed: a few kinds of faults in each, so that kinds are combined in many ways."""
     random = Random(f"{seed} plan")
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
     if random.random() < 0.25:
         faults.append(random.choice(LOSSES))
     featured = seed >= FEATURED
     replicated = seed % 3 == 0 if featured else seed >= REPLICATED
-    chance = Random(f"{seed} replicated")
+    replicated_random = Random(f"{seed} replicated")
     if replicated:
         faults = [kind for kind in faults if kind not in LOSSES]
-        faults += 2 * chance.sample(FAILOVERS, chance.choice([1, 1, 2, 3, len(FAILOVERS)]))
+        faults += 2 * replicated_random.sample(FAILOVERS, replicated_random.choice([1, 1, 2, 3, len(FAILOVERS)]))
     clients = random.choice([(3, 0, 0), (0, 3, 0), (0, 0, 3), (2, 2, 1), (1, 2, 2), (2, 2, 2), (1, 3, 0)])
     servers = random.choice([1, 1, 2, 3])
     if replicated:
-        servers = chance.choice([1, 2, 2, 3, 3])
+        servers = replicated_random.choice([1, 2, 2, 3, 3])
     return Plan(
         seed=seed,
         servers=servers,
@@ -112,70 +115,90 @@ def plan(seed: int) -> Plan:
         faults=faults,
         every_s=random.choice([0.7, 1.5, 3.0]),
         slow=random.choice([0.0, 0.02, 0.1]),
-        choosing=seed % 2 == 0 if featured else seed >= CHOOSING and (not replicated or chance.random() < 0.25),
+        choosing=seed % 2 == 0
+        if featured
+        else seed >= CHOOSING and (not replicated or replicated_random.random() < 0.25),
         featured=featured,
         redises=3 if replicated else 1,
-        min_replicas=chance.choice([0, 0, 1]) if replicated else 0,
-        lag_s=chance.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,
+        min_replicas=replicated_random.choice([0, 0, 1]) if replicated else 0,
+        lag_s=replicated_random.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,
     )
 
 
-# -- What the clients of a simulated world ask for --------
+# -- The workload --------
 
 NO_LIMIT_MS = 2_147_483_647
-"""A `queueTimeout` that never ends a wait."""
+"""A `queueTimeout` without a limit."""
 NOTES = ("cron@host-7", "ä note with \U0001f510", "x" * 256)
 
 
-class Wishes:
-    """Makes up requests as a plan says.
+@dataclass(slots=True)
+class ClientContext:
+    """What the clients of one simulation share."""
 
-    `extra` decides the fields that only featured worlds have, so that the requests of other worlds stay as they were.
+    scenario: Plan
+    addresses: list[str]
+    """Of the servers, as `HOST:PORT`."""
+    history: History
+    request_ids: list[int] = field(default_factory=list)
+    """Ids of all requests, in the order in which clients received them first."""
+    stopping: Event = field(default_factory=Event)
+    """Set when the clients are to finish."""
+
+    def recent_request_id(self, random: Random) -> int:
+        """Return the id of a recent request of some client, or 0 if there was none."""
+        return random.choice(self.request_ids[-10:]) if self.request_ids else 0
+
+
+class Workload:
+    """Generates random requests within the parameters of a scenario.
+
+    `extra` decides the fields that only `featured` scenarios have, so that the requests of other seeds stay the same.
     """
 
-    def __init__(self, plan: Plan, random: Random, extra: Random | None = None) -> None:
-        self.plan = plan
+    def __init__(self, scenario: Plan, random: Random, extra: Random | None = None) -> None:
+        self.scenario = scenario
         self.random = random
-        self._extra = extra if plan.featured else None
+        self._extra = extra if scenario.featured else None
 
     def resources(self) -> list[str]:
-        """Some names, with their modes."""
-        random, plan = self.random, self.plan
-        count = min(random.choice([1, 1, 1, 2, 2, 3]), len(plan.resources))
-        shared = plan.shared
+        """Return one to three resources with their modes."""
+        random, scenario = self.random, self.scenario
+        count = min(random.choice([1, 1, 1, 2, 2, 3]), len(scenario.resources))
+        shared = scenario.shared
         return [
             ("shared:" if random.random() < shared else "exclusive:") + name
-            for name in random.sample(plan.resources, count)
+            for name in random.sample(scenario.resources, count)
         ]
 
-    def transaction(self, who: str) -> str | None:
-        """One of a few that are shared by all, one of the client's own, or none."""
-        random, plan = self.random, self.plan
-        if not plan.transactions or random.random() < 0.4:
+    def transaction(self, client: str) -> str | None:
+        """Return a transaction name: one shared by all clients, one of this client, or none."""
+        random, scenario = self.random, self.scenario
+        if not scenario.transactions or random.random() < 0.4:
             return None
-        return f"t{random.randint(1, 3)}" if random.random() < 0.3 else f"{who}-{random.randint(1, 3)}"
+        return f"t{random.randint(1, 3)}" if random.random() < 0.3 else f"{client}-{random.randint(1, 3)}"
 
-    def payload(self, who: str) -> dict[str, Any]:
-        """A `request`, but for its `ref`."""
+    def request(self, client: str) -> dict[str, Any]:
+        """Return the payload of a `request`, without its `ref`."""
         random = self.random
-        if self.plan.choosing and random.random() < 0.4:
-            return self._featured(self.choice(who))
+        if self.scenario.choosing and random.random() < 0.4:
+            return self._add_features(self.any_of_request(client))
         payload: dict[str, Any] = {"resources": self.resources()}
         if random.random() < 0.8:
             payload["queueTimeout"] = random.choice([0, 50, 400, 2_000, 5_000, 20_000])
         if random.random() < 0.9:
             payload["transactionTimeout"] = random.choice([20, 300, 1_000, 3_000, 12_000])
-        transaction = self.transaction(who)
+        transaction = self.transaction(client)
         if transaction is not None:
             payload["transactionName"] = transaction
-        if self.plan.priorities and random.random() < 0.3:
+        if self.scenario.priorities and random.random() < 0.3:
             payload["priority"] = random.choice([-1, 1, 5])
         if random.random() < 0.15:
             payload["onDisconnect"] = "release"
-        return self._featured(payload)
+        return self._add_features(payload)
 
-    def _featured(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Add or change fields, in featured worlds."""
+    def _add_features(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Add or change fields in `featured` scenarios."""
         extra = self._extra
         if extra is None:
             return payload
@@ -190,12 +213,12 @@ class Wishes:
             ]
         return payload
 
-    def choice(self, who: str) -> dict[str, Any]:
-        """A `request` for any of several."""
-        random, plan = self.random, self.plan
-        names = random.sample(plan.resources, random.randint(1, len(plan.resources)))
+    def any_of_request(self, client: str) -> dict[str, Any]:
+        """Return the payload of a `request` for any of several resources."""
+        random, scenario = self.random, self.scenario
+        names = random.sample(scenario.resources, random.randint(1, len(scenario.resources)))
         payload: dict[str, Any] = {
-            "anyOf": [("shared:" if random.random() < plan.shared else "exclusive:") + name for name in names],
+            "anyOf": [("shared:" if random.random() < scenario.shared else "exclusive:") + name for name in names],
             "target": random.choice([2, 2, 4, 5]),
             "transactionTimeout": random.choice([20, 300, 1_000, 3_000, 12_000]),
         }
@@ -203,7 +226,7 @@ class Wishes:
             payload["weights"] = [random.choice([1, 2, 4]) for _ in names]
         else:
             payload["target"] = (payload["target"] + 1) // 2
-        transaction = self.transaction(who)
+        transaction = self.transaction(client)
         if transaction is not None:
             payload["transactionName"] = transaction
         if random.random() < 0.15:

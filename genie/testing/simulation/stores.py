@@ -1,140 +1,136 @@
-"""The Redis of a simulated world: one, or three with sentinels, of which one is the master at a time."""
+"""The store of a simulated cluster: one Redis, or a primary and two replicas with sentinels."""
 
 from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import TYPE_CHECKING
 
-from genie.testing.simulation.history import FAULT, Branches, Message, Place, Witness
-from genie.testing.simulation.loop import Node
-from genie.testing.simulation.redis.replication import ReplicatedRedis, Writes
-from genie.testing.simulation.redis.sentinel import LOOK_S, NAME, Sentinels
+from genie.testing.simulation.history import (
+    FAULT,
+    History,
+    LineageRecorder,
+    Message,
+    StoreRecorder,
+    StoreState,
+)
+from genie.testing.simulation.loop import Node, SimLoop
+from genie.testing.simulation.network import Network
+from genie.testing.simulation.redis.replication import ReplicatedRedis, ReplicationLog
+from genie.testing.simulation.redis.sentinel import CHECK_INTERVAL_S, NAME, SentinelQuorum
 from genie.testing.simulation.redis.server import SimRedis
-
-if TYPE_CHECKING:
-    from genie.testing.simulation.cluster import World
+from genie.testing.simulation.scenario import Plan
 
 
 class OneRedis:
-    """A Redis, and its witness."""
+    """A single Redis and the recorder of its writes."""
 
     url = "redis://redis:6379/0"
     hosts = ("redis",)
 
-    def __init__(self, world: World) -> None:
-        self._loop = world.loop
+    def __init__(self, loop: SimLoop, history: History) -> None:
+        self._loop = loop
         self.master = SimRedis()
         self.redises = [self.master]
-        self.witness = Witness(self.master, world.history)
-        self.process = self._loop.node("redis")
+        self.recorder = StoreRecorder(self.master, history)
+        self.process = loop.node("redis")
 
     @property
     def processes(self) -> list[Node]:
-        """All that can be stopped."""
+        """The Redis processes, which can be stopped."""
         return [self.process]
 
     async def start(self) -> None:
-        """Take connections."""
+        """Accept connections."""
         await self._loop.spawn(self.process, self.master.serve("redis"))
 
     def stored(self) -> dict[int, Message]:
-        """The records that are there now."""
-        return self.witness.stored()
+        """Return the records that the store holds now, by request id."""
+        return self.recorder.stored()
 
-    def look(self) -> None:
-        """Writes may have been lost."""
-        self.witness.look()
+    def check_for_loss(self) -> None:
+        """Compare the store with what was recorded, after a fault that may have lost writes."""
+        self.recorder.check_for_loss()
 
-    def mend(self) -> None:
-        """Nothing to do."""
+    def heal(self) -> None:
+        """End the faults of the store: a single Redis has none that last."""
 
     async def settled(self) -> None:
-        """It always is."""
+        """Wait until the replicas follow the primary: there are none."""
 
     def finish(self) -> None:
-        """The world is at its end."""
+        """Record the final state: the recorder has recorded every write already."""
 
 
 class ThreeRedises:
-    """A master and two replicas, each with a sentinel on its machine."""
+    """A primary and two replicas, each with a sentinel on its machine."""
 
-    def __init__(self, world: World) -> None:
-        plan = world.plan
-        self._world = world
-        self._loop = world.loop
+    def __init__(self, scenario: Plan, network: Network, history: History) -> None:
+        self._loop = network.loop
+        self._history = history
         self.hosts = tuple(f"redis{number}" for number in (1, 2, 3))
         self.url = f"redis+sentinel://{','.join(self.hosts)}/{NAME}"
-        writes = Writes()
+        log = ReplicationLog()
         self.redises = [
-            ReplicatedRedis(self._loop, host, writes, Random(f"{plan.seed} {host}"), plan.lag_s) for host in self.hosts
+            ReplicatedRedis(self._loop, host, log, Random(f"{scenario.seed} {host}"), scenario.lag_s)
+            for host in self.hosts
         ]
         for replica in self.redises[1:]:
             replica.master, replica.read_only = self.hosts[0], True
-        self.sentinels = Sentinels(world.network, self.redises, Random(f"{plan.seed} sentinels"), self._told)
-        self._branches = Branches(self.redises, world.history, plan.min_replicas)
+        self.sentinels = SentinelQuorum(
+            network, self.redises, Random(f"{scenario.seed} sentinels"), self._on_sentinel_action
+        )
+        self._recorder = LineageRecorder(self.redises, history, scenario.min_replicas)
 
     @property
     def master(self) -> ReplicatedRedis:
-        """The one that the sentinels name."""
+        """The primary, according to the latest election of the sentinels."""
         return self.sentinels.master
 
     @property
-    def head(self) -> Place | None:
-        """What the master has."""
-        return self._branches.head(self.master)
+    def head(self) -> StoreState | None:
+        """The state that the primary has."""
+        return self._recorder.head(self.master)
 
     @property
     def process(self) -> Node:
-        """The master's."""
+        """The process of the primary."""
         return self.master.process
 
     @property
     def processes(self) -> list[Node]:
-        """All that can be stopped."""
+        """The Redis processes, which can be stopped."""
         return [redis.process for redis in self.redises]
 
     async def start(self) -> None:
-        """Start all."""
+        """Start the Redises and the sentinels."""
         for redis in self.redises:
             redis.start()
         for view in self.sentinels.views:
             node = self._loop.node(f"sentinel of {view.host}", view.host)
             await self._loop.spawn(node, self.sentinels.serve(view))
-        observer = self._loop.node("sentinels")
-        self._tasks = [self._loop.spawn(observer, watch) for watch in (self.sentinels.watch(), self._observe())]
+        self._monitoring = self._loop.spawn(self._loop.node("sentinels"), self.sentinels.monitor())
 
     def stored(self) -> dict[int, Message]:
-        """The records that the master has now."""
-        return self._branches.stored(self.master)
+        """Return the records that the primary holds now, by request id."""
+        return self._recorder.stored(self.master)
 
-    def look(self) -> None:
-        """Writes are not lost here but by failovers, which the witness sees."""
+    def check_for_loss(self) -> None:
+        """Do nothing: writes are lost by failovers only, which the recorder follows."""
 
-    def mend(self) -> None:
-        """Start those that were killed, and let no replica lag."""
+    def heal(self) -> None:
+        """Restart the Redises that were killed, and end the replication lags."""
         for redis in self.redises:
             redis.revive()
-            redis.resume()
+            redis.resume_replication()
 
     async def settled(self) -> None:
-        """Wait until all follow the master."""
-        while not self.sentinels.settled:  # noqa: ASYNC110 - once in a life
-            await asyncio.sleep(LOOK_S)
+        """Wait until all replicas follow the primary."""
+        while not self.sentinels.settled:  # noqa: ASYNC110 - once in a simulation
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     def finish(self) -> None:
-        """The world is at its end: what the master has is what has come of it."""
-        self._world.history.final = self.head
+        """Record the final state: that of the primary is the lineage that survived."""
+        self._history.final = self.head
 
-    async def _observe(self) -> None:
-        """Look, now and then, who can't do what it would."""
-        world = self._world
-        while True:
-            await asyncio.sleep(LOOK_S)
-            for host in world.hosts:
-                cut_off = any(world.network.separated(frozenset((host.name, other))) for other in self.hosts)
-                if cut_off or host.node.dead or host.node.stopped or world.faults.bad_commands:
-                    world.history.hindered.setdefault(host.name, []).append(self._loop.time())
-
-    def _told(self, what: str) -> None:
-        self._world.history.note(FAULT, "sentinels", what)
+    def _on_sentinel_action(self, action: str) -> None:
+        self._history.note(FAULT, "sentinels", action)

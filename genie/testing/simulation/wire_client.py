@@ -1,392 +1,397 @@
-"""What a raw client of a simulated world says and hears, on one connection after the other."""
+"""A client written from the protocol document alone, without the library: fast, careless, and at times hostile.
+
+It uses one connection after the other. With a session its requests outlive a connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genie.testing.simulation.history import NOTE
-from genie.testing.simulation.scenario import Wishes
-
-if TYPE_CHECKING:
-    from genie.testing.simulation.cluster import World
+from genie.testing.simulation.scenario import ClientContext, Workload
 
 Payload = dict[str, Any]
 
-REJECTED: tuple[Payload, ...] = ({"protocol": 2}, {"protocol": 1, "sesion": "x" * 16}, {"namespace": "other"})
-"""Of a `hello` that is rejected, which leaves nothing behind."""
+REJECTED_HELLOS: tuple[Payload, ...] = ({"protocol": 2}, {"protocol": 1, "sesion": "x" * 16}, {"namespace": "other"})
+"""Fields of a `hello` that the server rejects without creating a session."""
 
 
-class Wish:
-    """A request of this client, as far as it has heard. `ended` when nothing more can come of it."""
+class PendingRequest:
+    """What the client knows of one of its requests. `ended`: no further message about it is expected."""
 
-    def __init__(self, payload: Payload, patient: bool, life: int) -> None:
+    def __init__(self, payload: Payload, expires: bool, generation: int) -> None:
         self.payload = payload
         self.ref: str = payload["ref"]
-        self.patient = patient
-        """It is never released, and ends by itself."""
-        self.life = life
-        """The life of the session or connection that it belongs to; see `RawTalk.life`."""
+        self.expires = expires
+        """The client never releases it: it ends by a timeout."""
+        self.generation = generation
+        """The session or connection that it belongs to; see `WireClient.generation`."""
         self.id = 0
         self.held = False
         self.ended = False
         self.sent = False
-        """On the connection that there is now."""
-        self.leaving = False
+        """On the current connection."""
+        self.releasing = False
         self.mentioned = True
-        """By the server, on the connection that there is now."""
+        """The server sent a message about it on the current connection."""
 
 
-class RawTalk:
-    """What it knows by what it has heard. With a `session` its requests outlive a connection."""
+class WireClient:
+    """A simulated client on the bare wire. `run` is its whole life."""
 
-    def __init__(self, world: World, name: str, random: Random, session: str | None) -> None:
-        self.world = world
+    def __init__(self, context: ClientContext, name: str, random: Random, session: str | None) -> None:
+        self.context = context
         self.name = name
         self.random = random
-        self.extra = Random(f"{world.plan.seed} {name} extra")
-        """Decides what only featured worlds have: the histories of other worlds do not depend on it."""
-        self.featured = world.plan.featured
+        self.extra = Random(f"{context.scenario.seed} {name} extra")
+        """Decides what only `featured` scenarios do, so that the histories of other seeds do not depend on it."""
+        self.featured = context.scenario.featured
         self.session = session
         self.session_timeout_ms = random.choice([10_000, 10_000, 3_000, 30_000])
-        self.wishes: dict[str, Wish] = {}
+        self.requests: dict[str, PendingRequest] = {}
+        """By `ref`."""
         self.quiet = False
-        """This connection asked for no `queued`."""
-        self.life = 0
-        """Counts the sessions that this client had or, without a session, its connections. Each knows its own refs only."""
-        self._by_id: dict[int, Wish] = {}
-        self._wire: _Wire | None = None
-        self._hint: str | None = None
-        self._changed = asyncio.Event()
-        self._refs = 0
+        """The current connection is quiet: it gets no `queued`."""
+        self.generation = 0
+        """Counts the sessions of this client or, without a session, its connections. Refs are unique within each."""
+        self._workload = Workload(context.scenario, random, self.extra)
+        self._by_id: dict[int, PendingRequest] = {}
+        self._connection: _Connection | None = None
+        self._leader_hint: str | None = None
+        self._progress = asyncio.Event()
+        """Set by every message, and when the connection ends."""
+        self._ref_count = 0
         self._pinged: set[str] = set()
-        """Refs of pings that were not answered on this connection."""
+        """Refs of the pings that are unanswered on the current connection."""
         self._synced = False
-        """Whether all that was to be said at the beginning of this connection was said."""
-        self._welcome = False
-        """Whether it may ask for something."""
-
-    # -- what it says -------------------------------------------------------------------------------------
-
-    def _ref(self) -> str:
-        self._refs += 1
-        return f"{self.name}.{self._refs}"
-
-    def _release(self, wish: Wish) -> None:
-        by_ref = wish.life == self.life and (wish.sent or (wish.id and self.session is not None))
-        if by_ref and self.featured and (not wish.id or self.extra.random() < 0.4):
-            wish.leaving = True
-            self._say("release", ref=wish.ref)
-        elif wish.id:
-            wish.leaving = True
-            self._say("release", ref=self._ref(), id=wish.id)
-
-    def _ping(self) -> None:
-        ref = self._ref()
-        self._pinged.add(ref)
-        self._say("ping", ref=ref)
-
-    def _bye(self) -> None:
-        """End the session. Nothing more is said on this connection, which the server closes."""
-        if self._wire is not None and not self._wire.said_all:
-            self._wire.bye_ref = self._ref()
-            self._say("bye", ref=self._wire.bye_ref)
-            self._wire.said_all = True
-
-    def _hang_up(self) -> None:
-        if self._wire is not None:
-            if self.random.random() < 0.5:
-                self._wire.transport.abort()
-            else:
-                self._wire.transport.close()
-
-    def _repeat(self, wish: Wish) -> None:
-        """Send a request again, with its ref."""
-        wish.sent = True
-        self._say("request", **wish.payload)
-
-    def _resend(self) -> None:
-        for wish in self.wishes.values():
-            if not wish.ended and not wish.sent and not wish.id:
-                self._repeat(wish)
-
-    # -- what it hears ------------------------------------------------------------------------------------
-
-    def heard(self, message: Payload) -> None:
-        """A line has come."""
-        self._changed.set()
-        command, payload = message["command"], message["payload"]
-        wish = self.wishes.get(payload.get("ref", "")) or self._by_id.get(payload.get("id", 0))
-        if wish is not None and command != "error":
-            wish.mentioned = True
-        if command == "welcome":
-            self._welcome = True
-            self._welcomed(payload["resumed"])
-        elif command == "pong":
-            self._pinged.discard(payload["ref"])
-            self._synced = self._welcome
-            self._settle_unmentioned()
-        elif command == "error":
-            self._refused(payload, wish)
-        elif wish is not None and command in ("queued", "locked", "released", "extended"):
-            self._about(wish, command, payload["id"])
-
-    def _about(self, wish: Wish, command: str, id_: int) -> None:
-        """A message about a request of this client."""
-        if wish.id != id_:
-            # For the first time; or it was queued by a server that led on a way that did not last, and is here as well;
-            # or it had ended without being stored, and was sent again to another server.
-            wish.id, wish.held = id_, False
-            self._by_id[id_] = wish
-            self.world.ids.append(id_)
-            if wish.ended and command in ("queued", "locked"):
-                self._release(wish)
-        if command in ("locked", "extended"):
-            wish.held = True
-        elif command == "released":
-            wish.ended = True
-
-    def _welcomed(self, resumed: bool) -> None:
-        if not resumed:
-            # Those that waited have gone with the session; what was held may be held still.
-            self._give_up()
-            self.life += 1
-        self._resend()
-
-    def _settle_unmentioned(self) -> None:
-        """What was not mentioned at the resume has ended, maybe by a release whose answer was lost, or it waits and the
-        connection is quiet; and what waited when a connection without a session was lost has gone, or is held. Ask, or
-        release it.
-        """
-        for wish in self.wishes.values() if self._synced else ():
-            if wish.id and not wish.ended and not wish.mentioned and not wish.leaving:
-                known = self.session is not None and wish.life == self.life
-                if known and (self.quiet or (self.featured and self.extra.random() < 0.3)):
-                    wish.mentioned = True
-                    self._repeat(wish)
-                else:
-                    self._release(wish)
-
-    def _refused(self, payload: Payload, wish: Wish | None) -> None:
-        code, of_request = payload["code"], "id" not in payload
-        self._hint = payload.get("leader")
-        if self._wire is not None and self._wire.bye_ref == payload["ref"]:
-            self._wire.transport.close()
-        if code == "unavailable":
-            self._pinged.discard(payload["ref"])
-            if not self._welcome:
-                self._hang_up()  # `hello` was refused
-            elif wish is not None:
-                wish.leaving = False
-                if of_request and not wish.id:
-                    wish.sent = False
-            if self._hint is not None and self._wire is not None and self._wire.address != self._hint:
-                self._wire.transport.close()
-        elif wish is not None and (code == "unknown-id" or (of_request and not wish.id)):
-            wish.ended = True
-
-    # -- its connection -----------------------------------------------------------------------------------
-
-    async def _connect(self) -> bool:
-        address = self._hint or self.random.choice(self.world.addresses)
-        self._hint = None
-        host, port = address.split(":")
-        try:
-            async with asyncio.timeout(2):
-                await asyncio.get_running_loop().create_connection(lambda: _Wire(self, address), host, int(port))
-        except OSError:
-            return False
-        return self._wire is not None
-
-    def connected(self, wire: _Wire) -> None:
-        """A connection is made."""
-        self._wire = wire
-        self._pinged.clear()
-        self._synced = self.session is None
-        self.quiet = self.featured and self.extra.random() < 0.5
-        greets = self.session is not None or self.quiet or (self.featured and self.extra.random() < 0.5)
-        self._welcome = not greets
-        if not greets:
-            self.life += 1
-        for wish in self.wishes.values():
-            wish.mentioned = wish.leaving = False
-        if greets:
-            self._hello()
-            self._ping()
-
-    def _hello(self) -> None:
-        if self.featured and self.extra.random() < 0.1:
-            wrong = self.extra.choice(REJECTED)
-            self._say("hello", ref=self._ref(), **wrong)
-        payload: Payload = {"ref": self._ref(), "protocol": 1, "client": f"raw/{self.name}"}
-        if self.session is not None:
-            payload |= {"session": self.session, "sessionTimeout": self.session_timeout_ms}
-        if self.featured:
-            payload["quiet"] = self.quiet
-        self._say("hello", **payload)
-
-    def lost(self, wire: _Wire) -> None:
-        """It has ended."""
-        if wire is not self._wire:
-            return
-        self._wire = None
-        self._changed.set()
-        for wish in self.wishes.values():
-            wish.sent = wish.leaving = False
-        if self.session is None:
-            self._give_up()
-
-    def _give_up(self) -> None:
-        for wish in self.wishes.values():
-            if not wish.id or (not wish.ended and self.session is not None and not wish.held):
-                wish.ended = True
-            wish.patient = False  # nobody will tell
-
-    def _say(self, command: str, **payload: Any) -> None:
-        if self._wire is not None and not self._wire.said_all:
-            self._wire.transport.write(json.dumps({"command": command, "payload": payload}).encode() + b"\n")
-
-
-class _Wire(asyncio.Protocol):
-    """One connection of a raw client."""
-
-    def __init__(self, client: RawTalk, address: str) -> None:
-        self._client = client
-        self._data = b""
-        self.address = address
-        self.said_all = False
-        self.bye_ref = ""
-        self.transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        self._client.connected(self)
-
-    def data_received(self, data: bytes) -> None:
-        lines = (self._data + data).split(b"\n")
-        self._data = lines.pop()
-        for line in lines:
-            self._client.heard(json.loads(line))
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self._client.lost(self)
-
-
-# -- A client of a simulated world that speaks the wire itself: quick, careless, and at times rude --------
-
-
-class RawClient(RawTalk):
-    """One connection after the other. With a `session` its requests outlive them."""
-
-    def __init__(self, world: World, name: str, random: Random, session: str | None) -> None:
-        super().__init__(world, name, random, session)
-        self._ask = Wishes(world.plan, random, self.extra)
+        """The server has sent everything that it sends at the beginning of a connection."""
+        self._ready = False
+        """The client may send requests: there is no handshake, or it succeeded."""
 
     def __str__(self) -> str:
-        living = [f"{wish.id or ref}" for ref, wish in self.wishes.items() if not wish.ended]
-        return f"{self.name} waits for {' '.join(living) or 'nothing'}"
+        pending = [f"{request.id or ref}" for ref, request in self.requests.items() if not request.ended]
+        return f"{self.name} waits for {' '.join(pending) or 'nothing'}"
 
     async def run(self) -> None:  # noqa: C901 - a life, from beginning to end
-        """Do this and that until the world asks for the end, then see that everything ends."""
-        while not self.world.ending:
-            await asyncio.sleep(self.random.expovariate(1 / self.world.plan.think_s))
-            if self._wire is None:
+        """Send random commands until the scenario ends, then wait until every request has ended."""
+        stopping = self.context.stopping
+        while not stopping.is_set():
+            await asyncio.sleep(self.random.expovariate(1 / self.context.scenario.think_s))
+            if self._connection is None:
                 await self._connect()
-            elif self._welcome and not self.world.ending:
+            elif self._ready and not stopping.is_set():
                 self._act()
         while True:
-            if self._wire is None and not await self._connect():
+            if self._connection is None and not await self._connect():
                 await asyncio.sleep(self.random.uniform(0.05, 0.3))
                 continue
-            self._changed.clear()
-            if self._welcome and self._leave_all() and not self._pinged:
+            self._progress.clear()
+            if self._ready and self._release_all() and not self._pinged:
                 break
             await asyncio.sleep(0.02)
             try:
                 async with asyncio.timeout(1):
-                    await self._changed.wait()
+                    await self._progress.wait()
             except TimeoutError:
-                if self._welcome:
-                    self._resend()
+                if self._ready:
+                    self._resend_unanswered()
                 if not self._pinged:
                     self._ping()
-        if self._wire is not None and self.featured and self.extra.random() < 0.5:
+        if self._connection is not None and self.featured and self.extra.random() < 0.5:
             self._bye()
-        elif self._wire is not None:
-            self._wire.transport.close()
-        self.world.history.note(NOTE, self.name, "is done")
+        elif self._connection is not None:
+            self._connection.transport.close()
+        self.context.history.note(NOTE, self.name, "is done")
 
-    # -- what it does -------------------------------------------------------------------------------------
+    # -- the workload -------------------------------------------------------------------------------------
 
     def _act(self) -> None:  # noqa: C901, PLR0912 - a list of things to do
         random = self.random
         dice = random.random()
         if self.featured and self._act_by_features():
             return
-        living = [wish for wish in self.wishes.values() if self._known(wish) and not wish.ended and not wish.patient]
-        if dice < 0.5 or not living:
+        live = [
+            request
+            for request in self.requests.values()
+            if self._can_release(request) and not request.ended and not request.expires
+        ]
+        if dice < 0.5 or not live:
             for _ in range(random.choice([1, 1, 1, 2, 4])):
                 self._request()
         elif dice < 0.8:
-            held = [wish for wish in living if wish.held]
-            self._release(random.choice(held or living))
+            held = [request for request in live if request.held]
+            self._release(random.choice(held or live))
         elif dice < 0.85:
-            wish = random.choice(living)
-            if wish.id:
-                self._say("extend", ref=self._ref(), id=wish.id, transactionTimeout=random.choice([50, 1_000, 5_000]))
+            request = random.choice(live)
+            if request.id:
+                self._send(
+                    "extend", ref=self._next_ref(), id=request.id, transactionTimeout=random.choice([50, 1_000, 5_000])
+                )
         elif dice < 0.88:
             self._ping()
         elif dice < 0.9:
-            self._say("inspect", ref=self._ref(), limit=random.choice([1, 100]))
+            self._send("inspect", ref=self._next_ref(), limit=random.choice([1, 100]))
         elif dice < 0.93:
-            other = self.world.anybodys_id(random)
-            if other:
-                self._say("release", ref=self._ref(), id=other)
+            foreign = self.context.recent_request_id(random)
+            if foreign:
+                self._send("release", ref=self._next_ref(), id=foreign)
         elif dice < 0.95:
-            ref = random.choice(list(self.wishes))
-            if self.wishes[ref].sent:
-                self._repeat(self.wishes[ref])
+            ref = random.choice(list(self.requests))
+            if self.requests[ref].sent:
+                self._send_request(self.requests[ref])
         elif dice < 0.97:
-            self._hang_up()
+            self._disconnect()
         else:
             self._request()
-            if self._wire is not None and random.random() < 0.5 and self.session is None:
-                self._wire.said_all = True
-                self._wire.transport.write_eof()
+            if self._connection is not None and random.random() < 0.5 and self.session is None:
+                self._connection.output_ended = True
+                self._connection.transport.write_eof()
 
     def _act_by_features(self) -> bool:
-        """Do, now and then, what only featured worlds have. Whether that was all."""
+        """Sometimes do what only `featured` scenarios have; return whether it did."""
         dice = self.extra.random()
         if dice < 0.02:
             self._bye()
         elif dice < 0.12:
-            ended = [wish for wish in self.wishes.values() if wish.ended and wish.life == self.life and wish.id]
+            ended = [
+                request
+                for request in self.requests.values()
+                if request.ended and request.generation == self.generation and request.id
+            ]
             if ended and self.extra.random() < 0.7:
-                self._repeat(self.extra.choice(ended[-5:]))
+                self._send_request(self.extra.choice(ended[-5:]))
             elif ended:
-                self._say("release", ref=self.extra.choice(ended[-5:]).ref)
+                self._send("release", ref=self.extra.choice(ended[-5:]).ref)
         elif dice < 0.14:
-            self._say("release", ref=self._ref())  # no request has this ref
+            self._send("release", ref=self._next_ref())  # no request has this ref
         return dice < 0.14
 
-    def _known(self, wish: Wish) -> bool:
-        """Whether a request can be released: by its id, or where it was sent on this quiet connection by its ref."""
-        return wish.id != 0 or (self.quiet and wish.sent)
-
     def _request(self) -> None:
-        if sum(not wish.ended for wish in self.wishes.values()) >= self.world.plan.at_once:
+        if sum(not request.ended for request in self.requests.values()) >= self.context.scenario.at_once:
             return
-        payload = self._ask.payload(self.name) | {"ref": self._ref()}
-        wish = Wish(payload, self.random.random() < 0.2, self.life)
-        self.wishes[wish.ref] = wish
-        self._repeat(wish)
+        payload = self._workload.request(self.name) | {"ref": self._next_ref()}
+        request = PendingRequest(payload, self.random.random() < 0.2, self.generation)
+        self.requests[request.ref] = request
+        self._send_request(request)
 
-    def _leave_all(self) -> bool:
-        """Release what is held, but for what ends by itself. Whether all has ended."""
-        for wish in self.wishes.values():
-            if wish.held and not wish.ended and not wish.leaving and not wish.patient:
-                self._release(wish)
+    def _release_all(self) -> bool:
+        """Release every held lock, except those left to their timeout; return whether all requests have ended."""
+        for request in self.requests.values():
+            if request.held and not request.ended and not request.releasing and not request.expires:
+                self._release(request)
         self._settle_unmentioned()
-        return all(wish.ended for wish in self.wishes.values())
+        return all(request.ended for request in self.requests.values())
+
+    # -- sending ------------------------------------------------------------------------------------------
+
+    def _send(self, command: str, **payload: Any) -> None:
+        if self._connection is not None and not self._connection.output_ended:
+            self._connection.transport.write(json.dumps({"command": command, "payload": payload}).encode() + b"\n")
+
+    def _next_ref(self) -> str:
+        self._ref_count += 1
+        return f"{self.name}.{self._ref_count}"
+
+    def _can_release(self, request: PendingRequest) -> bool:
+        """Whether a release can name the request: by id or, on the quiet connection that sent it, by ref."""
+        return request.id != 0 or (self.quiet and request.sent)
+
+    def _release(self, request: PendingRequest) -> None:
+        by_ref = request.generation == self.generation and (request.sent or (request.id and self.session is not None))
+        if by_ref and self.featured and (not request.id or self.extra.random() < 0.4):
+            request.releasing = True
+            self._send("release", ref=request.ref)
+        elif request.id:
+            request.releasing = True
+            self._send("release", ref=self._next_ref(), id=request.id)
+
+    def _ping(self) -> None:
+        ref = self._next_ref()
+        self._pinged.add(ref)
+        self._send("ping", ref=ref)
+
+    def _bye(self) -> None:
+        """End the session. Nothing more is sent on this connection; the server closes it."""
+        if self._connection is not None and not self._connection.output_ended:
+            self._connection.bye_ref = self._next_ref()
+            self._send("bye", ref=self._connection.bye_ref)
+            self._connection.output_ended = True
+
+    def _send_request(self, request: PendingRequest) -> None:
+        """Send a request, or repeat it with the same ref."""
+        request.sent = True
+        self._send("request", **request.payload)
+
+    def _resend_unanswered(self) -> None:
+        for request in self.requests.values():
+            if not request.ended and not request.sent and not request.id:
+                self._send_request(request)
+
+    # -- receiving ----------------------------------------------------------------------------------------
+
+    def message_received(self, message: Payload) -> None:
+        """Process one message of the server."""
+        self._progress.set()
+        command, payload = message["command"], message["payload"]
+        request = self.requests.get(payload.get("ref", "")) or self._by_id.get(payload.get("id", 0))
+        if request is not None and command != "error":
+            request.mentioned = True
+        if command == "welcome":
+            self._ready = True
+            self._on_welcome(payload["resumed"])
+        elif command == "pong":
+            self._pinged.discard(payload["ref"])
+            self._synced = self._ready
+            self._settle_unmentioned()
+        elif command == "error":
+            self._on_error(payload, request)
+        elif request is not None and command in ("queued", "locked", "released", "extended"):
+            self._on_request_message(request, command, payload["id"])
+
+    def _on_request_message(self, request: PendingRequest, command: str, id_: int) -> None:
+        if request.id != id_:
+            # The first message about it; or a server whose branch of the log did not survive had queued it under another
+            # id; or it had ended without being stored, and was sent again to another server.
+            request.id, request.held = id_, False
+            self._by_id[id_] = request
+            self.context.request_ids.append(id_)
+            if request.ended and command in ("queued", "locked"):
+                self._release(request)
+        if command in ("locked", "extended"):
+            request.held = True
+        elif command == "released":
+            request.ended = True
+
+    def _on_welcome(self, resumed: bool) -> None:
+        if not resumed:
+            # The server cancelled the waiting requests with the old session; granted locks may still be held.
+            self._abandon_unconfirmed()
+            self.generation += 1
+        self._resend_unanswered()
+
+    def _settle_unmentioned(self) -> None:
+        """Query or release the requests that the server did not mention after the connection was made.
+
+        With a session such a request has ended (the reply to its release may be lost), or it waits and the connection is
+        quiet. Without a session it was cancelled with its connection, or it is still held.
+        """
+        for request in self.requests.values() if self._synced else ():
+            if request.id and not request.ended and not request.mentioned and not request.releasing:
+                known = self.session is not None and request.generation == self.generation
+                if known and (self.quiet or (self.featured and self.extra.random() < 0.3)):
+                    request.mentioned = True
+                    self._send_request(request)
+                else:
+                    self._release(request)
+
+    def _on_error(self, payload: Payload, request: PendingRequest | None) -> None:
+        code, of_request = payload["code"], "id" not in payload
+        self._leader_hint = payload.get("leader")
+        if self._connection is not None and self._connection.bye_ref == payload["ref"]:
+            self._connection.transport.close()
+        if code == "unavailable":
+            self._pinged.discard(payload["ref"])
+            if not self._ready:
+                self._disconnect()  # the server rejected `hello`
+            elif request is not None:
+                request.releasing = False
+                if of_request and not request.id:
+                    request.sent = False
+            connection = self._connection
+            if self._leader_hint is not None and connection is not None and connection.address != self._leader_hint:
+                connection.transport.close()
+        elif request is not None and (code == "unknown-id" or (of_request and not request.id)):
+            request.ended = True
+
+    # -- the connection -----------------------------------------------------------------------------------
+
+    async def _connect(self) -> bool:
+        address = self._leader_hint or self.random.choice(self.context.addresses)
+        self._leader_hint = None
+        host, port = address.split(":")
+        try:
+            async with asyncio.timeout(2):
+                await asyncio.get_running_loop().create_connection(lambda: _Connection(self, address), host, int(port))
+        except OSError:
+            return False
+        return self._connection is not None
+
+    def connection_made(self, connection: _Connection) -> None:
+        """Start on a new connection, with or without a handshake."""
+        self._connection = connection
+        self._pinged.clear()
+        self._synced = self.session is None
+        self.quiet = self.featured and self.extra.random() < 0.5
+        handshake = self.session is not None or self.quiet or (self.featured and self.extra.random() < 0.5)
+        self._ready = not handshake
+        if not handshake:
+            self.generation += 1
+        for request in self.requests.values():
+            request.mentioned = request.releasing = False
+        if handshake:
+            self._hello()
+            self._ping()
+
+    def _hello(self) -> None:
+        if self.featured and self.extra.random() < 0.1:
+            rejected = self.extra.choice(REJECTED_HELLOS)
+            self._send("hello", ref=self._next_ref(), **rejected)
+        payload: Payload = {"ref": self._next_ref(), "protocol": 1, "client": f"raw/{self.name}"}
+        if self.session is not None:
+            payload |= {"session": self.session, "sessionTimeout": self.session_timeout_ms}
+        if self.featured:
+            payload["quiet"] = self.quiet
+        self._send("hello", **payload)
+
+    def connection_lost(self, connection: _Connection) -> None:
+        """The connection has ended. Without a session the requests that were not confirmed end with it."""
+        if connection is not self._connection:
+            return
+        self._connection = None
+        self._progress.set()
+        for request in self.requests.values():
+            request.sent = request.releasing = False
+        if self.session is None:
+            self._abandon_unconfirmed()
+
+    def _abandon_unconfirmed(self) -> None:
+        for request in self.requests.values():
+            if not request.id or (not request.ended and self.session is not None and not request.held):
+                request.ended = True
+            request.expires = False  # no message would report the timeout
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            if self.random.random() < 0.5:
+                self._connection.transport.abort()
+            else:
+                self._connection.transport.close()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection of a wire client: splits the input into lines."""
+
+    def __init__(self, client: WireClient, address: str) -> None:
+        self._client = client
+        self._data = b""
+        self.address = address
+        self.output_ended = False
+        """The client sends nothing more: it sent `bye` or an end of file."""
+        self.bye_ref = ""
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self._client.connection_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        lines = (self._data + data).split(b"\n")
+        self._data = lines.pop()
+        for line in lines:
+            self._client.message_received(json.loads(line))
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._client.connection_lost(self)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from driver import Driver
-from genie.testing.oracle import Oracle
 from searches import examples
+from unit.core.oracle import Oracle
 
 NAMES = "ABCD"
 MODES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["shared", "exclusive"]), min_size=1, max_size=3)
@@ -32,7 +32,7 @@ class Literal(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        alive = [asked.id for asked in [*self.oracle.held, *self.oracle.queue]]
+        alive = [request.id for request in [*self.oracle.held, *self.oracle.queue]]
         if alive:
             id_ = data.draw(st.sampled_from(sorted(alive)))
             self.same(self.driver.release(id_), self.oracle.release(id_, self.driver.now))
@@ -49,7 +49,7 @@ class Literal(RuleBasedStateMachine):
     @invariant()
     def same_queues(self) -> None:
         for name in NAMES:
-            assert self.driver.queue(name) == [asked.id for asked in self.oracle.queue if name in asked.modes]
+            assert self.driver.queue(name) == [request.id for request in self.oracle.queue if name in request.modes]
 
 
 class OneResourcePriorities(Literal):

@@ -9,32 +9,32 @@ from genie.testing.simulation import soak
 from genie.testing.simulation.scenario import CHOOSING, REPLICATED
 
 
-class Quiet:
+class FakeHistory:
     def tail(self, *_: object, **__: object) -> str:
         return "a history"
 
 
-class World:
-    history = Quiet()
+class FakeCluster:
+    history = FakeHistory()
 
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seeds: list[int] = []
 
-    def run(seed: int) -> tuple[World, list[str]]:
+    def run(seed: int) -> tuple[FakeCluster, list[str]]:
         seeds.append(seed)
-        return World(), ["something went wrong"] if seed == CHOOSING + 1 else []
+        return FakeCluster(), ["something went wrong"] if seed == CHOOSING + 1 else []
 
     monkeypatch.setattr(soak, "run", run)
     return seeds
 
 
-def test_without_a_first_seed_all_kinds_of_worlds_take_turns(ran: list[int]) -> None:
+def test_without_a_first_seed_all_kinds_of_scenarios_alternate(ran: list[int]) -> None:
     done = CliRunner().invoke(soak.main, ["--seeds", "6"])
     assert ran == [1, CHOOSING, REPLICATED, 2, CHOOSING + 1, REPLICATED + 1]
     assert done.exit_code == 1
-    assert f"again: python -m genie.testing.simulation.soak --seed {CHOOSING + 1}\n" in done.output
+    assert f"reproduce: python -m genie.testing.simulation.soak --seed {CHOOSING + 1}\n" in done.output
     assert list(islice(soak.seeds_of_all_kinds(), 7))[-1] == 3
 
 
@@ -43,6 +43,6 @@ def test_with_a_first_seed_seeds_are_consecutive(ran: list[int]) -> None:
     assert ran == [7, 8, 9]
 
 
-def test_it_stops_at_the_first_world_that_goes_wrong_if_it_is_told_to(ran: list[int]) -> None:
+def test_with_stop_it_ends_at_the_first_failure(ran: list[int]) -> None:
     assert CliRunner().invoke(soak.main, ["--stop", "--first", str(CHOOSING), "--seeds", "10"]).exit_code == 1
     assert ran == [CHOOSING, CHOOSING + 1]

@@ -1,27 +1,27 @@
-"""Who judges a history: each looks for one kind of wrong, and shares no code with what it judges."""
+"""Checkers of a recorded history. Each looks for one kind of violation, and shares no code with what it checks."""
 
 from __future__ import annotations
 
-from genie.testing.simulation.checkers.durability import Lasting
-from genie.testing.simulation.checkers.model import Facts
-from genie.testing.simulation.checkers.mutual_exclusion import Holds, Turns
-from genie.testing.simulation.checkers.notifications import Answers, Words
+from genie.testing.simulation.checkers.durability import SurvivingLineage
+from genie.testing.simulation.checkers.model import Model
+from genie.testing.simulation.checkers.mutual_exclusion import FairnessChecker, LockChecker
+from genie.testing.simulation.checkers.notifications import NotificationChecker, ReplyChecker
 from genie.testing.simulation.history import History
 
 
-def judge(history: History) -> list[str]:
-    """What is wrong with a history, in the order in which it went wrong. Nothing, if all is well."""
-    found = Lasting(history)
-    facts = Facts(found.tainted, found.forsaken)
-    facts.wrong += found.wrong
-    judges = [Holds(facts), Words(facts), Answers(facts), Turns(facts)]
-    for entry in found.entries:
-        facts.now = entry.at
-        for one in judges:
-            one.before(entry)
-        facts.see(entry)
-        for one in judges:
-            one.after(entry)
-    for one in judges:
-        one.finish()
-    return [f"at {at:.6f}: {text}" for at, text in sorted(facts.wrong, key=lambda wrong: wrong[0])]
+def check(history: History) -> list[str]:
+    """Return the violations in a history, in the order of their times."""
+    lineage = SurvivingLineage(history)
+    model = Model(lineage.diverged, lineage.diverged_connections)
+    model.violations += lineage.violations
+    checkers = [LockChecker(model), NotificationChecker(model), ReplyChecker(model), FairnessChecker(model)]
+    for entry in lineage.entries:
+        model.now = entry.at
+        for checker in checkers:
+            checker.before(entry)
+        model.apply(entry)
+        for checker in checkers:
+            checker.after(entry)
+    for checker in checkers:
+        checker.finish()
+    return [f"at {at:.6f}: {text}" for at, text in sorted(model.violations, key=lambda violation: violation[0])]

@@ -1,56 +1,68 @@
-"""Locks, as the store has them: never two that conflict, fences that grow, no end without a reason, none too early."""
+"""Checkers of the locks in the store: mutual exclusion, fencing tokens, reasons for each end, fairness and deadlocks."""
 
 from __future__ import annotations
 
-from genie.testing.simulation.checkers.model import LATE_S, Case, Conversation, Facts, Hold, Judge, stored_modes
-from genie.testing.simulation.history import STORE, TELL, Change, Entry, Message
+from genie.testing.simulation.checkers.model import (
+    TOLERANCE_S,
+    Checker,
+    ConnectionHistory,
+    HeldLock,
+    Model,
+    RequestHistory,
+    stored_modes,
+)
+from genie.testing.simulation.history import SERVER_SENT, STORE, Change, Entry, Message
 
 
-class Holds(Judge):
-    """Judges every change of the store."""
+class LockChecker(Checker):
+    """Checks every change of the store: conflicting locks, growing fencing tokens, and ends without a reason."""
 
-    def __init__(self, facts: Facts) -> None:
-        super().__init__(facts)
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
         self._holders: dict[str, dict[int, tuple[str | int, str]]] = {}
-        """Resource to ids to owner and mode."""
+        """Resource to id to owner and mode."""
         self._fence = 0
-        """The greatest so far."""
+        """The greatest fencing token that was granted."""
         self._granted: set[int] = set()
 
     def before(self, entry: Entry) -> None:
-        """A change: is what goes gone for a reason?"""
+        """Check that every request that ends, ends for a reason."""
         if entry.kind != STORE:
             return
-        change: Change = entry.what
+        change: Change = entry.data
         ends = [*change.gone, *[id_ for id_, record in change.written.items() if record.get("state") == "ended"]]
         for id_, record in change.written.items():
-            if "fence" in self.facts.known.get(id_, {}) and record.get("state") == "queued":
+            if "fence" in self.model.records.get(id_, {}) and record.get("state") == "queued":
                 self._drop(id_, record)
-                if not change.forgotten and not self.facts.exempt(id_):
-                    self.facts.blame(entry.at, f"{id_} was held, and waits again")
+                if not change.forgotten and not self.model.exempt(id_):
+                    self.model.violation(entry.at, f"{id_} was held, and is queued again")
         for id_ in ends:
-            before = self.facts.known.get(id_)
+            before = self.model.records.get(id_)
             if before is None or before.get("state") == "ended":
                 continue
             self._drop(id_, before)
-            if not change.forgotten and not self.facts.exempt(id_):
-                self._reasoned(id_, before, entry)
+            if not change.forgotten and not self.model.exempt(id_):
+                self._check_reason(id_, before, entry)
 
     def after(self, entry: Entry) -> None:
-        """The change is made: is what is held now right?"""
+        """Check the locks that are held after the change."""
         if entry.kind != STORE:
             return
-        change: Change = entry.what
+        change: Change = entry.data
         held = {id_: record for id_, record in change.written.items() if "fence" in record}
         for id_, record in sorted(held.items(), key=lambda item: item[1]["fence"]):
             self._add(id_, record, entry)
             if id_ not in self._granted:
                 self._granted.add(id_)
                 if record["fence"] <= self._fence:
-                    self.facts.blame(entry.at, f"{id_} was granted with fence {record['fence']} after {self._fence}")
+                    self.model.violation(
+                        entry.at, f"{id_} was granted with fence {record['fence']} after {self._fence}"
+                    )
                 self._fence = max(self._fence, record["fence"])
                 if record["fence"] >= change.counters[3]:
-                    self.facts.blame(entry.at, f"{id_} has fence {record['fence']}, which the store may give again")
+                    self.model.violation(
+                        entry.at, f"{id_} has fence {record['fence']}, which is not reserved: it may be given again"
+                    )
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -60,157 +72,169 @@ class Holds(Judge):
             holders = self._holders.setdefault(name, {})
             for other, (its_owner, its_mode) in holders.items():
                 if other != id and its_owner != owner and "exclusive" in (mode, its_mode):
-                    self.facts.blame(entry.at, f"{id} and {other} both hold {name}, {mode} and {its_mode}")
+                    self.model.violation(entry.at, f"{id} and {other} both hold {name}, {mode} and {its_mode}")
             holders[id] = owner, mode
 
     def _drop(self, id: int, record: Message) -> None:
         for name in stored_modes(record):
             self._holders.get(name, {}).pop(id, None)
 
-    def _reasoned(self, id: int, record: Message, entry: Entry) -> None:
-        facts = self.facts
-        if facts.release_sent_at(id) <= entry.at:
+    def _check_reason(self, id: int, record: Message, entry: Entry) -> None:
+        model = self.model
+        if model.release_sent_at(id) <= entry.at:
             return
-        hold = facts.holds.get(id)
+        hold = model.locks.get(id)
         if record.get("state") == "queued":
-            if self._waited_long(id, record, entry.at) or self._alone(id, record, entry):
+            if self._queue_timed_out(id, record, entry.at) or self._disconnected(id, record, entry):
                 return
-            facts.blame(entry.at, f"{id} waits no more, and nobody knows why: {record}")
+            model.violation(entry.at, f"{id} left the queue without a reason: {record}")
         elif hold is not None:
-            if hold.not_before <= entry.at + LATE_S:
+            if hold.not_before <= entry.at + TOLERANCE_S:
                 return
-            if record.get("release_on_disconnect") and self._alone(id, record, entry):
+            if record.get("release_on_disconnect") and self._disconnected(id, record, entry):
                 return
-            facts.blame(entry.at, f"{id} is held no more, {hold.not_before - entry.at:.3f} s too early: {record}")
+            model.violation(
+                entry.at,
+                f"{id} ended without a reason, {hold.not_before - entry.at:.3f} s before its timeout: {record}",
+            )
 
-    def _waited_long(self, id: int, record: Message, at: float) -> bool:
-        case = self.facts.cases.get(id)
-        since = case.said_at if case is not None else self._said_at(record)
-        return since is not None and since + record.get("queue_timeout_ms", 10_000) / 1000 <= at + LATE_S
+    def _queue_timed_out(self, id: int, record: Message, at: float) -> bool:
+        request = self.model.requests.get(id)
+        since = request.sent_at if request is not None else self._sent_at(record)
+        return since is not None and since + record.get("queue_timeout_ms", 10_000) / 1000 <= at + TOLERANCE_S
 
-    def _said_at(self, record: Message) -> float | None:
-        found = [said_at for (_, ref), (_, said_at, _) in self.facts.asked.items() if ref == record.get("ref")]
+    def _sent_at(self, record: Message) -> float | None:
+        found = [sent_at for (_, ref), (_, sent_at, _) in self.model.requests_sent.items() if ref == record.get("ref")]
         return min(found) if found else None
 
-    def _alone(self, id: int, record: Message, entry: Entry) -> bool:
-        """Whether its connection has ended or, with a session, all that session's connections did long enough ago."""
-        facts, case = self.facts, self.facts.cases.get(id)
-        if case is None:
-            return True  # nobody was told of it, so its connection ended
-        if case.conversation.session is None or record.get("session") is None:
-            where = case.conversation
-            return where.left is not None or where.server != entry.who or where.bye_sent_at is not None
-        if any(one.life == case.life and one.bye_sent_at is not None for one in facts.conversations.values()):
+    def _disconnected(self, id: int, record: Message, entry: Entry) -> bool:
+        """Return whether its connection has ended or, with a session, whether the session has."""
+        model, request = self.model, self.model.requests.get(id)
+        if request is None:
+            return True  # no message about it was sent, so its connection ended
+        if request.connection.session is None or record.get("session") is None:
+            where = request.connection
+            return where.closed_at is not None or where.server != entry.node or where.bye_sent_at is not None
+        if any(
+            one.generation == request.generation and one.bye_sent_at is not None for one in model.connections.values()
+        ):
             return True
         return all(
-            self._over(conversation, entry)
-            for conversation in facts.conversations.values()
-            if conversation.session == case.conversation.session and conversation.welcomed
+            self._session_timed_out(connection, entry)
+            for connection in model.connections.values()
+            if connection.session == request.connection.session and connection.welcomed
         )
 
-    def _over(self, conversation: Conversation, entry: Entry) -> bool:
-        """Another server's connections ended for this one when it began."""
-        left = conversation.left if conversation.server == entry.who else self.facts.led_since
-        return left is not None and left + conversation.timeout_ms / 1000 <= entry.at + LATE_S
+    def _session_timed_out(self, connection: ConnectionHistory, entry: Entry) -> bool:
+        """Return whether a connection ended long enough ago; those to other servers ended when this one took over."""
+        left = connection.closed_at if connection.server == entry.node else self.model.leader_since
+        return left is not None and left + connection.session_timeout_ms / 1000 <= entry.at + TOLERANCE_S
 
 
-# -- Who is served before whom, and whether a deadlock was one --------
+# -- Fairness and deadlocks --------
 
 
-class Turns(Judge):
-    """Judges the order of grants by their fences, and each deadlock.
+class FairnessChecker(Checker):
+    """Checks that waiters are granted in queue order, by their fencing tokens, and that each deadlock was one.
 
-    Where transactions ask twice, the queue may be reordered, and no look at pairs can tell whether that was right; there
-    only the deadlocks are judged.
+    Where a transaction makes two requests, the queue may be rearranged, which no comparison of pairs can verify. Then only
+    the deadlocks are checked.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        super().__init__(facts)
-        self._unjudged: list[tuple[Entry, Case]] = []
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self._unchecked: list[tuple[Entry, RequestHistory]] = []
 
     def after(self, entry: Entry) -> None:
-        """A deadlock is judged when the next batch is stored: others are told of the same one after its victim is."""
-        if entry.kind == TELL and entry.what["command"] == "released" and "cycle" in entry.what["payload"]:
-            case = self.facts.case(entry)
-            if case is not None and not self.facts.exempt(case.id):
-                self._unjudged.append((entry, case))
+        """Check deadlocks when the next batch is stored: other waiters of the cycle are notified after the victim."""
+        if entry.kind == SERVER_SENT and entry.data["command"] == "released" and "cycle" in entry.data["payload"]:
+            request = self.model.request(entry)
+            if request is not None and not self.model.exempt(request.id):
+                self._unchecked.append((entry, request))
         elif entry.kind == STORE:
-            self._deadlocks()
+            self._check_deadlocks()
 
     def finish(self) -> None:
-        """The deadlocks of the last batch, and the order of all grants."""
-        self._deadlocks()
-        owners = [case.payload.get("transactionName") for case in self.facts.cases.values()]
+        """Check the deadlocks of the last batch, and the order of all grants."""
+        self._check_deadlocks()
+        owners = [request.payload.get("transactionName") for request in self.model.requests.values()]
         named = [owner for owner in owners if owner is not None]
         if len(named) == len(set(named)):
-            self._order()
+            self._check_order()
 
     # -- the order of grants ------------------------------------------------------------------------------
 
-    def _order(self) -> None:
-        facts = self.facts
+    def _check_order(self) -> None:
+        model = self.model
         waits = [
-            (case, case.modes, facts.holds.get(case.id))
-            for case in facts.cases.values()
-            if not facts.exempt(case.id) and (case.queued_at is not None or case.conversation.quiet)
+            (request, request.modes, model.locks.get(request.id))
+            for request in model.requests.values()
+            if not model.exempt(request.id) and (request.queued_at is not None or request.connection.quiet)
         ]
         waits.sort(key=lambda wait: wait[0].id)
-        for place, (first, its_modes, its_hold) in enumerate(waits):
-            for second, other_modes, other_hold in waits[place + 1 :]:
-                if not _conflict(its_modes, other_modes):
+        for place, (first, first_modes, ahead_lock) in enumerate(waits):
+            for second, second_modes, behind_lock in waits[place + 1 :]:
+                if not _conflict(first_modes, second_modes):
                     continue
                 if _priority(first) >= _priority(second):
-                    self._in_turn(first, its_hold, second, other_hold, since=None)
+                    self._check_pair(first, ahead_lock, second, behind_lock, since=None)
                 elif second.queued_at is not None:
-                    self._in_turn(second, other_hold, first, its_hold, since=second.queued_at)
+                    self._check_pair(second, behind_lock, first, ahead_lock, since=second.queued_at)
 
-    def _in_turn(
-        self, ahead: Case, its_hold: Hold | None, behind: Case, other_hold: Hold | None, since: float | None
+    def _check_pair(
+        self,
+        ahead: RequestHistory,
+        ahead_lock: HeldLock | None,
+        behind: RequestHistory,
+        behind_lock: HeldLock | None,
+        since: float | None,
     ) -> None:
-        """One that stands ahead was not overtaken. `since` is when it came, where that is later than the other."""
-        if other_hold is None:
+        """Check that `ahead` was not overtaken. `since` is when it was queued, if that was after `behind` was."""
+        if behind_lock is None:
             return
-        granted = other_hold.granted_at
-        if since is not None and granted <= since + LATE_S:
+        granted = behind_lock.granted_at
+        if since is not None and granted <= since + TOLERANCE_S:
             return
-        if its_hold is not None:
-            if its_hold.record["fence"] > other_hold.record["fence"]:
-                self._blame(ahead, behind, granted)
+        if ahead_lock is not None:
+            if ahead_lock.record["fence"] > behind_lock.record["fence"]:
+                self._overtaken(ahead, behind, granted)
         elif ahead.ended_at is not None and ahead.reason == "queue-timeout":
-            # Its end was told some time after it ended: only its timeout says when that was at the earliest.
-            due = ahead.said_at + ahead.payload.get("queueTimeout", 10_000) / 1000
-            if ahead.payload.get("queueTimeout") != 0 and granted + LATE_S < due:
-                self._blame(ahead, behind, granted)
+            # The message was sent some time after the end: only the timeout bounds when that was.
+            due = ahead.sent_at + ahead.payload.get("queueTimeout", 10_000) / 1000
+            if ahead.payload.get("queueTimeout") != 0 and granted + TOLERANCE_S < due:
+                self._overtaken(ahead, behind, granted)
 
-    def _blame(self, ahead: Case, behind: Case, at: float) -> None:
-        self.facts.blame(at, f"{behind.id} was granted before {ahead.id}, which stood ahead of it and waited")
+    def _overtaken(self, ahead: RequestHistory, behind: RequestHistory, at: float) -> None:
+        self.model.violation(at, f"{behind.id} was granted before {ahead.id}, which was ahead of it in the queue")
 
     # -- deadlocks ----------------------------------------------------------------------------------------
 
-    def _deadlocks(self) -> None:
-        for entry, case in self._unjudged:
-            self._deadlock(entry, case)
-        self._unjudged.clear()
+    def _check_deadlocks(self) -> None:
+        for entry, request in self._unchecked:
+            self._check_deadlock(entry, request)
+        self._unchecked.clear()
 
-    def _deadlock(self, entry: Entry, case: Case) -> None:
-        payload = entry.what["payload"]
+    def _check_deadlock(self, entry: Entry, request: RequestHistory) -> None:
+        payload = entry.data["payload"]
         cycle, waits = payload["cycle"], payload["waits"]
-        if cycle[:1] != [case.payload.get("transactionName")] or len(cycle) != len(waits):
-            self.facts.blame(entry.at, f"the deadlock of {case.id} is not its own: {payload}")
+        if cycle[:1] != [request.payload.get("transactionName")] or len(cycle) != len(waits):
+            self.model.violation(
+                entry.at, f"the deadlock of {request.id} does not begin with its own transaction: {payload}"
+            )
             return
         for place, step in enumerate(waits):
-            wrong = self._step(step, cycle[place], cycle[(place + 1) % len(cycle)], case, entry.at)
+            wrong = self._check_step(step, cycle[place], cycle[(place + 1) % len(cycle)], request, entry.at)
             if wrong:
-                self.facts.blame(entry.at, f"the deadlock of {case.id} is none: {wrong}")
+                self.model.violation(entry.at, f"the deadlock of {request.id} is no deadlock: {wrong}")
 
-    def _step(self, step: Message, waiter: str, holder: str, victim: Case, at: float) -> str:  # noqa: PLR0911 - one each
-        facts, name = self.facts, step["resource"]
-        waiting, hold = facts.cases.get(step["waiter"]), facts.holds.get(step["holder"])
+    def _check_step(self, step: Message, waiter: str, holder: str, victim: RequestHistory, at: float) -> str:  # noqa: PLR0911 - one each
+        model, name = self.model, step["resource"]
+        waiting, hold = model.requests.get(step["waiter"]), model.locks.get(step["holder"])
         wanted = None if waiting is None else waiting.modes.get(name)
         if waiting is not None and (waiting.owner != waiter or wanted is None):
             return f"{step['waiter']} does not wait for {name} as {waiter}"
         if hold is None:
-            if step["holder"] in facts.cases and facts.cases[step["holder"]].fence:
+            if step["holder"] in model.requests and model.requests[step["holder"]].fence:
                 return ""  # granted and released within this batch
             return f"{step['holder']} was never held"
         had = stored_modes(hold.record).get(name)
@@ -218,8 +242,8 @@ class Turns(Judge):
             return f"{step['holder']} does not hold {name} as {holder}"
         if wanted is not None and "exclusive" not in (wanted, had):
             return f"{step['waiter']} and {step['holder']} want {name} {wanted} and {had}"
-        if hold.gone_at is not None and hold.gone_at < victim.said_at:
-            return f"{step['holder']} was held no more"
+        if hold.ended_at is not None and hold.ended_at < victim.sent_at:
+            return f"{step['holder']} had ended"
         return "" if hold.stored_at <= at else f"{step['holder']} was held later"
 
 
@@ -227,5 +251,5 @@ def _conflict(one: dict[str, str], other: dict[str, str]) -> bool:
     return any("exclusive" in (mode, other[name]) for name, mode in one.items() if name in other)
 
 
-def _priority(case: Case) -> float:
-    return float(case.payload.get("priority", 0))
+def _priority(request: RequestHistory) -> float:
+    return float(request.payload.get("priority", 0))

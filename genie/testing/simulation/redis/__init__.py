@@ -1,1 +1,1 @@
-"""A Redis in memory, with replication, sentinels and scripts, for the simulation."""
+"""A simulated Redis in memory: the commands that Genie uses, scripts, loss of writes, replication and sentinels."""

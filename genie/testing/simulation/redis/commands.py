@@ -1,4 +1,4 @@
-"""Reading streams: ids, entries, and XREAD."""
+"""The commands of Redis that Genie uses, on the keys in memory."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable
 from hashlib import sha1
 from typing import Any
 
-from genie.testing.simulation.redis.keyspace import Keys, Members, Stream
-from genie.testing.simulation.redis.lua import scripts
+from genie.testing.simulation.redis.keyspace import Keyspace, Members, Stream
+from genie.testing.simulation.redis.lua import script_runner
 from genie.testing.simulation.redis.resp import Failure, Status
 
 
-class Read:
-    """An XREAD: which streams, behind which ids, how many entries, and how long it waits for them."""
+class StreamRead:
+    """A parsed XREAD: the id after which to read each stream, the number of entries, and how long to block."""
 
-    def __init__(self, keys: Keys, command: list[bytes]) -> None:
+    def __init__(self, keys: Keyspace, command: list[bytes]) -> None:
         self._keys = keys
         self.count: int | None = None
         self.block_ms: int | None = None
-        place = 1
-        while command[place].upper() != b"STREAMS":
-            if command[place].upper() == b"COUNT":
-                self.count = int(command[place + 1])
-            elif command[place].upper() == b"BLOCK":
-                self.block_ms = int(command[place + 1])
-            place += 2
-        names = command[place + 1 :]
+        position = 1
+        while command[position].upper() != b"STREAMS":
+            if command[position].upper() == b"COUNT":
+                self.count = int(command[position + 1])
+            elif command[position].upper() == b"BLOCK":
+                self.block_ms = int(command[position + 1])
+            position += 2
+        names = command[position + 1 :]
         half = len(names) // 2
         self.after: dict[bytes, tuple[int, int]] = {}
         for key, id_ in zip(names[:half], names[half:], strict=True):
@@ -35,56 +35,56 @@ class Read:
             else:
                 self.after[key] = stream_id(id_, 0)
 
-    def found(self) -> dict[bytes, list[Any]] | None:
-        """What is behind the ids by now, or None."""
+    def entries(self) -> dict[bytes, list[Any]] | None:
+        """Return the entries after the ids, by stream, or None if there are none."""
         found: dict[bytes, list[Any]] = {}
         for key, after in self.after.items():
             stream = self._keys.stream(key)
-            entries = [] if stream is None else [entry_of(entry) for entry in stream.entries if entry[0] > after]
-            if entries:
-                found[key] = entries[: self.count]
+            newer = [] if stream is None else [encode_entry(entry) for entry in stream.entries if entry[0] > after]
+            if newer:
+                found[key] = newer[: self.count]
         return found or None
 
 
-def stream_id(text: bytes, rest: int) -> tuple[int, int]:
-    """An id as it is written; `rest` is its second part where that is not said."""
+def stream_id(text: bytes, default_sequence: int) -> tuple[int, int]:
+    """Parse an entry id; `default_sequence` is its second part where the text has none."""
     if text == b"-":
         return 0, 0
     if text == b"+":
         return 1 << 63, 1 << 63
     exclusive = text.startswith(b"(")
     first, dash, second = text.removeprefix(b"(").partition(b"-")
-    return int(first), (int(second) if dash else rest) + exclusive
+    return int(first), (int(second) if dash else default_sequence) + exclusive
 
 
-def entry_of(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
-    """An entry as it is told."""
+def encode_entry(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
+    """Return an entry as a reply."""
     return [b"%d-%d" % entry[0], entry[1]]
 
 
-# -- What each command does with the keys: those that the storage of Genie uses --------
+# -- Commands --------
 
 OK = Status(b"OK")
 
 
 class Commands:
-    """The keys and the commands."""
+    """The keys, the scripts and the commands of one Redis."""
 
     read_only = False
-    """Whether it takes no writes, as a replica does."""
+    """It rejects writes, as a replica does."""
 
     def __init__(self) -> None:
-        self.keys = Keys()
+        self.keys = Keyspace()
         self._scripts: dict[bytes, bytes] = {}
         self._effects: list[list[bytes]] = []
-        """Commands that have written something since the last one was over, also those of scripts."""
+        """The writing commands since the end of the last write, those of scripts included: what is replicated."""
 
     def flush_scripts(self) -> None:
         """SCRIPT FLUSH."""
         self._scripts.clear()
 
     def execute(self, command: list[bytes]) -> object:
-        """Carry out one command; `Failure` where it fails."""
+        """Execute one command; raise `Failure` if it fails."""
         name = command[0].upper()
         method = _COMMANDS.get(name)
         if method is None:
@@ -93,9 +93,9 @@ class Commands:
             return method(self, command)
         if self.read_only:
             raise Failure("READONLY You can't write against a read only replica.")
-        reply, before = None, self.keys.written
+        before = self.keys.pending_changes
         reply = method(self, command)
-        if self.keys.written > before:
+        if self.keys.pending_changes > before:
             self._effects.append(command)
         return reply
 
@@ -108,7 +108,7 @@ class Commands:
         return Status(b"PONG")
 
     def role(self, _command: list[bytes]) -> object:
-        """Whether it is a master, and who follows it; or whom it follows."""
+        """ROLE: master with its replicas, or replica with its master."""
         return [b"master", 0, []]
 
     def _info(self, _command: list[bytes]) -> object:
@@ -138,7 +138,7 @@ class Commands:
 
     def _run(self, script: bytes, command: list[bytes]) -> object:
         last = 3 + int(command[2])
-        return scripts().run(script, command[3:last], command[last:], self.execute)
+        return script_runner().run(script, command[3:last], command[last:], self.execute)
 
     def _hset(self, command: list[bytes]) -> object:
         parts = command[2:]
@@ -181,28 +181,28 @@ class Commands:
         return sum(key in self.keys for key in command[1:])
 
     def _xadd(self, command: list[bytes]) -> object:
-        key, place, most = command[1], 2, None
+        key, position, max_length = command[1], 2, None
         options = []
-        while command[place].upper() in (b"MAXLEN", b"NOMKSTREAM", b"~", b"=", b"MINID", b"LIMIT"):
-            options.append(command[place].upper())
-            if command[place].upper() in (b"MAXLEN", b"MINID", b"LIMIT"):
-                place += 1 + (command[place + 1] in (b"~", b"="))
+        while command[position].upper() in (b"MAXLEN", b"NOMKSTREAM", b"~", b"=", b"MINID", b"LIMIT"):
+            options.append(command[position].upper())
+            if command[position].upper() in (b"MAXLEN", b"MINID", b"LIMIT"):
+                position += 1 + (command[position + 1] in (b"~", b"="))
                 if options[-1] == b"MAXLEN":
-                    most = int(command[place])
-            place += 1
+                    max_length = int(command[position])
+            position += 1
         stream = self.keys.stream(key)
         if stream is None:
             if b"NOMKSTREAM" in options:
                 return None
             stream = Stream()
             self.keys.create(key, stream)
-        id_ = stream_id(command[place], 0)
+        id_ = stream_id(command[position], 0)
         if id_ <= stream.last:
             raise Failure("ERR The ID specified in XADD is equal or smaller than the target stream top item")
-        before, cut = stream.last, 0 if most is None else max(0, len(stream.entries) + 1 - most)
+        before, cut = stream.last, 0 if max_length is None else max(0, len(stream.entries) + 1 - max_length)
         gone = stream.entries[:cut]
-        self.keys.note(key, lambda: stream.undo(before, gone))
-        stream.entries.append((id_, command[place + 1 :]))
+        self.keys.record_undo(key, lambda: stream.undo(before, gone))
+        stream.entries.append((id_, command[position + 1 :]))
         stream.last = id_
         del stream.entries[:cut]
         return b"%d-%d" % id_
@@ -210,13 +210,13 @@ class Commands:
     def _xrange(self, command: list[bytes]) -> object:
         stream = self.keys.stream(command[1])
         first, last = stream_id(command[2], 0), stream_id(command[3], 1 << 63)
-        found = [] if stream is None else [entry_of(entry) for entry in stream.entries if first <= entry[0] <= last]
+        found = [] if stream is None else [encode_entry(entry) for entry in stream.entries if first <= entry[0] <= last]
         return found[: int(command[5])] if len(command) > 4 else found
 
     def _xrevrange(self, command: list[bytes]) -> object:
         stream = self.keys.stream(command[1])
         last, first = stream_id(command[2], 1 << 63), stream_id(command[3], 0)
-        found = [] if stream is None else [entry_of(entry) for entry in stream.entries if first <= entry[0] <= last]
+        found = [] if stream is None else [encode_entry(entry) for entry in stream.entries if first <= entry[0] <= last]
         found.reverse()
         return found[: int(command[5])] if len(command) > 4 else found
 
@@ -225,8 +225,8 @@ class Commands:
         return 0 if stream is None else len(stream.entries)
 
     def read(self, command: list[bytes]) -> object:
-        """An XREAD that doesn't wait."""
-        found = Read(self.keys, command).found()
+        """XREAD without blocking."""
+        found = StreamRead(self.keys, command).entries()
         return found if found is None else [list(item) for item in found.items()]
 
 

@@ -1,4 +1,4 @@
-"""What a simulated Redis keeps, and the way back: every write can be undone, as when a machine dies before its disk."""
+"""The keys of a simulated Redis. Writes can be undone, which simulates a crash before they reached the disk."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any, cast
 
 from genie.testing.simulation.redis.resp import Failure
 
-REMEMBERED = 2_000
-"""Writes that can be undone."""
+MAX_UNDO_WRITES = 2_000
+"""The number of writes that can be undone."""
 
 Undo = tuple[bytes, bytes | None, Any]
-"""A key, a field of it (or None for the key itself), and what was there (None where nothing was)."""
+"""A key, a field of it (or None for the key itself), and the former value (None if there was none)."""
 
 
-class Keys:
-    """Keys to hashes, sets and streams. Each call of `end_write` closes a group that is lost together or not at all."""
+class Keyspace:
+    """Keys to hashes, sets and streams. `end_write` ends an atomic write: it is lost as a whole or not at all."""
 
     def __init__(self) -> None:
         self._keys: dict[bytes, Any] = {}
-        self._group: list[Undo] = []
-        self._groups: deque[list[Undo]] = deque(maxlen=REMEMBERED)
+        self._changes: list[Undo] = []
+        self._writes: deque[list[Undo]] = deque(maxlen=MAX_UNDO_WRITES)
 
     # -- reading ------------------------------------------------------------------------------------------
 
     def hash(self, key: bytes) -> dict[bytes, bytes]:
-        """A hash, empty where there is none. Not to be changed."""
+        """Return a hash, empty if there is none. The caller must not change it."""
         return cast("dict[bytes, bytes]", self._typed(key, dict))
 
     def set(self, key: bytes) -> dict[bytes, None]:
-        """A set, as the keys of a dict."""
+        """Return the members of a set, as the keys of a dict."""
         return cast("dict[bytes, None]", self._typed(key, Members))
 
     def stream(self, key: bytes) -> Stream | None:
-        """A stream, if there is one."""
+        """Return a stream, or None if there is none."""
         value = self._keys.get(key)
         if value is not None and not isinstance(value, Stream):
             raise Failure("WRONGTYPE Operation against a key holding the wrong kind of value")
@@ -56,71 +56,71 @@ class Keys:
     # -- writing ------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, field: bytes, value: bytes | None, kind: type = dict) -> bool:
-        """Set a field of a hash, or a member of a set; whether it is new."""
-        there = self._typed(key, kind)
-        if not there and key not in self._keys:
-            there = self._keys[key] = kind()
-        new = field not in there
-        self._group.append((key, field, None if new else (there[field],)))
-        there[field] = value
+        """Set a field of a hash, or add a member to a set; return whether it is new."""
+        values = self._typed(key, kind)
+        if not values and key not in self._keys:
+            values = self._keys[key] = kind()
+        new = field not in values
+        self._changes.append((key, field, None if new else (values[field],)))
+        values[field] = value
         return new
 
     def drop(self, key: bytes, field: bytes) -> bool:
-        """Remove a field or a member; whether it was there. An empty key goes."""
-        there = self._keys.get(key)
-        if there is None or field not in there:
+        """Remove a field or a member, and the key if it is empty then; return whether it was there."""
+        values = self._keys.get(key)
+        if values is None or field not in values:
             return False
-        self._group.append((key, field, (there[field],)))
-        del there[field]
-        if not there:
-            self._group.append((key, None, there))
+        self._changes.append((key, field, (values[field],)))
+        del values[field]
+        if not values:
+            self._changes.append((key, None, values))
             del self._keys[key]
         return True
 
     def delete(self, key: bytes) -> bool:
-        """Remove a key; whether it was there."""
-        there = self._keys.pop(key, None)
-        if there is not None:
-            self._group.append((key, None, there))
-        return there is not None
+        """Remove a key; return whether it was there."""
+        values = self._keys.pop(key, None)
+        if values is not None:
+            self._changes.append((key, None, values))
+        return values is not None
 
     def create(self, key: bytes, value: Any) -> None:
-        """Set a key that is not there."""
-        self._group.append((key, None, None))
+        """Add a key that is not there."""
+        self._changes.append((key, None, None))
         self._keys[key] = value
 
-    def note(self, key: bytes, undo: Any) -> None:
-        """Remember a function that undoes what was done to a key's value."""
-        self._group.append((key, None, undo))
+    def record_undo(self, key: bytes, undo: Any) -> None:
+        """Register a function that undoes a change of the value of a key."""
+        self._changes.append((key, None, undo))
 
     @property
-    def written(self) -> int:
-        """How much the command that is being carried out has written."""
-        return len(self._group)
+    def pending_changes(self) -> int:
+        """The number of changes since the last `end_write`."""
+        return len(self._changes)
 
-    # -- losing -------------------------------------------------------------------------------------------
+    # -- undoing -----------------------------------------------------------------------------------------
 
     def end_write(self) -> list[Undo]:
-        """A command is over. Returns what it has written, as what was there before."""
-        written, self._group = self._group, []
+        """End an atomic write; return how to undo it."""
+        written, self._changes = self._changes, []
         if written:
-            self._groups.append(written)
+            self._writes.append(written)
         return written
 
     def lose(self, writes: int) -> int:
-        """Undo the last so many writes; returns how many there were to undo."""
+        """Undo the last writes, at most the given number; return how many were undone."""
         lost = 0
-        while lost < writes and self._groups:
-            for key, field, before in reversed(self._groups.pop()):
+        while lost < writes and self._writes:
+            for key, field, before in reversed(self._writes.pop()):
                 self._undo(key, field, before)
             lost += 1
         return lost
 
     def clear(self) -> None:
-        """Lose everything."""
+        """Remove all keys; this can't be undone."""
         self._keys.clear()
-        self._groups.clear()
-        self._group = []
+        self._writes.clear()
+        self._changes = []
 
     def _undo(self, key: bytes, field: bytes | None, before: Any) -> None:
         if field is None:
@@ -131,27 +131,27 @@ class Keys:
             else:
                 self._keys[key] = before
         elif before is None:
-            there = self._keys[key]
-            del there[field]
-            if not there:
+            values = self._keys[key]
+            del values[field]
+            if not values:
                 del self._keys[key]
         else:
             self._keys[key][field] = before[0]
 
 
 class Members(dict[bytes, None]):
-    """A set, in the order in which its members came."""
+    """A set, in insertion order."""
 
 
 class Stream:
-    """Entries by id, in order."""
+    """A stream: entries in the order of their ids."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[tuple[int, int], list[bytes]]] = []
         self.last = (0, 0)
 
-    def undo(self, last: tuple[int, int], gone: list[tuple[tuple[int, int], list[bytes]]]) -> None:
-        """Take the last entry back, and put back what was cut off with it."""
+    def undo(self, last: tuple[int, int], trimmed: list[tuple[tuple[int, int], list[bytes]]]) -> None:
+        """Remove the last entry, and restore those that it trimmed."""
         self.entries.pop()
-        self.entries[:0] = gone
+        self.entries[:0] = trimmed
         self.last = last

@@ -1,4 +1,4 @@
-"""The Lua of a simulated Redis: the real scripts, run by lupa in this process."""
+"""Runs Lua scripts of a simulated Redis in this process, with lupa."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from genie.testing.simulation.redis.resp import Failure, Status
 
 Call = Callable[[list[bytes]], object]
-"""Carries out a command for a script."""
+"""Executes a Redis command for a script."""
 
 
-class Scripts:
-    """One Lua for the whole process; each script is compiled once."""
+class ScriptRunner:
+    """A Lua interpreter for the whole process; each script is compiled once."""
 
     def __init__(self) -> None:
         try:
-            from lupa.lua51 import LuaRuntime  # noqa: PLC0415 - few need it
+            from lupa.lua51 import LuaRuntime  # noqa: PLC0415 - an optional dependency
         except ImportError:
             raise RuntimeError("a simulated Redis runs the scripts of Genie with lupa: pip install lupa") from None
         self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=True)
@@ -34,7 +34,7 @@ class Scripts:
         self._compiled: dict[bytes, Callable[[Any, Any], object]] = {}
 
     def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes], call: Call) -> object:
-        """Run a script; `Failure` where it fails."""
+        """Run a script; raise `Failure` if it fails."""
         function = self._compiled.get(script)
         if function is None:
             function = self._compiled[script] = self._lua.execute(
@@ -58,7 +58,7 @@ class Scripts:
             return self._table({b"err": str(error).encode()})
 
     def _value(self, reply: object) -> object:
-        """A reply as a script sees it."""
+        """Convert a reply to a Lua value."""
         if reply is None:
             return False
         if isinstance(reply, Status):
@@ -70,7 +70,7 @@ class Scripts:
         return reply
 
     def _reply(self, value: Any) -> object:
-        """What a script returns, as a reply."""
+        """Convert a Lua value to a reply."""
         if value is None or value is False:
             return None
         if value is True:
@@ -83,13 +83,13 @@ class Scripts:
             return Status(value[b"ok"])
         if value[b"err"] is not None:
             raise Failure(value[b"err"].decode())
-        return [self._reply(value[place]) for place in range(1, len(value) + 1)]
+        return [self._reply(value[index]) for index in range(1, len(value) + 1)]
 
 
 @cache
-def scripts() -> Scripts:
-    """The one Lua."""
-    return Scripts()
+def script_runner() -> ScriptRunner:
+    """Return the interpreter of this process."""
+    return ScriptRunner()
 
 
 def _argument(part: object) -> bytes:

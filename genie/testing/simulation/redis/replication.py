@@ -1,4 +1,7 @@
-"""A replica's connection to its master, and what goes over it: writes, or all that the master has."""
+"""Replication of a simulated Redis: a master sends its writes to the replicas, each with its own lag.
+
+A replica whose log is no prefix of the log of the master gets a full copy instead.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,28 @@ from random import Random
 from typing import Any
 
 from genie.testing.simulation.loop import Node, SimLoop
-from genie.testing.simulation.redis.keyspace import Keys
-from genie.testing.simulation.redis.resp import Reader, command
+from genie.testing.simulation.redis.keyspace import Keyspace
+from genie.testing.simulation.redis.resp import CommandParser, command
 from genie.testing.simulation.redis.server import PORT, RedisConnection, SimRedis
 
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """One write, with the commands that it consists of. `on` has the hosts of those who have, or had, carried it out."""
+    """One atomic write and its commands. `hosts` are those that have executed it, also if they lost it since."""
 
     number: int
     commands: list[list[bytes]]
-    on: list[str] = field(default_factory=list)
-    noted: Any = None
-    """What a witness makes of it."""
+    hosts: list[str] = field(default_factory=list)
+    state: Any = None
+    """The `StoreState` that it led to, set by a recorder."""
 
 
 @dataclass(slots=True)
-class Writes:
-    """What is under way between the Redises of one world: writes and whole states, by number."""
+class ReplicationLog:
+    """All writes and full copies of the Redises of one simulation, by number: messages refer to them."""
 
-    known: list[Write] = field(default_factory=list)
-    states: list[tuple[Keys, list[Write]]] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+    copies: list[tuple[Keyspace, list[Write]]] = field(default_factory=list)
 
 
 class Upstream(asyncio.Protocol):
@@ -40,7 +43,7 @@ class Upstream(asyncio.Protocol):
 
     def __init__(self, redis: ReplicatedRedis) -> None:
         self._redis = redis
-        self._reader = Reader()
+        self._parser = CommandParser()
         self._queue: deque[tuple[float, list[bytes]]] = deque()
         self._last_at = 0.0
         self._loop = asyncio.get_running_loop()
@@ -49,157 +52,159 @@ class Upstream(asyncio.Protocol):
         self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected."""
+        """Store the transport."""
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """What is to be carried out, each after its time."""
-        for message in self._reader.feed(data):
+        """Queue messages, each for the time after its lag."""
+        for message in self._parser.feed(data):
             self._last_at = max(self._last_at, self._loop.time() + self._redis.lag())
             self._queue.append((self._last_at, message))
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """It has ended; what was not carried out will come again, or not."""
+        """Drop the queue: after a reconnect the master sends what is missing."""
         self._queue.clear()
         if self._timer is not None:
             self._timer.cancel()
         self.ended.set()
 
     def end(self) -> None:
-        """Take nothing more."""
+        """Close the connection."""
         self.ended.set()
         self.transport.abort()
 
     def _arm(self) -> None:
         if self._timer is None and self._queue:
-            self._timer = self._loop.call_at(self._queue[0][0], self._take)
+            self._timer = self._loop.call_at(self._queue[0][0], self._apply_due)
 
-    def _take(self) -> None:
+    def _apply_due(self) -> None:
         self._timer = None
         while self._queue and self._queue[0][0] <= self._loop.time() and not self.ended.is_set():
-            self._redis.take(self._queue.popleft()[1])
+            self._redis.apply(self._queue.popleft()[1])
         self._arm()
 
 
-# -- A simulated Redis that has replicas, or is one: writes go to them one by one, each after its time, over the network --------
+# -- Masters and replicas --------
 
-AGAIN_S = 0.05, 0.5
-"""How long a replica waits before it tries again to reach its master."""
+RETRY_DELAY_S = 0.05, 0.5
+"""The shortest and the longest time between two attempts of a replica to connect to its master."""
 
 
 class ReplicatedRedis(SimRedis):
-    """One of several. What it has, and whose replica it is, outlives its process.
+    """A Redis that is a master or a replica. Its data and its role survive a restart of its process.
 
-    `lag_s` is how long a write may take beyond its way before a replica has it.
+    `max_lag_s` is the longest replication lag, in addition to the network delay.
     """
 
-    def __init__(self, loop: SimLoop, host: str, writes: Writes, random: Random, lag_s: float) -> None:
+    def __init__(
+        self, loop: SimLoop, host: str, replication_log: ReplicationLog, random: Random, max_lag_s: float
+    ) -> None:
         super().__init__()
         self._loop = loop
         self.host = host
-        self._writes = writes
+        self._replication_log = replication_log
         self._random = random
-        self._lag_s = lag_s
+        self._max_lag_s = max_lag_s
         self.log: list[Write] = []
-        """All that it has carried out."""
+        """The writes that it has executed."""
         self.master: str | None = None
-        """The host of the one that it follows; None: it is a master itself."""
+        """The host of its master; None if it is a master itself."""
         self.process: Node = loop.node(host, host)
         self._starts = 0
         self._replicas: dict[RedisConnection, int] = {}
-        """Connections of replicas, and how many writes each has."""
-        self._link: Upstream | None = None
+        """Connections of replicas, and the number of writes that each has acknowledged."""
+        self._upstream: Upstream | None = None
         self._following: asyncio.Task[None] | None = None
-        self.on_copy: Callable[[Write], None] = lambda _write: None
-        """Called with each write that it has from its master."""
+        self.on_replicated: Callable[[Write], None] = lambda _write: None
+        """Called with each write that it has executed as a replica for the first time."""
 
     @property
     def offset(self) -> int:  # type: ignore[override]
-        """How many writes it has carried out."""
+        """The number of writes that it has executed."""
         return len(self.log)
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """Whether its process is neither killed nor stopped."""
         return not self.process.dead and not self.process.stopped
 
-    # -- its processes ------------------------------------------------------------------------------------
+    # -- the process -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start it, with what it has."""
+        """Start the process, with the data on disk."""
         self._starts += 1
         self.process = self._loop.node(f"{self.host}.{self._starts}", self.host)
         self._connections.clear()
         self._replicas.clear()
         self._scripts.clear()
-        self._link = self._following = None
-        self._loop.spawn(self.process, self._live())
+        self._upstream = self._following = None
+        self._loop.spawn(self.process, self._serve_and_follow())
 
     def revive(self) -> None:
-        """Start it, if it has ended."""
+        """Start the process if it was killed."""
         if self.process.dead:
             self.start()
 
-    async def _live(self) -> None:
+    async def _serve_and_follow(self) -> None:
         await self.serve(self.host)
         self._follow()
 
-    def order(self, what: Callable[[], None]) -> None:
-        """Have the process do something: at once, or when it runs again, or never."""
-        self._loop.call_soon(what, context=self.process.context)
+    def call_in_process(self, callback: Callable[[], None]) -> None:
+        """Call a function in the process: at once, when it continues, or never if it is dead."""
+        self._loop.call_soon(callback, context=self.process.context)
 
     def promote(self) -> None:
-        """REPLICAOF NO ONE. What has not been carried out by now will not be."""
+        """REPLICAOF NO ONE: become a master. Writes that were not executed yet are dropped."""
         if self.master is not None:
             self.master, self.read_only = None, False
             self._follow()
 
     def demote(self, master: str) -> None:
-        """REPLICAOF, as sentinels say it: with the end of all connections."""
+        """REPLICAOF, as sentinels configure it: become a replica and close all connections."""
         if self.master != master:
             self.master, self.read_only = master, True
             self.cut_all()
             self._follow()
 
-    def pause(self) -> None:
-        """Take nothing from the master for now."""
-        if self._link is not None:
-            self._link.transport.pause_reading()
+    def pause_replication(self) -> None:
+        """Stop reading from the master."""
+        if self._upstream is not None:
+            self._upstream.transport.pause_reading()
 
-    def resume(self) -> None:
-        """Take what has come meanwhile."""
-        if self._link is not None:
-            self._link.transport.resume_reading()
+    def resume_replication(self) -> None:
+        """Read from the master again."""
+        if self._upstream is not None:
+            self._upstream.transport.resume_reading()
 
     # -- as a master --------------------------------------------------------------------------------------
 
-    def wrote(self, effects: list[list[bytes]], who: str) -> None:  # noqa: ARG002
-        """Send it to the replicas."""
-        write = Write(len(self._writes.known), effects, [self.host])
-        self._writes.known.append(write)
+    def replicate(self, effects: list[list[bytes]], sender: str) -> None:  # noqa: ARG002
+        """Send the write to the replicas."""
+        write = Write(len(self._replication_log.writes), effects, [self.host])
+        self._replication_log.writes.append(write)
         self.log.append(write)
         for replica in self._replicas:
-            replica.say([b"WRITE", b"%d" % write.number])
+            replica.send_reply([b"WRITE", b"%d" % write.number])
 
-    def copies(self, offset: int) -> int:
-        """How many replicas have said that they have as much."""
-        return sum(have >= offset for have in self._replicas.values())
+    def replicas_with(self, offset: int) -> int:
+        """Return how many replicas have acknowledged an offset."""
+        return sum(acknowledged >= offset for acknowledged in self._replicas.values())
 
-    def replicates(self, connection: RedisConnection, parts: list[bytes]) -> bool:
-        """A replica wants to follow, or says how far it is."""
+    def handle_replication(self, connection: RedisConnection, parts: list[bytes]) -> bool:
+        """Handle PSYNC and REPLCONF of replicas; return whether it was one of them."""
         if parts[0] == b"PSYNC":
             self._attach(connection, int(parts[1]), int(parts[2]))
         elif parts[0] == b"REPLCONF":
             if connection in self._replicas:
                 self._replicas[connection] = int(parts[1])
-                self.look()
+                self.check_blocked()
         else:
             return False
         return True
 
-    def left(self, connection: RedisConnection) -> None:
-        """A connection has ended, perhaps a replica's."""
+    def on_disconnect(self, connection: RedisConnection) -> None:
+        """Forget a replica whose connection has ended."""
         self._replicas.pop(connection, None)
 
     def _attach(self, connection: RedisConnection, count: int, last: int) -> None:
@@ -208,19 +213,22 @@ class ReplicatedRedis(SimRedis):
         elif count <= len(self.log) and (not count or self.log[count - 1].number == last):
             self._replicas[connection] = count
             for write in self.log[count:]:
-                connection.say([b"WRITE", b"%d" % write.number])
+                connection.send_reply([b"WRITE", b"%d" % write.number])
         else:
             self._replicas[connection] = 0
-            self._writes.states.append((deepcopy(self.keys), list(self.log)))
-            connection.say([b"STATE", b"%d" % (len(self._writes.states) - 1)])
+            self._replication_log.copies.append((deepcopy(self.keys), list(self.log)))
+            connection.send_reply([b"STATE", b"%d" % (len(self._replication_log.copies) - 1)])
 
     def role(self, _command: list[bytes]) -> object:
-        """Whether it is a master, and who follows it; or whom it follows."""
+        """ROLE: master with its replicas, or replica with its master."""
         if self.master is not None:
-            state = b"connect" if self._link is None else b"connected"
+            state = b"connect" if self._upstream is None else b"connected"
             return [b"slave", self.master.encode(), PORT, state, len(self.log)]
-        have = [[connection.who.encode(), b"%d" % PORT, b"%d" % have] for connection, have in self._replicas.items()]
-        return [b"master", len(self.log), have]
+        replicas = [
+            [connection.peer.encode(), b"%d" % PORT, b"%d" % acknowledged]
+            for connection, acknowledged in self._replicas.items()
+        ]
+        return [b"master", len(self.log), replicas]
 
     # -- as a replica -------------------------------------------------------------------------------------
 
@@ -228,39 +236,39 @@ class ReplicatedRedis(SimRedis):
         if self._following is not None:
             self._following.cancel()
             self._following = None
-        if self._link is not None:
-            self._link.end()
-            self._link = None
+        if self._upstream is not None:
+            self._upstream.end()
+            self._upstream = None
         self._replicas.clear()
         if self.master is not None:
-            self._following = self._loop.create_task(self._reach(self.master), context=self.process.context.copy())
+            self._following = self._loop.create_task(self._connect_to(self.master), context=self.process.context.copy())
 
-    async def _reach(self, master: str) -> None:
-        """Connect to the master, again and again."""
+    async def _connect_to(self, master: str) -> None:
+        """Keep a connection to the master."""
         while True:
-            link = Upstream(self)
+            upstream = Upstream(self)
             try:
                 async with asyncio.timeout(2):
-                    await self._loop.create_connection(lambda link=link: link, master, PORT)
+                    await self._loop.create_connection(lambda upstream=upstream: upstream, master, PORT)
             except OSError:
                 pass
             else:
-                self._link = link
+                self._upstream = upstream
                 last = self.log[-1].number if self.log else 0
-                link.transport.write(command(b"PSYNC", b"%d" % len(self.log), b"%d" % last))
-                await link.ended.wait()
-                self._link = None
-            await asyncio.sleep(self._random.uniform(*AGAIN_S))
+                upstream.transport.write(command(b"PSYNC", b"%d" % len(self.log), b"%d" % last))
+                await upstream.ended.wait()
+                self._upstream = None
+            await asyncio.sleep(self._random.uniform(*RETRY_DELAY_S))
 
     def lag(self) -> float:
-        """How long the next write takes."""
-        return self._random.uniform(0, self._lag_s) if self._random.random() < 0.5 else 0.0
+        """Return the lag of the next write, in seconds."""
+        return self._random.uniform(0, self._max_lag_s) if self._random.random() < 0.5 else 0.0
 
-    def take(self, message: list[bytes]) -> None:
-        """Carry out what the master has sent, and say so."""
+    def apply(self, message: list[bytes]) -> None:
+        """Execute a message of the master, and acknowledge it."""
         number = int(message[1])
         if message[0] == b"WRITE":
-            write = self._writes.known[number]
+            write = self._replication_log.writes[number]
             self.read_only = False
             for parts in write.commands:
                 self.execute(parts)
@@ -268,16 +276,16 @@ class ReplicatedRedis(SimRedis):
             self._effects.clear()
             self.keys.end_write()
             self.log.append(write)
-            self._has(write)
+            self._record_replicated(write)
         else:
-            keys, log = self._writes.states[number]
+            keys, log = self._replication_log.copies[number]
             self.keys, self.log = deepcopy(keys), list(log)
             for write in self.log:
-                self._has(write)
-        if self._link is not None:
-            self._link.transport.write(command(b"REPLCONF", b"%d" % len(self.log)))
+                self._record_replicated(write)
+        if self._upstream is not None:
+            self._upstream.transport.write(command(b"REPLCONF", b"%d" % len(self.log)))
 
-    def _has(self, write: Write) -> None:
-        if self.host not in write.on:
-            write.on.append(self.host)
-            self.on_copy(write)
+    def _record_replicated(self, write: Write) -> None:
+        if self.host not in write.hosts:
+            write.hosts.append(self.host)
+            self.on_replicated(write)

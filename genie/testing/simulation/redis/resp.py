@@ -1,57 +1,57 @@
-"""RESP, the wire of Redis, from the side of the server: commands in, replies out."""
+"""RESP, the protocol of Redis, on the side of the server: parses commands and encodes replies."""
 
 from __future__ import annotations
 
 
 class Status(bytes):
-    """A reply such as OK."""
+    """A simple string reply, such as OK."""
 
 
 class Failure(Exception):
     """An error reply: its text begins with a code."""
 
 
-class Reader:
-    """Bytes to commands."""
+class CommandParser:
+    """Parses a stream of bytes into commands."""
 
     def __init__(self) -> None:
         self._data = b""
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """The commands that these bytes complete."""
+        """Return the commands that these bytes complete."""
         self._data += data
         commands: list[list[bytes]] = []
-        place = 0
+        position = 0
         while True:
-            found = self._one(place)
+            found = self._parse_one(position)
             if found is None:
                 break
-            command, place = found
+            command, position = found
             commands.append(command)
-        self._data = self._data[place:]
+        self._data = self._data[position:]
         return commands
 
-    def _one(self, place: int) -> tuple[list[bytes], int] | None:
+    def _parse_one(self, position: int) -> tuple[list[bytes], int] | None:
         data = self._data
-        end = data.find(b"\r\n", place)
+        end = data.find(b"\r\n", position)
         if end < 0:
             return None
         parts: list[bytes] = []
-        count, place = int(data[place + 1 : end]), end + 2
+        count, position = int(data[position + 1 : end]), end + 2
         for _ in range(count):
-            end = data.find(b"\r\n", place)
+            end = data.find(b"\r\n", position)
             if end < 0:
                 return None
             start = end + 2
-            place = start + int(data[place + 1 : end]) + 2
-            if place > len(data):
+            position = start + int(data[position + 1 : end]) + 2
+            if position > len(data):
                 return None
-            parts.append(data[start : place - 2])
-        return parts, place
+            parts.append(data[start : position - 2])
+        return parts, position
 
 
 def encode(reply: object, version: int = 2) -> bytes:
-    """A reply: bytes, an integer, None, a list, a dict, a set, a `Status` or a `Failure`."""
+    """Encode a reply: bytes, an integer, None, a list, a dict, a set, a `Status` or a `Failure`."""
     if reply is None:
         return b"_\r\n" if version > 2 else b"$-1\r\n"
     if isinstance(reply, Status):
@@ -75,5 +75,5 @@ def encode(reply: object, version: int = 2) -> bytes:
 
 
 def command(*parts: bytes) -> bytes:
-    """A command, or a message of a master to its replicas."""
+    """Encode a command, or a replication message of a master."""
     return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])

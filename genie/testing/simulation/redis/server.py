@@ -1,4 +1,4 @@
-"""One connection to a simulated Redis: commands in, replies out, and those that wait before they are answered."""
+"""A simulated Redis server: connections, blocking commands, injected faults and loss of writes."""
 
 from __future__ import annotations
 
@@ -7,66 +7,66 @@ from collections.abc import Callable
 from typing import cast
 
 from genie.testing.simulation.network import Listener, SimTransport
-from genie.testing.simulation.redis.commands import Commands, Read
+from genie.testing.simulation.redis.commands import Commands, StreamRead
 from genie.testing.simulation.redis.keyspace import Undo
-from genie.testing.simulation.redis.resp import Failure, Reader, encode
+from genie.testing.simulation.redis.resp import CommandParser, Failure, encode
 
-CUT_BEFORE, CUT_AFTER, REFUSE = "cut before", "cut after", "refuse"
-"""What may become of a command: the connection ends before it is carried out, or after; or it is answered by an error."""
+CUT_BEFORE, CUT_AFTER, REJECT = "cut before", "cut after", "refuse"
+"""Faults of a command: the connection ends before it is executed, or after; or the reply is an error."""
 
 NOT_YET = object()
-"""No reply: it comes later."""
+"""The command still blocks."""
 
 
 class RedisConnection(asyncio.Protocol):
-    """A connection. A command that waits keeps those behind it waiting."""
+    """One connection. Commands are executed in order: a blocking command delays the later ones."""
 
     def __init__(self, redis: SimRedis, registry: dict[RedisConnection, None]) -> None:
         self._redis = redis
         self._registry = registry
-        self._reader = Reader()
+        self._parser = CommandParser()
         self._transport: SimTransport
-        self.who = ""
-        """The node on the other side."""
+        self.peer = ""
+        """The name of the client node."""
         self._version = 2
-        self._written_to = 0
-        """How far the replicas must be to have what was written here."""
-        self._waiting: list[list[bytes]] = []
-        self._ready: Callable[[], object] | None = None
-        """Says what the command that waits is answered, or that this is not known yet."""
+        self._write_offset = 0
+        """The replication offset after the last write of this connection."""
+        self._queued_commands: list[list[bytes]] = []
+        self._blocked_reply: Callable[[], object] | None = None
+        """Returns the reply to the blocking command, or `NOT_YET`."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Register the connection."""
         self._transport = cast("SimTransport", transport)
-        self.who = self._transport.connection.client.node.name
+        self.peer = self._transport.connection.client.node.name
         self._registry[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """It has ended."""
+        """Unregister the connection."""
         self._registry.pop(self, None)
-        self._redis.left(self)
-        self._ready = None
+        self._redis.on_disconnect(self)
+        self._blocked_reply = None
         if self._timer is not None:
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Some commands, or parts of them."""
-        self._waiting += self._reader.feed(data)
-        self._go_on()
+        """Queue the complete commands, and execute them."""
+        self._queued_commands += self._parser.feed(data)
+        self._execute_queued()
 
     def cut(self) -> None:
-        """End it."""
+        """Abort the connection."""
         self._transport.abort()
 
-    def look(self) -> None:
-        """Something has changed: can what waits be answered?"""
-        if self._ready is not None:
-            reply = self._ready()
+    def check_blocked(self) -> None:
+        """Unblock the blocking command if its reply is known now."""
+        if self._blocked_reply is not None:
+            reply = self._blocked_reply()
             if reply is not NOT_YET:
-                self._waited(reply)
+                self._unblock(reply)
 
-    def say(self, reply: object) -> None:
+    def send_reply(self, reply: object) -> None:
         """Send a reply."""
         if isinstance(reply, dict) and self._version < 3 and reply and isinstance(next(iter(reply.values())), list):
             reply = [list(item) for item in reply.items()]
@@ -74,33 +74,33 @@ class RedisConnection(asyncio.Protocol):
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _waited(self, reply: object) -> None:
+    def _unblock(self, reply: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._ready = self._timer = None
-        self.say(reply)
-        self._go_on()
+        self._blocked_reply = self._timer = None
+        self.send_reply(reply)
+        self._execute_queued()
 
-    def _go_on(self) -> None:
-        while self._waiting and self._ready is None and not self._transport.is_closing():
-            self._take(self._waiting.pop(0))
+    def _execute_queued(self) -> None:
+        while self._queued_commands and self._blocked_reply is None and not self._transport.is_closing():
+            self._execute(self._queued_commands.pop(0))
 
-    def _take(self, command: list[bytes]) -> None:
-        if self._redis.replicates(self, command):
+    def _execute(self, command: list[bytes]) -> None:
+        if self._redis.handle_replication(self, command):
             return
-        fault = self._redis.fault(command, self.who)
-        if fault is REFUSE:
-            self.say(Failure("ERR it is a bad day"))
+        fault = self._redis.fault(command, self.peer)
+        if fault is REJECT:
+            self.send_reply(Failure("ERR it is a bad day"))
         elif fault is CUT_BEFORE:
             self.cut()
         else:
-            reply = self._carry_out(command)
+            reply = self._reply_to(command)
             if fault is CUT_AFTER:
                 self.cut()
-            elif self._ready is None:
-                self.say(reply)
+            elif self._blocked_reply is None:
+                self.send_reply(reply)
 
-    def _carry_out(self, command: list[bytes]) -> object:
+    def _reply_to(self, command: list[bytes]) -> object:
         name = command[0].upper()
         if name == b"HELLO":
             self._version = int(command[1]) if len(command) > 1 else self._version
@@ -110,82 +110,82 @@ class RedisConnection(asyncio.Protocol):
         if name == b"WAIT":
             return self._wait(int(command[1]), int(command[2]))
         before = self._redis.offset
-        reply = self._redis.carry_out(command, self.who)
+        reply = self._redis.execute_write(command, self.peer)
         if self._redis.offset > before:
-            self._written_to = self._redis.offset
+            self._write_offset = self._redis.offset
         return reply
 
     def _read(self, command: list[bytes]) -> object:
-        read = Read(self._redis.keys, command)
-        found = read.found()
+        read = StreamRead(self._redis.keys, command)
+        found = read.entries()
         if read.block_ms is not None:
-            self._redis.on_listen(self.who, read)
+            self._redis.on_blocking_read(self.peer, read)
         if found is not None or read.block_ms is None:
             return found if self._version > 2 or found is None else list(found.items())
 
         def ready() -> object:
-            there = read.found()
-            return NOT_YET if there is None else there
+            entries = read.entries()
+            return NOT_YET if entries is None else entries
 
         self._block(ready, read.block_ms, lambda: None)
         return None
 
-    def _wait(self, wanted: int, timeout_ms: int) -> object:
-        """WAIT: how many replicas have what was written over this connection, when enough of them have, or at the end."""
+    def _wait(self, replicas: int, timeout_ms: int) -> object:
+        """WAIT: reply with the number of replicas that have the writes of this connection, once there are enough."""
         if self._redis.read_only:
             return Failure("ERR WAIT cannot be used with replica instances.")
 
         def ready() -> object:
-            count = self._redis.copies(self._written_to)
-            return NOT_YET if count < wanted else count
+            count = self._redis.replicas_with(self._write_offset)
+            return NOT_YET if count < replicas else count
 
         count = ready()
         if count is not NOT_YET:
             return count
-        self._block(ready, timeout_ms, lambda: self._redis.copies(self._written_to))
+        self._block(ready, timeout_ms, lambda: self._redis.replicas_with(self._write_offset))
         return None
 
-    def _block(self, ready: Callable[[], object], timeout_ms: int, late: Callable[[], object]) -> None:
-        self._ready = ready
+    def _block(self, ready: Callable[[], object], timeout_ms: int, on_timeout: Callable[[], object]) -> None:
+        self._blocked_reply = ready
         if timeout_ms:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(timeout_ms / 1000, lambda: self._waited(late()))
+            self._timer = loop.call_later(timeout_ms / 1000, lambda: self._unblock(on_timeout()))
 
 
-# -- A Redis in memory that speaks RESP in the simulated network, and has bad days when it is told to --------
+# -- The server --------
 
 PORT = 6379
 
 Fault = Callable[[list[bytes], str], str | None]
-"""Given a command and the node that sent it, says what becomes of it; None if nothing does."""
+"""Maps a command and the name of the node that sent it to a fault, or to None."""
 
 
 class SimRedis(Commands):
-    """One process. `fault` is asked before each command that comes over a connection."""
+    """A single Redis process. `fault` is called before each command."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.fault: Fault = lambda _command, _who: None
-        self.on_write: Callable[[list[Undo], str], None] = lambda _group, _who: None
-        """Called after each command that has written something, with what it undid and the node that it came from."""
-        self.on_listen: Callable[[str, Read], None] = lambda _who, _read: None
-        """Called where somebody would wait for what comes behind an entry: with the node, and what it reads."""
+        self.fault: Fault = lambda _command, _sender: None
+        self.on_write: Callable[[list[Undo], str], None] = lambda _undo, _sender: None
+        """Called after each write, with its undo information and the name of the node that sent it."""
+        self.on_blocking_read: Callable[[str, StreamRead], None] = lambda _reader, _read: None
+        """Called with the name of a node that sends a blocking XREAD, and the read."""
         self._connections: dict[RedisConnection, None] = {}
         self._listener: Listener | None = None
 
     async def serve(self, host: str, port: int = PORT) -> None:
-        """Take connections, as the node that is running."""
+        """Accept connections, as the running node."""
         loop = asyncio.get_running_loop()
-        made = await loop.create_server(lambda: RedisConnection(self, self._connections), host, port)
-        self._listener = cast("Listener", made)
+        listener = await loop.create_server(lambda: RedisConnection(self, self._connections), host, port)
+        self._listener = cast("Listener", listener)
 
     def cut_all(self) -> None:
-        """End every connection."""
+        """Abort all connections."""
         for connection in list(self._connections):
             connection.cut()
 
     def restart(self, lost_writes: int = 0) -> int:
-        """End every connection and forget the scripts, and the last so many writes. Returns how many those were."""
+        """Restart: abort all connections, drop the scripts and lose the last writes; return how many were lost."""
         self.cut_all()
         self._scripts.clear()
         return self.keys.lose(lost_writes)
@@ -194,8 +194,8 @@ class SimRedis(Commands):
         """FLUSHALL."""
         self.keys.clear()
 
-    def carry_out(self, command: list[bytes], who: str = "") -> object:
-        """Carry out one command as one write, which is lost as a whole or not at all. A failure is returned."""
+    def execute_write(self, command: list[bytes], sender: str = "") -> object:
+        """Execute one command as an atomic write, which is lost as a whole or not at all. A failure is returned."""
         try:
             reply = self.execute(command)
         except Failure as failure:
@@ -203,31 +203,31 @@ class SimRedis(Commands):
         effects, self._effects = self._effects, []
         written = self.keys.end_write()
         if written:
-            self.wrote(effects, who)
-            self.on_write(written, who)
-            self.look()
+            self.replicate(effects, sender)
+            self.on_write(written, sender)
+            self.check_blocked()
         return reply
 
-    def look(self) -> None:
-        """Something has changed: whoever waits for it is answered."""
+    def check_blocked(self) -> None:
+        """Unblock the blocking commands whose replies are known now."""
         for connection in list(self._connections):
-            connection.look()
+            connection.check_blocked()
 
-    # -- for those with replicas --------------------------------------------------------------------------
+    # -- overridden by replication ------------------------------------------------------------------------
 
     offset = 0
-    """How much was written."""
+    """The number of writes, which are replicated."""
 
-    def wrote(self, effects: list[list[bytes]], who: str) -> None:
-        """Commands have written something, all of them together."""
+    def replicate(self, effects: list[list[bytes]], sender: str) -> None:
+        """Replicate the commands of one atomic write."""
 
-    def copies(self, offset: int) -> int:  # noqa: ARG002
-        """How many replicas have said that they have as much."""
+    def replicas_with(self, offset: int) -> int:  # noqa: ARG002
+        """Return how many replicas have acknowledged an offset."""
         return 0
 
-    def replicates(self, connection: RedisConnection, command: list[bytes]) -> bool:  # noqa: ARG002
-        """Whether a command is one of a replica, and was dealt with."""
+    def handle_replication(self, connection: RedisConnection, command: list[bytes]) -> bool:  # noqa: ARG002
+        """Handle a command of a replica; return whether it was one."""
         return False
 
-    def left(self, connection: RedisConnection) -> None:
-        """A connection has ended."""
+    def on_disconnect(self, connection: RedisConnection) -> None:
+        """Forget the connection."""
