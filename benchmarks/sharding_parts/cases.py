@@ -83,7 +83,7 @@ def inversion(middles: int = 5) -> Case:
             managers[1].step(Release(holder.id), 0)
             holder = following
             waited += 1
-        passed.append(f"{urgent.state()}, behind {waited} of lower priority")
+        passed.append(f"{urgent.state()}, after {waited} of lower priority")
     return Case("inversion", *passed)
 
 

@@ -94,7 +94,7 @@ SCENARIOS = (
     ),
     Scenario(
         "kill-lagging",
-        "the same, its replicas up to 0.3 s behind",
+        "the same, its replicas lagging by up to 0.3 s",
         40,
         kill_lagging,
         {"servers": 2, "redis": FRONTED},

@@ -97,6 +97,6 @@ def test_the_cases_of_the_page() -> None:
     assert two_lines().shards.endswith("cycle: R1 waits for R2 waits for R1")
     assert reserved_is_held().leader == "R waits, T holds all"
     assert reserved_is_held().shards.endswith("cycle: T waits for R waits for T")
-    assert inversion().leader == "urgent holds all, behind 0 of lower priority"
-    assert inversion(middles=50).shards == "urgent waits, behind 50 of lower priority"
+    assert inversion().leader == "urgent holds all, after 0 of lower priority"
+    assert inversion(middles=50).shards == "urgent waits, after 50 of lower priority"
     assert (two_takes().leader, two_takes().shards) == ("X gets 3, Y gets 0", "X gets 2, Y gets 2: neither has 3")

@@ -1,0 +1,152 @@
+"""Reject the project's former private vocabulary: docs/glossary.md has the terms to use instead.
+
+`ALLOWED` lists the files that still contain retired words. It may only shrink: a file that is clean must be removed
+from it. Executed as a program, this file removes the entries of clean and of deleted files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ALLOWED = Path(__file__).with_name("retired_words_allowed.txt")
+
+WORDS = (
+    # programs are not people
+    r"somebody",
+    r"nobody",
+    r"strangers?",
+    r"told",
+    r"hears?",
+    r"heard",
+    r"hesitat\w+",
+    r"whoever",
+    r"wishe[sd]",
+    r"(?:im)?patien(?:ce|t)",
+    r"bad days?",
+    r"com(?:e|es|ing) first",
+    r"go(?:es|ing)? on\b(?! (?:a|an|the|to) )",
+    r"last word",
+    # calques
+    r"anew",
+    r"by now",
+    r"so many",
+    r"no more(?! than)",
+    r"for its sake",
+    r"as far as is known",
+    r"at present",
+    r"dearer",
+    r"(?<![.`\"'])behind(?!\w|`|\"|'|:|=| the (?:proxy|load balancer))",
+    # terms that have a standard name
+    r"who waits for whom",
+    r"longest lines?",
+    r"places? in (?:the|a|its) line",
+    r"tenures?",
+    r"hang(?:s|ing)? up",
+)
+NAMES = (
+    "Asker",
+    "ByAmount",
+    "Conversation",
+    "Errand",
+    "Greeting",
+    "Knowledge",
+    "Lingering",
+    "Outlet",
+    "Precedence",
+    "Refusing",
+    "Seat",
+    "Superseded",
+    "Telling",
+    "Tenure",
+    r"Turns(?=\()",
+    "Wishes",
+    "Witness",
+    "again_and_again",
+    "ask_anew",
+    "carry_out",
+    "hesitates",
+    "impatient",
+    "newcomers",
+    "outdone",
+    "outlived",
+    "respect_s",
+    "send_away",
+    "snubbed",
+    "somebody_waits",
+    "take_up",
+    "write_anew",
+    r"MOST(?:_[A-Z]+)*",
+    r"LEAST(?:_[A-Z]+)*",
+)
+RETIRED = re.compile(rf"(?i:\b(?:{'|'.join(WORDS)})\b)|\b_?(?:{'|'.join(NAMES)})\b")
+SUFFIXES = {".py", ".md", ".lua", ".html", ".js", ".css"}
+DEFINITION = re.compile(r"^\s*(?:async def|def|class) (\w+)|^(\w+) *(?::[^=]*)?= ", re.MULTILINE)
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Paths with their text; of tests only the names of files, classes, functions and module variables."""
+    places = [ROOT / "README.md", ROOT / "protocol.md"]
+    for folder in ("genie", "docs", "examples"):
+        places += sorted((ROOT / folder).rglob("*"))
+    for path in places:
+        if path.suffix in SUFFIXES and path.is_file():
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if path.name != Path(__file__).name:
+            names = [
+                path.stem,
+                *(found[1] or found[2] for found in DEFINITION.finditer(path.read_text(encoding="utf-8"))),
+            ]
+            yield path.relative_to(ROOT).as_posix(), "\n".join(f"{name} {name.replace('_', ' ')}" for name in names)
+
+
+def allowed() -> set[str]:
+    return set(ALLOWED.read_text().split())
+
+
+TEXTS = dict(texts())
+
+
+@pytest.mark.parametrize("path", TEXTS)
+def test_only_files_on_the_list_contain_retired_words(path: str) -> None:
+    found = [
+        f"line {TEXTS[path].count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for match in RETIRED.finditer(TEXTS[path])
+    ]
+    if path in allowed():
+        assert found, f"{path} is clean: remove it from {ALLOWED.name} (python {Path(__file__).name} does)"
+    else:
+        assert not found, f"{path} contains retired words: {found[:20]}; docs/glossary.md has the terms to use"
+
+
+def test_the_list_names_existing_files() -> None:
+    assert allowed() <= TEXTS.keys()
+
+
+@pytest.mark.parametrize(
+    "text", ["Nobody waits.", "it goes on", "written anew", "class Seat:", "MOST_EVENTS", "run behind it"]
+)
+def test_retired_words_are_found(text: str) -> None:
+    assert RETIRED.search(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["no more than ten", "run.behind", "behind=False", "it depends on the lease", "almost", "seats"]
+)
+def test_other_words_are_not(text: str) -> None:
+    assert not RETIRED.search(text)
+
+
+def prune() -> None:
+    """Rewrite the list without the files that are clean or deleted."""
+    left = sorted(path for path in allowed() if RETIRED.search(TEXTS.get(path, "")))
+    ALLOWED.write_text("".join(f"{path}\n" for path in left))
+
+
+if __name__ == "__main__":
+    prune()
