@@ -20,9 +20,9 @@ import structlog
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fuzz.book import Wrong
 from fuzz.grammar import Step, plan
-from fuzz.stage import Stage
+from fuzz.harness import Stage
+from fuzz.shared_model import Wrong
 from genie.core import Reason
 from genie.errors import Code
 from genie.protocol.diagnostics import FIELD_CHECKS

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fuzz.book import Book, Wrong
-from fuzz.ear import Ear
+from fuzz.client_model import Ear
+from fuzz.shared_model import Book, Wrong
 from servers import WAIT_S
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -21,7 +21,7 @@ import orjson
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.grammar import SECRETS, Grammar, said
-from fuzz.said import Mouth
+from fuzz.sent_commands import Mouth
 from servers import WAIT_S, Genie, resident, running_redis, running_server
 
 PING = said("ping") + b"\n"

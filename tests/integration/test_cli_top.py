@@ -16,10 +16,10 @@ import msgspec
 import pytest
 
 from admin import SpokenAdmin, spoken_admin
+from admin_observations import HOT, WAITS, state
 from genie.admin.models import Problem
 from ports import free_port
 from programs import run_genie
-from seen import HOT, WAITS, state
 from servers import WAIT_S, Redis, running_server
 from terminal import Terminal, terminal
 from wire import Wire

@@ -26,7 +26,7 @@ from genie import connect
 from genie.config import Settings
 from genie.storage.redis.url import RedisUrl
 from ports import free_port
-from redises.crowd import until
+from redises.group import until
 from servers import WAIT_S
 
 T = TypeVar("T")

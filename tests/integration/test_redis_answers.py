@@ -19,7 +19,7 @@ from genie.storage.redis.connection import RedisConnection, RedisFailure
 from genie.storage.redis.store import RedisStore
 from locks import NAME, Locks, batches, locks, soon, stored
 from ports import free_port
-from redises.crowd import until
+from redises.group import until
 from relay import Relay, Rule, encoded, error, relay
 from servers import WAIT_S, Redis, running_redis, running_server
 from wire import Wire

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from locks import Locks, locks, soon
 from redises.cluster import MIGRATE_MS, SLOTS, Cluster, Member, slot_of
-from redises.crowd import start, until
+from redises.group import start, until
 
 
 @asynccontextmanager

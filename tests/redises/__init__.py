@@ -1,5 +1,4 @@
-"""Redis as it is run by those who want it to survive a machine: a master with replicas and sentinels, and a cluster.
+"""Redis deployments of real processes on free ports: a master with replicas and sentinels, and a cluster.
 
-Real processes on free ports of the loopback. `node` is one of them, `sentinels` and `cluster` are the grounds, `crowd` is
-what both have in common.
+`node` is one process, `sentinels` and `cluster` are the deployments, and `group` is what both have in common.
 """

@@ -14,7 +14,7 @@ from redis import ResponseError
 from redis.crc import key_slot
 
 from ports import free_port
-from redises.crowd import end, start, until
+from redises.group import end, start, until
 from redises.node import Node
 
 SLOTS = 16_384

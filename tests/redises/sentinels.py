@@ -13,7 +13,7 @@ from typing import Any
 from redis import RedisError, ResponseError
 
 from proxy import chunks, proxy
-from redises.crowd import end, start, until
+from redises.group import end, start, until
 from redises.node import REDISES_AT, SENTINELS_AT, Node
 
 NAME = "locks"

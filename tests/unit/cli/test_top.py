@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from admin_observations import HOLDER, HOT, LINES, WAITERS, WAITS, state
 from genie.admin.models import HotList, Waits
 from genie.cli.format import Column, fitted, fold, width, wrapped
 from genie.cli.top import Line, Seen, picture
-from seen import HOLDER, HOT, LINES, WAITERS, WAITS, state
 
 SEEN = Seen(state(), WAITS, HOT)
 

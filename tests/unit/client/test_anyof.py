@@ -14,7 +14,7 @@ from genie.client.commands import LockInfo, Request, State, any_request
 from genie.client.session import ClientSession
 from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
 from genie.protocol import commands
-from talk import SECRET, connected, cut, error, locked, released
+from scripted_server import SECRET, connected, cut, error, locked, released
 
 MOST = 2**63 - 1
 

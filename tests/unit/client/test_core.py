@@ -20,7 +20,7 @@ from genie.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from talk import ask, connected, error, held, locked, pong, queued, release, released, say
+from scripted_server import ask, connected, error, held, locked, pong, queued, release, released, say
 
 
 def test_a_request_goes_out_in_milliseconds_and_is_granted():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from genie import QueueTimeout
-from talk import connected, held, released, waiting
+from scripted_server import connected, held, released, waiting
 
 
 def blocker(id: int, transaction: str | None = None, resource: str = "a", state: str = "held") -> dict[str, object]:

@@ -22,7 +22,7 @@ from genie.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from talk import (
+from scripted_server import (
     HELLO,
     PING,
     PONG,

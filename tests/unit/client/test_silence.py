@@ -9,8 +9,8 @@ import pytest
 from genie.client.commands import Extend, Inspect, Ping, Release
 from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S, PING_TIMEOUT_STEPS
 from genie.client.session import ClientSession
-from talk import SECRET, InOrder, ask, cut, error, greet, held, locked, queued, released, say, waiting
-from talk import connected as connected_core
+from scripted_server import SECRET, InOrder, ask, cut, error, greet, held, locked, queued, released, say, waiting
+from scripted_server import connected as connected_core
 
 PING = say("ping")
 PONG = say("pong")

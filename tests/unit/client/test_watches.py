@@ -12,8 +12,8 @@ from genie.client.commands import Ping
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
 from genie.errors import RequestRejected
-from talk import SECRET, InOrder, cut, error, greet, held, released, say
-from talk import connected as connected_core
+from scripted_server import SECRET, InOrder, cut, error, greet, held, released, say
+from scripted_server import connected as connected_core
 
 PING = say("ping")
 PONG = say("pong")

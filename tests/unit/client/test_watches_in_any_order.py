@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from genie.client import watches
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
+from scripted_server import say, welcome
 from searches import examples
-from talk import say, welcome
 
 PREFIXES = ("", "a", "ab", "b")
 NAMES = ("a", "ab", "ab/1", "b", "c")

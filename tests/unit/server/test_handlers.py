@@ -21,7 +21,7 @@ from genie.server.listener import AdmissionControl
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch
-from hearing import Hearing
+from recording_transport import RecordingTransport
 
 
 class Held(MemoryStore):
@@ -59,7 +59,7 @@ class World:
 
         connection = Connection(self.handlers[None], self.settings, self.admission, None, find_handler)
         told: list[dict[str, Any]] = []
-        connection.connection_made(Hearing(lambda data: told.extend(map(orjson.loads, data.splitlines()))))
+        connection.connection_made(RecordingTransport(lambda data: told.extend(map(orjson.loads, data.splitlines()))))
         return connection, told
 
     def stop(self) -> None:

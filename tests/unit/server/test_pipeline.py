@@ -17,7 +17,7 @@ from genie.server.listener import AdmissionControl
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, Store
-from hearing import Hearing
+from recording_transport import RecordingTransport
 
 PING = b'{"command":"ping"}\n'
 LOOK = b'{"command":"inspect"}\n'
@@ -62,7 +62,7 @@ class Room:
 
     def enter(self, name: str) -> Connection:
         connection = Connection(self.pipeline, Settings(), self.admission)
-        connection.connection_made(Hearing(lambda data: self.told.append((name, data.count(b"\n")))))
+        connection.connection_made(RecordingTransport(lambda data: self.told.append((name, data.count(b"\n")))))
         return connection
 
 

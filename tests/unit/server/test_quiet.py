@@ -15,7 +15,7 @@ from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
-from hearing import Hearing
+from recording_transport import RecordingTransport
 
 ROUNDS = 10
 
@@ -28,7 +28,7 @@ class Client:
         self.writes = 0
         self.asked = 0
         self.connection = Connection(pipeline, Settings(), admission)
-        self.connection.connection_made(Hearing(self._receive))
+        self.connection.connection_made(RecordingTransport(self._receive))
         self._send("hello", quiet=quiet)
 
     def request(self) -> None:

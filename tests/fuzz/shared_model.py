@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuzz.said import Said
+from fuzz.sent_commands import Said
 
 
 class Wrong(AssertionError):

@@ -1,4 +1,4 @@
-"""A connection of a server without a socket: it only hears what is written to it."""
+"""A transport without a socket, for unit tests of the server's connections."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Socket:
-    """What options are set on."""
+class FakeSocket:
+    """Accepts and ignores socket options."""
 
     def setsockopt(self, *_: object) -> None: ...
 
 
-class Hearing(asyncio.Transport):
-    """`hear` is given each write."""
+class RecordingTransport(asyncio.Transport):
+    """Calls `on_write` with the bytes of each write."""
 
-    def __init__(self, hear: Callable[[bytes], None]) -> None:
+    def __init__(self, on_write: Callable[[bytes], None]) -> None:
         super().__init__()
-        self._hear = hear
+        self._on_write = on_write
 
     def write(self, data: Any) -> None:
-        self._hear(bytes(data))
+        self._on_write(bytes(data))
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 1), "socket": Socket()}.get(name, default)
+        return {"peername": ("127.0.0.1", 1), "socket": FakeSocket()}.get(name, default)
 
     def get_write_buffer_size(self) -> int:
         return 0

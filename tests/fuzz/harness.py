@@ -12,11 +12,11 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-from fuzz.book import Book, Wrong
-from fuzz.ear import Ear
+from fuzz.client_model import Ear
 from fuzz.grammar import said
-from fuzz.said import NAMESPACE
-from fuzz.shelf import Shelf
+from fuzz.sent_commands import NAMESPACE
+from fuzz.shared_model import Book, Wrong
+from fuzz.store import Shelf
 from fuzz.transport import Transport
 from genie.config import Settings
 from genie.core import HELD

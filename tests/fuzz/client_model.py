@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from fuzz.book import Book, Known, Wrong
-from fuzz.said import ALLOWED, MALFORMED, Mouth, Said
+from fuzz.sent_commands import ALLOWED, MALFORMED, Mouth, Said
+from fuzz.shared_model import Book, Known, Wrong
 from genie.core import Take
 
 CUT_OFF = "and more: the connection ends here"

@@ -1,4 +1,4 @@
-"""What an admin port tells, for the commands that show it."""
+"""Sample responses of an admin port, for tests of the commands that display them."""
 
 from __future__ import annotations
 
@@ -94,5 +94,5 @@ HOT = HotList(
 
 
 def state(**more: Any) -> State:
-    """That, with other fields."""
+    """Return `STATE` with other fields."""
     return msgspec.structs.replace(STATE, **more)

@@ -1,4 +1,4 @@
-"""What a crowd of processes needs: to be started, to be waited for, and to be ended."""
+"""Starts, awaits and kills a group of Redis processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLL_S = 0.02
 
 
 def start(nodes: Sequence[Node]) -> None:
-    """All at once, and return when each answers."""
+    """Start all processes at once, and return when each replies."""
     for node in nodes:
         node.spawn()
     for node in nodes:
@@ -27,15 +27,15 @@ def end(nodes: Sequence[Node]) -> None:
         node.kill()
 
 
-async def until(what: str, true: Callable[[], Awaitable[object]], bound_s: float = WAIT_S) -> None:
-    """Look again and again until it is true. Those who do not answer, or refuse, say no."""
-    end, last = time.monotonic() + bound_s, "it is not so"
+async def until(condition: str, is_met: Callable[[], Awaitable[object]], timeout_s: float = WAIT_S) -> None:
+    """Poll until a condition is met. A Redis that does not reply, or replies with an error, does not meet it."""
+    deadline, last = time.monotonic() + timeout_s, "it is false"
     while True:
         try:
-            if await true():
+            if await is_met():
                 return
         except (RedisError, OSError, TimeoutError) as error:
             last = repr(error)
-        if time.monotonic() > end:
-            raise AssertionError(f"{what}: not within {bound_s:g} s ({last})")
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{condition}: not within {timeout_s:g} s ({last})")
         await asyncio.sleep(POLL_S)
