@@ -1,4 +1,4 @@
-"""A name, and what it may do."""
+"""The access-control list: principals, their permissions, and the tokens and certificates that prove them."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from typing import Any, Final
 LOCK: Final = "lock"
 """`request`, `release`, `extend`, and sessions."""
 INSPECT: Final = "inspect"
-"""`inspect` and `watch`, and what the admin port shows."""
+"""`inspect`, `watch`, and the admin port."""
 ADMIN: Final = "admin"
-"""Everything, also to release what others hold."""
-RIGHTS: Final = (LOCK, INSPECT, ADMIN)
+"""Everything, including the release of other principals' requests."""
+PERMISSIONS: Final = (LOCK, INSPECT, ADMIN)
 
-USUAL: Final = frozenset((LOCK, INSPECT))
-"""What a name may do of which nothing else is said."""
+DEFAULT_PERMISSIONS: Final = frozenset((LOCK, INSPECT))
+"""Permissions of a principal for which none are configured."""
 
-MOST_SHOWN = 10
-"""Prefixes that are named to somebody who asked for another name."""
+MAX_SHOWN_PREFIXES = 10
+"""Prefixes that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who has proved a name. `prefixes` are how the names of resources must begin; None: in any way."""
+    """An authenticated client. It may lock resources whose names begin with one of `prefixes`; None: all."""
 
     name: str
     prefixes: tuple[str, ...] | None = None
-    rights: frozenset[str] = USUAL
+    permissions: frozenset[str] = DEFAULT_PERMISSIONS
 
-    def may(self, right: str) -> bool:
-        """Whether it has a right; who has `admin` has them all."""
-        return right in self.rights or ADMIN in self.rights
+    def has_permission(self, permission: str) -> bool:
+        """Return whether it has a permission; `admin` includes all."""
+        return permission in self.permissions or ADMIN in self.permissions
 
-    def covers(self, name: str) -> bool:
-        """Whether it may lock a resource of this name, or watch what begins so."""
+    def may_access(self, name: str) -> bool:
+        """Return whether it may lock a resource of this name."""
         return self.prefixes is None or name.startswith(self.prefixes)
 
     @property
-    def bounds(self) -> tuple[str, ...] | None:
-        """How the names begin that it may see; None: in any way. Who has `admin` may see everything."""
-        return None if ADMIN in self.rights else self.prefixes
+    def visible_prefixes(self) -> tuple[str, ...] | None:
+        """Prefixes of the names that it may see; None: all, as with `admin`."""
+        return None if ADMIN in self.permissions else self.prefixes
 
     @property
-    def reach(self) -> str:
-        """Its prefixes, for people."""
+    def scope_description(self) -> str:
+        """Its prefixes, for error messages."""
         if self.prefixes is None:
             return "any name"
-        shown = ", ".join(repr(prefix) for prefix in self.prefixes[:MOST_SHOWN])
-        more = len(self.prefixes) - MOST_SHOWN
+        shown = ", ".join(repr(prefix) for prefix in self.prefixes[:MAX_SHOWN_PREFIXES])
+        more = len(self.prefixes) - MAX_SHOWN_PREFIXES
         return f"names that begin with {shown}" + (f" or {more} more" if more > 0 else "")
 
 
-# -- The file of tokens: one word, or TOML with a section for each name --------
+# -- The token file: one token, or TOML with a section for each principal ------------------------------
 
-DEFAULT = "default"
-"""The name of whoever has the one token that there is."""
-EVERYTHING = Principal(DEFAULT, rights=frozenset(RIGHTS))
+DEFAULT_NAME = "default"
+"""Name of the principal where there is one token for all clients."""
+FULL_ACCESS = Principal(DEFAULT_NAME, permissions=frozenset(PERMISSIONS))
 
 MIN_TOKEN = 16
 MAX_TOKEN = 1024
@@ -71,7 +71,7 @@ MAX_NAME = 128
 """Characters in the name of a section."""
 MAX_PREFIX = 512
 """Characters in a prefix: as many as the name of a resource may have."""
-MAX_FILE = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 """Bytes of the file."""
 
 KEYS = ("token", "prefixes", "may")
@@ -80,45 +80,45 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A name with its token; None: only a certificate proves it."""
+class Credential:
+    """A principal and its token; None: only a certificate proves it."""
 
     principal: Principal
     token: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a file says. `seen_by_all`: everybody on this machine may read it."""
+class TokenFile:
+    """The content of a token file. `world_readable`: every user of this machine can read it."""
 
-    entries: tuple[Entry, ...]
-    seen_by_all: bool
+    credentials: tuple[Credential, ...]
+    world_readable: bool
 
 
-def read_file(path: str, certificates: bool) -> Found:
-    """Read and check a file. `certificates`: clients show some, so that a name need have no token.
+def load_token_file(path: str, certificates: bool) -> TokenFile:
+    """Read and check a token file. `certificates`: clients present certificates, so a principal needs no token.
 
     ValueError says what is wrong and what would be right.
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE + 1)
-            seen_by_all = bool(Path(path).stat().st_mode & S_IROTH)
+            data = file.read(MAX_FILE_BYTES + 1)
+            world_readable = bool(Path(path).stat().st_mode & S_IROTH)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} must be text in UTF-8") from None
-    if len(data) > MAX_FILE:
-        raise ValueError(f"GENIE_TOKEN_FILE: {path} must have at most {MAX_FILE} bytes")
+    if len(data) > MAX_FILE_BYTES:
+        raise ValueError(f"GENIE_TOKEN_FILE: {path} must have at most {MAX_FILE_BYTES} bytes")
     try:
-        return Found(tuple(_entries(text, certificates)), seen_by_all)
+        return TokenFile(tuple(_credentials(text, certificates)), world_readable)
     except ValueError as error:
         raise ValueError(f"GENIE_TOKEN_FILE: {path}: {error}") from None
 
 
 def check_token(token: object, what: str) -> str:
-    """The token, or a ValueError that says what a token must be, but not what this one is."""
+    """Return the token, or raise a ValueError that says what a token must be, but does not quote this one."""
     if type(token) is not str:
         raise ValueError(f"{what} must be a string of {MIN_TOKEN} to {MAX_TOKEN} characters")
     if not MIN_TOKEN <= len(token) <= MAX_TOKEN:
@@ -128,37 +128,41 @@ def check_token(token: object, what: str) -> str:
     return token
 
 
-def _entries(text: str, certificates: bool) -> list[Entry]:
+def _credentials(text: str, certificates: bool) -> list[Credential]:
     words = text.split()
     if not words:
         raise ValueError("it is empty; it must hold one token, or TOML with a section for each name")
     if len(words) == 1 and not words[0].startswith(("[", "token=")) and '"' not in words[0]:
-        return [Entry(EVERYTHING, check_token(words[0], "the token"))]
+        return [Credential(FULL_ACCESS, check_token(words[0], "the token"))]
     try:
         sections = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         where = _WHERE.search(str(error))
         raise ValueError(f"it is neither one token nor TOML{where[0] if where else ''}") from None
-    entries = [_entry(name, section, certificates) for name, section in sections.items()]
-    if not entries:
+    credentials = [_credential(name, section, certificates) for name, section in sections.items()]
+    if not credentials:
         raise ValueError("it names nobody; it must have a section for each name, like [payments]")
     owners: dict[str, str] = {}
-    for entry in entries:
-        if entry.token is not None:
-            other = owners.setdefault(entry.token, entry.principal.name)
-            if other != entry.principal.name:
-                raise ValueError(f"[{entry.principal.name}] has the same token as [{other}]; each must have its own")
-    return entries
+    for credential in credentials:
+        if credential.token is not None:
+            other = owners.setdefault(credential.token, credential.principal.name)
+            if other != credential.principal.name:
+                raise ValueError(
+                    f"[{credential.principal.name}] has the same token as [{other}]; each must have its own"
+                )
+    return credentials
 
 
-def _entry(name: str, section: Any, certificates: bool) -> Entry:
+def _credential(name: str, section: Any, certificates: bool) -> Credential:
     if not 0 < len(name) <= MAX_NAME or _CONTROL.search(name):
         raise ValueError(f"the name of a section must have 1 to {MAX_NAME} characters, none of them control characters")
     if type(section) is not dict:
-        raise ValueError(f"{_told(name)} stands outside of a section; there must be one for each name, like [payments]")
+        raise ValueError(
+            f"{_redacted(name)} stands outside of a section; there must be one for each name, like [payments]"
+        )
     for key in section:
         if key not in KEYS:
-            raise ValueError(f"[{name}] {_told(key)} is not known; a section has {', '.join(KEYS)}")
+            raise ValueError(f"[{name}] {_redacted(key)} is not known; a section has {', '.join(KEYS)}")
     token = section.get("token")
     if token is not None:
         check_token(token, f"[{name}] token")
@@ -167,11 +171,11 @@ def _entry(name: str, section: Any, certificates: bool) -> Entry:
             f"[{name}] token is missing; only the name in a client's certificate needs none, "
             "and clients show no certificates without GENIE_TLS_CA"
         )
-    return Entry(Principal(name, _prefixes(name, section), _rights(name, section)), token)
+    return Credential(Principal(name, _prefixes(name, section), _permissions(name, section)), token)
 
 
-def _told(key: str) -> str:
-    """A key as an error names it: what is long enough may be a token that stands in a wrong place."""
+def _redacted(key: str) -> str:
+    """Return a key as an error may quote it: a long one may be a misplaced token."""
     return key if len(key) < MIN_TOKEN else "a key"
 
 
@@ -186,78 +190,88 @@ def _prefixes(name: str, section: dict[str, Any]) -> tuple[str, ...] | None:
     return tuple(prefixes)
 
 
-def _rights(name: str, section: dict[str, Any]) -> frozenset[str]:
-    rights = section.get("may")
-    if rights is None:
-        return USUAL
-    known = ", ".join(f'"{right}"' for right in RIGHTS)
-    if type(rights) is not list or not rights or not all(type(right) is str for right in rights):
+def _permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
+    permissions = section.get("may")
+    if permissions is None:
+        return DEFAULT_PERMISSIONS
+    known = ", ".join(f'"{permission}"' for permission in PERMISSIONS)
+    if (
+        type(permissions) is not list
+        or not permissions
+        or not all(type(permission) is str for permission in permissions)
+    ):
         raise ValueError(f"[{name}] may must be a list of some of {known}")
-    for right in rights:
-        if right not in RIGHTS:
-            raise ValueError(f"[{name}] may has {right[:64]!r}, which is no right; there are {known}")
-    return frozenset(rights)
+    for permission in permissions:
+        if permission not in PERMISSIONS:
+            raise ValueError(f"[{name}] may has {permission[:64]!r}, which is no right; there are {known}")
+    return frozenset(permissions)
 
 
-# -- From what somebody shows to a name with its rights --------
+# -- From a token or a certificate to a principal -----------------------------------------------------
 
 
-class Access:
-    """Everybody who may come in, by token and by certificate. Never changed: a file that is read again makes another.
+class AccessControl:
+    """The principals, by token and by certificate. Immutable: a reload of the token file makes another.
 
-    `certificates`: clients must show one. `seen_by_all`: the file may be read by everybody on this machine.
+    `certificates`: clients must present a certificate. `world_readable`: every user of this machine can read the file.
     """
 
-    def __init__(self, entries: Iterable[Entry] = (), *, certificates: bool = False, seen_by_all: bool = False) -> None:
-        entries = tuple(entries)
-        self._by_digest = [(_digest(entry.token), entry.principal) for entry in entries if entry.token is not None]
-        self._by_name = {entry.principal.name: entry.principal for entry in entries}
+    def __init__(
+        self, credentials: Iterable[Credential] = (), *, certificates: bool = False, world_readable: bool = False
+    ) -> None:
+        credentials = tuple(credentials)
+        self._by_digest = [
+            (_digest(credential.token), credential.principal)
+            for credential in credentials
+            if credential.token is not None
+        ]
+        self._by_name = {credential.principal.name: credential.principal for credential in credentials}
         self._with_token = {principal.name for _, principal in self._by_digest}
         self._certificates = certificates
-        self.seen_by_all = seen_by_all
+        self.world_readable = world_readable
 
     @classmethod
-    def read(cls, token: str | None, token_file: str | None, *, certificates: bool = False) -> Access:
-        """By the settings. ValueError says what is wrong with them, or with the file."""
+    def load(cls, token: str | None, token_file: str | None, *, certificates: bool = False) -> AccessControl:
+        """Make the list that the settings configure. ValueError where they, or the token file, are wrong."""
         if token is not None and token_file is not None:
             raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them")
         if token is not None:
-            return cls([Entry(EVERYTHING, check_token(token, "GENIE_TOKEN"))], certificates=certificates)
+            return cls([Credential(FULL_ACCESS, check_token(token, "GENIE_TOKEN"))], certificates=certificates)
         if token_file is not None:
-            found = read_file(token_file, certificates)
-            return cls(found.entries, certificates=certificates, seen_by_all=found.seen_by_all)
+            found = load_token_file(token_file, certificates)
+            return cls(found.credentials, certificates=certificates, world_readable=found.world_readable)
         return cls(certificates=certificates)
 
     @property
-    def tokens(self) -> bool:
-        """Whether there are any."""
+    def has_tokens(self) -> bool:
+        """Whether a token authenticates anyone."""
         return bool(self._by_digest)
 
     @property
     def open(self) -> bool:
-        """Nothing is asked of anyone."""
+        """Whether clients need not authenticate."""
         return not self._by_digest and not self._certificates
 
     def by_token(self, token: str) -> Principal | None:
-        """Whose token this is; nobody's: None.
+        """Return the principal of a token, or None.
 
-        How long it takes tells nothing: what is compared are digests, each as slowly as any other, and all of them.
+        The time that it takes reveals nothing: all digests are compared, each in constant time.
         """
-        said, found = _digest(token), None
+        digest_of_token, found = _digest(token), None
         for digest, principal in self._by_digest:
-            if hmac.compare_digest(digest, said):
+            if hmac.compare_digest(digest, digest_of_token):
                 found = principal
         return found
 
     def by_certificate(self, name: str) -> Principal | None:
-        """Whoever has shown a certificate of this name: as the file says, else one who may lock and look, everywhere.
+        """Return the principal of a certificate's name: as configured, else one that may lock and inspect everything.
 
-        None where the name has a token: that is what proves it.
+        None where the name has a token: then only the token proves it.
         """
         return None if name in self._with_token else self._by_name.get(name) or Principal(name)
 
     def by_name(self, name: str) -> Principal | None:
-        """Whoever has proved this name by a token before, if it still has one."""
+        """Return the principal of a name that a token proved before, or None where it has no token any more."""
         return self._by_name[name] if name in self._with_token else None
 
 

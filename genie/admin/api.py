@@ -270,7 +270,7 @@ class Api:
         patience_s = self._subject.settings.store_timeout_ms / 1000 + 1
         try:
             async with asyncio.timeout(patience_s):
-                return messages.read((await view.carry_out(line)).partition(b"\n")[0])
+                return messages.read((await view.execute(line)).partition(b"\n")[0])
         except TimeoutError:
             why = f"there was no answer within {patience_s:.0f} s; the release may be carried out yet"
         except asyncio.CancelledError:

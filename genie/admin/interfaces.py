@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from ssl import SSLContext
 from typing import Protocol
 
-from genie.access import Access
+from genie.access import AccessControl
 from genie.observability import metrics
 
 
@@ -17,7 +17,7 @@ class NamespaceView(metrics.NamespaceView, Protocol):
     def leader(self) -> str | None:
         """The address of the server that leads, where this one follows it."""
 
-    async def carry_out(self, line: bytes) -> bytes:
+    async def execute(self, line: bytes) -> bytes:
         """Do what a line of the wire asks for; returns what a client would be told, when it is stored."""
 
 
@@ -29,7 +29,7 @@ class Subject(metrics.Source, Protocol):
         """Its namespaces, in order: the first is that of who says none."""
 
     @property
-    def access(self) -> Access:
+    def access(self) -> AccessControl:
         """Who may come in at present."""
 
     @property

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from aiohttp import hdrs, web
 
-from genie.access import ADMIN, INSPECT, Access, Principal
+from genie.access import ADMIN, INSPECT, AccessControl, Principal
 from genie.admin.models import Problem
 from genie.errors import Code
 
@@ -54,7 +54,7 @@ class Guard:
 
     def __init__(
         self,
-        access: Callable[[], Access],
+        access: Callable[[], AccessControl],
         host: str,
         certificate: Callable[[web.Request], str | None] = lambda _: None,
         refused: Callable[[], None] = lambda: None,
@@ -98,7 +98,7 @@ class Guard:
             return None  # nothing is changed by it
         return _forged(request)
 
-    def _unauthorized(self, request: web.Request, access: Access) -> web.Response | None:
+    def _unauthorized(self, request: web.Request, access: AccessControl) -> web.Response | None:
         principal = self._who(request, access)
         if principal is None:
             no_token = hdrs.AUTHORIZATION not in request.headers
@@ -115,14 +115,14 @@ class Guard:
             return response
         PRINCIPAL.set(principal)
         right = INSPECT if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) else ADMIN
-        if not principal.may(right):
+        if not principal.has_permission(right):
             return _problem(403, f"this needs the right to {right}, which {principal.name} has not")
-        if principal.bounds is not None and not _is_metrics(request):
-            why = f"{principal.name} may look at {principal.reach} only, and this shows all: ask the server by the wire"
+        if principal.visible_prefixes is not None and not _is_metrics(request):
+            why = f"{principal.name} may look at {principal.scope_description} only, and this shows all: ask the server by the wire"
             return _problem(403, why)
         return None
 
-    def _who(self, request: web.Request, access: Access) -> Principal | None:
+    def _who(self, request: web.Request, access: AccessControl) -> Principal | None:
         said = request.headers.get(hdrs.AUTHORIZATION)
         if said is not None:
             scheme, _, token = said.partition(" ")

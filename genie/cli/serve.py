@@ -27,7 +27,7 @@ from genie.net import parse_host_port
 from genie.observability import logs
 from genie.protocol.diagnostics import namespace_error
 from genie.server.app import Server
-from genie.server.listener import beyond_loopback
+from genie.server.listener import is_exposed
 
 log = structlog.get_logger()
 
@@ -227,7 +227,7 @@ def _keep_strangers_out(settings: Settings) -> None:
         hosts.append((settings.admin.host, "GENIE_ADMIN_HOST"))
     for host, variable in hosts:
         try:
-            exposed = beyond_loopback(host)
+            exposed = is_exposed(host)
         except OSError:
             continue  # whoever listens there will say so
         if exposed and not settings.insecure:

@@ -1,14 +1,14 @@
-"""Who may come in at present, and what a stranger is told."""
+"""Authentication of connections, and authorization of their commands."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from genie.access import ADMIN, INSPECT, LOCK, Access, Principal
+from genie.access import ADMIN, INSPECT, LOCK, AccessControl, Principal
 from genie.core import Extend, Release, Request, Take
 from genie.core.lock_table import LockTable
 from genie.errors import Code, RequestRejected
@@ -16,16 +16,18 @@ from genie.protocol.commands import Inspect, Namespaced, ReleaseByRef, Watch, Wi
 from genie.protocol.diagnostics import hello_token, is_hello
 
 if TYPE_CHECKING:
-    from genie.config import Settings
     from genie.observability.stats import Stats
 
 log = structlog.get_logger()
 
 MAX_HELLO_BYTES = 4096
-"""Bytes that a stranger may say in a line."""
+"""Bytes of the first line of a client that is not authenticated."""
 
 HELLO_TIMEOUT_S = 10.0
-"""How long a stranger may take to say `hello`."""
+"""Seconds that a client has to authenticate itself."""
+
+TLS_RECORD = b"\x16\x03"
+"""First bytes of a client that uses TLS. They are never followed by the end of a line."""
 
 
 class Denial(NamedTuple):
@@ -46,42 +48,66 @@ NO_TOKEN = Denial(
     "no token", RequestRejected(Code.UNAUTHORIZED, "hello carried no token, and this server requires one: a string")
 )
 UNKNOWN_TOKEN = Denial("unknown token", RequestRejected(Code.UNAUTHORIZED, "the token of hello is not known"))
-"""The same for every token that is not known: the answer to a guess does not depend on the guess."""
+"""The same for every unknown token: the answer to a guess does not depend on the guess."""
 
 ACCESS_REVOKED = RequestRejected(Code.UNAUTHORIZED, "this name, or what it was doing, is not allowed any more")
 
 
 class Authenticator:
-    """What the connections of a server ask; `access` is another one when the file of tokens was read again."""
+    """Authenticates connections by `access`, which `reload` replaces. ValueError where the settings are wrong.
 
-    def __init__(self, settings: Settings, stats: Stats) -> None:
-        self._settings = settings
+    `certificates`: clients must present a certificate.
+    """
+
+    def __init__(self, token: str | None, token_file: str | None, *, certificates: bool, stats: Stats) -> None:
+        self._token = token
+        self._token_file = token_file
+        self._certificates = certificates
         self._stats = stats
-        self.access = self._read()
+        self.access = self._load()
 
-    def _read(self) -> Access:
-        settings = self._settings
-        access = Access.read(settings.token, settings.token_file, certificates=settings.tls.ca is not None)
-        if access.seen_by_all:
-            log.warning("everybody on this machine can read the token file; chmod o-r it", file=settings.token_file)
+    def _load(self) -> AccessControl:
+        access = AccessControl.load(self._token, self._token_file, certificates=self._certificates)
+        if access.world_readable:
+            log.warning("everybody on this machine can read the token file; chmod o-r it", file=self._token_file)
         return access
 
-    def reread(self) -> bool:
-        """Read the file again. Where it is wrong the old one goes on to count, and the log says why."""
+    def reload(self) -> bool:
+        """Read the token file again. Return False, log why and change nothing, where it is wrong."""
         try:
-            self.access = self._read()
+            self.access = self._load()
         except ValueError as error:
             log.error("the token file was not taken over; the old one still counts", why=str(error))  # noqa: TRY400
             return False
         return True
 
-    def authenticate(self, line: bytes, known: Principal | None) -> Principal | None:
-        """Who says this first line: whoever has the token in it, else who was known by a certificate.
+    def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
+        """Begin to authenticate a connection. `certificate`: the name in the client's certificate, if verified.
 
-        None: a stranger, or somebody with a wrong token.
+        Return the handshake that its first line completes, None where no token is needed, and the principal of the
+        certificate.
+        """
+        access = self.access
+        principal = None if certificate is None else access.by_certificate(certificate)
+        if access.has_tokens or (principal is None and not access.open):
+            return Handshake(self, principal, max_line), principal
+        return None, principal
+
+    def authenticate(self, line: bytes, known: Principal | None) -> Principal | None:
+        """Return the principal of the token in a first line, or without a token the `known` one, by certificate.
+
+        None: there is neither, or the token is unknown.
         """
         token = hello_token(line)
         return known if token is None else self.access.by_token(token)
+
+    def authenticate_again(self, hello: bytes, certificate: str | None) -> Principal | None:
+        """Authenticate another `hello` of a connection whose last one was rejected, by its own token or certificate."""
+        return self.authenticate(hello, None if certificate is None else self.access.by_certificate(certificate))
+
+    def reauthorize(self, principal: Principal, certificate: str | None) -> Principal | None:
+        """Return a connected principal as the access-control list has it now; None where it was removed."""
+        return self.access.by_name(principal.name) if certificate is None else self.access.by_certificate(certificate)
 
     def denial(self, line: bytes) -> Denial:
         """Return why this first line, of a permitted length, did not authenticate its connection."""
@@ -89,80 +115,117 @@ class Authenticator:
             return NO_HELLO
         return NO_TOKEN if hello_token(line) is None else UNKNOWN_TOKEN
 
-    def reauthenticate(self, principal: Principal, certificate: str | None) -> Principal | None:
-        """Who has come in before, as the file says now; None: it does not know them any more."""
-        return self.access.by_name(principal.name) if certificate is None else self.access.by_certificate(certificate)
-
-    def start_auth_timer(self, late: Callable[[], None]) -> asyncio.TimerHandle:
-        """Call this when a stranger has had time enough to say who it is."""
-        return asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, late)
-
-    def refused(self, why: RequestRejected) -> None:
-        """Somebody was sent away before a handler heard of it."""
-        self._stats.errors[why.code] += 1
+    def count(self, error: RequestRejected) -> None:
+        """Count an error that is sent before a connection has a handler."""
+        self._stats.errors[error.code] += 1
 
 
-# -- What somebody with a name may ask for. Where clients need no name nothing of this is ever looked at --------
+class Handshake:
+    """Authenticates one connection by its first line, which is bounded in bytes and in time.
+
+    `principal` is that of the client's certificate, if any; a token in `hello` takes precedence.
+    """
+
+    __slots__ = ("_authenticator", "_max_bytes", "_timer", "principal", "received")
+
+    def __init__(self, authenticator: Authenticator, principal: Principal | None, max_line: int) -> None:
+        self._authenticator = authenticator
+        self.principal = principal
+        self.received = bytearray()
+        """What was read so far: at most one line and one read."""
+        self._max_bytes = MAX_HELLO_BYTES if principal is None else max_line
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start_timer(self, on_timeout: Callable[[], None]) -> None:
+        """Call `on_timeout` unless the handshake ends in time."""
+        self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, on_timeout)
+
+    def stop_timer(self) -> None:
+        """End the handshake, in whatever way."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def receive(self, data: bytes) -> Principal | Denial | None:
+        """Add bytes from the client. Return the principal, or why there is none; None while the line is incomplete."""
+        received = self.received
+        searched = len(received)
+        received += data if received else data.lstrip()
+        end = received.find(b"\n", searched)
+        line = received if end < 0 else received[:end]
+        too_long = len(line) - line.endswith(b"\r") > self._max_bytes
+        if end < 0 and not too_long and not received.startswith(TLS_RECORD):
+            return None
+        if end < 0 or too_long:
+            return self.principal or NO_HELLO
+        principal = self._authenticator.authenticate(bytes(line), self.principal)
+        return self._authenticator.denial(bytes(line)) if principal is None else principal
 
 
-def refused(principal: Principal, command: WireCommand, table: LockTable) -> RequestRejected | None:
-    """Why a command is not for this name, if so. What is asked for under it will belong to it."""
+# -- Authorization: not used where clients need not authenticate ---------------------------------------
+
+
+def authorize(principal: Principal, command: WireCommand, table: LockTable) -> RequestRejected | None:
+    """Return why a principal may not execute a command, or None. A permitted request is assigned to the principal."""
     if isinstance(command, Namespaced):
         command = command.command
     if isinstance(command, Request):
-        return _request(principal, command, command.names())
+        return _authorize_request(principal, command, command.names())
     if isinstance(command, Take):
-        return _request(principal, command.request, [name for name, _ in command.choices])
+        return _authorize_request(principal, command.request, [name for name, _ in command.choices])
     if isinstance(command, Release | ReleaseByRef | Extend):
-        return _others(principal, command, table)
+        return _authorize_change(principal, command, table)
     if isinstance(command, Inspect):
-        return _look(principal, "inspect: resource", command.resource, command.ref)
+        return _authorize_view(principal, "inspect: resource", command.resource, command.ref)
     if isinstance(command, Watch):
-        return _look(principal, "watch: prefix", command.prefix, command.ref)
+        return _authorize_view(principal, "watch: prefix", command.prefix, command.ref)
     return None
 
 
-def _request(principal: Principal, request: Request, names: tuple[str, ...] | list[str]) -> RequestRejected | None:
+def may_inspect(principal: Principal, prefix: str | None) -> bool:
+    """Return whether a principal may see every resource whose name begins with `prefix`; None: every resource."""
+    visible = principal.visible_prefixes
+    return visible is None or (prefix is not None and prefix.startswith(visible))
+
+
+def _authorize_request(principal: Principal, request: Request, names: Iterable[str]) -> RequestRejected | None:
     request.principal = principal.name
-    if not principal.may(LOCK):
-        return _unauthorized(_lacking(principal, LOCK), ref=request.ref)
+    if not principal.has_permission(LOCK):
+        return _unauthorized(_missing_permission(principal, LOCK), ref=request.ref)
     for name in names:
-        if not principal.covers(name):
+        if not principal.may_access(name):
             return _unauthorized(
-                f"{name!r} is not for {principal.name}, which may lock {principal.reach}", ref=request.ref
+                f"{name!r} is not for {principal.name}, which may lock {principal.scope_description}", ref=request.ref
             )
     return None
 
 
-def _others(principal: Principal, command: Release | ReleaseByRef | Extend, table: LockTable) -> RequestRejected | None:
-    """A living request belongs to the name that made it. A `ref` is known only to the session that used it."""
+def _authorize_change(
+    principal: Principal, command: Release | ReleaseByRef | Extend, table: LockTable
+) -> RequestRejected | None:
+    """A live request belongs to the principal that made it. A `ref` is known only in the session that used it."""
     id_ = None if isinstance(command, ReleaseByRef) else command.id
-    if not principal.may(LOCK):
-        return _unauthorized(_lacking(principal, LOCK), ref=command.ref, id=id_)
+    if not principal.has_permission(LOCK):
+        return _unauthorized(_missing_permission(principal, LOCK), ref=command.ref, id=id_)
     request = None if id_ is None else table.find(id_)
-    if request is None or request.principal == principal.name or principal.may(ADMIN):
+    if request is None or request.principal == principal.name or principal.has_permission(ADMIN):
         return None
     why = f"request {id_} was not made by {principal.name}, which may not {ADMIN}"
     return _unauthorized(why, ref=command.ref, id=id_)
 
 
-def _look(principal: Principal, field: str, begins: str | None, ref: str | None) -> RequestRejected | None:
-    if not principal.may(INSPECT):
-        return _unauthorized(_lacking(principal, INSPECT), ref=ref)
-    if sees(principal, begins):
+def _authorize_view(principal: Principal, field: str, prefix: str | None, ref: str | None) -> RequestRejected | None:
+    if not principal.has_permission(INSPECT):
+        return _unauthorized(_missing_permission(principal, INSPECT), ref=ref)
+    if may_inspect(principal, prefix):
         return None
-    return _unauthorized(f"{field} must be given, and {principal.name} may look at {principal.reach}", ref=ref)
+    return _unauthorized(
+        f"{field} must be given, and {principal.name} may look at {principal.scope_description}", ref=ref
+    )
 
 
-def sees(principal: Principal, begins: str | None) -> bool:
-    """Whether somebody may look at all that begins so; None: at everything."""
-    bounds = principal.bounds
-    return bounds is None or (begins is not None and begins.startswith(bounds))
-
-
-def _lacking(principal: Principal, right: str) -> str:
-    may = ", ".join(sorted(principal.rights)) or "do nothing any more"
-    return f"this needs the right to {right}; {principal.name} may {may}"
+def _missing_permission(principal: Principal, permission: str) -> str:
+    may = ", ".join(sorted(principal.permissions)) or "do nothing any more"
+    return f"this needs the right to {permission}; {principal.name} may {may}"
 
 
 def _unauthorized(why: str, *, ref: str | None = None, id: int | None = None) -> RequestRejected:

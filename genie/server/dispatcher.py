@@ -1,4 +1,4 @@
-"""Begins and ends sessions: `hello`, `bye`, and the end of a connection."""
+"""Executes the commands of connections against the lock manager, and begins and ends their sessions."""
 
 from __future__ import annotations
 
@@ -29,190 +29,116 @@ from genie.protocol.commands import (
 )
 from genie.protocol.replies import granted, released
 from genie.protocol.resources import MAX_RESOURCES
-from genie.server.auth import refused, sees
-from genie.server.connection import DETACHED, END_OF_INPUT, Connection, ConnectionState, Item
+from genie.server.auth import authorize, may_inspect
 from genie.server.notifier import Notifier
-from genie.server.rejections import spanning
-from genie.server.sessions import Session, same
+from genie.server.peer import DETACHED, END_OF_INPUT, Item, Peer
+from genie.server.rejections import wrong_namespace
+from genie.server.scheduler import QUANTUM
+from genie.server.sessions import Outbound, Session, SessionTable, is_same_request
+from genie.server.watches import MAX_WATCHES, WatchRegistry
 from genie.storage.store import Batch, RetainedReply, snapshot_of
 
 if TYPE_CHECKING:
-    from genie.config import Settings
+    from genie.config import Limits
     from genie.observability.stats import Stats
-
-_VERSION = version("genie-lock")
-
-
-class Greeting(Notifier):
-    """Begins and ends the sessions of one namespace."""
-
-    def __init__(
-        self,
-        manager: LockManager,
-        settings: Settings,
-        stats: Stats,
-        durable: bool = True,
-        namespace: str = NAMESPACE,
-    ) -> None:
-        super().__init__(manager, settings, stats, durable)
-        self._namespace = namespace
-
-    def _hello(self, connection: Connection, hello: Hello) -> None:
-        """Begin or resume the session of a connection, or begin none, and answer `welcome`."""
-        principal = connection.principal
-        name = None if principal is None else principal.name
-        if hello.session is None or (principal is not None and not principal.may(LOCK)):
-            connection.session.quiet = hello.quiet
-            self._welcome(connection, hello, resumed=False)
-            return
-        if connection.closed:  # the client's next connection says it again, and may have come already
-            connection.state = ConnectionState.DETACHED
-            return
-        session, resumed = self.sessions.enter(hello.session, hello.session_timeout_ms, name)
-        if session.connection is not None:
-            self._part(session.connection)
-        session.connection, session.since, connection.session = connection, self.now, session
-        session.quiet = hello.quiet
-        self._welcome(connection, hello, resumed=resumed)
-        for ending in session.unreceived():
-            self.say(connection, ending.message)
-        for request in session.bound.values():
-            if request.state is State.HELD:
-                self.say(connection, replies.locked_again(request, self.now))
-            elif request.ref is None or not session.quiet:
-                self.say(connection, replies.queued(request))
-
-    def _welcome(self, connection: Connection, hello: Hello, *, resumed: bool) -> None:
-        line = replies.welcome(_VERSION, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
-        self.say(connection, line)
-
-    def _bye(self, connection: Connection, bye: Bye) -> None:
-        """End the session of a connection now, then the connection."""
-        session = connection.session
-        self.watches.leave(connection)
-        self._tell(self.manager.step(Disconnect(list(session.bound.values())), self.now), None)
-        if session.key is not None:
-            self._end(session)
-        else:
-            session.close()
-        connection.session = Session(connection)
-        self.say(connection, replies.bare("bye", bye.ref))
-        self._detach(connection)
-
-    def _detach(self, connection: Connection) -> None:
-        """Execute nothing more of a connection, and close it when what it was sent is written."""
-        connection.state = ConnectionState.DETACHED
-        connection.stop_reading()
-        self.closing.append(connection)
-
-    def _part(self, connection: Connection) -> None:
-        """A newer connection has this one's session."""
-        self.watches.leave(connection)
-        connection.session = Session(connection)
-        self._detach(connection)
-
-    def _leave(self, connection: Connection) -> None:
-        """A connection ends, or has ended: what is bound to it goes, or waits for the session's next connection."""
-        session = connection.session
-        self.watches.leave(connection)
-        if session.key is not None:
-            if session.connection is connection:
-                self.sessions.leave(session, self.now)
-            return
-        if session.bound:
-            self._tell(self.manager.step(Disconnect(list(session.bound.values())), self.now), None)
-        if connection.closed:
-            session.close()
-
-    def _end(self, session: Session) -> None:
-        """End a session. Locks that it keeps belong to no session from now on."""
-        requests = list(session.bound.values())
-        for request in requests:
-            request.origin = None
-            self._change(request)
-        self._tell(self.manager.step(Disconnect(requests), self.now), None)
-        for id_ in self.sessions.remove(session):
-            self._unset(id_)
-
-
-# -- One command after the other, to the lock manager. What comes of it is told in `telling` --------
-
-MAX_TURN = 200
-"""Commands of one connection, before it is the turn of others that wait."""
-
-MAX_EXPIRY_CHANGES = 10_000
-"""SessionTable end one after the other, and wait for the next batch when this one changes so much already."""
 
 log = structlog.get_logger()
 
-SHORTEST_MS = BOUNDS_MS[0]
+MAX_EXPIRY_CHANGES = 10_000
+"""Changes of a batch beyond which no further session is expired in it: the rest wait for the next batch."""
 
+FIRST_BOUND_MS = BOUNDS_MS[0]
+
+_VERSION = version("genie-lock")
 _EXPIRE = Expire()
 
 
-class Dispatcher(Greeting):
-    """Carries out what connections ask for, and what time brings."""
+class Dispatcher:
+    """Executes what connections of one namespace submit, and what deadlines bring.
+
+    The outcome of a batch is collected in `notifier`. Without `durable` nothing is stored.
+    """
 
     def __init__(
         self,
         manager: LockManager,
-        settings: Settings,
+        limits: Limits,
         stats: Stats,
+        *,
         durable: bool = True,
         namespace: str = NAMESPACE,
     ) -> None:
-        super().__init__(manager, settings, stats, durable, namespace)
-        self._most_locks = settings.limits.max_locks
-        self._roomy_below = settings.limits.max_locks - MAX_TURN * MAX_RESOURCES
-        self.full = False
-        """The store has no room for more."""
-        self._table = manager.table
-        self._most_of_session, self._most_of_connection = (
-            settings.limits.max_requests_per_session,
-            settings.limits.max_requests_per_connection,
-        )
-        self._step, self._held, self._waiting = manager.step, manager.table.held, manager.table.waiting
+        self.manager = manager
+        self.stats = stats
+        self.sessions = SessionTable()
+        self.watches = WatchRegistry(manager.table, limits.max_unread // 4)
+        self.notifier = Notifier(manager, self.sessions, self.watches, stats, durable=durable)
+        self.store_full = False
+        """The store is out of memory: new requests are rejected."""
+        self._namespace = namespace
+        self._durable = durable
+        self._max_locks = limits.max_locks
+        self._unchecked_below = limits.max_locks - QUANTUM * MAX_RESOURCES
+        """Number of locks below which the requests of one turn surely do not exceed `max_locks`."""
+        self._max_per_session = limits.max_requests_per_session
+        self._max_per_connection = limits.max_requests_per_connection
+        self._table, self._step = manager.table, manager.step
+
+    # -- what time and leadership bring -------------------------------------------------------------------
 
     def expire(self) -> None:
-        """End what is due, and the sessions that waited in vain for another connection."""
-        self._tell(self.manager.step(_EXPIRE, self.now), None)
-        while len(self.changes) < MAX_EXPIRY_CHANGES and (session := self.sessions.ended(self.now)) is not None:
-            self._end(session)
+        """End requests whose deadline has passed, and sessions that no connection resumed in time."""
+        notifier = self.notifier
+        notifier.handle_events(self._step(_EXPIRE, notifier.now), None)
+        while (
+            len(notifier.write_set) < MAX_EXPIRY_CHANGES
+            and (session := self.sessions.next_expired(notifier.now)) is not None
+        ):
+            self._end_session(session)
 
-    def recover(self, endings: Iterable[RetainedReply]) -> None:
-        """The step after loading: nobody who asked before is connected now, but sessions may come back."""
-        requests = [*self._held.values(), *self._waiting.values()]
-        endings = list(endings)
-        for ending in endings:
-            self.manager.add_outcome(ending.id, ending.reason)
-        self.sessions.restore(requests, endings, self.now)
-        self._tell(self.manager.step(core.Recover(), self.now), None)
+    def recover(self, replies: Iterable[RetainedReply]) -> None:
+        """Take over the state that was loaded from the store: no client is connected, but sessions may be resumed."""
+        requests = [*self._table.held.values(), *self._table.waiting.values()]
+        replies = list(replies)
+        for reply in replies:
+            self.manager.add_outcome(reply.id, reply.reason)
+        self.sessions.restore(requests, replies, self.notifier.now)
+        self.notifier.handle_events(self._step(core.Recover(), self.notifier.now), None)
 
     def snapshot(self, next_id: int) -> Batch:
-        """The whole state, as a store should have it."""
-        endings = {ending.id: ending for session in self.sessions for ending in session.endings or ()}
-        return snapshot_of(self.manager, endings, next_id, self.now)
+        """Return the whole state, as a store should have it."""
+        retained = {reply.id: reply for session in self.sessions for reply in session.retained_replies or ()}
+        return snapshot_of(self.manager, retained, next_id, self.notifier.now)
 
-    def take(self, connection: Connection, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
-        """Carry out what a connection asks for, in order, up to a long look (`inspect`). Returns whether that ended it."""
-        # Every command comes through this loop. The two that nearly all are, with the one event that nearly every one
-        # of them brings, are dealt with on the spot; whatever else there is has a method of its own.
+    def dispose(self) -> None:
+        """Break all reference cycles, so that the state is freed without the garbage collector."""
+        self.watches.dispose()
+        self.notifier.dirty.clear()
+        self.notifier.closing.clear()
+        self.sessions.dispose()
+
+    # -- execution ----------------------------------------------------------------------------------------
+
+    def execute(self, connection: Peer, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
+        """Execute items of a connection in order. Return whether one that takes long (`inspect`, `watch`) ended that."""
+        # Every command passes this loop. `request` and `release`, with the one event that nearly each of them brings,
+        # are handled inline, which is measured (`genie bench`); every other command has a method.
         if connection.state is DETACHED:
             for item in items:
                 if item is END_OF_INPUT:
-                    self._note(connection, item)
+                    self._end_input(connection)
             return False
-        session, out, step, now = connection.session, connection.outbox, self._step, self.now
-        watched, stats, table = self.watches.prefixes, self.stats, self._table
-        holds = stats.holds
+        notifier, stats, table, durable = self.notifier, self.stats, self._table, self._durable
+        session, outbox, step, now = connection.session, connection.outbox, self._step, notifier.now
+        watched, write_set, holds = self.watches.prefixes, notifier.write_set, stats.holds
         principal = connection.principal
-        # How many requests surely have a place, whatever they name. Those beyond are looked at one by one.
-        room = self._most_of_connection if session.key is None else self._most_of_session
-        room -= session.alive
-        if self.full or len(table.uncontended) + table.grants > self._roomy_below:
+        # How many requests surely are within all limits, whatever they name. Those beyond are checked one by one.
+        room = self._max_per_connection if session.key is None else self._max_per_session
+        room -= session.live_requests
+        if self.store_full or len(table.uncontended) + table.grants > self._unchecked_below:
             room = 0
-        if not out:
-            self.dirty.append(connection)
+        if not outbox:
+            notifier.dirty.append(connection)
         connection.has_reply, quiet = True, session.quiet
         for item in items:
             if type(item) is bytes:
@@ -220,36 +146,41 @@ class Dispatcher(Greeting):
                     command = read(item)
                 except RequestRejected as rejected:
                     if item and not item.isspace():
-                        self.reject(connection, rejected)
+                        notifier.reject(connection, rejected)
                     continue
             elif type(item) is Namespaced:
                 command = item.command
             elif type(item) is Hello:
-                self._hello(connection, item)
-                return False  # it is submitted alone, since the session is another one now
+                self._handle_hello(connection, item)
+                return False  # it is submitted alone, since the session changes
             else:
-                self._note(connection, item)
+                if isinstance(item, RequestRejected):
+                    notifier.reject(connection, item)
+                elif item is END_OF_INPUT:
+                    self._end_input(connection)
                 continue
-            if principal is not None and not self._may(connection, principal, command):
+            if principal is not None and not self._authorize(connection, principal, command):
                 continue
             if type(command) is Request:
                 room -= 1
-                if (room < 0 or command.ref is not None) and not self._takes(connection, command, len(command.names())):
+                if (room < 0 or command.ref is not None) and not self._accept(
+                    connection, command, len(command.names())
+                ):
                     continue
                 command.origin = session
                 events = step(command, now)
                 if type(events[0]) is Granted:
                     stats.granted += 1
-                    session.alive += 1
+                    session.live_requests += 1
                     if session.key is not None or command.ref is not None or command.release_on_disconnect:
-                        session.granted(command)
-                    if self._durable:
-                        self.changes[command.id] = command
-                    out.append(granted(command, quiet))
+                        session.add_granted(command)
+                    if durable:
+                        write_set[command.id] = command
+                    outbox.append(granted(command, quiet))
                     if watched:
-                        self.watches.tell(command, "locked")
+                        notifier.publish(command, "locked")
                 else:
-                    self._tell(events, connection, command.ref)
+                    notifier.handle_events(events, connection, command.ref)
             elif type(command) is Release:
                 events = step(command, now)
                 event = events[0]
@@ -257,140 +188,228 @@ class Dispatcher(Greeting):
                     request = event.request
                     if request.fence:
                         lasted_ms = now - request.since
-                        if lasted_ms <= SHORTEST_MS:
+                        if lasted_ms <= FIRST_BOUND_MS:
                             holds.counts[0] += 1
                             holds.total += lasted_ms
                         else:
                             holds.add(lasted_ms)
                     else:
                         stats.over(event, now)
-                    session.alive -= 1
+                    session.live_requests -= 1
                     if session.bound:
                         session.bound.pop(request.id, None)
-                    change = request if request.ref is None else self._remember(session, request, SUCCESS, b"")
-                    if self._durable and (request.fence or session.key is not None):
-                        self.changes[command.id] = change
-                    out.append(released(event, now, command.ref))
+                    change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")
+                    if durable and (request.fence or session.key is not None):
+                        write_set[command.id] = change
+                    outbox.append(released(event, now, command.ref))
                     if watched and request.fence:
-                        self.watches.tell(request, "unlocked")
+                        notifier.publish(request, "unlocked")
                 else:
-                    self._tell(events, connection, command.ref)
+                    notifier.handle_events(events, connection, command.ref)
             elif type(command) is core.Take:
                 room -= 1
-                asked, most = command.request, len(command.choices)
-                if (room >= 0 and asked.ref is None and most <= MAX_RESOURCES) or self._takes(connection, asked, most):
-                    asked.origin = session
-                    self._tell(step(command, now), connection, asked.ref)
+                wanted, count = command.request, len(command.choices)
+                if (room >= 0 and wanted.ref is None and count <= MAX_RESOURCES) or self._accept(
+                    connection, wanted, count
+                ):
+                    wanted.origin = session
+                    notifier.handle_events(step(command, now), connection, wanted.ref)
             elif type(command) is ReleaseByRef:
                 self._release_by_ref(connection, command)
             elif type(command) is core.Extend:
-                self._tell(step(command, now), connection, command.ref)
+                notifier.handle_events(step(command, now), connection, command.ref)
             elif type(command) is Ping:
-                out.append(replies.bare("pong", command.ref))
+                outbox.append(replies.bare("pong", command.ref))
             elif type(command) is Inspect:
-                self._look(connection, command)
+                self._inspect(connection, command)
                 return True
             elif type(command) is Watch:
-                self.watches.watch(connection, command.prefix, command.ref)
+                self._watch(connection, command)
                 return True
             elif type(command) is Unwatch:
-                self.watches.unwatch(connection, command.prefix, command.ref)
+                self.watches.remove(connection, command.prefix)
+                notifier.send(connection, replies.unwatched(command.prefix, command.ref))
             elif type(command) is Hello:
                 why = "hello: it must be the first command of a connection, and comes once"
-                self.reject(connection, RequestRejected(Code.BAD_REQUEST, why, ref=command.ref))
+                notifier.reject(connection, RequestRejected(Code.BAD_REQUEST, why, ref=command.ref))
             elif type(command) is Bye:
-                self._bye(connection, command)
-                return self.take(connection, items)
+                self._handle_bye(connection, command)
+                return self.execute(connection, items)
             elif type(command) is Namespaced:
-                room -= 1  # it may be a request, and what follows must know
+                room -= 1  # it may be a request, which counts for those after it
                 if command.namespace != self._namespace:
-                    self.reject(connection, spanning(command, self._namespace))
-                elif self.take(connection, iter((command,))):
+                    notifier.reject(connection, wrong_namespace(command, self._namespace))
+                elif self.execute(connection, iter((command,))):
                     return True
         return False
 
-    # -- commands that need more than a step --------------------------------------------------------------
-
-    def _note(self, connection: Connection, item: Item) -> None:
-        """Say an error that a line brought before it could be read, or see a connection off."""
-        if isinstance(item, RequestRejected):
-            self.reject(connection, item)
-        elif item is END_OF_INPUT:
-            self._leave(connection)
-            self.closing.append(connection)
-
-    def _may(self, connection: Connection, principal: Principal, command: WireCommand) -> bool:
-        """Whether this is for somebody with this name. Otherwise it is answered here."""
-        rejected = refused(principal, command, self.manager.table)
+    def _authorize(self, connection: Peer, principal: Principal, command: WireCommand) -> bool:
+        """Return whether a principal may execute a command. Otherwise it is rejected here."""
+        rejected = authorize(principal, command, self._table)
         if rejected is not None:
-            self.reject(connection, rejected)
+            self.notifier.reject(connection, rejected)
         elif type(command) is Release:
-            request = self.manager.table.find(command.id)
+            request = self._table.find(command.id)
             if request is not None and request.principal != principal.name:
                 log.info("released by an operator", id=command.id, by=principal.name, of=request.principal)
         return rejected is None
 
-    def may_watch_on(self, connection: Connection) -> bool:
-        """Whether what a connection watches is still for it to see, with its rights of now."""
-        principal = connection.principal
-        watched = self.watches.of(connection)
-        if principal is None or not watched:
-            return True
-        return principal.may(INSPECT) and all(sees(principal, prefix) for prefix in watched)
+    def _accept(self, connection: Peer, request: Request, locks: int) -> bool:
+        """Return whether a request, for so many locks, is new and within the limits. Otherwise it is answered here."""
+        session, why = connection.session, ""
+        if request.ref is not None:
+            known = session.find(request.ref)
+            if known is not None:
+                self._repeat_reply(connection, request, known)
+                return False
+        if self.store_full:
+            why = "Redis is full: locks can be given back, and no new ones be had"
+        elif self._table.locks + locks > self._max_locks:
+            why = f"{self._max_locks} locks are held, no more fit"
+        elif session.key is not None and session.live_requests >= self._max_per_session:
+            why = f"{self._max_per_session} requests of this session are held or wait, it can't have more"
+        elif session.key is None and session.live_requests >= self._max_per_connection:
+            why = f"{self._max_per_connection} requests of this connection are held or wait, it can't have more"
+        if why:
+            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=request.ref))
+        return not why
 
-    def _look(self, connection: Connection, command: Inspect) -> None:
+    def _repeat_reply(self, connection: Peer, request: Request, known: Request | RetainedReply) -> None:
+        """Answer a retry, recognized by its `ref`, with the id and the present state of the first request."""
+        send, session = self.notifier.send, connection.session
+        first = known.request if isinstance(known, RetainedReply) else known
+        if first is not None and not is_same_request(request, first):
+            why = f"this ref belongs to another request, {known.id}"
+            self.notifier.reject(connection, RequestRejected(Code.REF_CONFLICT, why, ref=request.ref))
+            return
+        if not session.quiet:
+            send(connection, replies.queued(known))
+        if isinstance(known, RetainedReply):
+            send(connection, known.message or replies.ended(known.id, known.reason, known.ref))
+        elif known.state is State.HELD:
+            send(connection, replies.locked_again(known, self.notifier.now))
+
+    def _release_by_ref(self, connection: Peer, command: ReleaseByRef) -> None:
+        """Release the session's request with a `ref`."""
+        notifier = self.notifier
+        known = connection.session.find(command.ref)
+        if known is None:
+            why = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
+            notifier.reject(connection, RequestRejected(Code.UNKNOWN_ID, why, ref=command.ref))
+        elif isinstance(known, RetainedReply):
+            notifier.send(connection, replies.ended(known.id, known.reason, command.ref))
+        else:
+            events = self._step(Release(known.id, command.ref), notifier.now)
+            notifier.handle_events(events, connection, command.ref)
+
+    def _inspect(self, connection: Peer, command: Inspect) -> None:
         found = core.inspect(
-            self.manager.table,
+            self._table,
             resource=command.resource,
             id=command.id,
             transaction=command.transaction,
             limit=command.limit,
             only=command.only,
         )
-        bounds = None if connection.principal is None else connection.principal.bounds
-        self.say(connection, replies.inspected(found, self.now, bounds, command.ref))
+        prefixes = None if connection.principal is None else connection.principal.visible_prefixes
+        self.notifier.send(connection, replies.inspected(found, self.notifier.now, prefixes, command.ref))
 
-    def _release_by_ref(self, connection: Connection, command: ReleaseByRef) -> None:
-        """Release the request that the session made with a `ref`."""
-        known = connection.session.known(command.ref)
-        if known is None:
-            why = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
-            self.reject(connection, RequestRejected(Code.UNKNOWN_ID, why, ref=command.ref))
-        elif isinstance(known, RetainedReply):
-            self.say(connection, replies.ended(known.id, known.reason, command.ref))
+    def _watch(self, connection: Peer, command: Watch) -> None:
+        if self.watches.add(connection, command.prefix):
+            rows, truncated = self.watches.held(command.prefix)
+            self.notifier.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
         else:
-            self._tell(self._step(Release(known.id, command.ref), self.now), connection, command.ref)
+            why = f"watch: a connection can watch {MAX_WATCHES} prefixes, and this one does"
+            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=command.ref))
 
-    def _takes(self, connection: Connection, request: Request, locks: int) -> bool:
-        """Whether a request for so many locks is new and has a place. Otherwise it is answered here."""
-        if request.ref is not None:
-            known = connection.session.known(request.ref)
-            if known is not None:
-                self._repeat(connection, request, known)
-                return False
-        why, session = "", connection.session
-        if self.full:
-            why = "Redis is full: locks can be given back, and no new ones be had"
-        elif self._table.locks + locks > self._most_locks:
-            why = f"{self._most_locks} locks are held, no more fit"
-        elif session.key is not None and session.alive >= self._most_of_session:
-            why = f"{self._most_of_session} requests of this session are held or wait, it can't have more"
-        elif session.key is None and session.alive >= self._most_of_connection:
-            why = f"{self._most_of_connection} requests of this connection are held or wait, it can't have more"
-        if why:
-            self.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=request.ref))
-        return not why
+    def may_keep_watches(self, connection: Peer) -> bool:
+        """Return whether a connection may see everything that it watches, with its present permissions."""
+        principal = connection.principal
+        watched = self.watches.of(connection)
+        if principal is None or not watched:
+            return True
+        return principal.has_permission(INSPECT) and all(may_inspect(principal, prefix) for prefix in watched)
 
-    def _repeat(self, connection: Connection, request: Request, known: Request | RetainedReply) -> None:
-        """Answer a request that was sent again with its `ref`: by its id and its present state."""
-        first = known.request if isinstance(known, RetainedReply) else known
-        if first is not None and not same(request, first):
-            why = f"this ref belongs to another request, {known.id}"
-            self.reject(connection, RequestRejected(Code.REF_CONFLICT, why, ref=request.ref))
+    # -- sessions -----------------------------------------------------------------------------------------
+
+    def _handle_hello(self, connection: Peer, hello: Hello) -> None:
+        """Begin or resume the session of a connection, if `hello` asks for one, and send `welcome`."""
+        principal, notifier = connection.principal, self.notifier
+        name = None if principal is None else principal.name
+        if hello.session is None or (principal is not None and not principal.has_permission(LOCK)):
+            connection.session.quiet = hello.quiet
+            self._welcome(connection, hello, resumed=False)
             return
-        if not connection.session.quiet:
-            self.say(connection, replies.queued(known))
-        if isinstance(known, RetainedReply):
-            self.say(connection, known.message or replies.ended(known.id, known.reason, known.ref))
-        elif known.state is State.HELD:
-            self.say(connection, replies.locked_again(known, self.now))
+        if connection.closed:  # the client's next connection may have the session already
+            connection.enter_state(DETACHED)
+            return
+        session, resumed = self.sessions.attach(hello.session, hello.session_timeout_ms, name)
+        if session.connection is not None:
+            self._take_over(session.connection)
+        session.connection, session.connected_at, connection.session = connection, notifier.now, session
+        session.quiet = hello.quiet
+        self._welcome(connection, hello, resumed=resumed)
+        for reply in session.unreceived_replies():
+            notifier.send(connection, reply.message)
+        for request in session.bound.values():
+            if request.state is State.HELD:
+                notifier.send(connection, replies.locked_again(request, notifier.now))
+            elif request.ref is None or not session.quiet:
+                notifier.send(connection, replies.queued(request))
+
+    def _welcome(self, connection: Peer, hello: Hello, *, resumed: bool) -> None:
+        message = replies.welcome(_VERSION, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
+        self.notifier.send(connection, message)
+
+    def _take_over(self, connection: Outbound) -> None:
+        """Detach a connection whose session is resumed by a newer one, and close it."""
+        self.watches.remove_all(connection)
+        self._detach(connection)
+
+    def _handle_bye(self, connection: Peer, bye: Bye) -> None:
+        """End the session of a connection now, then the connection."""
+        session = connection.session
+        self.watches.remove_all(connection)
+        self._disconnect(list(session.bound.values()))
+        if session.key is not None:
+            self._end_session(session)
+        else:
+            session.end()
+        self.notifier.send(connection, replies.bare("bye", bye.ref))
+        self._detach(connection)
+
+    def _detach(self, connection: Outbound) -> None:
+        """Execute nothing more of a connection, and close it when what it was sent is written."""
+        connection.detach()
+        self.notifier.closing.append(connection)
+
+    def _end_input(self, connection: Peer) -> None:
+        """The client will send nothing more: release what is bound to its connection, then close it."""
+        self._on_disconnect(connection)
+        self.notifier.closing.append(connection)
+
+    def _on_disconnect(self, connection: Peer) -> None:
+        """Release what is bound to a connection, or keep it for the session's next connection."""
+        session = connection.session
+        self.watches.remove_all(connection)
+        if session.key is not None:
+            if session.connection is connection:
+                self.sessions.detach(session, self.notifier.now)
+            return
+        if session.bound:
+            self._disconnect(list(session.bound.values()))
+        if connection.closed:
+            session.end()
+
+    def _end_session(self, session: Session) -> None:
+        """End a session. Locks that outlive it belong to no session from now on."""
+        requests = list(session.bound.values())
+        for request in requests:
+            request.origin = None
+            self.notifier.store(request)
+        self._disconnect(requests)
+        for id_ in self.sessions.remove(session):
+            self.notifier.delete(id_)
+
+    def _disconnect(self, requests: list[Request]) -> None:
+        self.notifier.handle_events(self._step(Disconnect(requests), self.notifier.now), None)

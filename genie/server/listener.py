@@ -1,4 +1,4 @@
-"""The address of a server: taken once, at its start, whatever role it has."""
+"""Accepting connections: binding the address, connection limits, TLS handshakes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ import ipaddress
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import structlog
 
-from genie.server.partial_lines import PartialLines
+from genie.server.partial_lines import LineOwner, PartialLines
 from genie.server.tls import HANDSHAKE_SOCKET
 from genie.tasks import cancel_and_wait
 from genie.tls import reason
 
 if TYPE_CHECKING:
-    from genie.config import Settings
-    from genie.server.connection import Connection
+    from genie.config import Limits
     from genie.server.tls import TlsContexts
+
+log = structlog.get_logger()
+
+C = TypeVar("C", bound=LineOwner)
+
+# -- The address, bound once at the start, whatever the server's role ----------------------------------
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket on an address, not listening yet. OSError where it can't be had."""
+    """Return a socket that is bound to an address but does not listen yet. OSError where the address is not available."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -40,8 +45,8 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def beyond_loopback(host: str) -> bool:
-    """Whether others than this machine's own processes can reach what listens on this host. OSError: it has no address."""
+def is_exposed(host: str) -> bool:
+    """Return whether other machines can reach what listens on this host. OSError where the host has no address."""
     found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return not all(_is_loopback(str(address[0])) for *_, address in found)
 
@@ -52,12 +57,12 @@ def _is_loopback(address: str) -> bool:
     return (inner or found).is_loopback
 
 
-def guard(address: tuple[str, int]) -> socket.socket | None:
-    """Make sure that no other server has bound the same address and is loading, too.
+def lock_address(address: tuple[str, int]) -> socket.socket | None:
+    """Make sure that no other server that is still starting has bound the same address. OSError where one has.
 
-    Until one of them listens, which is only after loading, Linux lets both bind (the option that a restart needs,
-    SO_REUSEADDR, allows it), and the second would take the store from the first. A name in the abstract namespace
-    of Unix sockets is free again whenever its process ends, in whatever way.
+    Until one of them listens, which is only after loading, Linux lets both bind (SO_REUSEADDR, which a restart needs,
+    allows it), and the second would take the store from the first. A name in the abstract namespace of Unix sockets is
+    released when its process ends, in whatever way.
     """
     if sys.platform != "linux":
         return None
@@ -70,167 +75,165 @@ def guard(address: tuple[str, int]) -> socket.socket | None:
     return sock
 
 
-# -- Every open connection, and how many there may be --------
+# -- Admission control: open connections, and how many there may be -----------------------------------
 
 REJECT_SLOTS = 16
-"""Clients beyond the limits that are let through their TLS handshake, at a time, to be told why they are refused."""
+"""Connections beyond the limits that are accepted at a time, through their TLS handshake, to be sent the error."""
 
 
-class AdmissionControl:
-    """Counts connections, in all and by the address that they come from.
+class AdmissionControl(Generic[C]):
+    """Counts connections, in all and by the client's address, and rejects those beyond the limits.
 
-    Those whose TLS handshake has not ended count, too, but are not among those that it lists.
+    TLS handshakes count, too, but iteration yields established connections only, also rejected ones.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._open: dict[Connection, str | None] = {}
-        """Every open connection with its address; None where it was refused, and does not count."""
-        self._turned_away = 0
-        """How many of them were refused."""
-        self._beginning: dict[Handshake, str] = {}
-        self._refused: set[Handshake] = set()
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._open: dict[C, str | None] = {}
+        """Every open connection with its address; None where it was rejected, and does not count."""
+        self._rejected_count = 0
+        """How many of them were rejected."""
+        self._handshakes: dict[Hashable, str] = {}
+        self._rejected_handshakes: set[Hashable] = set()
         """Handshakes beyond the limits."""
-        self._from: Counter[str] = Counter()
-        self.partial_lines = PartialLines(settings.limits.max_partial)
+        self._by_address: Counter[str] = Counter()
+        self.partial_lines = PartialLines(limits.max_partial)
 
     def __len__(self) -> int:
-        return len(self._open) - self._turned_away + len(self._beginning)
+        return len(self._open) - self._rejected_count + len(self._handshakes)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[C]:
         return iter(self._open)
 
+    def admit(self, connection: C, address: str) -> str | None:
+        """Count an established connection; return why it is beyond the limits, if it is. Then it does not count."""
+        why = self._limit_exceeded(address)
+        if why is None:
+            self._open[connection] = address
+            self._by_address[address] += 1
+        else:
+            self._open[connection] = None
+            self._rejected_count += 1
+        return why
+
+    def leave(self, connection: C) -> None:
+        """Remove a connection that was lost, and its incomplete line."""
+        self.partial_lines.discard(connection)
+        if connection in self._open:
+            address = self._open.pop(connection)
+            self._rejected_count -= address is None
+            self._release(address)
+
     @property
-    def handshakes(self) -> list[Handshake]:
-        """Those that are under way."""
-        return [*self._beginning, *self._refused]
+    def crowded(self) -> bool:
+        """Whether so many rejected connections are open that the next one must be closed at once."""
+        return self._rejected_count > REJECT_SLOTS
 
-    def begin(self, handshake: Handshake, address: str) -> bool:
-        """Count a handshake in, until it ends; False where it must be cut, since there are far too many.
+    def admit_handshake(self, handshake: Hashable, address: str) -> bool:
+        """Count a TLS handshake until it ends. Return False where it must be closed: too many are beyond the limits.
 
-        The connection that it becomes enters after that, in the place that it had. Where it had none that is refused.
+        Its connection is admitted after that, and takes its place; one beyond the limits is rejected then.
         """
-        if self._full(address) is None:
-            self._beginning[handshake] = address
-            self._from[address] += 1
+        if self._limit_exceeded(address) is None:
+            self._handshakes[handshake] = address
+            self._by_address[address] += 1
         elif (
-            len(self._refused) < REJECT_SLOTS and len(self._open) < self._settings.limits.max_connections + REJECT_SLOTS
+            len(self._rejected_handshakes) < REJECT_SLOTS
+            and len(self._open) < self._limits.max_connections + REJECT_SLOTS
         ):
-            self._refused.add(handshake)
+            self._rejected_handshakes.add(handshake)
         else:
             return False
         return True
 
-    def end(self, handshake: Handshake) -> None:
-        """A handshake is over, in whatever way."""
-        self._refused.discard(handshake)
-        self._forget(self._beginning.pop(handshake, None))
+    def end_handshake(self, handshake: Hashable) -> None:
+        """Remove a handshake, however it ended."""
+        self._rejected_handshakes.discard(handshake)
+        self._release(self._handshakes.pop(handshake, None))
 
-    def enter(self, connection: Connection, address: str) -> str | None:
-        """Count a connection in; returns why there is no place for it, if so. Then it is listed, and does not count."""
-        why = self._full(address)
-        if why is None:
-            self._open[connection] = address
-            self._from[address] += 1
-        else:
-            self._open[connection] = None
-            self._turned_away += 1
-        return why
-
-    @property
-    def crowded(self) -> bool:
-        """Whether so many refused connections are open that the next one must be closed at once."""
-        return self._turned_away > REJECT_SLOTS
-
-    def leave(self, connection: Connection) -> None:
-        """A connection has ended."""
-        self.partial_lines.forget(connection)
-        if connection in self._open:
-            address = self._open.pop(connection)
-            self._turned_away -= address is None
-            self._forget(address)
-
-    def _full(self, address: str) -> str | None:
-        most, most_of_one = self._settings.limits.max_connections, self._settings.limits.max_connections_per_address
-        if len(self) >= most:
-            return f"this server takes {most} connections, and has them"
-        if self._from[address] >= most_of_one:
-            return f"this server takes {most_of_one} connections from one address, and has them from {address}"
+    def _limit_exceeded(self, address: str) -> str | None:
+        limits = self._limits
+        if len(self) >= limits.max_connections:
+            return f"this server takes {limits.max_connections} connections, and has them"
+        if self._by_address[address] >= limits.max_connections_per_address:
+            limit = limits.max_connections_per_address
+            return f"this server takes {limit} connections from one address, and has them from {address}"
         return None
 
-    def _forget(self, address: str | None) -> None:
+    def _release(self, address: str | None) -> None:
         if address is not None:
-            self._from[address] -= 1
-            if not self._from[address]:
-                del self._from[address]
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
 
 
-# -- Connections before they are some: accepted here, and counted, until their TLS handshake has ended --------
-
-log = structlog.get_logger()
+# -- TLS: connections are counted from the beginning of their handshake --------------------------------
 
 HANDSHAKE_TIMEOUT_S = 10.0
-"""How long a handshake may take."""
+"""How long a TLS handshake may take."""
 TLS_SHUTDOWN_TIMEOUT_S = 5.0
-"""How long a client may take to say that it has read all, when a connection ends. Then it is cut."""
+"""How long a client may take to confirm the end of a TLS connection before it is aborted."""
 ACCEPT_RETRY_S = 0.5
-"""After how long it accepts again where it can't: there are no more files, or no memory."""
+"""Pause after a connection could not be accepted: no file descriptors or memory are left."""
 
 
-class TlsListener:
-    """Accepts on a socket that is bound. `make` makes the connection that a handshake ends in."""
+class TlsListener(Generic[C]):
+    """Accepts connections on a bound socket. `make_connection` makes the protocol for an established one."""
 
-    def __init__(self, tls: TlsContexts, admission: AdmissionControl, make: Callable[[], Connection]) -> None:
+    def __init__(
+        self, tls: TlsContexts, admission: AdmissionControl[C], make_connection: Callable[[], asyncio.Protocol]
+    ) -> None:
         self._tls = tls
         self._admission = admission
-        self._make = make
+        self._make_connection = make_connection
         self._sock: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
+        self._handshakes: set[asyncio.Task[None]] = set()
 
     def listen(self, sock: socket.socket, backlog: int) -> None:
-        """Begin."""
+        """Listen on the socket, and accept connections until `close`."""
         sock.listen(backlog)
         self._sock = sock
         self._accepting = asyncio.get_running_loop().create_task(self._accept(sock))
 
     async def close(self) -> None:
-        """Accept no more, and cut the handshakes that are under way."""
+        """Accept no more connections, and abort handshakes."""
         await cancel_and_wait(self._accepting)
         if self._sock is not None:
             self._sock.close()
-        for handshake in self._admission.handshakes:
-            await cancel_and_wait(handshake.task)
+        for task in list(self._handshakes):
+            await cancel_and_wait(task)
 
     async def _accept(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 client, peer = await loop.sock_accept(sock)
-            except ConnectionError:  # it has left again
+            except ConnectionError:  # the client closed it before it was accepted
                 continue
             except OSError as error:
                 log.warning("no connection can be accepted", why=str(error))
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
-            handshake = Handshake(self._admission, self._make)
-            if self._admission.begin(handshake, peer[0] if peer else ""):
-                handshake.task = loop.create_task(handshake.run(client, self._tls))
+            handshake = _TlsHandshake(self._admission, self._make_connection)
+            if self._admission.admit_handshake(handshake, peer[0] if peer else ""):
+                task = loop.create_task(handshake.run(client, self._tls))
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
             else:
                 log.debug("too many connections: one is cut before its handshake", peer=peer)
                 client.close()
 
 
-class Handshake(asyncio.Protocol):
-    """One, which counts as a connection from the beginning."""
+class _TlsHandshake(asyncio.Protocol, Generic[C]):
+    """One TLS handshake. It counts as a connection."""
 
-    task: asyncio.Task[None] | None = None
-
-    def __init__(self, admission: AdmissionControl, make: Callable[[], Connection]) -> None:
+    def __init__(self, admission: AdmissionControl[C], make_connection: Callable[[], asyncio.Protocol]) -> None:
         self._admission = admission
-        self._make = make
+        self._make_connection = make_connection
 
     async def run(self, client: socket.socket, tls: TlsContexts) -> None:
-        """Make it."""
+        """Run the handshake, to its end or its timeout."""
         peer = None
         try:
             peer = client.getpeername()
@@ -242,19 +245,16 @@ class Handshake(asyncio.Protocol):
                 ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
             )
-        except OSError as error:  # those of TLS are some, too
-            why = (
-                f"not done after {HANDSHAKE_TIMEOUT_S:g} s"
-                if isinstance(error, ConnectionAbortedError)
-                else reason(error)
-            )
+        except OSError as error:  # TLS errors are OSErrors, too
+            timed_out = isinstance(error, ConnectionAbortedError)
+            why = f"not done after {HANDSHAKE_TIMEOUT_S:g} s" if timed_out else reason(error)
             log.info("handshake failed", peer=peer, why=why)
         finally:
-            self._admission.end(self)
+            self._admission.end_handshake(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is done: the connection takes its place, before any byte is read."""
-        self._admission.end(self)
-        connection = self._make()
+        """Replace this by a connection, which is admitted in its place, before any byte is read."""
+        self._admission.end_handshake(self)
+        connection = self._make_connection()
         cast("asyncio.Transport", transport).set_protocol(connection)
         connection.connection_made(transport)

@@ -1,6 +1,6 @@
-"""What the server looks after several times a second: how late its loop is, who waits for long, what deadlocked.
+"""Samples a namespace ten times a second: event-loop lag, and the log of slow waits and deadlocks.
 
-The log is written here and not where it happens: so a flood of slow waits costs a bounded number of lines.
+They are logged here and not where they happen, so a flood of them writes a bounded number of lines.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = structlog.get_logger()
 
 SAMPLE_INTERVAL_S = 0.1
 MAX_LOGGED_EVENTS = 10
-"""Slow waits, and deadlocks, told in one pulse. Of the rest it is told how many they are."""
+"""Slow waits, and deadlocks, logged in one sample. Of the rest the number is logged."""
 MAX_LOGGED_STEPS = 100
-"""Steps of a cycle that are told."""
+"""Steps of a cycle that are logged."""
 MAX_LOGGED_RESOURCES = 10
-"""Resources of one request that are told."""
+"""Resources of one request that are logged."""
 
 
 class Monitor:
-    """`slow_wait_ms` says from when on a wait is told; 0: never."""
+    """Samples one namespace. `slow_wait_ms` is the age at which a waiting request is logged; 0: never."""
 
     def __init__(self, namespace: str, stats: Stats, slow_wait_ms: float) -> None:
         self._log = log.bind(namespace=namespace)
@@ -38,50 +38,50 @@ class Monitor:
         stats.follows_newcomers = slow_wait_ms > 0
         self._loop = asyncio.get_running_loop()
         stats.turn(self._loop.time() * 1000)
-        self._due = self._loop.time() + SAMPLE_INTERVAL_S
-        self._timer = self._loop.call_at(self._due, self._beat)
+        self._next_at = self._loop.time() + SAMPLE_INTERVAL_S
+        self._timer = self._loop.call_at(self._next_at, self._sample)
         self.pipeline: Pipeline | None = None
-        """That of a server that leads."""
+        """The leader's pipeline, while this server leads."""
 
     def stop(self) -> None:
-        """No more."""
+        """Cancel the timer."""
         self._timer.cancel()
 
-    def _beat(self) -> None:
+    def _sample(self) -> None:
         now = self._loop.time()
-        self._stats.lag.add((now - self._due) * 1000)
+        self._stats.lag.add((now - self._next_at) * 1000)
         self._stats.turn(now * 1000)
         if self.pipeline is not None:
-            self._tell_slow(self.pipeline)
-        self._tell_deadlocks()
-        self._due = max(now, self._due + SAMPLE_INTERVAL_S)
-        self._timer = self._loop.call_at(self._due, self._beat)
+            self._log_slow_waits(self.pipeline)
+        self._log_deadlocks()
+        self._next_at = max(now, self._next_at + SAMPLE_INTERVAL_S)
+        self._timer = self._loop.call_at(self._next_at, self._sample)
 
-    def _tell_slow(self, pipeline: Pipeline) -> None:
-        """Tell of those who began to wait so long ago, and still do. They are in the order in which they came."""
-        newcomers, now, told, untold = self._stats.newcomers, pipeline.now, 0, 0
-        while newcomers and (newcomers[0].state is not WAITING or newcomers[0].since <= now - self._slow_ms):
-            request = newcomers.popleft()
+    def _log_slow_waits(self, pipeline: Pipeline) -> None:
+        """Log requests that began to wait so long ago and still do. Recent waiters are in the order of their arrival."""
+        recent, now, logged, omitted = self._stats.newcomers, pipeline.now, 0, 0
+        while recent and (recent[0].state is not WAITING or recent[0].since <= now - self._slow_ms):
+            request = recent.popleft()
             if request.state is not WAITING:
                 continue
-            if told < MAX_LOGGED_EVENTS:
-                told += 1
-                self._log.warning("slow wait", **_slow(pipeline, request, now))
+            if logged < MAX_LOGGED_EVENTS:
+                logged += 1
+                self._log.warning("slow wait", **_slow_wait(pipeline, request, now))
             else:
-                untold += 1
-        if untold:
-            self._log.warning("slow wait", more=untold)
+                omitted += 1
+        if omitted:
+            self._log.warning("slow wait", more=omitted)
         self._stats.forget_newcomers(len(pipeline.manager.table.waiting))
 
-    def _tell_deadlocks(self) -> None:
-        found, many = self._stats.untold_deadlocks()
+    def _log_deadlocks(self) -> None:
+        found, count = self._stats.untold_deadlocks()
         for deadlock in found[:MAX_LOGGED_EVENTS]:
             self._log.warning("deadlock", **_deadlock(deadlock))
-        if many > MAX_LOGGED_EVENTS:
-            self._log.warning("deadlock", more=many - MAX_LOGGED_EVENTS)
+        if count > MAX_LOGGED_EVENTS:
+            self._log.warning("deadlock", more=count - MAX_LOGGED_EVENTS)
 
 
-def _slow(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:
+def _slow_wait(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:
     blockers, total, _ = sample_blockers(pipeline.manager.table, request, MAX_COUNTED_BLOCKERS, count=True)
     names = request.names()
     return {

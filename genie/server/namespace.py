@@ -1,4 +1,4 @@
-"""A command from inside the server, carried out like a client's: stored first, told then."""
+"""One namespace on this server: its role, leader or follower, and the pipeline of a leader."""
 
 from __future__ import annotations
 
@@ -12,180 +12,191 @@ import structlog
 from genie.core import LockManager
 from genie.observability.stats import Stats
 from genie.server.connection import Connection
-from genie.server.follower import CommandHandler, FollowerHandler
+from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
-from genie.server.monitor import Monitor
+from genie.server.peer import CommandHandler, ConnectionState, Peer
 from genie.server.pipeline import Pipeline
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, Store
 from genie.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
     from genie.config import Settings
-
-
-class _InternalClient(Connection):
-    """A connection without a socket, for one command."""
-
-    __slots__ = ("_told",)
-
-    def __init__(self, settings: Settings, handler: CommandHandler) -> None:
-        super().__init__(handler, settings, AdmissionControl(settings))
-        self._told: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    async def carry_out(self, line: bytes) -> bytes:
-        """Hand the line in, and wait for the answer. It never comes where the server stops leading meanwhile: bound it."""
-        self.handler.submit(self, [line], len(line))
-        try:
-            return await self._told
-        finally:
-            self.closed = True
-            self.handler.gone(self)
-
-    def abort(self) -> None:
-        """The server has stopped leading."""
-        self._told.cancel()
-
-    def _write(self, data: bytes) -> None:
-        if data and not self._told.done():
-            self._told.set_result(data)
-
-
-# -- One namespace in this server: its place among the servers that lead it one after the other --------
+    from genie.server.monitor import Monitor
 
 log = structlog.get_logger()
+
+
+class _InternalClient(Peer):
+    """Executes one command from inside the server like a client's: stored first, answered after that."""
+
+    __slots__ = ("_handler", "_reply")
+
+    def __init__(self, handler: CommandHandler) -> None:
+        super().__init__()
+        self.enter_state(ConnectionState.READY)
+        self._handler = handler
+        self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def execute(self, line: bytes) -> bytes:
+        """Submit a line and return the reply. Bound the time: an unavailable store delays it without limit."""
+        self._handler.submit(self, [line], len(line))
+        try:
+            return await self._reply
+        finally:
+            self.closed = True
+            self._handler.on_disconnect(self)
+
+    def abort(self) -> None:
+        """Cancel the command: the server does not lead any more."""
+        self._reply.cancel()
+
+    def _write(self, data: bytes) -> None:
+        if data and not self._reply.done():
+            self._reply.set_result(data)
 
 
 class Namespace:
     """Leads a namespace, or follows the server that does.
 
-    `connections` are those of the whole server; those are its own whose handler is. `ready` is set as soon as it is known who
-    leads. `task` ends only by a defect, or with an error that cannot be waited out.
+    `connections` are those of the whole server; those of the namespace have its handler. `ready` is set as soon as the
+    leader is known. `task` ends only by a defect, or with an error that retrying cannot resolve.
     """
 
     def __init__(
-        self, namespace: str, store: Store, settings: Settings, connections: AdmissionControl, ready: asyncio.Event
+        self,
+        name: str,
+        store: Store,
+        settings: Settings,
+        connections: AdmissionControl[Connection],
+        ready: asyncio.Event,
     ) -> None:
-        self.namespace = namespace
+        self.name = name
         self.store = store
-        self.settings = settings
         self.stats = Stats()
         self.draining = False
         self.task: asyncio.Task[None] | None = None
         self.monitor: Monitor | None = None
-        """Beats in a server that runs on its own; not in one that is part of somebody's test, whose time it would fill."""
+        """Only in a server that runs on its own: in one that is embedded in a test it would fill virtual time."""
+        self.pipeline: Pipeline | None = None
+        """The leader's. After leadership is lost it is kept until the next leader is known: the store may need it."""
+        self.is_leader = False
+        self._settings = settings
         self._connections = connections
         self._ready = ready
         self._internal_clients: set[_InternalClient] = set()
-        self._follower = FollowerHandler(self.stats, namespace, settings.limits.max_pending)
-        self.pipeline: Pipeline | None = None
-        """That of the present time as leader, or of the last until it is known who leads now."""
-        self.leads = False
-        self._deposed = asyncio.Event()
+        self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending)
+        self._leadership_lost = asyncio.Event()
         self._failure: BaseException | None = None
 
     def start(self, node: Node) -> asyncio.Task[None]:
-        """Begin to follow, or lead."""
+        """Start to follow, and to lead where no other server does."""
         self.task = asyncio.create_task(self._run_role_loop(node))
         return self.task
 
     @property
     def handler(self) -> CommandHandler:
-        """Who takes what connections for this namespace bring."""
-        return self.pipeline if self.pipeline is not None and self.leads else self._follower
+        """What connections of the namespace submit commands to, in its present role."""
+        return self.pipeline if self.pipeline is not None and self.is_leader else self._follower
 
-    # -- for those who look ---------------------------------------------------------------------------------
+    # -- for the admin port and the metrics ---------------------------------------------------------------
 
     @property
     def role(self) -> str:
-        """`starting` (nobody is known to lead), `leader`, `follower` or `stopping`."""
+        """`starting` (the leader is unknown), `leader`, `follower` or `stopping`."""
         if self.draining:
             return "stopping"
-        if self.leads:
+        if self.is_leader:
             return "leader"
         return "starting" if self._follower.leader is None else "follower"
 
     @property
     def leader(self) -> str | None:
-        """The address of the server that leads, where this one follows it."""
-        return None if self.leads else self._follower.leader
+        """The leader's address for clients, where this server follows it."""
+        return None if self.is_leader else self._follower.leader
 
     @property
     def store_available(self) -> bool:
-        """Whether the store answers, as far as this server needs it now."""
-        return (
-            self.pipeline.store_available
-            if self.leads and self.pipeline is not None
-            else self._follower.leader is not None
-        )
+        """Whether a leader executes commands, or a follower knows the leader."""
+        if self.is_leader and self.pipeline is not None:
+            return self.pipeline.store_available
+        return self._follower.leader is not None
 
     @property
     def store_errors(self) -> int:
-        """How often the store could not be reached, or took longer than it may."""
+        """How often the store failed, or exceeded the store timeout."""
         return self.stats.store_errors + self.store.failure_count
 
     @property
     def manager(self) -> LockManager | None:
-        """All locks and lines, while this server leads."""
-        return self.pipeline.manager if self.leads and self.pipeline is not None else None
+        """The lock manager, on the leader."""
+        return self.pipeline.manager if self.is_leader and self.pipeline is not None else None
 
     @property
     def now(self) -> float:
-        """The time of the lock manager (ms). Only while this server leads."""
+        """The lock manager's time (ms). Only on the leader."""
         return self._leading.now
 
     @property
     def sessions(self) -> int:
-        """SessionTable, with and without a connection."""
-        return self.pipeline.sessions if self.leads and self.pipeline is not None else 0
+        """Sessions, with and without a connection."""
+        return self.pipeline.session_count if self.is_leader and self.pipeline is not None else 0
 
-    async def carry_out(self, line: bytes) -> bytes:
-        """Do what a line of the wire asks for, as for a client; returns what it is told, when it is stored."""
-        client = _InternalClient(self.settings, self.handler)
+    async def execute(self, line: bytes) -> bytes:
+        """Execute a line of the wire like a client's, and return the reply, once it is stored."""
+        client = _InternalClient(self.handler)
         self._internal_clients.add(client)
         try:
-            return await client.carry_out(line)
+            return await client.execute(line)
         finally:
             self._internal_clients.discard(client)
 
-    # -- its life -------------------------------------------------------------------------------------------
+    def may_keep_watches(self, connection: Connection) -> bool:
+        """Return whether a connection may see everything that it watches here, with its present permissions."""
+        return (
+            self.pipeline is None
+            or connection.handler is not self.pipeline
+            or self.pipeline.may_keep_watches(connection)
+        )
+
+    # -- roles --------------------------------------------------------------------------------------------
 
     async def _run_role_loop(self, node: Node) -> None:
-        """Follow, lead, and follow again, until somebody puts an end to it."""
+        """Follow until this node leads, lead until leadership is lost, and again."""
         while True:
-            await self._lead(await self.store.open(node, self._snapshot, self._follow))
-            await self._until_another_leads()
+            await self._lead(await self.store.open(node, self._snapshot, self._on_leader_changed))
+            await self._until_leadership_ends()
             if self._failure is not None:
                 raise self._failure
 
     @property
     def _leading(self) -> Pipeline:
-        assert self.pipeline is not None, "only who leads, or has just led, is asked"  # noqa: S101
+        assert self.pipeline is not None, "only a leader, or one that has just lost leadership, has a pipeline"  # noqa: S101
         return self.pipeline
 
     def _snapshot(self) -> Batch:
         return self._leading.snapshot()
 
-    def _follow(self, leader: str | None) -> None:
-        """Another server leads, as far as is known."""
+    def _on_leader_changed(self, leader: str | None) -> None:
+        """Send clients to another leader; None: it is unknown."""
         if leader is not None and leader != self._follower.leader:
-            log.info("following", namespace=self.namespace, leader=leader)
+            log.info("following", namespace=self.name, leader=leader)
         self._follower.leader = leader
         if leader is not None:
-            self._forget_last()
+            self._dispose_pipeline()
             self._ready.set()
 
-    def _forget_last(self) -> None:
-        """Free what this server knew as the leader that it was: the store has what it needs of it by now."""
+    def _dispose_pipeline(self) -> None:
+        """Free the state of the last leadership: the store has what is needed of it."""
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is not None:
-            pipeline.forget()
+            pipeline.dispose()
 
-    async def _lead(self, replica: StateMachine) -> None:
-        """Go on from where the namespace stands."""
-        self._forget_last()
-        loop = asyncio.get_running_loop()
-        manager, began = replica.manager, loop.time() * 1000 - replica.clock_ms
-        floor = time.time_ns() // 1000  # whatever the store remembers, no id or fence is ever given twice
+    async def _lead(self, state: StateMachine) -> None:
+        """Begin to lead from the namespace's replicated state."""
+        self._dispose_pipeline()
+        settings, loop = self._settings, asyncio.get_running_loop()
+        manager, began = state.manager, loop.time() * 1000 - state.clock_ms
+        floor = time.time_ns() // 1000  # no id or fencing token is given out twice, whatever the store has lost
         manager.next_id = max(manager.next_id, floor)
         manager.next_fence = max(manager.next_fence, floor)
 
@@ -193,97 +204,105 @@ class Namespace:
             return loop.time() * 1000 - began
 
         manager.unix_offset_ms = time.time() * 1000 - clock()
-        self._deposed.clear()
-        manager.max_queue_entries = self.settings.limits.max_queue
+        self._leadership_lost.clear()
+        manager.max_queue_entries = settings.limits.max_queue
         self.stats.begin()
         self.pipeline = pipeline = Pipeline(
-            manager, self.store, self.settings, self.stats, clock, self._fail, self.namespace
+            manager,
+            self.store,
+            settings.limits,
+            self.stats,
+            clock,
+            self._on_leadership_lost,
+            namespace=self.name,
+            lease_s=settings.lease,
+            store_timeout_s=settings.store_timeout_ms / 1000,
         )
-        pipeline.recover(replica.retained_replies.values())
+        pipeline.recover(state.retained_replies.values())
         await pipeline.drained()
-        if self._deposed.is_set():
+        if self._leadership_lost.is_set():
             return
-        self.leads = True
-        gc.freeze()  # what is there now stays: the collector need not look at it again
+        self.is_leader = True
+        gc.freeze()  # the loaded state is long-lived: the garbage collector need not traverse it again
         if self.monitor is not None:
             self.monitor.pipeline = pipeline
-        self._follower.complete()
-        for connection in self._own(self._follower):
+        self._follower.reject_all()
+        for connection in self._connections_of(self._follower):
             connection.handler = pipeline
         if self._ready.is_set():
-            log.info("leading", namespace=self.namespace, held=len(manager.table.held))
+            log.info("leading", namespace=self.name, held=len(manager.table.held))
         self._ready.set()
 
-    async def _until_another_leads(self) -> None:
-        """Lead until that is over, or another server should: one that leads fewer namespaces than this."""
-        deposed, wanted = (
-            asyncio.create_task(self._deposed.wait()),
+    async def _until_leadership_ends(self) -> None:
+        """Lead until leadership is lost, or should be transferred to a node that leads fewer namespaces."""
+        lost, requested = (
+            asyncio.create_task(self._leadership_lost.wait()),
             asyncio.create_task(self.store.wait_for_transfer_request()),
         )
         try:
-            await asyncio.wait({deposed, wanted}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._deposed.is_set():
-                wanted.result()
-                await self._hand_over()
+            await asyncio.wait({lost, requested}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._leadership_lost.is_set():
+                requested.result()
+                await self._transfer_leadership()
         finally:
-            await cancel_and_wait(deposed)
-            await cancel_and_wait(wanted)
+            await cancel_and_wait(lost)
+            await cancel_and_wait(requested)
 
-    async def _hand_over(self) -> None:
-        """Let another server lead at once. Clients are told everything that was stored, and look for it."""
-        log.info("handing over to a server that leads fewer namespaces", namespace=self.namespace)
+    async def _transfer_leadership(self) -> None:
+        """Resign after a drain: clients are sent everything that was stored, then their connections are closed."""
+        log.info("handing over to a server that leads fewer namespaces", namespace=self.name)
         drained = await self.drain()
-        if self._deposed.is_set():
+        if self._leadership_lost.is_set():
             return
         self._step_down()
         if drained:
             await self.store.resign()
-        for connection in self._own(self._leading):
+        for connection in self._connections_of(self._leading):
             connection.finish()
 
     async def drain(self) -> bool:
-        """Take up no more commands, and wait for those that were; whether all are stored."""
+        """Accept no more commands, wait for those that were accepted; return whether all are stored."""
         pipeline = self._leading
-        for connection in self._own(pipeline):
+        for connection in self._connections_of(pipeline):
             connection.stop_reading()
         drained = True
         try:
-            async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
+            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
                 await pipeline.drained()
         except TimeoutError:
             log.warning(
-                "the store does not answer; stopped without it", namespace=self.namespace, unstored="the last commands"
+                "the store does not answer; stopped without it", namespace=self.name, unstored="the last commands"
             )
             drained = False
         pipeline.stop()
         return drained
 
     async def stop(self) -> None:
-        """Neither lead nor follow any more. Nothing is told to anybody."""
+        """Neither lead nor follow any more. Clients are not sent anything."""
         await cancel_and_wait(self.task)
         if self.pipeline is not None:
             self.pipeline.stop()
         if self.monitor is not None:
             self.monitor.stop()
 
-    def _own(self, handler: CommandHandler) -> list[Connection]:
+    def _connections_of(self, handler: CommandHandler) -> list[Connection]:
         return [connection for connection in self._connections if connection.handler is handler]
 
     def _step_down(self) -> None:
-        self.leads, self._follower.leader = False, None
+        self.is_leader, self._follower.leader = False, None
         self.stats.reorderings += self._leading.manager.rearrangements
         if self.monitor is not None:
             self.monitor.pipeline = None
         for client in self._internal_clients:
             client.abort()
 
-    def _fail(self, error: BaseException) -> None:
-        """Not a word more to anyone: what was not told may not be true."""
+    def _on_leadership_lost(self, error: BaseException) -> None:
+        """Close every connection without sending anything more: replies that were not sent may not be true."""
         self._step_down()
-        for connection in self._own(self._leading):
+        for connection in self._connections_of(self._leading):
             connection.abort()
         if isinstance(error, LeadershipLost):
-            log.error("does not lead any more", namespace=self.namespace, why=str(error))
+            log.error("does not lead any more", namespace=self.name, why=str(error))
         else:
             self._failure = error
-        self._deposed.set()
+        self._leadership_lost.set()

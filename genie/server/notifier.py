@@ -1,6 +1,6 @@
-"""What came of a command: to whom it concerns, and to the store.
+"""Turns events of the lock manager into messages to clients and into the batch's write set.
 
-Messages are only laid out here, in each connection's `out`; the pipeline sends them when the batch is stored.
+Messages are only appended to each connection's `outbox`; the pipeline sends them when the batch is stored.
 """
 
 from __future__ import annotations
@@ -12,208 +12,245 @@ from genie import core
 from genie.core import SUCCESS, Event, LockManager, Released, Request, State
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.server.connection import Connection
-from genie.server.sessions import MAX_RETAINED_REPLIES, MAX_RETAINED_REPLY_BYTES, Session, SessionTable
+from genie.server.sessions import MAX_RETAINED_REPLIES, MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable
 from genie.server.watches import WatchRegistry
 from genie.storage.store import Change, RetainedReply, is_stored
 
 if TYPE_CHECKING:
-    from genie.config import Settings
     from genie.observability.stats import Stats
 
 
 class Notifier:
-    """Collects what one batch does: `changes` to be stored, connections `touched` by messages, those `ending`.
+    """Collects the outcome of one batch: `write_set` for the store, `dirty` connections to flush, `closing` ones.
 
-    `now` is the manager's time of the batch, to be set before anything else. Without `durable` nothing is stored, and
-    no changes are collected.
+    `now` is the lock manager's time of the batch; set it before anything else. Without `durable` no write set is
+    collected. `requester`, in the methods, is the connection that sent the command; `ref` is the command's.
     """
 
-    def __init__(self, manager: LockManager, settings: Settings, stats: Stats, durable: bool = True) -> None:
+    def __init__(
+        self,
+        manager: LockManager,
+        sessions: SessionTable,
+        watches: WatchRegistry,
+        stats: Stats,
+        *,
+        durable: bool = True,
+    ) -> None:
         self.manager = manager
         self.stats = stats
         self.now = 0.0
-        self._durable = durable
-        self.sessions = SessionTable()
-        self.watches = WatchRegistry(manager.table, self.say, self.reject, self.show, settings.limits.max_unread // 4)
-        self.changes: dict[int, Change] = {}
+        self.durable = durable
+        self.sessions = sessions
+        self.watches = watches
+        self.write_set: dict[int, Change] = {}
         self.stored_below = manager.next_id
         """No request from this id on is in the store."""
-        self.dirty: list[Connection] = []
-        self.closing: list[Connection] = []
+        self.dirty: list[Outbound] = []
+        self.closing: list[Outbound] = []
 
-    def say(self, connection: Connection | None, line: bytes) -> None:
-        """Lay out a message for a connection, if it is still there."""
+    # -- messages -----------------------------------------------------------------------------------------
+
+    def send(self, connection: Outbound | None, message: bytes) -> None:
+        """Send a reply, or news of the client's own request, with this batch; nothing if the connection is lost."""
         if connection is not None and not connection.closed:
             if not connection.outbox:
                 self.dirty.append(connection)
             connection.has_reply = True
-            connection.outbox.append(line)
+            connection.outbox.append(message)
 
-    def reject(self, connection: Connection | None, rejected: RequestRejected) -> None:
-        """Lay out an error."""
+    def reject(self, connection: Outbound | None, rejected: RequestRejected) -> None:
+        """Send an error with this batch."""
         self.stats.errors[rejected.code] += 1
-        self.say(connection, replies.error(rejected))
+        self.send(connection, replies.error(rejected))
 
-    def show(self, connection: Connection, line: bytes) -> None:
-        """The same for what it watches, which is not urgent."""
-        if not connection.closed:
-            if not connection.outbox:
-                self.dirty.append(connection)
-            connection.watch_bytes += len(line)
-            connection.outbox.append(line)
+    def reject_now(self, connection: Outbound, errors: list[RequestRejected]) -> None:
+        """Send errors without waiting for a batch, but after messages that wait for the batch in flight."""
+        for rejected in errors:
+            self.stats.errors[rejected.code] += 1
+        if connection.closed or not errors:
+            return
+        in_order = not connection.outbox
+        connection.outbox += map(replies.error, errors)
+        if in_order:
+            connection.flush()
+        else:
+            connection.has_reply = True
 
-    def forget(self) -> None:
-        """Part what refers to each other, so that all of it is freed: the collector looks at none of it again."""
-        self.watches.forget()
-        self.dirty.clear()
-        self.closing.clear()
-        for session in self.sessions:
-            session.forget()
+    def publish(self, request: Request, state: str) -> None:
+        """Send a watch event for each resource of a request that was granted (`locked`) or released (`unlocked`).
 
-    def _tell(self, events: list[Event], asker: Connection | None, ref: str | None = None) -> None:
-        """Turn the events of a command into messages, and note what must be stored.
-
-        `asker` sent the command, with this `ref`, which the answer echoes.
+        Slow consumers are sent `lagged` instead, and their watches end.
         """
-        for event in events:
-            _TELL[type(event)](self, event, asker, ref)
+        watches = self.watches
+        for name, exclusive in request.modes():
+            message = b""
+            for connection in watches.matches(name):
+                message = message or replies.event(request, name, exclusive, state)
+                if watches.is_lagging(connection):
+                    watches.remove_all(connection)
+                    self.send(connection, replies.LAGGED)
+                elif not connection.closed:
+                    self._send_event(connection, message)
 
-    def _queued(self, event: core.Queued, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
+    def _send_event(self, connection: Outbound, message: bytes) -> None:
+        if not connection.outbox:
+            self.dirty.append(connection)
+        connection.watch_bytes += len(message)
+        connection.outbox.append(message)
+
+    # -- the write set ------------------------------------------------------------------------------------
+
+    def store(self, request: Request) -> None:
+        """Add a request to the write set."""
+        if self.durable:
+            self.write_set[request.id] = request
+
+    def delete(self, id: int) -> None:
+        """Add the deletion of an id to the write set."""
+        if self.durable:
+            self.write_set[id] = None
+
+    # -- events of the lock manager -----------------------------------------------------------------------
+
+    def handle_events(self, events: list[Event], requester: Outbound | None, ref: str | None = None) -> None:
+        """Send the messages of a command's events, and add what must be stored to the write set."""
+        for event in events:
+            _ON_EVENT[type(event)](self, event, requester, ref)
+
+    def on_queued(self, event: core.Queued, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+        """Send `queued`. A waiting request of a connection without a session is not stored: it ends with it."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
-        session.queued(request)
-        session.alive += 1
+        session.add_queued(request)
+        session.live_requests += 1
         self.stats.arrived(request, self.manager.table)
         if session.key is not None and request.state is not State.ENDED:
-            self._change(request)
+            self.store(request)
         if request.ref is None or not session.quiet:
-            self.say(session.connection, replies.queued(request))
+            self.send(session.connection, replies.queued(request))
 
-    def _locked(self, event: core.Locked, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
+    def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+        """Send `locked` for a request that has waited."""
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
-        self._change(request)
+        self.store(request)
         self.stats.locked(event)
         if session is not None:
-            session.locked(request)
-            self.say(session.connection, replies.locked(request))
+            session.on_granted(request)
+            self.send(session.connection, replies.locked(request))
         if self.watches.prefixes:
-            self.watches.tell(request, "locked")
+            self.publish(request, "locked")
 
-    def _taken(self, event: core.Taken, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
+    def on_taken(self, event: core.Taken, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+        """Send `queued` and `locked` for a request with `anyOf` that was granted at once."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
-        session.granted(request)
-        session.alive += 1
+        session.add_granted(request)
+        session.live_requests += 1
         self.stats.granted += 1
-        self._change(request)
+        self.store(request)
         if request.ref is None or not session.quiet:
-            self.say(asker, replies.queued(request))
-        self.say(asker, replies.taken(request))
+            self.send(requester, replies.queued(request))
+        self.send(requester, replies.taken(request))
         if self.watches.prefixes:
-            self.watches.tell(request, "locked")
+            self.publish(request, "locked")
 
-    def _released(self, event: Released, asker: Connection | None, ref: str | None) -> None:
+    def on_released(self, event: Released, requester: Outbound | None, ref: str | None) -> None:
+        """Send `released`, to the requester and to the client whose request it was."""
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         if request.fence and event.reason is SUCCESS:
             self.stats.holds.add(self.now - request.since)
         else:
             self.stats.over(event, self.now)
-        own = asker is not None and session is not None and asker is session.connection
-        line = b"" if own and event.reason is SUCCESS else replies.released(event, self.now, request.ref)
-        self._close(request, event.reason, line)
-        if session is not None and not own:
-            self.say(session.connection, line)
-        if asker is not None:
-            self.say(asker, replies.released(event, self.now, ref))
+        is_own = requester is not None and session is not None and requester is session.connection
+        message = b"" if is_own and event.reason is SUCCESS else replies.released(event, self.now, request.ref)
+        self._end(request, event.reason, message)
+        if session is not None and not is_own:
+            self.send(session.connection, message)
+        if requester is not None:
+            self.send(requester, replies.released(event, self.now, ref))
         if self.watches.prefixes and request.fence:
-            self.watches.tell(request, "unlocked")
+            self.publish(request, "unlocked")
 
-    def _close(self, request: Request, reason: core.Reason, line: bytes) -> None:
-        """A request ended: tell its session and the store. `line` is the ending for its session; see `RetainedReply`."""
+    def _end(self, request: Request, reason: core.Reason, message: bytes) -> None:
+        """Remove an ended request from its session, and from the store. `message`: see `RetainedReply`."""
         session: Session | None = request.origin  # type: ignore[assignment]
         change: Change = request
         if session is not None:
-            session.alive -= 1
+            session.live_requests -= 1
             session.bound.pop(request.id, None)
-            if request.ref is not None or (session.key is not None and line):
-                change = self._remember(session, request, reason, line)
-        if not self._durable:
+            if request.ref is not None or (session.key is not None and message):
+                change = self.retain_reply(session, request, reason, message)
+        if not self.durable:
             return
         if (
             request.fence
             or session is None
-            or (session.key is not None and (request.id < self.stored_below or request.id in self.changes))
+            or (session.key is not None and (request.id < self.stored_below or request.id in self.write_set))
         ):
-            self.changes[request.id] = change
+            self.write_set[request.id] = change
 
-    def _remember(self, session: Session, request: Request, reason: core.Reason, line: bytes) -> Change:
-        """Remember how a request of a session ended; returns what the store is to know of it."""
+    def retain_reply(self, session: Session, request: Request, reason: core.Reason, message: bytes) -> Change:
+        """Retain the terminal reply of a request; return the change for the write set."""
         if session.key is None:
-            if session.connection is None:  # nobody can ask for it any more
+            if session.connection is None:  # the connection is lost: the reply cannot be asked for
                 return request
-            session.remember(RetainedReply(request.id, request.ref, session, self.now, b"", reason, request))
-            if session.endings is not None and len(session.endings) > MAX_RETAINED_REPLIES:
-                session.forget_oldest()
+            session.retain(RetainedReply(request.id, request.ref, session, self.now, b"", reason, request))
+            if session.retained_replies is not None and len(session.retained_replies) > MAX_RETAINED_REPLIES:
+                session.drop_oldest_reply()
             return request
-        if len(line) > MAX_RETAINED_REPLY_BYTES:
-            line = replies.ended(request.id, reason, request.ref)
-        ending = RetainedReply(request.id, request.ref, session, self.now, line, reason, request)
-        for id_ in self.sessions.remember(session, ending):
-            self._unset(id_)
-        return ending
+        if len(message) > MAX_RETAINED_REPLY_BYTES:
+            message = replies.ended(request.id, reason, request.ref)
+        reply = RetainedReply(request.id, request.ref, session, self.now, message, reason, request)
+        for id_ in self.sessions.retain(session, reply):
+            self.delete(id_)
+        return reply
 
-    def _extended(self, event: core.Extended, asker: Connection | None, ref: str | None) -> None:
-        self._change(event.request)
-        self.say(asker, replies.extended(event, ref))
+    def on_extended(self, event: core.Extended, requester: Outbound | None, ref: str | None) -> None:
+        """Send `extended`."""
+        self.store(event.request)
+        self.send(requester, replies.extended(event, ref))
 
-    def _moved(self, event: core.Moved, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
-        """No message: only the store is concerned."""
+    def on_moved(self, event: core.Moved, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+        """Store the new queue position. Clients are not sent anything."""
         if is_stored(event.request):
-            self._change(event.request)
+            self.store(event.request)
 
-    def _full(self, event: core.QueueFull, asker: Connection | None, ref: str | None) -> None:  # noqa: ARG002
-        most = self.manager.max_queue_entries
-        why = f"this would have to wait, and the lines have {most:.0f} places, or nearly: none is left for it"
-        self.reject(asker, RequestRejected(Code.TOO_MANY, why, ref=ref))
+    def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
+        """Reject a request that would have to wait."""
+        limit = self.manager.max_queue_entries
+        why = f"this would have to wait, and the lines have {limit:.0f} places, or nearly: none is left for it"
+        self.reject(requester, RequestRejected(Code.TOO_MANY, why, ref=ref))
 
-    def _repeated(self, event: core.AlreadyEnded, asker: Connection | None, ref: str | None) -> None:
-        self.say(asker, replies.ended(event.id, event.reason, ref))
+    def on_already_ended(self, event: core.AlreadyEnded, requester: Outbound | None, ref: str | None) -> None:
+        """Repeat the reason for which a request ended."""
+        self.send(requester, replies.ended(event.id, event.reason, ref))
 
-    def _unknown(self, event: core.UnknownId, asker: Connection | None, ref: str | None) -> None:
+    def on_unknown_id(self, event: core.UnknownId, requester: Outbound | None, ref: str | None) -> None:
+        """Reject a command for an id that does not exist."""
         why = f"there is no request {event.id}, or it ended long ago"
-        self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))
+        self.reject(requester, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))
 
-    def _not_held(self, event: core.NotHeld, asker: Connection | None, ref: str | None) -> None:
+    def on_not_held(self, event: core.NotHeld, requester: Outbound | None, ref: str | None) -> None:
+        """Reject `extend` of a request that waits."""
         request = event.request
         why = f"extend: {request.id} still waits; only a held lock can be extended"
-        self.reject(asker, RequestRejected(Code.BAD_REQUEST, why, ref=ref, id=request.id))
-
-    def _change(self, request: Request) -> None:
-        """Let the store know. What waits for a connection alone goes with it, and so with this server: it is not stored."""
-        if self._durable:
-            self.changes[request.id] = request
-
-    def _unset(self, id: int) -> None:
-        """Nothing is to be known of this id any more."""
-        if self._durable:
-            self.changes[id] = None
+        self.reject(requester, RequestRejected(Code.BAD_REQUEST, why, ref=ref, id=request.id))
 
 
-_TELL: dict[type, Callable[[Notifier, Any, Connection | None, str | None], None]] = {
-    core.Queued: Notifier._queued,  # noqa: SLF001
-    core.Taken: Notifier._taken,  # noqa: SLF001
-    core.Locked: Notifier._locked,  # noqa: SLF001
-    core.Released: Notifier._released,  # noqa: SLF001
-    core.Insufficient: Notifier._released,  # noqa: SLF001
-    core.TimedOut: Notifier._released,  # noqa: SLF001
-    core.Deadlocked: Notifier._released,  # noqa: SLF001
-    core.QueueFull: Notifier._full,  # noqa: SLF001
-    core.Extended: Notifier._extended,  # noqa: SLF001
-    core.Moved: Notifier._moved,  # noqa: SLF001
-    core.AlreadyEnded: Notifier._repeated,  # noqa: SLF001
-    core.UnknownId: Notifier._unknown,  # noqa: SLF001
-    core.NotHeld: Notifier._not_held,  # noqa: SLF001
+_ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None], None]] = {
+    core.Queued: Notifier.on_queued,
+    core.Taken: Notifier.on_taken,
+    core.Locked: Notifier.on_locked,
+    core.Released: Notifier.on_released,
+    core.Insufficient: Notifier.on_released,
+    core.TimedOut: Notifier.on_released,
+    core.Deadlocked: Notifier.on_released,
+    core.QueueFull: Notifier.on_queue_full,
+    core.Extended: Notifier.on_extended,
+    core.Moved: Notifier.on_moved,
+    core.AlreadyEnded: Notifier.on_already_ended,
+    core.UnknownId: Notifier.on_unknown_id,
+    core.NotHeld: Notifier.on_not_held,
 }

@@ -1,39 +1,49 @@
-"""The `unavailable` answer to commands that this server cannot execute now: it does not lead, or its store is away."""
+"""Errors for commands that this server cannot execute: it does not lead, its store is unavailable, or the namespace is
+not that of the connection.
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
 from genie.protocol.commands import Hello, Namespaced, ReleaseByRef, WireCommand, read
+from genie.server.peer import DETACHED, ConnectionState, Item, Peer
 
-if TYPE_CHECKING:
-    from genie.server.connection import Item
-
-AWAY = "the store can't be reached, try again later"
+STORE_UNAVAILABLE = "the store can't be reached, try again later"
 
 MALFORMED = (Code.BAD_JSON, Code.BAD_MESSAGE)
-"""What is said of a line that is no command at all, also by a server that executes none."""
+"""Errors of lines that are no command; a server that executes none reports them, too."""
 
 
-def refusal(item: Item, why: str = AWAY) -> RequestRejected | None:
-    """Return the answer to a line, or the error that it was replaced by; None where there is none."""
+def reject_item(connection: Peer, item: Item, why: str = STORE_UNAVAILABLE) -> RequestRejected | None:
+    """Return the error for an item that a connection submitted and that is not executed; None where it gets none.
+
+    After a rejected `hello` the connection waits for another one.
+    """
+    if connection.state is DETACHED:
+        return None
+    if isinstance(item, Hello):
+        connection.enter_state(ConnectionState.HELLO_REJECTED)
+    return unavailable(item, why)
+
+
+def unavailable(item: Item, why: str) -> RequestRejected | None:
+    """Return the error for an item, `unavailable` if nothing else is wrong with it; None for blank lines and the end."""
     if isinstance(item, bytes):
         if not item or item.isspace():
             return None
         try:
-            return about(read(item), Code.UNAVAILABLE, why)
+            return error_for(read(item), Code.UNAVAILABLE, why)
         except RequestRejected as wrong:
             malformed = wrong.code in MALFORMED
             return wrong if malformed else RequestRejected(Code.UNAVAILABLE, why, ref=wrong.ref, id=wrong.id)
     if isinstance(item, RequestRejected):
         return item
-    return about(item, Code.UNAVAILABLE, why) if isinstance(item, (Hello, Namespaced)) else None
+    return error_for(item, Code.UNAVAILABLE, why) if isinstance(item, (Hello, Namespaced)) else None
 
 
-def about(command: WireCommand, code: Code, why: str) -> RequestRejected:
-    """Return an error with the `ref` of the command, and of `release` and `extend` with the `id`."""
+def error_for(command: WireCommand, code: Code, why: str) -> RequestRejected:
+    """Return an error that echoes the `ref` of a command, and the `id` of `release` and `extend`."""
     if isinstance(command, Namespaced):
         command = command.command
     ref = command.request.ref if isinstance(command, Take) else command.ref
@@ -41,8 +51,8 @@ def about(command: WireCommand, code: Code, why: str) -> RequestRejected:
     return RequestRejected(code, why, ref=ref, id=id_)
 
 
-def spanning(command: Namespaced, namespace: str) -> RequestRejected:
-    """Return the answer to a command for another namespace than that of its connection."""
+def wrong_namespace(command: Namespaced, namespace: str) -> RequestRejected:
+    """Return the error for a command that names another namespace than that of its connection."""
     why = (
         f"namespace must be {namespace!r}, which this connection is for, not {command.namespace!r}: a request can't span "
         "namespaces, since deadlocks between them would not be found; use one connection for each"
@@ -50,4 +60,4 @@ def spanning(command: Namespaced, namespace: str) -> RequestRejected:
     inner = command.command
     names = {Request: "request", Take: "request", ReleaseByRef: "release"}
     name = names.get(type(inner), type(inner).__name__.lower())
-    return about(command, Code.BAD_REQUEST, f"{name}: {why}")
+    return error_for(command, Code.BAD_REQUEST, f"{name}: {why}")

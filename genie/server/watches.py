@@ -1,120 +1,98 @@
-"""Who watches which names, and is told of every lock that is taken or given back on them."""
+"""Watches: which connections are sent an event for every lock that is granted or released on a name with a prefix."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from genie.core import Request
 from genie.core.lock_table import LockTable
-from genie.errors import Code, RequestRejected
 from genie.protocol import replies
-from genie.server.connection import Connection
+from genie.server.sessions import Outbound
 
 MAX_WATCHES = 100
 """Prefixes that one connection can watch."""
 
 MAX_WATCHING_ROWS = 10_000
-"""Locks told in one `watching`."""
+"""Locks listed in one `watching`."""
 
 MAX_WATCHING_BYTES = 1 << 20
 """Bytes of them."""
 
 MAX_BUFFERED_EVENTS = 10_000
-"""Messages that may wait to be written to one watcher."""
-
-Say = Callable[[Connection | None, bytes], None]
-Reject = Callable[[Connection, RequestRejected], None]
-Show = Callable[[Connection, bytes], None]
+"""Messages that may be buffered for one watcher. Beyond it the watcher is lagged: its watches end."""
 
 
 class WatchRegistry:
-    """By prefix, and by its length: to find who watches a name costs one look for each length that is watched.
+    """Watchers by prefix. Finding those of a name costs one lookup for each length of a watched prefix.
 
-    A watch ends with its connection. One that can't keep up is told so, and its watches are over.
+    A watch ends with its connection. `max_unread_bytes` bounds what a watcher may leave unread, buffered events included.
     """
 
-    def __init__(self, table: LockTable, say: Say, reject: Reject, show: Show, max_behind: int) -> None:
+    def __init__(self, table: LockTable, max_unread_bytes: int) -> None:
         self._table = table
-        self._say = say
-        self._reject = reject
-        self._show = show
-        self._max_behind = max_behind
-        """Bytes that a watcher may leave unread, with those that wait to be written to it."""
-        self.prefixes: dict[str, dict[Connection, None]] = {}
-        """Empty while nobody watches, and always the same object."""
+        self._max_unread_bytes = max_unread_bytes
+        self.prefixes: dict[str, dict[Outbound, None]] = {}
+        """Empty without watchers, and always the same object."""
         self._lengths: tuple[int, ...] = ()
-        self._of: dict[Connection, set[str]] = {}
+        self._of: dict[Outbound, set[str]] = {}
 
-    def watch(self, connection: Connection, prefix: str, ref: str | None) -> None:
-        """Tell what is held now, and from now on what changes."""
+    def add(self, connection: Outbound, prefix: str) -> bool:
+        """Watch a prefix. Return False, and change nothing, where the connection watches `MAX_WATCHES` already."""
         own = self._of.setdefault(connection, set())
         if prefix not in own and len(own) >= MAX_WATCHES:
-            why = f"watch: a connection can watch {MAX_WATCHES} prefixes, and this one does"
-            self._reject(connection, RequestRejected(Code.TOO_MANY, why, ref=ref))
-            return
+            return False
         own.add(prefix)
         self.prefixes.setdefault(prefix, {})[connection] = None
-        self._measure()
-        rows: list[bytes] = []
-        room, truncated = MAX_WATCHING_BYTES, False
-        for row in self._held(prefix):
-            room -= len(row)
-            if room < 0 or len(rows) >= MAX_WATCHING_ROWS:
-                truncated = True
-                break
-            rows.append(row)
-        self._say(connection, replies.watching(prefix, rows, truncated, ref))
+        self._update_lengths()
+        return True
 
-    def unwatch(self, connection: Connection, prefix: str, ref: str | None) -> None:
-        """No longer; nothing happens where it was not watched."""
+    def remove(self, connection: Outbound, prefix: str) -> None:
+        """End a watch, if there is one."""
         own = self._of.get(connection)
         if own is not None and prefix in own:
             own.discard(prefix)
-            self._forget(connection, prefix)
+            self._remove(connection, prefix)
             if not own:
                 del self._of[connection]
-        self._say(connection, replies.unwatched(prefix, ref))
 
-    def of(self, connection: Connection) -> set[str]:
-        """What a connection watches."""
+    def remove_all(self, connection: Outbound) -> None:
+        """End all watches of a connection."""
+        for prefix in self._of.pop(connection, ()):
+            self._remove(connection, prefix)
+
+    def of(self, connection: Outbound) -> set[str]:
+        """Return the prefixes that a connection watches."""
         return self._of.get(connection, set())
 
-    def leave(self, connection: Connection) -> None:
-        """A connection is gone."""
-        for prefix in self._of.pop(connection, ()):
-            self._forget(connection, prefix)
-
-    def forget(self) -> None:
-        """Nobody is told anything any more."""
-        self.prefixes.clear()
-        self._of.clear()
-        del self._say, self._reject, self._show
-
-    def tell(self, request: Request, state: str) -> None:
-        """All that a request names was taken (`locked`) or given back (`unlocked`)."""
-        for name, exclusive in request.modes():
-            line = b""
-            for connection in self._audience(name):
-                line = line or replies.event(request, name, exclusive, state)
-                if self._lags(connection):
-                    self.leave(connection)
-                    self._say(connection, replies.LAGGED)
-                else:
-                    self._show(connection, line)
-
-    def _lags(self, connection: Connection) -> bool:
-        many = len(connection.outbox) + len(connection.deferred) >= MAX_BUFFERED_EVENTS
-        return many or connection.watch_bytes + connection.unread > self._max_behind
-
-    def _audience(self, name: str) -> Iterable[Connection]:
-        """Each that watches a name, once."""
-        found: dict[Connection, None] = {}
+    def matches(self, name: str) -> Iterable[Outbound]:
+        """Return each connection that watches a name, once."""
+        found: dict[Outbound, None] = {}
         for length in self._lengths:
             watchers = self.prefixes.get(name[:length]) if length <= len(name) else None
             if watchers:
                 found |= watchers
         return found
+
+    def is_lagging(self, connection: Outbound) -> bool:
+        """Return whether a watcher reads too slowly to be sent another event."""
+        too_many = len(connection.outbox) + len(connection.deferred) >= MAX_BUFFERED_EVENTS
+        return too_many or connection.watch_bytes + connection.unread_bytes > self._max_unread_bytes
+
+    def held(self, prefix: str) -> tuple[list[bytes], bool]:
+        """Return the rows of a `watching` message, the locks that are held now, and whether there were too many."""
+        rows: list[bytes] = []
+        room = MAX_WATCHING_BYTES
+        for row in self._held(prefix):
+            room -= len(row)
+            if room < 0 or len(rows) >= MAX_WATCHING_ROWS:
+                return rows, True
+            rows.append(row)
+        return rows, False
+
+    def dispose(self) -> None:
+        """Drop all references to connections."""
+        self.prefixes.clear()
+        self._of.clear()
 
     def _held(self, prefix: str) -> Iterator[bytes]:
         table = self._table
@@ -123,17 +101,17 @@ class WatchRegistry:
         for name, resource in table.resources.items():
             if not name.startswith(prefix):
                 continue
-            alike = resource.exclusives in (0, len(resource.holders))  # else they are one owner's, and may differ
+            same_mode = resource.exclusives in (0, len(resource.holders))  # otherwise one owner holds it in both modes
             for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
-                exclusive = resource.exclusives > 0 if alike else holder.is_exclusive(name)
+                exclusive = resource.exclusives > 0 if same_mode else holder.is_exclusive(name)
                 yield replies.watching_row(holder, name, exclusive)
 
-    def _forget(self, connection: Connection, prefix: str) -> None:
+    def _remove(self, connection: Outbound, prefix: str) -> None:
         watchers = self.prefixes[prefix]
         del watchers[connection]
         if not watchers:
             del self.prefixes[prefix]
-            self._measure()
+            self._update_lengths()
 
-    def _measure(self) -> None:
+    def _update_lengths(self) -> None:
         self._lengths = tuple({len(prefix) for prefix in self.prefixes})

@@ -18,7 +18,7 @@ from fuzz.sent_commands import NAMESPACE
 from fuzz.shared_model import Book, Wrong
 from fuzz.store import Shelf
 from fuzz.transport import Transport
-from genie.config import Settings
+from genie.config import Limits
 from genie.core import HELD
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
@@ -44,11 +44,11 @@ class Client:
 
     def __init__(self, stage: Stage, number: int) -> None:
         self.stage = stage
-        self.ear = Ear(stage.book, stage.seen, stage.settings.limits.max_line)
+        self.ear = Ear(stage.book, stage.seen, stage.limits.max_line)
         self.transport = Transport(number, self._hears, self._ended)
         self.half_closed = self.dropped = False
         self.stalled_once = False
-        self.connection = Connection(stage.handler, stage.settings, stage.admission, handlers=stage.find_handler)
+        self.connection = Connection(stage.handler, stage.limits, stage.admission, find_handler=stage.find_handler)
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)
 
@@ -130,27 +130,27 @@ class Stage:
 
     async def begin(self, durable: bool, limits: dict[str, Any]) -> None:
         """Start it."""
-        self.settings = Settings.from_options(**limits)
+        self.limits = Limits(**limits)
         self.store: MemoryStore = Shelf() if durable else MemoryStore()
         self.stats = Stats()
-        self.admission = AdmissionControl(self.settings)
+        self.admission = AdmissionControl(self.limits)
         await self._lead()
 
     async def _lead(self) -> None:
         replica = self.store.replica() if isinstance(self.store, Shelf) else await self.store.open(None, None, None)  # type: ignore[arg-type]
         manager, began = replica.manager, self.now_ms - replica.clock_ms
         manager.unix_offset_ms = 1.79e12
-        manager.max_queue_entries = self.settings.limits.max_queue
+        manager.max_queue_entries = self.limits.max_queue
         manager.next_id, manager.next_fence = max(manager.next_id, 100), max(manager.next_fence, 100)
         self.handler: Any = FollowerHandler(self.stats, NAMESPACE, 1 << 20)
         self.pipeline = Pipeline(
-            manager, self.store, self.settings, self.stats, lambda: self.now_ms - began, self._failed
+            manager, self.store, self.limits, self.stats, lambda: self.now_ms - began, self._failed
         )
         self.pipeline._scheduler._clock = self.loop.time
         self.pipeline.recover(replica.retained_replies.values())
         await self._quiet()
         if isinstance(self.handler, FollowerHandler):
-            self.handler.complete()
+            self.handler.reject_all()
         self.handler = self.pipeline
         for client in self.clients.values():
             client.connection.handler = self.pipeline
@@ -284,7 +284,7 @@ class Stage:
             for id_, request in requests.items()
         ]
         prefixes = {prefix: len(watchers) for prefix, watchers in dispatcher.watches.prefixes.items()}
-        return rows, prefixes, len(dispatcher.sessions), [session.alive for session in dispatcher.sessions]
+        return rows, prefixes, len(dispatcher.sessions), [session.live_requests for session in dispatcher.sessions]
 
     async def half_close(self, slot: int) -> None:
         """It will say nothing more."""
@@ -330,8 +330,8 @@ class Stage:
     async def _quiet(self) -> None:
         pipeline = self.pipeline
         for _ in range(TURNS):
-            await asyncio.sleep(0.01 if pipeline._commits.in_flight else 0)
-            if not (pipeline._scheduler or pipeline._commits.in_flight or pipeline._scheduled) or pipeline._stopped:
+            await asyncio.sleep(0.01 if pipeline.in_flight else 0)
+            if not (pipeline._scheduler or pipeline.in_flight or pipeline._scheduled) or pipeline._stopped:
                 break
         else:
             self.wrong(Wrong("the server does not come to rest"))
@@ -342,11 +342,11 @@ class Stage:
         if self.killing:
             await self._restart()
         await self._quiet()
-        while self.pipeline._late:  # who watches is told a little later
+        while self.pipeline._deferred:  # who watches is told a little later
             await asyncio.sleep(WATCH_FLUSH_INTERVAL_S)
             await self._quiet()
         self._look()
-        if self.problem is None and not self.pipeline._scheduler and not self.pipeline._commits.in_flight:
+        if self.problem is None and not self.pipeline._scheduler and not self.pipeline.in_flight:
             self._agree()
 
     async def end(self) -> None:

@@ -10,7 +10,7 @@ from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
 from genie.protocol.commands import HTTP_METHODS, Hello, Namespaced, ReleaseByRef, read
 from genie.protocol.diagnostics import is_hello
-from genie.server.rejections import spanning
+from genie.server.rejections import wrong_namespace
 
 NAMESPACE = Settings().namespaces[0]
 
@@ -75,7 +75,7 @@ def understood(line: bytes, now_ms: float) -> Said:
         return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, greets=meant or is_hello(line))
     if isinstance(command, Namespaced):
         if command.namespace != NAMESPACE:
-            wrong = spanning(command, NAMESPACE)
+            wrong = wrong_namespace(command, NAMESPACE)
             return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, foreign=True)
         command = command.command
     if isinstance(command, (Request, Take)):

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from admin_client import ask
-from genie.access import Access, Entry, Principal
+from genie.access import AccessControl, Credential, Principal
 from genie.admin.security import HEADERS, PRINCIPAL, Guard
 from ports import free_port
 from servers import running_server
@@ -18,10 +18,10 @@ from wire import Wire
 
 LOOK, LOCK, OPS, PART = "token-of-who-looks", "token-of-who-locks", "token-of-the-ops", "token-of-a-part"
 ENTRIES = [
-    Entry(Principal("look", None, frozenset({"inspect"})), LOOK),
-    Entry(Principal("lock", None, frozenset({"lock"})), LOCK),
-    Entry(Principal("ops", ("ops/",), frozenset({"admin"})), OPS),
-    Entry(Principal("part", ("accounts/",)), PART),
+    Credential(Principal("look", None, frozenset({"inspect"})), LOOK),
+    Credential(Principal("lock", None, frozenset({"lock"})), LOCK),
+    Credential(Principal("ops", ("ops/",), frozenset({"admin"})), OPS),
+    Credential(Principal("part", ("accounts/",)), PART),
 ]
 POST = {"X-Genie": "1", "Content-Type": "application/json"}
 Client = TestClient[web.Request, web.Application]
@@ -32,7 +32,7 @@ async def answer(_: web.Request) -> web.Response:
     return web.Response(text="nobody" if principal is None else principal.name)
 
 
-async def start(access: Access, host: str = "127.0.0.1", certificate: str | None = None) -> Client:
+async def start(access: AccessControl, host: str = "127.0.0.1", certificate: str | None = None) -> Client:
     app = web.Application()
     Guard(lambda: access, host, lambda _: certificate).protect(app)
     for path in ("/", "/livez", "/readyz", "/leaderz", "/api/state", "/api/resources/{name:.+}", "/metrics"):
@@ -45,14 +45,14 @@ async def start(access: Access, host: str = "127.0.0.1", certificate: str | None
 
 @pytest.fixture
 async def asked() -> AsyncIterator[Client]:
-    client = await start(Access(ENTRIES))
+    client = await start(AccessControl(ENTRIES))
     yield client
     await client.close()
 
 
 @pytest.fixture
 async def free() -> AsyncIterator[Client]:
-    client = await start(Access())
+    client = await start(AccessControl())
     yield client
     await client.close()
 
@@ -143,7 +143,7 @@ async def test_without_tokens_the_host_must_be_this_machine(free: Client, path: 
 
 
 async def test_the_admin_host_itself_counts_and_everywhere_is_any_address() -> None:
-    named, everywhere = await start(Access(), "admin.example"), await start(Access(), "0.0.0.0")  # noqa: S104
+    named, everywhere = await start(AccessControl(), "admin.example"), await start(AccessControl(), "0.0.0.0")  # noqa: S104
     assert await status(named, "/api/state", {"Host": "Admin.example:7078"}) == 200
     assert await status(named, "/api/state", {"Host": "192.0.2.1"}) == 403
     assert await status(everywhere, "/api/state", {"Host": "192.0.2.1:7078"}) == 200
@@ -157,17 +157,17 @@ async def test_with_a_token_any_host_will_do(asked: Client) -> None:
 
 
 async def test_a_certificate_is_as_good_as_a_token() -> None:
-    by_name = [Entry(Principal("ops", None, frozenset({"admin"})), None), *ENTRIES[:2]]
-    known = await start(Access(by_name, certificates=True), certificate="ops")
+    by_name = [Credential(Principal("ops", None, frozenset({"admin"})), None), *ENTRIES[:2]]
+    known = await start(AccessControl(by_name, certificates=True), certificate="ops")
     assert await status(known, "/api/release", POST, "POST") == 200
     assert await status(known, "/api/state", bearer("a-token-of-nobody's")) == 401, "a token, if given, must be right"
     assert await status(known, "/api/release", bearer(LOOK) | POST, "POST") == 403
-    token = await start(Access(ENTRIES, certificates=True), certificate="look")
+    token = await start(AccessControl(ENTRIES, certificates=True), certificate="look")
     assert await status(token, "/api/state") == 401, "a name with a token is proved by that"
-    stranger = await start(Access(certificates=True), certificate="somebody")
+    stranger = await start(AccessControl(certificates=True), certificate="somebody")
     assert await status(stranger, "/api/state") == 200
     assert await status(stranger, "/api/release", POST, "POST") == 403, "never an admin by itself"
-    nobody = await start(Access(certificates=True))
+    nobody = await start(AccessControl(certificates=True))
     assert await status(nobody, "/api/state") == 401
     for client in (known, token, stranger, nobody):
         await client.close()

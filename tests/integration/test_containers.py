@@ -169,7 +169,7 @@ def test_compose() -> None:
 
 
 def test_compose_makes_a_token_or_takes_one(tmp_path: Path) -> None:
-    from genie.access import Access
+    from genie.access import AccessControl
 
     service = compose()["services"]["token"]
     assert service["volumes"] == ["token:/run/genie"]
@@ -188,7 +188,7 @@ def test_compose_makes_a_token_or_takes_one(tmp_path: Path) -> None:
     def token(given: str) -> str:
         subprocess.run([sys.executable, *script], env=clean | {"GENIE_TOKEN": given}, check=True, timeout=WAIT_S)
         assert path.stat().st_mode & 0o777 == 0o640
-        access = Access.read(None, str(path))
+        access = AccessControl.load(None, str(path))
         assert access.by_token(path.read_text()) is not None
         return path.read_text()
 

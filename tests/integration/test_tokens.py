@@ -314,18 +314,19 @@ async def inside() -> AsyncIterator[tuple[str, int]]:
 async def test_who_takes_too_long_is_refused_and_who_is_in_may_be_silent(
     inside: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bells: list[asyncio.TimerHandle] = []
-    ring = auth.Authenticator.ring
+    timers: list[asyncio.TimerHandle] = []
+    start_timer = auth.Handshake.start_timer
 
-    def remember(self: auth.Authenticator, late: Callable[[], None]) -> asyncio.TimerHandle:
-        bells.append(ring(self, late))
-        return bells[-1]
+    def record(self: auth.Handshake, on_timeout: Callable[[], None]) -> None:
+        start_timer(self, on_timeout)
+        assert self._timer is not None
+        timers.append(self._timer)
 
-    monkeypatch.setattr(auth.Authenticator, "ring", remember)
+    monkeypatch.setattr(auth.Handshake, "start_timer", record)
     known = await Wire.connect(inside)
     known.raw(hello(token=PAYMENTS))
     await known.expect("welcome")
-    assert [bell.cancelled() for bell in bells] == [True]
+    assert [timer.cancelled() for timer in timers] == [True]
     monkeypatch.setattr(auth, "HELLO_TIMEOUT_S", 0.05)
     silent, slow = await Wire.connect(inside), await Wire.connect(inside)
     slow.raw(hello(token=PAYMENTS)[:20])

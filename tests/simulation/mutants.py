@@ -45,27 +45,27 @@ MUTANTS = [
     Mutant(
         "tells before it has stored",
         "server/pipeline.py",
-        "self._commits.write(changes, now)",
-        "self._deliver(); self._commits.write(changes, now)",
+        "self._commit(write_set, now)",
+        "self._deliver(); self._commit(write_set, now)",
     ),
     Mutant(
         "a refusal takes along what is not stored yet",
-        "server/pipeline.py",
-        "if not waiting and connection.outbox:",
-        "if connection.outbox:",
+        "server/notifier.py",
+        "        if in_order:\n",
+        "        if True:\n",
         first=17,
     ),
     Mutant(
         "does not tell who lost a lock",
         "server/notifier.py",
-        "            self.say(session.connection, line)\n        if asker",
-        "            pass\n        if asker",
+        "            self.send(session.connection, message)\n        if requester",
+        "            pass\n        if requester",
     ),
     Mutant(
         "ids are told that may be given again",
         "server/pipeline.py",
-        "self._store.commit(Batch(changes, self.reserved,",
-        "self._store.commit(Batch(changes, 1,",
+        "self._store.commit(Batch(write_set, self._ids_reserved_below,",
+        "self._store.commit(Batch(write_set, 1,",
     ),
     # -- the store
     Mutant(
@@ -215,8 +215,8 @@ MUTANTS = [
     Mutant(
         "a resume forgets what has ended",
         "server/dispatcher.py",
-        "for ending in session.unreceived():",
-        "for ending in ():",
+        "for reply in session.unreceived_replies():",
+        "for reply in ():",
     ),
     Mutant(
         "a resume forgets what lives",
@@ -233,8 +233,8 @@ MUTANTS = [
     Mutant(
         "sessions end with the server",
         "server/dispatcher.py",
-        "self.sessions.restore(requests, endings, self.now)",
-        "self.sessions.restore([], [], self.now)",
+        "self.sessions.restore(requests, replies, self.notifier.now)",
+        "self.sessions.restore([], [], self.notifier.now)",
     ),
     Mutant(
         "every held lock goes with its session",
@@ -246,7 +246,7 @@ MUTANTS = [
     Mutant(
         "the ref of an own release is forgotten",
         "server/dispatcher.py",
-        'change = request if request.ref is None else self._remember(session, request, SUCCESS, b"")',
+        'change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")',
         "change = request",
         first=FEATURED,
     ),
@@ -281,20 +281,20 @@ MUTANTS = [
     Mutant(
         "the answer to a release carries the ref of the request",
         "server/dispatcher.py",
-        "out.append(released(event, now, command.ref))",
-        "out.append(released(event, now, request.ref))",
+        "outbox.append(released(event, now, command.ref))",
+        "outbox.append(released(event, now, request.ref))",
     ),
     Mutant(
         "the answer to a release of another connection's request carries the ref of the request",
         "server/notifier.py",
-        "self.say(asker, replies.released(event, self.now, ref))",
-        "self.say(asker, replies.released(event, self.now, request.ref))",
+        "self.send(requester, replies.released(event, self.now, ref))",
+        "self.send(requester, replies.released(event, self.now, request.ref))",
     ),
     Mutant(
         "a refused release does not echo its ref",
         "server/notifier.py",
-        "self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))",
-        "self.reject(asker, RequestRejected(Code.UNKNOWN_ID, why, id=event.id))",
+        "self.reject(requester, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))",
+        "self.reject(requester, RequestRejected(Code.UNKNOWN_ID, why, id=event.id))",
         first=21,
     ),
     Mutant(
@@ -306,8 +306,8 @@ MUTANTS = [
     Mutant(
         "queued is sent to a quiet connection",
         "server/notifier.py",
-        "        if request.ref is None or not session.quiet:\n            self.say(session.connection, replies.queued",
-        "        if True:\n            self.say(session.connection, replies.queued",
+        "        if request.ref is None or not session.quiet:\n            self.send(session.connection, replies.queued",
+        "        if True:\n            self.send(session.connection, replies.queued",
         first=FEATURED,
     ),
     Mutant(
@@ -320,30 +320,30 @@ MUTANTS = [
     Mutant(
         "a repeated ref of an ended request is not answered",
         "server/dispatcher.py",
-        "            self.say(connection, known.message or replies.ended(known.id, known.reason, known.ref))",
+        "            send(connection, known.message or replies.ended(known.id, known.reason, known.ref))",
         "            pass",
         first=FEATURED,
     ),
     Mutant(
         "bye leaves the waiting requests",
         "server/dispatcher.py",
-        "        self._tell(self.manager.step(Disconnect(list(session.bound.values())), self.now), None)\n"
-        "        if session.key is not None:\n            self._end(session)",
+        "        self._disconnect(list(session.bound.values()))\n"
+        "        if session.key is not None:\n            self._end_session(session)",
         "        if False:\n            pass",
         first=FEATURED,
     ),
     Mutant(
         "bye does not end the session",
         "server/dispatcher.py",
-        "        if session.key is not None:\n            self._end(session)\n        else:",
+        "        if session.key is not None:\n            self._end_session(session)\n        else:",
         "        if session.key is None:",
         first=FEATURED,
     ),
     Mutant(
         "a connection goes on after bye",
         "server/dispatcher.py",
-        "        connection.stop_reading()\n        self.closing.append(connection)",
-        "        connection.stop_reading()",
+        "        connection.detach()\n        self.notifier.closing.append(connection)",
+        "        connection.detach()",
         first=FEATURED,
     ),
     # -- the lock manager
@@ -362,8 +362,8 @@ MUTANTS = [
     Mutant(
         "a restart makes time pass",
         "server/namespace.py",
-        "loop.time() * 1000 - replica.clock_ms",
-        "loop.time() * 1000 - replica.clock_ms - 1000",
+        "loop.time() * 1000 - state.clock_ms",
+        "loop.time() * 1000 - state.clock_ms - 1000",
     ),
     Mutant(
         "shared locks don't mind an exclusive one",

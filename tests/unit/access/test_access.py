@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from genie.access import RIGHTS, Access, Principal
+from genie.access import PERMISSIONS, AccessControl, Principal
 
 A, B = "a-token-of-the-tests", "another-token-of-the-tests"
 
@@ -17,33 +17,33 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "tokens"
 
 
-def read(file: Path, text: str | bytes, *, certificates: bool = False) -> Access:
+def read(file: Path, text: str | bytes, *, certificates: bool = False) -> AccessControl:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     file.chmod(0o600)
-    return Access.read(None, str(file), certificates=certificates)
+    return AccessControl.load(None, str(file), certificates=certificates)
 
 
 def test_without_anything_nothing_is_asked() -> None:
-    access = Access.read(None, None)
+    access = AccessControl.load(None, None)
     assert access.open
-    assert not access.tokens
+    assert not access.has_tokens
     assert access.by_token(A) is None
 
 
 def test_certificates_alone_are_asked_for() -> None:
-    access = Access.read(None, None, certificates=True)
+    access = AccessControl.load(None, None, certificates=True)
     assert not access.open
-    assert not access.tokens
+    assert not access.has_tokens
 
 
 def test_one_token_may_everything(file: Path) -> None:
-    for access in (Access.read(A, None), read(file, A), read(file, f"  {A}\r\n")):
+    for access in (AccessControl.load(A, None), read(file, A), read(file, f"  {A}\r\n")):
         principal = access.by_token(A)
-        assert principal == Principal("default", None, frozenset(RIGHTS))
+        assert principal == Principal("default", None, frozenset(PERMISSIONS))
         assert access.by_token(B) is None
         assert access.by_token(A[:-1]) is None
         assert access.by_name("default") is principal
-        assert access.tokens
+        assert access.has_tokens
         assert not access.open
 
 
@@ -63,25 +63,25 @@ def test_a_section_for_each_name(file: Path) -> None:
     assert payments == Principal("payments", ("accounts/", "limits/"), frozenset({"lock"}))
     assert look_out == Principal("the look out", None, frozenset({"lock", "inspect"}))
     assert payments is not None
-    assert [payments.covers(name) for name in ("accounts/2", "accounts", "limits/", "x/accounts/")] == [
+    assert [payments.may_access(name) for name in ("accounts/2", "accounts", "limits/", "x/accounts/")] == [
         True,
         False,
         True,
         False,
     ]
-    assert payments.may("lock")
-    assert not payments.may("inspect")
-    assert payments.reach == "names that begin with 'accounts/', 'limits/'"
+    assert payments.has_permission("lock")
+    assert not payments.has_permission("inspect")
+    assert payments.scope_description == "names that begin with 'accounts/', 'limits/'"
     assert access.by_name("payments") == payments
     assert access.by_name("nobody") is None
 
 
 def test_an_admin_may_all_and_its_prefixes_bind_what_it_locks() -> None:
     admin = Principal("ops", ("ops/",), frozenset({"admin"}))
-    assert all(admin.may(right) for right in RIGHTS)
-    assert not admin.covers("accounts/2")
-    assert admin.bounds is None
-    assert Principal("payments", ("ops/",)).bounds == ("ops/",)
+    assert all(admin.has_permission(right) for right in PERMISSIONS)
+    assert not admin.may_access("accounts/2")
+    assert admin.visible_prefixes is None
+    assert Principal("payments", ("ops/",)).visible_prefixes == ("ops/",)
 
 
 def test_a_certificate_may_lock_and_look_where_the_file_says_nothing(file: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_certificate_may_lock_and_look_where_the_file_says_nothing(file: Path)
 
 
 def test_no_certificate_stands_for_the_one_token(file: Path) -> None:
-    for access in (read(file, A, certificates=True), Access.read(A, None, certificates=True)):
+    for access in (read(file, A, certificates=True), AccessControl.load(A, None, certificates=True)):
         assert access.by_token(A) is not None
         assert access.by_certificate("default") is None
 
@@ -170,19 +170,19 @@ def test_what_is_wrong_with_a_file_is_said_and_no_token_repeated(file: Path, tex
 def test_a_file_that_is_not_there_or_is_no_file(file: Path) -> None:
     for path in (file, file.parent):
         with pytest.raises(ValueError, match="can't be read: "):
-            Access.read(None, str(path))
+            AccessControl.load(None, str(path))
 
 
 def test_token_and_file_exclude_each_other(file: Path) -> None:
     file.write_text(B)
     with pytest.raises(ValueError, match="GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other"):
-        Access.read(A, str(file))
+        AccessControl.load(A, str(file))
 
 
 @pytest.mark.parametrize("token", ["", "short", LONG, A + "\n"])
 def test_a_token_in_a_variable_is_checked_alike(token: str) -> None:
     with pytest.raises(ValueError, match="GENIE_TOKEN must ") as caught:
-        Access.read(token, None)
+        AccessControl.load(token, None)
     assert not token or token not in str(caught.value)
 
 
@@ -190,8 +190,8 @@ def test_whoever_else_may_read_the_file(file: Path) -> None:
     read(file, A)
     for mode, seen in ((0o600, False), (0o640, False), (0o644, True)):
         file.chmod(mode)
-        assert Access.read(None, str(file)).seen_by_all is seen
+        assert AccessControl.load(None, str(file)).world_readable is seen
 
 
 def test_many_prefixes_are_not_all_told() -> None:
-    assert Principal("a", tuple(f"{n}/" for n in range(12))).reach.endswith("'9/' or 2 more")
+    assert Principal("a", tuple(f"{n}/" for n in range(12))).scope_description.endswith("'9/' or 2 more")

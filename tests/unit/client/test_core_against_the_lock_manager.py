@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from genie.client import commands
 from genie.client.commands import Call, Extend, Ping, Request, State, any_request
 from genie.client.session import ClientSession
-from genie.config import Settings
+from genie.config import Limits
 from genie.core import ENDED, LockManager
 from genie.errors import ConnectionLost, GenieError, LockLost, TransactionTimeout, Unavailable
 from genie.observability.stats import Stats
 from genie.protocol import messages
 from genie.protocol.commands import read_hello
 from genie.protocol.resources import parse_resource
-from genie.server.connection import END_OF_INPUT, ConnectionState
 from genie.server.dispatcher import Dispatcher
-from genie.server.sessions import Session
+from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
 from genie.storage.redis.records import Reader, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine
 from searches import examples
@@ -30,19 +29,13 @@ from searches import examples
 SESSION_S = 10.0
 
 
-class Peer:
-    """A connection, as far as the server's inner part sees it."""
+class Client(Peer):
+    """A client without a connection."""
 
     def __init__(self) -> None:
-        self.session = Session(self)  # type: ignore[arg-type]
+        super().__init__()
+        self.enter_state(ConnectionState.READY)
         self.session.quiet = True
-        self.state = ConnectionState.READY
-        self.outbox: list[bytes] = []
-        self.closed = False
-        self.principal = None
-
-    def stop_reading(self) -> None:
-        """What it says is not taken up any more."""
 
 
 class Server:
@@ -50,31 +43,31 @@ class Server:
 
     def __init__(self) -> None:
         self.manager = LockManager()
-        self.dispatcher = Dispatcher(self.manager, Settings(), Stats())
-        self.client, self.stranger = Peer(), Peer()
+        self.dispatcher = Dispatcher(self.manager, Limits(), Stats())
+        self.client, self.stranger = Client(), Client()
         self.stored: dict[int, bytes] = {}
         self.input_queue = b""
         self.outbox = b""
 
     def work(self, now: float) -> None:
         lines, self.input_queue = self.input_queue.split(b"\n")[:-1], b""
-        self.dispatcher.now = now * 1000
+        self.dispatcher.notifier.now = now * 1000
         if lines and (hello := read_hello(lines[0])) is not None:
-            self.dispatcher.take(self.client, iter([hello]))  # type: ignore[arg-type]
+            self.dispatcher.execute(self.client, iter([hello]))
             del lines[0]
         todo = iter(lines)
-        while self.dispatcher.take(self.client, todo):  # type: ignore[arg-type]
+        while self.dispatcher.execute(self.client, todo):
             pass
         self.told()
 
     def told(self) -> None:
         """Store what changed, then let everybody hear of it."""
-        for id_, change in self.dispatcher.changes.items():
+        for id_, change in self.dispatcher.notifier.write_set.items():
             self.stored.pop(id_, None)
             if isinstance(change, RetainedReply) or (change is not None and change.state is not ENDED):
                 self.stored[id_] = encode(change)
-        self.dispatcher.changes.clear()
-        self.dispatcher.stored_below = self.manager.next_id
+        self.dispatcher.notifier.write_set.clear()
+        self.dispatcher.notifier.stored_below = self.manager.next_id
         self.outbox += b"".join(self.client.outbox)
         self.client.outbox.clear()
 
@@ -90,19 +83,19 @@ class Server:
         self._by_stranger(messages.command("extend", id=id, transactionTimeout=hold * 1000), now)
 
     def _by_stranger(self, line: bytes, now: float) -> None:
-        self.dispatcher.now = now * 1000
-        self.dispatcher.take(self.stranger, iter([line]))  # type: ignore[arg-type]
+        self.dispatcher.notifier.now = now * 1000
+        self.dispatcher.execute(self.stranger, iter([line]))
         self.told()
 
     def expire(self, now: float) -> None:
-        self.dispatcher.now = now * 1000
+        self.dispatcher.notifier.now = now * 1000
         self.dispatcher.expire()
         self.told()
 
-    def hang_up(self, peer: Peer, now: float) -> None:
+    def hang_up(self, peer: Client, now: float) -> None:
         peer.closed = True
-        self.dispatcher.now = now * 1000
-        self.dispatcher.take(peer, iter([END_OF_INPUT]))  # type: ignore[arg-type]
+        self.dispatcher.notifier.now = now * 1000
+        self.dispatcher.execute(peer, iter([END_OF_INPUT]))
         self.told()
 
     def start_again(self, stored: dict[int, bytes], now: float) -> None:
@@ -114,10 +107,10 @@ class Server:
         replica.apply(Batch(changes, next_id, self.manager.next_fence, now * 1000))
         self.stored = dict(stored)
         self.manager = replica.manager
-        self.dispatcher = Dispatcher(self.manager, Settings(), Stats())
-        self.client, self.stranger = Peer(), Peer()
+        self.dispatcher = Dispatcher(self.manager, Limits(), Stats())
+        self.client, self.stranger = Client(), Client()
         self.input_queue = self.outbox = b""
-        self.dispatcher.now = now * 1000
+        self.dispatcher.notifier.now = now * 1000
         self.dispatcher.recover(replica.retained_replies.values())
         self.told()
 
@@ -138,7 +131,7 @@ class World:
         self.ids: dict[int, Request] = {}
         self.detached: set[Request] = set()
         self.may_have_ended: set[int] = set()
-        self.old_peer: Peer | None = None
+        self.old_peer: Client | None = None
         self.connected = False
         self.up()
 
@@ -170,7 +163,7 @@ class World:
     def connect(self) -> None:
         """A new connection; the server may not have seen the end of the old one yet."""
         self.connected = True
-        self.server.client, old = Peer(), self.server.client
+        self.server.client, old = Client(), self.server.client
         self.server.outbox = b""  # the rest was for the old one
         self.session.on_connected()
         if not old.closed:
@@ -298,9 +291,9 @@ TIMED_OUT_BEFORE_A_RESTART = [
     *[("request", "a", 0, 3), ("request", "b", 0, 3), ("up",), ("lose", False)],
     *[("pass", 4.0), ("restart",), ("leave", 0, 1)],
 ]
-"""The resume says that the lock timed out, and the release finds that the server has unknown_to_server the id: lost once."""
+"""The resume says that the lock timed out, and the release finds that the server has forgotten the id: lost once."""
 RELEASED_BEFORE_A_RESTART = [("request", "a", 0, 3), ("up",), ("leave", 0, 1), ("send",), ("lose", True), ("restart",)]
-"""The release was executed, its answer was lost, and the server has unknown_to_server the id: nothing is left of the request."""
+"""The release was executed, its answer was lost, and the server has forgotten the id: nothing is left of the request."""
 
 RELEASED_BY_ID_WHILE_IT_WAITS = [("request", "a", 0, 60), ("request", "a", 60, 60), ("up",), ("by id", 0, 1)]
 """The client does not know the id of its request that waits, and the answer to the release has no `ref` of that."""
@@ -323,7 +316,7 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
     for name, *values in script:
         act(world, name, values)
     world.up()
-    # Once everything that was said has been heard, both sides agree on what is held. Only what has expired_locally its hold
+    # Once everything that was said has been heard, both sides agree on what is held. Only what has expired locally
     # by the client's clock may end at the server a moment later.
     held = set(world.server.manager.table.held)
     believed = {request.id for request in world.requests if request.state is State.HELD}

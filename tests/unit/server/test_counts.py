@@ -20,7 +20,7 @@ async def test_reorderings_are_counted_once() -> None:
         assert server.default_namespace.manager is not None
         server.default_namespace.manager.rearrangements = 3
         assert reorderings(server) == 3
-        server.default_namespace._fail(LeadershipLost("another leads"))
+        server.default_namespace._on_leadership_lost(LeadershipLost("another leads"))
         assert server.default_namespace.manager is None
         assert reorderings(server) == 3
         assert server.stats.reorderings == 3

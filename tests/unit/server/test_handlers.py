@@ -9,15 +9,16 @@ from typing import Any
 import orjson
 import pytest
 
-from genie.config import Settings
+from genie.config import Limits
 from genie.core import LockManager
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
 from genie.server import connection as connection_module
 from genie.server import scheduler
 from genie.server.connection import Connection
-from genie.server.follower import CommandHandler, FollowerHandler
+from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
+from genie.server.peer import CommandHandler
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch
@@ -43,21 +44,21 @@ class Held(MemoryStore):
 class World:
     """Two namespaces, a and b. Who says none is at a."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings = Settings.from_options(**settings)
+    def __init__(self, **limits: Any) -> None:
+        self.limits = Limits(**limits)
         self.stores = {"a": Held(), "b": Held()}
         self.pipelines = {
-            name: Pipeline(LockManager(), store, Settings(), Stats(), lambda: 0.0, lambda _: None, name)
+            name: Pipeline(LockManager(), store, Limits(), Stats(), lambda: 0.0, lambda _: None, namespace=name)
             for name, store in self.stores.items()
         }
         self.handlers: dict[str | None, CommandHandler] = {None: self.pipelines["a"], **self.pipelines}
-        self.admission = AdmissionControl(self.settings)
+        self.admission = AdmissionControl(self.limits)
 
     def enter(self) -> tuple[Connection, list[dict[str, Any]]]:
         def find_handler(namespace: str | None) -> CommandHandler | RequestRejected:
             return self.handlers.get(namespace) or RequestRejected(Code.UNKNOWN_NAMESPACE, f"no {namespace}")
 
-        connection = Connection(self.handlers[None], self.settings, self.admission, None, find_handler)
+        connection = Connection(self.handlers[None], self.limits, self.admission, None, find_handler)
         told: list[dict[str, Any]] = []
         connection.connection_made(RecordingTransport(lambda data: told.extend(map(orjson.loads, data.splitlines()))))
         return connection, told
@@ -156,12 +157,12 @@ async def test_lines_after_a_rejected_hello_are_judged_a_few_at_a_time(monkeypat
     connection.data_received(line("hello", protocol=7) + b"".join(refused) + line("hello", ref="at last"))
     connection.data_received(line("ping", ref="now"))
     assert len(told) < 5
-    assert connection.paused
+    assert connection.input_paused
     await turns_until(lambda: world.stores["a"].waiting)
     world.stores["a"].answer()
     assert [message["payload"].get("ref") for message in told] == [None, *map(str, range(50)), "at last", "now"]
     assert commands(told)[-2:] == ["welcome", "pong"]
-    assert not connection.paused
+    assert not connection.input_paused
     world.stop()
 
 
@@ -206,7 +207,7 @@ async def test_a_follower_refuses_much_in_batches_and_the_rest_when_it_leads(mon
     before = len(told)
     await asyncio.sleep(0)
     assert before < len(told) < count
-    follower.complete()
+    follower.reject_all()
     assert [message["payload"]["ref"] for message in told] == [str(number) for number in range(count)]
     assert not follower._scheduler
     assert connection.queued_bytes == 0
@@ -224,8 +225,7 @@ async def test_much_is_refused_in_batches_while_the_store_is_away(monkeypatch: p
     connection.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
     left.data_received(line("request", resources=["exclusive:2"], onDisconnect="release"))
     left.connection_lost(None)
-    pipeline._commits.away = True
-    pipeline.on_away()
+    pipeline._on_store_timeout()
     assert told == []
     await asyncio.sleep(0)
     assert 0 < len(told) < count
@@ -251,8 +251,7 @@ async def test_what_was_sent_after_a_hello_does_not_run_without_it(monkeypatch: 
     connection.data_received(
         line("hello", session="a-secret-of-the-tests") + line("request", resources=["exclusive:2"], ref="1")
     )
-    pipeline._commits.away = True
-    pipeline.on_away()
+    pipeline._on_store_timeout()
     await asyncio.sleep(0)
     world.stores["a"].answer()
     for _ in range(10):

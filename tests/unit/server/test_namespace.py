@@ -115,7 +115,7 @@ def _uncollected() -> Iterator[None]:
 async def test_all_that_a_leader_knew_is_freed_when_another_leads() -> None:
     async with serving(a=(shelf := Shelf())) as (server, address):
         seat: Namespace = server.namespaces["a"]
-        await until(lambda: seat.leads)
+        await until(lambda: seat.is_leader)
         kept = await connected(address, "a", session="a-secret-of-the-seat")
         await kept.lock("exclusive:1", ref="r1")
         await kept.request("exclusive:1", ref="r2")
@@ -137,7 +137,7 @@ async def test_all_that_a_leader_knew_is_freed_when_another_leads() -> None:
 
 async def test_who_stops_does_not_begin_to_lead() -> None:
     async with serving(a=(busy := Shelf()), b=(other := Shelf(free=False))) as (server, address):
-        await until(lambda: server.namespaces["a"].leads)
+        await until(lambda: server.namespaces["a"].is_leader)
         wire = await connected(address, "a")
         busy.slow = True
         wire.send("request", resources=["exclusive:1"])
@@ -147,7 +147,7 @@ async def test_who_stops_does_not_begin_to_lead() -> None:
         other.free.set()
         for _ in range(10):
             await asyncio.sleep(0)
-        assert not server.namespaces["b"].leads
+        assert not server.namespaces["b"].is_leader
         assert not stopping.done()
         busy.answer()
         await wire.expect("queued")

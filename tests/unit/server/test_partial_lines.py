@@ -25,7 +25,7 @@ class Sender:
 def senders(lines: PartialLines, *sizes: int) -> list[Sender]:
     made = [Sender() for _ in sizes]
     for sender, size in zip(made, sizes, strict=True):
-        lines.update(sender, size, new=True)  # type: ignore[arg-type]
+        lines.update(sender, size, new=True)
     return made
 
 
@@ -33,7 +33,7 @@ async def test_the_longest_are_closed_until_a_tenth_is_free() -> None:
     lines = PartialLines(1000)
     made = senders(lines, 100, 400, 300, 200)
     assert not any(sender.closed.done() for sender in made)
-    lines.update(made[0], 101, new=False)  # type: ignore[arg-type]
+    lines.update(made[0], 101, new=False)
     assert [sender.closed.done() for sender in made] == [False, True, False, False]
     assert lines.bytes == 601
     error = made[1].closed.result()
@@ -44,12 +44,12 @@ async def test_the_longest_are_closed_until_a_tenth_is_free() -> None:
 async def test_what_is_completed_or_lost_does_not_count() -> None:
     lines = PartialLines(1000)
     one, two = senders(lines, 600, 400)
-    lines.update(one, 0, new=True)  # type: ignore[arg-type]
+    lines.update(one, 0, new=True)
     assert lines.bytes == 400
-    lines.forget(two)  # type: ignore[arg-type]
-    lines.forget(two)  # type: ignore[arg-type]
+    lines.discard(two)
+    lines.discard(two)
     assert lines.bytes == 0
-    lines.update(one, 1000, new=True)  # type: ignore[arg-type]
+    lines.update(one, 1000, new=True)
     assert not one.closed.done()
 
 
@@ -61,8 +61,8 @@ async def test_a_line_that_takes_too_long_is_closed_and_one_that_began_later_is_
     slow, steady, later = senders(lines, 1, 1, 1)
     async with asyncio.timeout(60):
         while not slow.closed.done():
-            lines.update(slow, 2, new=False)  # type: ignore[arg-type]
-            lines.update(steady, 1, new=True)  # type: ignore[arg-type]
+            lines.update(slow, 2, new=False)
+            lines.update(steady, 1, new=True)
             await asyncio.sleep(0)
         error = slow.closed.result()
         assert (error.code, error.message) == ("bad-message", "the line was not completed within 0.02 s")

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from genie.config import Settings
+from genie.config import Limits, Settings
 from genie.core import LockManager
 from genie.observability.stats import Stats
 from genie.server import pipeline, scheduler
-from genie.server import pipeline as commits
 from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl
 from genie.server.pipeline import Pipeline
@@ -56,12 +55,12 @@ class Room:
         self.told: list[tuple[str, int]] = []
         self.failed: list[BaseException] = []
         self.pipeline = Pipeline(
-            LockManager(), store or MemoryStore(), Settings(), Stats(), lambda: 0.0, self.failed.append
+            LockManager(), store or MemoryStore(), Limits(), Stats(), lambda: 0.0, self.failed.append
         )
-        self.admission = AdmissionControl(Settings())
+        self.admission = AdmissionControl(Limits())
 
     def enter(self, name: str) -> Connection:
-        connection = Connection(self.pipeline, Settings(), self.admission)
+        connection = Connection(self.pipeline, Limits(), self.admission)
         connection.connection_made(RecordingTransport(lambda data: self.told.append((name, data.count(b"\n")))))
         return connection
 
@@ -76,7 +75,7 @@ async def test_who_may_not_lead_any_more_looks_before_it_answers() -> None:
     asking.data_received(PING)
     await asyncio.sleep(0)
     assert store.commits == commits
-    room.pipeline._commits._sent_at -= 2 * Settings().lease
+    room.pipeline._committed_at -= 2 * Settings().lease
     asking.data_received(PING)
     await asyncio.sleep(0)
     assert store.commits == commits + 1
@@ -114,7 +113,7 @@ async def test_input_is_read_between_any_two_batches() -> None:
     loud = room.enter("loud")
     loud.data_received(PING * 50_000)
     for _ in range(5):
-        room.pipeline._ring()
+        room.pipeline._on_expiry_timer()
         await asyncio.sleep(0)
     before = sum(lines for _, lines in room.told)
     await asyncio.sleep(0)
@@ -154,7 +153,7 @@ async def test_who_talks_alone_is_answered_on_the_spot_and_in_order() -> None:
 
 async def test_an_id_is_stored_as_given_out_before_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of a request that waits, which is not stored itself. Or another would get it after a crash."""
-    monkeypatch.setattr(commits, "ID_RESERVATION", 10)
+    monkeypatch.setattr(pipeline, "ID_RESERVATION", 10)
     shelf = Shelf()
     room = Room(shelf)
     client = room.enter("client")
@@ -177,8 +176,7 @@ async def test_what_a_watcher_is_still_to_be_told_does_not_cut_it_off(monkeypatc
     room.pipeline.submit(other, [b'{"command":"request","payload":{"resources":["exclusive:a","exclusive:b"]}}'], 1)
     await asyncio.sleep(0)
     monkeypatch.setattr(pipeline, "MAX_BUFFERED_REPLIES", 1)
-    room.pipeline._commits.away = True
-    room.pipeline.on_away()
+    room.pipeline._on_store_timeout()
     room.pipeline.submit(watcher, [PING], 1)
     store.waiting.pop()(None)
     await asyncio.sleep(2 * pipeline.WATCH_FLUSH_INTERVAL_S)
@@ -217,5 +215,5 @@ async def test_what_a_leader_knew_stays_whole_when_its_connections_go() -> None:
     room.pipeline.stop()
     kept.connection_lost(None)
     assert room.pipeline.snapshot().changes == whole.changes
-    room.pipeline.forget()
+    room.pipeline.dispose()
     assert not room.pipeline.snapshot().changes

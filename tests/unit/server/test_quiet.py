@@ -8,7 +8,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from genie.config import Settings
+from genie.config import Limits
 from genie.core import LockManager
 from genie.observability.stats import Stats
 from genie.server.connection import Connection
@@ -27,7 +27,7 @@ class Client:
         self.messages: list[str] = []
         self.writes = 0
         self.asked = 0
-        self.connection = Connection(pipeline, Settings(), admission)
+        self.connection = Connection(pipeline, Limits(), admission)
         self.connection.connection_made(RecordingTransport(self._receive))
         self._send("hello", quiet=quiet)
 
@@ -61,8 +61,8 @@ async def until(done: Callable[[], bool]) -> None:
 async def contend(quiet: bool) -> tuple[list[str], int]:
     """Messages and writes of two clients, without `welcome`."""
     failed: list[BaseException] = []
-    pipeline = Pipeline(LockManager(), MemoryStore(), Settings(), Stats(), lambda: 0.0, failed.append)
-    admission = AdmissionControl(Settings())
+    pipeline = Pipeline(LockManager(), MemoryStore(), Limits(), Stats(), lambda: 0.0, failed.append)
+    admission = AdmissionControl(Limits())
     clients = [Client(pipeline, admission, quiet) for _ in range(2)]
     await until(lambda: all(client.messages == ["welcome"] for client in clients))
     for client in clients:
@@ -85,8 +85,8 @@ async def test_a_contended_lock_costs_a_quiet_client_one_message_and_one_write_l
 
 @pytest.mark.parametrize("quiet", [True, False])
 async def test_a_request_without_a_ref_is_answered_by_queued(quiet: bool) -> None:
-    pipeline = Pipeline(LockManager(), MemoryStore(), Settings(), Stats(), lambda: 0.0, lambda _: None)
-    client = Client(pipeline, AdmissionControl(Settings()), quiet)
+    pipeline = Pipeline(LockManager(), MemoryStore(), Limits(), Stats(), lambda: 0.0, lambda _: None)
+    client = Client(pipeline, AdmissionControl(Limits()), quiet)
     client._send("request", resources=["exclusive:a"])
     await until(lambda: "locked" in client.messages)
     assert client.messages == ["welcome", "queued", "locked"]

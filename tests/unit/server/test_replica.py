@@ -8,14 +8,13 @@ from random import Random
 import orjson
 import pytest
 
-from genie.config import Settings
+from genie.config import Limits
 from genie.core import LockManager, Request
 from genie.observability.stats import Stats
 from genie.protocol.commands import Hello
 from genie.server import dispatcher
-from genie.server.connection import END_OF_INPUT, ConnectionState, Item
 from genie.server.dispatcher import Dispatcher
-from genie.server.sessions import Session
+from genie.server.peer import END_OF_INPUT, ConnectionState, Item, Peer
 from genie.storage.redis.records import Reader, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine, is_stored
 from genie.testing.simulation.invariants import check
@@ -23,16 +22,12 @@ from genie.testing.simulation.invariants import check
 STEPS = 120
 
 
-class Peer:
-    """A connection, as far as the server's inner part sees it."""
+class Client(Peer):
+    """A client without a connection."""
 
     def __init__(self) -> None:
-        self.session = Session(self)  # type: ignore[arg-type]
-        self.state, self.closed = ConnectionState.READY, False
-        self.principal = None
-        self.outbox: list[bytes] = []
-
-    def stop_reading(self) -> None: ...
+        super().__init__()
+        self.enter_state(ConnectionState.READY)
 
 
 def line(command: str, **payload: object) -> bytes:
@@ -62,24 +57,24 @@ def lines(manager: LockManager) -> dict[str, list[int]]:
 class Pair:
     def __init__(self, chance: Random, manager: LockManager, endings: list[RetainedReply], now: float) -> None:
         self.chance, self.manager, self.now = chance, manager, now
-        self.dispatcher = Dispatcher(manager, Settings(), Stats())
-        self.peers: list[Peer] = []
+        self.dispatcher = Dispatcher(manager, Limits(), Stats())
+        self.peers: list[Client] = []
         self.reader = Reader()
-        self.dispatcher.now = now
+        self.dispatcher.notifier.now = now
         self.dispatcher.recover(endings)
 
     def step(self, replica: StateMachine) -> None:
         """What comes within one batch, and the batch."""
         self.now += self.chance.choice([0, 1, 20, 300])
-        self.dispatcher.now = self.now
+        self.dispatcher.notifier.now = self.now
         self.dispatcher.expire()
         for _ in range(self.chance.choice([1, 1, 3, 8])):
             self.act()
-        changes, self.dispatcher.changes = self.dispatcher.changes, {}
-        self.dispatcher.stored_below = self.manager.next_id
-        for peer in self.dispatcher.dirty:
+        changes, self.dispatcher.notifier.write_set = self.dispatcher.notifier.write_set, {}
+        self.dispatcher.notifier.stored_below = self.manager.next_id
+        for peer in self.dispatcher.notifier.dirty:
             peer.outbox.clear()
-        self.dispatcher.dirty.clear()
+        self.dispatcher.notifier.dirty.clear()
         batch = Batch({}, self.manager.next_id, self.manager.next_fence, self.now)
         for id_, change in changes.items():
             gone = change is None or (
@@ -91,7 +86,7 @@ class Pair:
     def act(self) -> None:
         chance = self.chance
         if not self.peers or chance.random() < 0.15:
-            peer = Peer()
+            peer = Client()
             self.peers.append(peer)
             if chance.random() < 0.8:
                 number = chance.randrange(4)
@@ -131,9 +126,9 @@ class Pair:
                     ),
                 )
 
-    def say(self, peer: Peer, item: Item) -> None:
+    def say(self, peer: Client, item: Item) -> None:
         items: Iterator[Item] = iter([item])
-        self.dispatcher.take(peer, items)  # type: ignore[arg-type]
+        self.dispatcher.execute(peer, items)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -165,29 +160,29 @@ def _again(batch: Batch) -> Batch:
 
 
 def test_a_session_has_so_many_requests_and_no_more() -> None:
-    handler, peer = Dispatcher(LockManager(), Settings.from_options(max_requests_per_session=2), Stats()), Peer()
+    handler, peer = Dispatcher(LockManager(), Limits(max_requests_per_session=2), Stats()), Client()
     wanted = [line("request", resources=[f"exclusive:{number}"], ref=f"{number}") for number in range(3)]
-    handler.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
-    handler.take(peer, iter(wanted))  # type: ignore[arg-type]
+    handler.execute(peer, iter([Hello("a secret of sixteen")]))
+    handler.execute(peer, iter(wanted))
     assert b'"too-many"' in peer.outbox[-1]
     assert b'"ref":"2"' in peer.outbox[-1]
     peer.outbox.clear()
-    handler.take(peer, iter([wanted[1], line("release", id=1), wanted[2]]))  # type: ignore[arg-type]
+    handler.execute(peer, iter([wanted[1], line("release", id=1), wanted[2]]))
     assert [b'"too-many"' in said for said in peer.outbox] == [False] * len(peer.outbox)
 
 
 def test_sessions_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "MAX_EXPIRY_CHANGES", 4)
-    handler = Dispatcher(LockManager(), Settings(), Stats())
+    handler = Dispatcher(LockManager(), Limits(), Stats())
     for number in range(3):
-        peer = Peer()
-        handler.take(peer, iter([Hello(f"a secret of number {number}")]))  # type: ignore[arg-type]
+        peer = Client()
+        handler.execute(peer, iter([Hello(f"a secret of number {number}")]))
         asked = [line("request", resources=[f"shared:{name}"], transactionTimeout=1e9) for name in "abc"]
-        handler.take(peer, iter([*asked, END_OF_INPUT]))  # type: ignore[arg-type]
-    handler.now = 1e6
+        handler.execute(peer, iter([*asked, END_OF_INPUT]))
+    handler.notifier.now = 1e6
     left = []
     for _ in range(3):
-        handler.changes.clear()
+        handler.notifier.write_set.clear()
         handler.expire()
         left.append(len(list(handler.sessions)))
     assert left == [1, 0, 0]
@@ -196,32 +191,32 @@ def test_sessions_end_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_hello_that_comes_too_late_takes_nothing() -> None:
     """The connection that said it is gone, and another one has the session by now."""
-    handler, late, living = Dispatcher(LockManager(), Settings(), Stats()), Peer(), Peer()
-    handler.take(living, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
+    handler, late, living = Dispatcher(LockManager(), Limits(), Stats()), Client(), Client()
+    handler.execute(living, iter([Hello("a secret of sixteen")]))
     late.closed = True
-    handler.take(late, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
-    handler.take(late, iter([line("request", resources=["exclusive:a"]), END_OF_INPUT]))  # type: ignore[arg-type]
+    handler.execute(late, iter([Hello("a secret of sixteen")]))
+    handler.execute(late, iter([line("request", resources=["exclusive:a"]), END_OF_INPUT]))
     assert living.session.connection is living
     assert not handler.manager.table.held
 
 
 def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
     """A release by `ref` repeats it, and so does a request with the same `ref`."""
-    handler, other, peer = Dispatcher(LockManager(), Settings(), Stats()), Peer(), Peer()
+    handler, other, peer = Dispatcher(LockManager(), Limits(), Stats()), Client(), Client()
     wait = line("request", resources=["exclusive:a"], queueTimeout=5, ref="1")
-    handler.take(other, iter([line("request", resources=["exclusive:a"])]))  # type: ignore[arg-type]
-    handler.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
-    handler.take(peer, iter([wait]))  # type: ignore[arg-type]
-    handler.now = 6
+    handler.execute(other, iter([line("request", resources=["exclusive:a"])]))
+    handler.execute(peer, iter([Hello("a secret of sixteen")]))
+    handler.execute(peer, iter([wait]))
+    handler.notifier.now = 6
     handler.expire()
     reader = Reader()
     stored = [
         reader.read(id_, encode(change)) for id_, change in handler.snapshot(100).changes.items() if change is not None
     ]
-    again, peer = Dispatcher(LockManager(), Settings(), Stats()), Peer()
+    again, peer = Dispatcher(LockManager(), Limits(), Stats()), Client()
     again.recover([ending for ending in stored if isinstance(ending, RetainedReply)])
-    again.take(peer, iter([Hello("a secret of sixteen")]))  # type: ignore[arg-type]
-    again.take(peer, iter([wait, line("release", ref="1")]))  # type: ignore[arg-type]
+    again.execute(peer, iter([Hello("a secret of sixteen")]))
+    again.execute(peer, iter([wait, line("release", ref="1")]))
     assert [b'"queue-timeout"' in line for line in peer.outbox[-2:]] == [True, True]
     assert peer.outbox[-1] == b'{"command":"released","payload":{"id":2,"reason":"queue-timeout","ref":"1"}}\n'
 
@@ -229,12 +224,12 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_connection_that_is_gone_remembers_no_endings(durable: bool) -> None:
     """Session and ending would refer to each other, and nothing would free them."""
-    handler, peer = Dispatcher(LockManager(), Settings(), Stats(), durable), Peer()
-    handler.take(peer, iter([line("request", resources=["exclusive:a"], transactionTimeout=5, ref="1")]))  # type: ignore[arg-type]
+    handler, peer = Dispatcher(LockManager(), Limits(), Stats(), durable=durable), Client()
+    handler.execute(peer, iter([line("request", resources=["exclusive:a"], transactionTimeout=5, ref="1")]))
     peer.closed = True
-    handler.take(peer, iter([END_OF_INPUT]))  # type: ignore[arg-type]
-    handler.now = 6
+    handler.execute(peer, iter([END_OF_INPUT]))
+    handler.notifier.now = 6
     handler.expire()
     assert not handler.manager.table.held
-    assert peer.session.endings is None
-    assert peer.session.known("1") is None
+    assert peer.session.retained_replies is None
+    assert peer.session.find("1") is None

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from genie.config import Settings
+from genie.config import Limits
 from genie.observability.stats import Stats
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
 from genie.server import scheduler as module
-from genie.server.connection import Connection, Input, Item
+from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
+from genie.server.peer import Input, Item, Peer
 from genie.server.scheduler import CommandScheduler
 
 TURNS_OF_A_BATCH = round(module.BATCH_S / module.QUANTUM_S)
@@ -35,7 +36,7 @@ class World:
     def put(self, name: str, items: Input, size: int) -> None:
         if name not in self.connections:
             self.connections[name] = Connection(
-                FollowerHandler(Stats(), "genie", 1 << 20), Settings(), AdmissionControl(Settings())
+                FollowerHandler(Stats(), "genie", 1 << 20), Limits(), AdmissionControl(Limits())
             )
         self.scheduler.add(self.connections[name], items, size)
 
@@ -44,7 +45,7 @@ class World:
         self.scheduler.run_batch(self._take)
         return self.ran
 
-    def _take(self, _connection: Connection, items: Iterator[Item]) -> bool:
+    def _take(self, _connection: Peer, items: Iterator[Item]) -> bool:
         for item in items:
             assert isinstance(item, bytes)
             name, cost = item.split()
@@ -176,11 +177,11 @@ def test_a_connection_is_read_again_only_when_little_of_it_is_queued() -> None:
     for _ in range(3):
         world.add("a", *[1.0] * module.CHUNK, size=size)
     connection = world.connections["a"]
-    assert connection.paused
+    assert connection.input_paused
     paused = []
     while world.scheduler:
         world.batch()
-        paused.append((connection.paused, connection.queued_bytes > module.MAX_QUEUED_BYTES))
+        paused.append((connection.input_paused, connection.queued_bytes > module.MAX_QUEUED_BYTES))
     assert all(is_paused == is_above for is_paused, is_above in paused)
     assert {is_paused for is_paused, _ in paused} == {True, False}
 
@@ -190,12 +191,12 @@ def test_connections_that_were_paused_for_the_sum_are_read_again_when_it_is_smal
     world.add("a", *[1.0] * 20, size=900)
     world.add("b", 0.1, size=200)
     a, b = world.connections["a"], world.connections["b"]
-    assert (a.paused, b.paused) == (False, True)
+    assert (a.input_paused, b.input_paused) == (False, True)
     world.put("b", [b"b 0.1"], 900)
     while world.scheduler:
         world.batch()
-        assert b.paused == (world.scheduler.bytes > 1_000)
-    assert not b.paused
+        assert b.input_paused == (world.scheduler.bytes > 1_000)
+    assert not b.input_paused
 
 
 def test_a_connection_that_is_empty_before_the_sum_is_small_is_read_again_later() -> None:
@@ -206,8 +207,8 @@ def test_a_connection_that_is_empty_before_the_sum_is_small_is_read_again_later(
     world.batch()
     world.batch()
     assert not b.input_queue
-    assert b.paused
+    assert b.input_paused
     while world.scheduler:
         world.batch()
-    assert not b.paused
-    assert not world.connections["a"].paused
+    assert not b.input_paused
+    assert not world.connections["a"].input_paused
