@@ -1,19 +1,19 @@
 """A bank whose clerks would lose money without locks.
 
-Many processes move money between the accounts of one SQLite file, each by reading two balances, thinking for a while,
-and writing them back in statements of their own: nothing but the locks keeps them apart. At the end the sum of all
-balances must be what it was.
+Many processes move money between the accounts of one SQLite file. Each reads two balances, pauses for a while, and
+writes them back in separate statements: only the locks prevent lost updates. At the end the sum of all balances must
+be unchanged.
 
     pip install 'genie-lock[sql]'
     genie serve &
     python examples/bank.py                   # the sum is kept
     python examples/bank.py --without-locks   # the same clerks, the same work, and a sum that is wrong
 
-Three kinds of clerks show three ways to work with Genie. Some ask for both accounts in one request, the way that can't
-deadlock. Some ask for the second account when they hold the first, and name their transaction: when two of them wait
-for each other one gets `Deadlock`, has written nothing yet, and starts over. And some fall asleep now and then between
-their two writes, for longer than their transaction timeout: their lock is lost with half a transfer done. Fences make
-that safe (see `change`), and `take_back` undoes the half.
+Three kinds of clerks show three ways to use Genie. Some request both accounts at once, which cannot deadlock. Some
+request the second account while they hold the first, with a transaction name: if two of them wait for each other, one
+gets `Deadlock`, has written nothing yet, and starts over. And some pause now and then between their two writes, for
+longer than their transaction timeout: they lose their lock with half a transfer done. Fencing tokens make that safe
+(see `change`), and `take_back` undoes the half.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from genie.sql import FencedTable
 OPENING_BALANCE = 1_000_000  # cents
 LARGEST_TRANSFER = 10_000
 HOLD = 0.25  # seconds until a lock times out; a transfer takes a few milliseconds
-PATIENCE = 60.0  # seconds in the queue
+QUEUE_TIMEOUT = 60.0  # seconds
 KINDS = ("at once", "step by step", "sleepy", "step by step")
-NAP_EVERY = 20  # so many transfers of a sleepy clerk
+NAP_EVERY = 20  # a sleepy clerk pauses in every 20th transfer
 COUNTED = ("transfers", "retries", "deadlocks", "lost locks")
 
 Change: TypeAlias = tuple[int, int]  # an account, and what is added to its balance
@@ -123,10 +123,10 @@ class Clerk:
     def change(self, changes: list[Change], fences: Fences, written: list[Change], *, nap: bool = False) -> None:
         """Read all balances, think, write them one by one; `written` gets what the store has accepted.
 
-        Fences grow with every grant, and an account remembers the greatest one that it has seen, also when it is only
-        read. From this read on it refuses a clerk who had the account before and sleeps too long (StaleFence). If it
-        remembered fences of writes only, that clerk could still write between our read and our write, which would
-        overwrite it. Looking at one's own lock can't replace that: a process may be stopped right after the look.
+        Fencing tokens grow with every grant, and an account remembers the greatest one that it has seen, also for a read.
+        From this read on it rejects an earlier clerk who paused for too long (StaleFence). If it remembered tokens of
+        writes only, that clerk could still write between this read and this write, and its update would be lost.
+        Checking the lock before the write is not enough: a process may be paused right after the check.
         """
         balances = {id: ACCOUNTS.read(self.store, id, fence=fences[id]).balance for id, _ in changes}
         time.sleep(self.random.uniform(0, self.options.pause))
@@ -141,8 +141,8 @@ class Clerk:
 
         Not by writing the old balances: others have had these accounts since and have changed them, rightly. Amounts
         can be added and subtracted in any order. And not without locks: this is a change like any other. If they are
-        lost again, what the store has accepted is undone for good (nobody came between our read and our write, or the
-        fence would have told), and the rest waits for the next locks.
+        lost again, the accepted part is undone for good (a write in between would have caused StaleFence), and the rest is
+        repeated under the next locks.
         """
         left = [(account, -amount) for account, amount in reversed(written)]
         while left:
@@ -156,7 +156,7 @@ class Clerk:
     def locked(self, accounts: list[int]) -> Iterator[Fences]:
         """Hold the accounts, all at once or step by step; gives the fence under which each is held."""
         if self.client is None:
-            yield dict.fromkeys(accounts, 1)  # equal fences refuse nobody
+            yield dict.fromkeys(accounts, 1)  # equal fencing tokens reject no write
         elif self.kind == "step by step":
             # The name is this transaction's own: what it holds is not in its way, and cycles are found between names.
             name = f"transfer-{self.number}-{self.done}"
@@ -170,24 +170,22 @@ class Clerk:
         """One request to Genie."""
         assert self.client is not None  # noqa: S101
         names = [f"exclusive:accounts/{account}" for account in accounts]
-        return self.client.lock(*names, transaction=transaction, queue_timeout=PATIENCE, transaction_timeout=HOLD)
+        return self.client.lock(*names, transaction=transaction, queue_timeout=QUEUE_TIMEOUT, transaction_timeout=HOLD)
 
     def count(self, what: str) -> None:
         """Each clerk has counters of its own, so none is counted in two places at once."""
         self.counts[self.number * len(COUNTED) + COUNTED.index(what)] += 1
 
 
-def clerk(
-    number: int, path: Path, options: argparse.Namespace, counts: Counts, everybody: Barrier, stop: Event
-) -> None:
+def clerk(number: int, path: Path, options: argparse.Namespace, counts: Counts, barrier: Barrier, stop: Event) -> None:
     """A clerk's process. All begin together, when the last one is there."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for `follow`, so that no transfer is left half done
     try:
         with nullcontext() if options.without_locks else genie.sync.connect() as client:
-            everybody.wait()
+            barrier.wait()
             Clerk(number, path, options, client, counts).work(stop)
     except genie.GenieError as error:
-        everybody.abort()
+        barrier.abort()
         sys.exit(f"bank: clerk {number} gave up: {error}")
     except BrokenBarrierError:
         sys.exit(1)  # another clerk could not begin, and has said why
@@ -221,13 +219,13 @@ def bank(path: Path, options: argparse.Namespace) -> int:
     before = total(store)
     spawn = multiprocessing.get_context("spawn")
     counts = spawn.RawArray("q", options.workers * len(COUNTED))
-    everybody, stop = spawn.Barrier(options.workers + 1), spawn.Event()
+    barrier, stop = spawn.Barrier(options.workers + 1), spawn.Event()
     clerks = []
     for number in range(options.workers):
-        clerks.append(spawn.Process(target=clerk, args=(number, path, options, counts, everybody, stop), daemon=True))
+        clerks.append(spawn.Process(target=clerk, args=(number, path, options, counts, barrier, stop), daemon=True))
         clerks[-1].start()
     with suppress(BrokenBarrierError):  # a clerk who can't begin says why
-        everybody.wait(PATIENCE)
+        barrier.wait(QUEUE_TIMEOUT)
     follow(clerks, counts, math.inf if options.transfers is not None else options.seconds, stop)
     after = total(store)
     print(f"sum before {before / 100:,.2f}, after {after / 100:,.2f}, difference {(after - before) / 100:,.2f}")
@@ -241,7 +239,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=8, help="processes that move money (8)")
     parser.add_argument("--accounts", type=int, default=10, help="accounts, at least 2 (10)")
     parser.add_argument("--seconds", type=float, default=5, help="how long (5)")
-    parser.add_argument("--transfers", type=int, help="so many for each worker, however long it takes")
+    parser.add_argument("--transfers", type=int, help="number of transfers of each worker, regardless of --seconds")
     parser.add_argument(
         "--pause", type=float, default=0.002, help="seconds at most between reading and writing (0.002)"
     )

@@ -5,10 +5,9 @@
 
 The server is the one at GENIE_HOST and GENIE_PORT, and its page the one at GENIE_ADMIN_HOST and GENIE_ADMIN_PORT.
 
-Some hundred orders hold their own locks, and a few workers lock and release all the time. Beside that stands what an
-operator wants to see: a line for an article that everybody wants, a transfer that waits for one that waits itself, a
-report that reads what others want to write, and from time to time a deadlock. It goes on until Ctrl-C or SIGTERM, and then
-gives all its locks back.
+Some hundred orders hold their own locks, and a few workers lock and release continuously. Beside that it creates what
+an operator looks for: a queue for a hot resource, a chain of waiting transfers, a shared lock that blocks writers, and
+occasionally a deadlock. It runs until Ctrl-C or SIGTERM, and then releases all its locks.
 
 With `--picture FILE` it starts a server of its own, opens the page in Chromium, and keeps what is seen after a while.
 """
@@ -39,16 +38,16 @@ WIDTH, HEIGHT = 1280, 1290
 
 
 class Shop:
-    """All that goes on. Each method is one kind of business."""
+    """The workload. Each method creates one situation."""
 
     def __init__(self, client: genie.Client, tasks: asyncio.TaskGroup) -> None:
         self.client, self.tasks = client, tasks
         self.held: list[genie.Lock] = []
-        """Those that are meant to last, to be given back at the end."""
+        """Long-lived locks, released at the end."""
         self.random = random.Random(7)
 
     async def open(self) -> None:
-        """Begin with everything."""
+        """Create all situations."""
         for number in range(ORDERS):
             await self.hold(f"order-{4100 + number}", f"orders/{4100 + number}", genie.shared("prices"))
         for number in range(WORKERS):
@@ -68,11 +67,11 @@ class Shop:
     async def close(self) -> None:
         """Release what is still held."""
         for lock in self.held:
-            with suppress(genie.GenieError):  # it has ended, or no server can be told
+            with suppress(genie.GenieError):  # it has ended, or no server is reachable
                 await lock.release()
 
     async def wait(self, transaction: str, *resources: str | genie.Resource) -> None:
-        """Stand in line, for long; the next to come stands behind."""
+        """Queue a request that waits; a later request is queued after it."""
         lock = self.client.acquire(*resources, transaction=transaction, queue_timeout=HOUR, transaction_timeout=1)
         self.tasks.create_task(self.ended(lock))
         await asyncio.sleep(0.2)
@@ -95,14 +94,14 @@ class Shop:
                     await self.client.acquire("ledger/2026-11", transaction=payment, queue_timeout=0.2)
 
     async def report(self) -> None:
-        """A report reads the ledger; whoever writes to it waits."""
+        """A report holds a shared lock on the ledger; writers wait."""
         await self.hold("month-end-report", genie.shared("ledger/2026-11"), genie.shared("rates"))
         await self.wait("posting-88120", "ledger/2026-11")
         await self.wait("posting-88121", "ledger/2026-11")
         await self.wait("rates-import", "rates")
 
     async def chain(self) -> None:
-        """Each holds an account and wants that of the next."""
+        """A chain: each transfer holds an account and waits for that of the previous one."""
         names = [f"transfer-{number}" for number in range(51, 54)]
         for name, account in zip(names, ("a-1871", "a-2205", "a-3310"), strict=True):
             await self.hold(name, f"savings/{account}")
@@ -111,7 +110,7 @@ class Shop:
         await self.wait("statement-9", genie.shared("savings/a-3310"), genie.shared("savings/a-2205"))
 
     async def sale(self) -> None:
-        """Everybody wants the same article."""
+        """Many checkouts wait for the same resource."""
         await self.hold("checkout-7001", "stock/lamp-brass")
         for number in range(7002, 7015):
             await self.wait(f"checkout-{number}", "stock/lamp-brass")
@@ -123,7 +122,7 @@ class Shop:
         await self.wait("catalogue-update", "catalogue")
 
     async def quarrel(self) -> None:
-        """Now three, now four meet in a ring."""
+        """Create a deadlock, alternately of three and of four transactions."""
         for turn in itertools.count():
             some = [
                 (f"transfer-{910 + 10 * turn + each}", f"accounts/c-{401 + 7 * each}") for each in range(3 + turn % 2)
@@ -175,7 +174,7 @@ async def play_until_stopped(port: int | None, admin_port: int) -> None:
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """A port without a listener."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -216,7 +215,7 @@ def picture(file: Path, seconds: float, width: int, height: int, *, dark: bool) 
 
 
 def until_reached(port: int) -> None:
-    """Wait until somebody listens."""
+    """Wait until the port accepts connections."""
     while True:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return

@@ -1,4 +1,4 @@
-"""Replicas that pay out of wallets which all of them share, while one of them is killed.
+"""Replicas that pay out of shared wallets, while one of them is killed.
 
 Each replica is a process with a selector of its own. Any of them pays for any wallet, several payments at a time: it
 selects tokens that together reach the amount, holds them in Genie while the payment is "made", and spends them. The
@@ -9,8 +9,8 @@ wallets together must have what they had.
     genie serve &
     python examples/wallet.py
 
-What the dead replica held stays locked for the lease, and then comes free by itself. Until then others find enough, or
-are told that there is enough but somebody holds it.
+The tokens of the killed replica stay locked until their lease expires. Until then the other replicas select other
+tokens, or get `FundsLocked`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Counts: TypeAlias = "Array[c_longlong]"  # shared memory: the numbers of COUNTED
 
 
 class Replica:
-    """Pays for whoever asks. It knows nothing of the other replicas."""
+    """Executes payments. It has no connection to the other replicas."""
 
     def __init__(self, number: int, options: argparse.Namespace, selector: SherdlockSelector, counts: Counts) -> None:
         self.number, self.options, self.selector, self.counts = number, options, selector, counts
@@ -67,7 +67,7 @@ class Replica:
                 tasks.create_task(self.pay_one_after_the_other(stop))
 
     async def pay_one_after_the_other(self, stop: c_byte) -> None:
-        """Random payments, until it is told to stop."""
+        """Make random payments until `stop` is set."""
         while not stop.value:
             payer, payee = self.random.sample(range(self.options.wallets), 2)
             try:
