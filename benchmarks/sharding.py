@@ -105,7 +105,7 @@ def deadlocks(seed: int) -> Iterator[Row]:
             stuck = seen.stuck_ms if shards > 1 else []
             yield (
                 name, f"{shards}", "never" if period_ms is None else f"{period_ms:,.0f} ms",
-                f"{seen.ended / seen.duration_ms * 1_000:,.0f}", f"{seen.at_once}", f"{seen.reorderings}",
+                f"{seen.ended / seen.duration_ms * 1_000:,.0f}", f"{seen.at_once}", f"{seen.rearrangements}",
                 f"{seen.gathered}", f"{seen.needless}", f"{seen.phantom}", f"{seen.timed_out}",
                 *(ms(at(stuck, part)) if stuck else "-" for part in (0.5, 0.99)),
             )  # fmt: skip

@@ -6,14 +6,25 @@ from typing import Any
 
 import msgspec
 
-from genie.admin.models import Count, Edge, HotList, HotResource, Line, Namespace, Node, Rates, State, Waits
+from genie.admin.models import (
+    Edge,
+    HistogramData,
+    HotList,
+    HotResource,
+    Namespace,
+    Node,
+    QueueSummary,
+    Rates,
+    State,
+    Waits,
+)
 
 NOW = 1_790_000_010_000
 HOLDER = 1_790_000_000_000_007
-NONE = Count(bounds=[1], counts=[0, 0], total=0)
+NONE = HistogramData(bounds=[1], counts=[0, 0], total=0)
 
 LINES = [
-    Line(
+    QueueSummary(
         resource="accounts/1[red]x\x1b[31m" if number == 0 else f"accounts/{number + 1}",
         waiting=30 - number,
         holders=1,
@@ -32,7 +43,7 @@ STATE = State(
     now=NOW,
     uptime=3_600_000,
     store="redis",
-    store_reached=True,
+    store_available=True,
     store_errors=0,
     held=8,
     waiting=30,
@@ -47,13 +58,13 @@ STATE = State(
     outcomes={},
     errors={},
     deadlocks=0,
-    reorderings=0,
+    rearrangements=0,
     waits=NONE,
     holds=NONE,
     commits=NONE,
     lag=NONE,
-    lines=LINES,
-    lines_complete=True,
+    queues=LINES,
+    queues_complete=True,
 )
 WAITERS = [HOLDER + 10 + number for number in range(30)]
 WAITS = Waits(
@@ -87,7 +98,7 @@ WAITS = Waits(
 )
 HOT = HotList(
     resources=[
-        HotResource(resource=f"hot/{number}", waited=1e6 / (number + 1), collisions=100 - number, waiting=3, holders=1)
+        HotResource(resource=f"hot/{number}", waited=1e6 / (number + 1), conflicts=100 - number, waiting=3, holders=1)
         for number in range(20)
     ]
 )

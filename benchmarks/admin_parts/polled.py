@@ -13,7 +13,7 @@ from scale_parts.report import Missing, Row, progress
 
 from admin_parts.filling import Filler
 from admin_parts.turns import Longest
-from genie.admin import Admin
+from genie.admin import AdminServer
 from genie.config import Settings
 from genie.observability import logs
 from genie.server.app import Server
@@ -58,7 +58,7 @@ def _measured(waiting: Callable[[], Iterable[str]]) -> list[Row]:
 
 async def _measure(waiting: Iterable[str]) -> list[Row]:
     server = Server(Settings.from_options(port=0, admin_port=0, slow_wait=0))
-    admin = Admin(server)
+    admin = AdminServer(server)
     address = await server.start()
     await admin.start()
     assert admin.address is not None, "it listens"  # noqa: S101

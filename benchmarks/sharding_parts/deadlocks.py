@@ -46,7 +46,7 @@ class Ends:
     phantom: int = 0
     """Of these: there was no cycle at all."""
     timed_out: int = 0
-    reorderings: int = 0
+    rearrangements: int = 0
     stuck_ms: list[float] = field(default_factory=list)
     """From the moment in which a cycle over shards closed until a member of it was ended or had timed out, sorted."""
 
@@ -88,7 +88,7 @@ class Steppers:
         if self.period_ms is not None:
             self.world.after(self.period_ms, self._gather)
         self.world.run()
-        self.ends.reorderings = sum(shard.manager.rearrangements for shard in self.shards)
+        self.ends.rearrangements = sum(shard.manager.rearrangements for shard in self.shards)
         self.ends.stuck_ms.sort()
         return self.ends
 

@@ -1,5 +1,5 @@
-"""The admin port: what operators and their tools see of a server, by HTTP."""
+"""The admin port: metrics, health checks, a JSON API and a web page for operators, by HTTP."""
 
-from genie.admin.http import Admin
+from genie.admin.http import AdminServer
 
-__all__ = ["Admin"]
+__all__ = ["AdminServer"]

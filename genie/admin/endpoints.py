@@ -1,4 +1,4 @@
-"""Is it alive, is it ready, does it lead: for those who start, stop and address servers."""
+"""The endpoints beside the API: health checks, the metrics, and the files of the page."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from importlib.resources import files
 from aiohttp import web
 from prometheus_client import exposition
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics import exposition as open_exposition
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from genie.admin import api
-from genie.admin.interfaces import NamespaceView, Subject
-from genie.admin.throttle import Body, Turns
-from genie.observability.metrics import Metrics, Source
+from genie.admin.interfaces import NamespaceView, ServerView
+from genie.admin.security import HEADERS
+from genie.admin.throttle import Body, ResponseCache
+from genie.observability import metrics
 
-OK, AWAY = 200, 503
+UNAVAILABLE = 503
 
 
-class Health:
-    """`/livez`, `/readyz`, `/leaderz`: 200, or 503 with the reason as text."""
+class HealthEndpoints:
+    """`/livez`, `/readyz` and `/leaderz`: 200, or 503 with the reason as text."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+    def __init__(self, server: ServerView) -> None:
+        self._server = server
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """Where each is."""
+        """Return the routes of the three checks."""
         return [
             web.get("/livez", self.live),
             web.get("/readyz", self.ready),
@@ -35,28 +36,28 @@ class Health:
         ]
 
     async def live(self, _: web.Request) -> web.Response:
-        """The event loop turns: otherwise nobody would answer."""
+        """Respond 200: the event loop runs."""
         return web.Response(text="ok\n")
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Of each namespace it is known who leads, its store is reached, and the server is not about to stop."""
-        missing = [
-            f"{namespace}: {why}\n" for namespace, view in self._subject.namespaces.items() if (why := _missing(view))
+        """Respond 200 if every namespace has a known leader and an available store, and the server is not stopping."""
+        reasons = [
+            f"{name}: {reason}\n" for name, view in self._server.namespaces.items() if (reason := _not_ready(view))
         ]
-        return web.Response(status=AWAY, text="".join(missing)) if missing else web.Response(text="ok\n")
+        return web.Response(status=UNAVAILABLE, text="".join(reasons)) if reasons else web.Response(text="ok\n")
 
     async def leads(self, request: web.Request) -> web.Response:
-        """Commands are carried out here, for the namespace that is asked for or the first."""
-        namespaces = self._subject.namespaces
+        """Respond 200 if this server leads the requested namespace, by default the first."""
+        namespaces = self._server.namespaces
         view = namespaces[api.read_namespace(request, namespaces)]
         if view.role == "leader":
             return web.Response(text="ok\n")
-        where = "" if view.leader is None else f"; {view.leader} leads"
-        return web.Response(status=AWAY, text=f"{view.role}{where}\n")
+        leader = "" if view.leader is None else f"; {view.leader} leads"
+        return web.Response(status=UNAVAILABLE, text=f"{view.role}{leader}\n")
 
 
-def _missing(view: NamespaceView) -> str:
-    """Why a namespace is not ready; empty where it is."""
+def _not_ready(view: NamespaceView) -> str:
+    """Return why a namespace is not ready; empty if it is."""
     if view.role in ("starting", "stopping"):
         return view.role
     return "" if view.store_available else "the store does not answer"
@@ -64,76 +65,69 @@ def _missing(view: NamespaceView) -> str:
 
 # -- `/metrics`, for Prometheus --------
 
-OPEN = "application/openmetrics-text"
-END = b"# EOF\n"
-"""The last line in OpenMetrics."""
-PART_WORK = 20
+OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS_EOF = b"# EOF\n"
+"""The last line of the OpenMetrics format."""
+METRIC_WORK = 20
 SAMPLE_WORK = 12
-"""What it takes to write a metric of one namespace, and each of its samples."""
+"""Work of writing a metric of one namespace, and of each of its samples."""
 
 
-class Scrape:
-    """The metrics of a server, in Prometheus' words or in those of OpenMetrics where they are asked for."""
+class MetricsEndpoint:
+    """`/metrics`, in the text format of Prometheus, or in OpenMetrics where the client accepts it."""
 
-    def __init__(self, source: Source, turns: Turns) -> None:
-        self._metrics = Metrics(source)
-        self._turns = turns
+    def __init__(self, server: metrics.ServerView, cache: ResponseCache) -> None:
+        self._metrics = metrics.Metrics(server)
+        self._cache = cache
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """Where it is. (Parameters are let pass: Prometheus adds what it is told to.)"""
+        """Return its route. Query parameters are ignored: Prometheus may be configured to add some."""
         return [web.get("/metrics", self.metrics, allow_head=False)]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """All of them: a constant number, a few at a time."""
-        as_open = OPEN in request.headers.get("Accept", "")
-        write = open_exposition.generate_latest if as_open else exposition.generate_latest
-        content_type = open_exposition.CONTENT_TYPE_LATEST if as_open else exposition.CONTENT_TYPE_PLAIN_0_0_4
+        """Respond with all metrics, written within the work budget."""
+        as_openmetrics = OPENMETRICS in request.headers.get("Accept", "")
+        write = openmetrics.generate_latest if as_openmetrics else exposition.generate_latest
+        content_type = openmetrics.CONTENT_TYPE_LATEST if as_openmetrics else exposition.CONTENT_TYPE_PLAIN_0_0_4
 
-        async def made() -> Body:
+        async def compute() -> Body:
             lines: list[bytes] = []
-            last = ""
+            last_name = ""
             for part in self._metrics.parts():
-                written = write(_One(part)).removesuffix(END)
-                lines.append(_without_head(written) if part.name == last else written)
-                last = part.name
-                await self._turns.pace.did(PART_WORK + SAMPLE_WORK * len(part.samples))
-            return (b"".join([*lines, END if as_open else b""]),)
+                written = write(_SingleMetric(part)).removesuffix(OPENMETRICS_EOF)
+                lines.append(_without_header(written) if part.name == last_name else written)
+                last_name = part.name
+                await self._cache.budget.spend(METRIC_WORK + SAMPLE_WORK * len(part.samples))
+            return (b"".join([*lines, OPENMETRICS_EOF if as_openmetrics else b""]),)
 
-        (body,) = await self._turns.answer(("metrics", as_open), made)
+        (body,) = await self._cache.get_or_compute(("metrics", as_openmetrics), compute)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-class _One(Collector):
-    """A metric by itself."""
+class _SingleMetric(Collector):
+    """A collector of one metric, as the writers of prometheus_client expect one."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
 
     def collect(self) -> Iterable[Metric]:
-        """It."""
         return [self._family]
 
 
-def _without_head(written: bytes) -> bytes:
-    """The samples without the lines that say what the metric is: they stand above those of the first namespace."""
+def _without_header(written: bytes) -> bytes:
+    """Drop the HELP and TYPE lines, which stand above the samples of the first namespace only."""
     return b"".join(line for line in written.splitlines(keepends=True) if not line.startswith(b"#"))
 
 
-# -- The page for people, at `/`: plain files that ask the API, and nobody else, what to show --------
+# -- The page, at `/`: static files; its scripts read the API of this port and nothing else --------
 
 INDEX = "index.html"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-"""The content type of a file, by how its name ends."""
-
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""What a browser may do with the page: names that clients made up stay text, whatever they are."""
+"""Content type by file extension."""
 
 
-class Page:
-    """The files of the folder `page`, each at its name, and the index at `/`. They are read once."""
+class PageFiles:
+    """The files of the folder `page`, each at its name, and the index at `/`. They are read once, at the start."""
 
     def __init__(self) -> None:
         self._files = {
@@ -142,19 +136,14 @@ class Page:
         }
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """Where each is."""
+        """Return a route for each file."""
         return [web.get(path, self.file) for path in sorted(self._files)]
 
     async def file(self, request: web.Request) -> web.Response:
-        """One of the files. A browser asks each time whether it is still the same."""
-        kind, body = self._files[request.path]
-        tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        headers = {
-            "Cache-Control": "no-cache",
-            "Content-Security-Policy": POLICY,
-            "ETag": tag,
-            "X-Content-Type-Options": "nosniff",
-        }
-        if request.headers.get("If-None-Match") == tag:
+        """Respond with a file, or with 304. Browsers revalidate it by its ETag at each load."""
+        content_type, body = self._files[request.path]
+        etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+        headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": etag}
+        if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304, headers=headers)
-        return web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
+        return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)

@@ -1,4 +1,8 @@
-"""How many may be connected to the admin port: its work is done between that for the locks, and must stay little."""
+"""The HTTP server of the admin port, with limits on connections and on their idle time.
+
+It runs in the event loop that serves the locks, so its load must stay small. The classes here
+extend aiohttp's runner and request handler; they were written against aiohttp 3.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +15,28 @@ import structlog
 from aiohttp import web
 
 from genie.admin.api import Api
-from genie.admin.endpoints import Health, Page, Scrape
-from genie.admin.interfaces import Subject
-from genie.admin.models import JSON, MAX_BODY, Problem, as_answers, encode_small
-from genie.admin.security import HEADERS, Guard
-from genie.admin.throttle import Pace, Turns
+from genie.admin.endpoints import HealthEndpoints, MetricsEndpoint, PageFiles
+from genie.admin.interfaces import ServerView
+from genie.admin.models import DEFECT, JSON, MAX_BODY, Problem, encode_small, error_middleware
+from genie.admin.security import HEADERS, RequestGuard
+from genie.admin.throttle import ResponseCache, WorkBudget
 from genie.errors import Code
 from genie.tls import name_of
 
 log = structlog.get_logger()
 
-MOST: Final = 64
-"""Connections. Browsers have up to six each, Prometheus one or two."""
+MAX_CONNECTIONS: Final = 64
+"""Open connections. A browser opens up to six, Prometheus one or two."""
 BACKLOG: Final = 16
-"""Connections that are accepted in one go, and may be too many."""
-SILENT_S: Final = 30.0
-"""How long a connection may ask nothing whole before it is closed."""
-ANSWERED_S: Final = 60.0
-"""How long an answer may take until it is sent, beyond that."""
-STOP_S: Final = 1.0
-"""How long who is being answered when the server stops is waited for."""
+"""Connections that the kernel queues; asyncio accepts them at once, also beyond the limit."""
+IDLE_TIMEOUT_S: Final = 30.0
+"""How long a connection may stay open without a complete request."""
+RESPONSE_TIMEOUT_S: Final = 60.0
+"""Additional time for a request until its response is sent."""
+SHUTDOWN_TIMEOUT_S: Final = 1.0
+"""How long a stopping server waits for responses in progress."""
 
-_HEAD: Final = (
+_REJECTION_HEAD: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 )
@@ -41,33 +45,33 @@ _HEAD: Final = (
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Door(web.AppRunner):
-    """A runner that lets no more in than it may, and none stay that asks nothing."""
+class BoundedRunner(web.AppRunner):
+    """An aiohttp runner that limits the number of connections and closes idle ones."""
 
     def __init__(self, app: web.Application) -> None:
-        self._asked = _Asked()
-        app.middlewares.insert(0, self._asked.note)
-        super().__init__(app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S)
+        self._idle_timer = _IdleTimer()
+        app.middlewares.insert(0, self._idle_timer.middleware)
+        super().__init__(app, access_log=None, handle_signals=False, shutdown_timeout=SHUTDOWN_TIMEOUT_S)
 
     @property
     def server(self) -> web.Server | None:
-        """What is called for each connection, to make its protocol."""
-        made = super().server
-        return None if made is None else cast("web.Server", self._bounded(made))
+        """Return the protocol factory, which asyncio calls for each connection."""
+        server = super().server
+        return None if server is None else cast("web.Server", self._bounded(server))
 
     def _bounded(self, server: web.Server) -> Callable[[], asyncio.BaseProtocol]:
-        def make() -> asyncio.BaseProtocol:
-            if len(server.connections) >= MOST:
-                return _Full()
-            connection = _Speaker(server, loop=asyncio.get_running_loop(), access_log=cast("Logger", None))
-            self._asked.watch(connection)
+        def make_protocol() -> asyncio.BaseProtocol:
+            if len(server.connections) >= MAX_CONNECTIONS:
+                return _ConnectionRejector()
+            connection = _Connection(server, loop=asyncio.get_running_loop(), access_log=cast("Logger", None))
+            self._idle_timer.start(connection)
             return connection
 
-        return make
+        return make_protocol
 
 
-class _Speaker(web.RequestHandler):
-    """One connection. What comes on it that is no HTTP may be anything, also a token: it is not repeated."""
+class _Connection(web.RequestHandler):
+    """One connection. Input that is not HTTP is neither logged nor echoed: it may contain a token."""
 
     __slots__ = ()
 
@@ -76,108 +80,107 @@ class _Speaker(web.RequestHandler):
         request: web.BaseRequest,
         status: int = 500,
         exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 - what was wrong, with what was said
+        message: str | None = None,  # noqa: ARG002 - it quotes the input
     ) -> web.StreamResponse:
-        """Answer what could not be read, or what failed in an unforeseen way."""
+        """Respond to a request that could not be parsed, or whose handler failed."""
         if status >= web.HTTPInternalServerError.status_code:
-            log.error("a defect in the admin port", exc_info=exc)
-            problem = Problem(code="defect", message="this is a defect of the server; its log says more")
+            log.error("admin request failed", exc_info=exc)
+            problem = Problem(code="defect", message=DEFECT)
         else:
-            log.debug("no HTTP on the admin port", peer=request.remote)
-            problem = Problem(code=Code.BAD_REQUEST, message="this is not HTTP as it is understood here")
-        answer = web.Response(status=status, body=encode_small(problem), content_type=JSON, headers=HEADERS)
-        answer.force_close()
-        return answer
+            log.debug("invalid HTTP request received", peer=request.remote)
+            problem = Problem(code=Code.BAD_REQUEST, message="invalid HTTP request")
+        response = web.Response(status=status, body=encode_small(problem), content_type=JSON, headers=HEADERS)
+        response.force_close()
+        return response
 
 
-class _Asked:
-    """When each connection last asked something whole, and was answered."""
+class _IdleTimer:
+    """Closes connections that have sent no complete request for `IDLE_TIMEOUT_S`."""
 
     def __init__(self) -> None:
-        self._at: dict[web.RequestHandler, float] = {}
+        self._last_active: dict[web.RequestHandler, float] = {}
 
     @web.middleware
-    async def note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Around every answer."""
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note the time of each request and of its response."""
         now = asyncio.get_running_loop().time
-        self._at[request.protocol] = now() + ANSWERED_S
+        self._last_active[request.protocol] = now() + RESPONSE_TIMEOUT_S
         try:
             return await handler(request)
         finally:
-            if request.protocol in self._at:
-                self._at[request.protocol] = now()
+            if request.protocol in self._last_active:
+                self._last_active[request.protocol] = now()
 
-    def watch(self, connection: web.RequestHandler) -> None:
-        """Close it, if it says nothing."""
+    def start(self, connection: web.RequestHandler) -> None:
+        """Start the timer of a new connection."""
         loop = asyncio.get_running_loop()
-        self._at[connection] = loop.time()
-        loop.call_later(SILENT_S, self._look, connection)
+        self._last_active[connection] = loop.time()
+        loop.call_later(IDLE_TIMEOUT_S, self._check, connection)
 
-    def _look(self, connection: web.RequestHandler) -> None:
+    def _check(self, connection: web.RequestHandler) -> None:
         if connection.transport is None:
-            self._at.pop(connection, None)
+            self._last_active.pop(connection, None)
             return
-        left = self._at[connection] + SILENT_S - asyncio.get_running_loop().time()
+        left = self._last_active[connection] + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
         if left > 0:
-            asyncio.get_running_loop().call_later(min(left, SILENT_S), self._look, connection)
+            asyncio.get_running_loop().call_later(min(left, IDLE_TIMEOUT_S), self._check, connection)
         else:
-            del self._at[connection]
+            del self._last_active[connection]
             connection.transport.abort()
 
 
-class _Full(asyncio.Protocol):
-    """For whom there is no place. It is told so, without a look at what it asks."""
+class _ConnectionRejector(asyncio.Protocol):
+    """Responds 503 to a connection beyond the limit, without reading its request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Tell it, and close."""
-        full = cast("asyncio.Transport", transport)
-        body = b'{"code":"too-many","message":"%d connections are open; ask again later"}' % MOST
-        full.write(_HEAD % len(body) + body)
-        full.close()
+        transport = cast("asyncio.Transport", transport)
+        body = b'{"code":"too-many","message":"%d connections are already open; try again later"}' % MAX_CONNECTIONS
+        transport.write(_REJECTION_HEAD % len(body) + body)
+        transport.close()
 
 
-# -- The admin port as a whole: where it listens, and what is answered where --------
+# -- The admin server --------
 
-HANDSHAKE_S: Final = 5.0
-"""How long a client may take to agree on TLS. Until it has, it is none of those that may be connected."""
+TLS_HANDSHAKE_TIMEOUT_S: Final = 5.0
+"""How long a TLS handshake may take. Connections in a handshake do not count towards the limit."""
 
 
-class Admin:
-    """Answers on a port of its own. With none in the settings it does nothing.
+class AdminServer:
+    """Serves the admin port. It does nothing if the settings name no port.
 
-    `address` is where it listens, once it does.
+    `address` is the bound host and port after `start`.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+    def __init__(self, server: ServerView) -> None:
+        self._server = server
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self.address: tuple[str, int] | None = None
-        self.pace = Pace()
+        self.budget = WorkBudget()
 
     async def start(self) -> None:
-        """Listen; OSError where the port can't be had."""
-        settings = self._subject.settings
+        """Listen. OSError if the port cannot be bound."""
+        settings = self._server.settings
         if settings.admin.port is None:
             return
-        app = web.Application(middlewares=[as_answers], client_max_size=MAX_BODY)
-        Guard(lambda: self._subject.access, settings.admin.host, _certificate, self._refused).protect(app)
-        app.on_response_prepare.append(_not_to_be_kept)
-        turns = Turns(self.pace)
-        app.add_routes(Health(self._subject).routes())
-        app.add_routes(Page().routes())
-        app.add_routes(Api(self._subject, turns).routes())
-        app.add_routes(Scrape(self._subject, turns).routes())
-        self._runner = Door(app)
+        app = web.Application(middlewares=[error_middleware], client_max_size=MAX_BODY)
+        RequestGuard(lambda: self._server.access, settings.admin.host, _certificate, self._count_rejected).install(app)
+        app.on_response_prepare.append(_disable_caching)
+        cache = ResponseCache(self.budget)
+        app.add_routes(HealthEndpoints(self._server).routes())
+        app.add_routes(PageFiles().routes())
+        app.add_routes(Api(self._server, cache).routes())
+        app.add_routes(MetricsEndpoint(self._server, cache).routes())
+        self._runner = BoundedRunner(app)
         await self._runner.setup()
         try:
-            tls = self._subject.admin_tls
+            tls = self._server.admin_tls
             self._listener = await asyncio.get_running_loop().create_server(
                 cast("Callable[[], asyncio.Protocol]", self._runner.server),
                 settings.admin.host,
                 settings.admin.port,
                 ssl=tls,
-                ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
+                ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_TIMEOUT_S,
                 backlog=BACKLOG,
             )
         except BaseException:
@@ -185,11 +188,11 @@ class Admin:
             raise
         self.address = self._listener.sockets[0].getsockname()[:2]
 
-    def _refused(self) -> None:
-        self._subject.stats.errors[Code.UNAUTHORIZED] += 1
+    def _count_rejected(self) -> None:
+        self._server.stats.errors[Code.UNAUTHORIZED] += 1
 
     async def stop(self) -> None:
-        """Answer no more."""
+        """Stop listening and close the connections."""
         if self._listener is not None:
             self._listener.close()
         if self._runner is not None:
@@ -197,10 +200,10 @@ class Admin:
 
 
 def _certificate(request: web.Request) -> str | None:
-    """The name in the certificate that was shown, if any: it was verified."""
+    """Return the name in the verified client certificate, if any."""
     return name_of(request.get_extra_info("peercert"))
 
 
-async def _not_to_be_kept(_: web.Request, response: web.StreamResponse) -> None:
-    """What was true a moment ago is of no use to anybody, unless the answer says otherwise."""
+async def _disable_caching(_: web.Request, response: web.StreamResponse) -> None:
+    """Disable caching, unless the response sets its own policy."""
     response.headers.setdefault("Cache-Control", "no-store")

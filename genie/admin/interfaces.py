@@ -1,4 +1,4 @@
-"""What the admin port wants to know of a server. It looks, and asks for one thing: that a lock be released."""
+"""What the admin port needs of a server: read access, and one command, the release of a lock."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from genie.observability import metrics
 
 
 class NamespaceView(metrics.NamespaceView, Protocol):
-    """One namespace in a server: what its metrics are made of, and more."""
+    """One namespace on a server: what its metrics need, its leader, and command execution."""
 
     @property
     def leader(self) -> str | None:
-        """The address of the server that leads, where this one follows it."""
+        """Address of the leading server, where this server is a follower."""
 
     async def execute(self, line: bytes) -> bytes:
-        """Do what a line of the wire asks for; returns what a client would be told, when it is stored."""
+        """Execute a command line of the wire format; return the reply line once the result is stored."""
 
 
-class Subject(metrics.Source, Protocol):
-    """A server, as far as the admin port is concerned."""
+class ServerView(metrics.ServerView, Protocol):
+    """What the admin port needs of a server."""
 
     @property
     def namespaces(self) -> Mapping[str, NamespaceView]:
-        """Its namespaces, in order: the first is that of who says none."""
+        """Its namespaces by name, in order; the first is the default."""
 
     @property
     def access(self) -> AccessControl:
-        """Who may come in at present."""
+        """The current access control list; it changes when the server reloads its tokens."""
 
     @property
     def admin_tls(self) -> SSLContext | None:
-        """What the admin port speaks, if not plain HTTP. Who shows a certificate has shown a good one (`genie.tls`)."""
+        """TLS context of the admin port; None for plain HTTP. Client certificates are verified (`genie.tls`)."""

@@ -1,6 +1,7 @@
-"""What the API answers, as types: they are encoded from here, and the schema that the API tells is made of them.
+"""The response types of the API, from which its OpenAPI document is generated, and its errors.
 
-Names are the wire's where it has them. Durations are ms; `since` and `at` are unix ms.
+Fields have the names of the wire format where it has them. Durations are in ms; `since` and `at`
+are unix time in ms.
 """
 
 from __future__ import annotations
@@ -16,110 +17,111 @@ from msgspec import UNSET, Struct, UnsetType
 from genie.errors import Code
 
 
-class Answer(Struct, rename="camel", omit_defaults=False, kw_only=True, gc=False):
-    """Whatever the API answers."""
+class ApiModel(Struct, rename="camel", omit_defaults=False, kw_only=True, gc=False):
+    """Base of all request and response types."""
 
 
-class Count(Answer):
-    """How many values fell into each bucket: `counts` has one more than `bounds`, for what is above the last."""
+class HistogramData(ApiModel):
+    """A histogram: `counts` has one entry more than `bounds`, for values above the last bound."""
 
     bounds: list[float]
     counts: list[int]
     total: float
-    """The sum of all values."""
+    """Sum of all values."""
 
 
-class Rates(Answer):
-    """A second, over the last ten seconds."""
+class Rates(ApiModel):
+    """Events per second, over the last ten seconds."""
 
     grants: float
     releases: float
     waits: float
-    """Requests that could not be held at once."""
+    """Requests that could not be granted immediately."""
     timeouts: float
     deadlocks: float
     errors: float
 
 
-class Line(Answer):
-    """A resource for which requests wait."""
+class QueueSummary(ApiModel):
+    """The wait queue of a resource."""
 
     resource: str
     waiting: int
     holders: int
     since: int
-    """When the one came that has waited longest."""
+    """When the oldest waiting request was queued."""
     holder: int | None
-    """The id of a request that holds it; None where nobody does."""
+    """Id of a request that holds the resource; None if there is no holder."""
     transaction_name: str | None
-    """That of the holder."""
+    """Transaction of that holder."""
 
 
-class Namespace(Answer):
-    """One that the server leads, or follows who does."""
+class Namespace(ApiModel):
+    """A namespace that the server leads or follows."""
 
     namespace: str
     role: str
-    """`starting` (nobody is known to lead), `leader`, `follower` or `stopping`."""
+    """`starting` (no leader is known yet), `leader`, `follower` or `stopping`."""
     leader: str | None
-    """The address of the server that leads, where this one follows it."""
+    """Address of the leading server, where this server is a follower."""
 
 
-class State(Answer):
-    """`/api/state`: the server at a glance. Of the namespace that was asked for, but for `connections` and `lag`."""
+class State(ApiModel):
+    """`/api/state`: overview of the requested namespace; `connections` and `lag` are those of the server."""
 
     version: str
     namespace: str
     namespaces: list[Namespace]
-    """All that the server has; the first is that of who says none."""
+    """All namespaces of the server; the first is the default."""
     role: str
     leader: str | None
-    """The address of the server that leads, where this one follows it."""
+    """Address of the leading server, where this server is a follower."""
     now: int
     uptime: int
     store: str
     """`redis` or `memory`."""
-    store_reached: bool
+    store_available: bool
     store_errors: int
     held: int
-    """Requests that are held."""
+    """Held requests."""
     waiting: int
-    """Requests that wait."""
+    """Waiting requests."""
     locks: int
-    """Resources that are held, each as often as there are grants on it."""
+    """Held locks: a shared resource counts once for each holder."""
     resources: int
-    """Names that are held or waited for."""
+    """Resources that are held or waited for."""
     connections: int
-    """Those of all namespaces."""
+    """Open connections, of all namespaces."""
     sessions: int
     rates: Rates
     wait_p50: float | None
-    """Of the requests that were granted after they had waited, within the last minute (ms); None where there were none."""
+    """Median wait of the requests granted after a wait within the last minute (ms); None if there were none."""
     wait_p99: float | None
     longest_wait: int
-    """How long the one that has waited longest does so."""
+    """Age of the oldest waiting request (ms)."""
     outcomes: dict[str, int]
-    """Requests since the start, by how they went: `granted` (at once), `waited` (granted later), `cancelled`, else the reason."""
+    """Requests since the start by outcome: `granted` (immediately), `waited` (granted after a wait), `cancelled`,
+    else the reason without a grant."""
     errors: dict[str, int]
-    """Commands that were refused, by code."""
+    """Rejected commands by error code."""
     deadlocks: int
-    reorderings: int
-    waits: Count
-    """How long those waited that were granted later (ms)."""
-    holds: Count
-    """How long holds lasted (ms)."""
-    commits: Count
-    """How long commits took (ms)."""
-    lag: Count
-    """How late the event loop was (ms)."""
-    lines: list[Line]
-    """The longest lines, the longest first, at most 20."""
-    lines_complete: bool
-    """False where so many wait that only those were looked at that came first."""
+    rearrangements: int
+    waits: HistogramData
+    """Wait times of requests granted after a wait (ms)."""
+    holds: HistogramData
+    """Hold times (ms)."""
+    commits: HistogramData
+    """Commit latency (ms)."""
+    lag: HistogramData
+    """Event-loop lag (ms)."""
+    queues: list[QueueSummary]
+    """The longest wait queues, longest first, at most 20."""
+    queues_complete: bool
+    """False if only the oldest waiting requests were scanned, because there are too many."""
 
 
-class Node(Answer, omit_defaults=True, kw_only=True, gc=False):
-    """A request that waits, or that stands in the way of one."""
+class Node(ApiModel, omit_defaults=True, kw_only=True, gc=False):
+    """A node of the wait-for graph: a waiting request, or one that blocks a waiting request."""
 
     id: int
     state: str
@@ -128,88 +130,88 @@ class Node(Answer, omit_defaults=True, kw_only=True, gc=False):
     transaction_name: str | UnsetType = UNSET
     note: str | UnsetType = UNSET
     resources: list[str]
-    """What it asks for or holds, `MODE:NAME`, at most ten."""
+    """Resources that it requests or holds, as `MODE:NAME`, at most ten."""
     resources_total: int
     blockers_total: int | UnsetType = UNSET
-    """How many are in its way, as far as they were looked for: at most ten. Of one that waits."""
+    """Number of blockers found, at most ten. Only for waiting requests."""
 
 
-class Edge(Answer):
-    """`waiter` waits for `blocker`, which holds the resource (`held`) or is ahead in its line (`queued`)."""
+class Edge(ApiModel):
+    """`waiter` waits for `blocker`, which holds the resource (`held`) or is ahead in its queue (`queued`)."""
 
     waiter: int
     blocker: int
     resource: str
     mode: str
-    """The blocker's."""
+    """Mode of the blocker."""
     state: str
     since: int
-    """Since when the blocker is in the way."""
+    """When the blocker was granted or queued."""
 
 
-class Waits(Answer):
-    """`/api/waits`: who waits for whom. Those first that have waited longest."""
+class Waits(ApiModel):
+    """`/api/waits`: the wait-for graph; the oldest waiting requests come first."""
 
     nodes: list[Node]
     edges: list[Edge]
     queue_total: int
-    """Requests that wait."""
+    """Waiting requests."""
     queue_shown: int
-    """Those of them that are among the nodes."""
+    """Waiting requests among the nodes."""
 
 
-class HotResource(Answer):
-    """A resource that is fought for."""
+class HotResource(ApiModel):
+    """A contended resource."""
 
     resource: str
     waited: float
-    """ms, of all who have waited for it: those who do no more, and up to now those who still do."""
-    collisions: int
-    """Requests that could not have it at once, in that time."""
+    """Total wait time for it, of ended and of ongoing waits (ms)."""
+    conflicts: int
+    """Requests that conflicted on it in that time."""
     waiting: int
     """Requests that wait for it now."""
     holders: int
 
 
-class HotList(Answer):
-    """`/api/hot`: where most was waited: by who stopped within the last five to ten minutes, or still waits; the hottest first."""
+class HotList(ApiModel):
+    """`/api/hot`: the most contended resources of the last five to ten minutes, by total wait time, descending."""
 
     resources: list[HotResource]
 
 
-class Step(Answer):
-    """One step of a cycle: request `waiter` asks for `resource`, which request `holder` holds."""
+class Step(ApiModel):
+    """One step of a cycle: request `waiter` waits for `resource`, which request `holder` holds."""
 
     resource: str
     waiter: int
     holder: int
     note: str | UnsetType = UNSET
-    """That of the waiter."""
+    """Note of the waiter."""
 
 
-class DeadlockRow(Answer):
-    """A request that would have closed a cycle, and so was ended: the victim."""
+class DeadlockRow(ApiModel):
+    """A deadlock: the request that was ended because it would have created a cycle, the victim."""
 
     at: int
     id: int
     transaction_name: str | None
     cycle: list[str]
-    """The transactions, each waiting for the next and the last for the first, which is the victim's."""
+    """The transactions, each waiting for the next and the last for the first, that of the victim."""
     waits: list[Step]
     steps_total: int = 0
-    """Steps of the cycle, of which the first thousand are told."""
+    """Steps of the cycle; `waits` has the first thousand."""
 
 
-class Deadlocks(Answer):
-    """`/api/deadlocks`: the latest, the newest first."""
+class Deadlocks(ApiModel):
+    """`/api/deadlocks`: the latest deadlocks, newest first."""
 
     deadlocks: list[DeadlockRow]
     total: int
-    """Since the start of the server."""
+    """Deadlocks since the start of the server."""
 
 
-class Blocker(Answer, omit_defaults=True, kw_only=True, gc=False):
-    """Who is in the way of a request that waits."""
+class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):
+    """A request that blocks a waiting request."""
 
     id: int
     resource: str
@@ -220,8 +222,8 @@ class Blocker(Answer, omit_defaults=True, kw_only=True, gc=False):
     note: str | UnsetType = UNSET
 
 
-class Row(Answer, omit_defaults=True, kw_only=True, gc=False):
-    """A request, as in the wire's `inspected`."""
+class Row(ApiModel, omit_defaults=True, kw_only=True, gc=False):
+    """A request, as in the message `inspected` of the wire format."""
 
     id: int
     resources: list[str]
@@ -229,7 +231,7 @@ class Row(Answer, omit_defaults=True, kw_only=True, gc=False):
     priority: float
     since: int
     expires_in: float | UnsetType = UNSET
-    """ms until the lock, or the request, times out; missing where it waits without a limit."""
+    """Time until the lock or the waiting request times out (ms); missing if the wait has no limit."""
     transaction_name: str | UnsetType = UNSET
     note: str | UnsetType = UNSET
     fence: int | UnsetType = UNSET
@@ -237,8 +239,8 @@ class Row(Answer, omit_defaults=True, kw_only=True, gc=False):
     blockers_total: int | UnsetType = UNSET
 
 
-class Resource(Answer):
-    """`/api/resources/NAME`: who holds it, and its line in order."""
+class Resource(ApiModel):
+    """`/api/resources/NAME`: the holders of a resource, and its wait queue in order."""
 
     resource: str
     holders: list[Row]
@@ -247,81 +249,82 @@ class Resource(Answer):
     queue_total: int
 
 
-class Release(Answer):
-    """What `POST /api/release` is sent."""
+class Release(ApiModel):
+    """Body of `POST /api/release`."""
 
     id: int
 
 
-class Released(Answer):
-    """What it answers: the request has ended, as `reason` says."""
+class Released(ApiModel):
+    """Response to `POST /api/release`: the request has ended, for this reason."""
 
     id: int
     reason: str
 
 
-class Problem(Answer, omit_defaults=True, kw_only=True, gc=False):
-    """Any answer from 400 on."""
+class Problem(ApiModel, omit_defaults=True, kw_only=True, gc=False):
+    """Body of every response with a status from 400 on."""
 
     code: str
-    """One of the wire's, `not-found`, `not-allowed` (the method) or `defect`."""
+    """An error code of the wire format, `not-found`, `not-allowed` (the method) or `defect`."""
     message: str
     leader: str | UnsetType = UNSET
-    """The address of the server that leads, where that would know."""
+    """Address of the leading server, if the request should be sent there."""
 
 
-def encode_small(answer: Answer) -> bytes:
-    """Encode an answer that is too small to be worth pausing for."""
-    encoded: bytes = msgspec.json.encode(answer)
+def encode_small(response: ApiModel) -> bytes:
+    """Encode a response that is too small to need a work budget."""
+    encoded: bytes = msgspec.json.encode(response)
     return encoded
 
 
-# -- What is answered to a question that can't be: always JSON, with what is wrong and what would be right --------
+# -- Errors: always JSON --------
 
 log = structlog.get_logger()
 
 MAX_BODY: Final = 4096
-"""Bytes that a client may send."""
+"""Maximum size of a request body, in bytes."""
 JSON: Final = "application/json"
+DEFECT: Final = "internal error; the log of the server has details"
 
 
 class ApiError(Exception):
-    """Ends a request with this status; `leader` is the address of the server that would know."""
+    """An error response; `leader` is the address of the server to ask instead."""
 
     def __init__(self, status: int, code: str, message: str, leader: str | None = None) -> None:
         super().__init__(message)
         self.status = status
-        self.answer = Problem(code=code, message=message, leader=UNSET if leader is None else leader)
+        self.problem = Problem(code=code, message=message, leader=UNSET if leader is None else leader)
 
 
-def bad(message: str) -> ApiError:
-    """A question that is wrong in itself."""
+def bad_request(message: str) -> ApiError:
+    """Return the error for an invalid request, status 400."""
     return ApiError(400, Code.BAD_REQUEST, message)
 
 
 @web.middleware
-async def as_answers(
+async def error_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer whatever goes wrong."""
+    """Turn exceptions of handlers into JSON responses."""
     headers: dict[str, str] = {}
     try:
         return await handler(request)
     except ApiError as caught:
-        problem = caught
-        if problem.status == web.HTTPServiceUnavailable.status_code:
+        error = caught
+        if error.status == web.HTTPServiceUnavailable.status_code:
             headers["Retry-After"] = "1"
     except web.HTTPNotFound:
-        problem = ApiError(404, "not-found", f"nothing is at {request.path[:200]}; /api/schema says what is where")
+        error = ApiError(404, "not-found", f"{request.path[:200]} does not exist; /api/schema lists the paths")
     except web.HTTPMethodNotAllowed as wrong:
         allowed = ", ".join(sorted(wrong.allowed_methods))
         headers["Allow"] = allowed
-        problem = ApiError(405, "not-allowed", f"{request.path[:200]} takes {allowed}, not {request.method}")
+        error = ApiError(405, "not-allowed", f"{request.path[:200]} allows {allowed}, not {request.method}")
     except web.HTTPRequestEntityTooLarge:
-        problem = ApiError(413, Code.BAD_REQUEST, f"a body has at most {MAX_BODY} bytes")
+        error = ApiError(413, Code.BAD_REQUEST, f"the body exceeds {MAX_BODY} bytes")
     except (web.HTTPException, ConnectionError):
         raise
     except Exception:
-        log.exception("a defect in the admin port", path=request.path[:200])
-        problem = ApiError(500, "defect", "this is a defect of the server; its log says more")
-    return web.Response(status=problem.status, body=encode_small(problem.answer), content_type=JSON, headers=headers)
+        log.exception("admin request failed", path=request.path[:200])
+        error = ApiError(500, "defect", DEFECT)
+    return web.Response(status=error.status, body=encode_small(error.problem), content_type=JSON, headers=headers)

@@ -1,6 +1,6 @@
-"""Who may ask what of the admin port, and what a browser is told beside each answer.
+"""Security of the admin port: authentication, DNS rebinding, forged requests (CSRF), response headers.
 
-It goes by the path that was matched and the method, and knows nothing of what is answered there.
+It decides by the matched path and the method, and knows nothing about the endpoints.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ log = structlog.get_logger()
 API: Final = "/api"
 METRICS: Final = "/metrics"
 PRINCIPAL: ContextVar[Principal | None] = ContextVar("PRINCIPAL", default=None)
-"""Who made the request that is being answered, where somebody was asked."""
-MARK: Final = "X-Genie"
-"""A header that no form and no link can send: only a script may, and another site's only if it is allowed to."""
+"""The principal of the current request; None where authentication is off."""
+CSRF_HEADER: Final = "X-Genie"
+"""A header that no form and no link can send; a script of another origin would need CORS permission."""
 JSON: Final = "application/json"
-EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - it is compared
+WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 HEADERS: Final = {
     "Server": "genie",
+    # Names that clients choose stay text, whatever they contain.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -46,10 +47,11 @@ HEADERS: Final = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Guard:
-    """`access` says who may come in at present, `certificate` the name in a request's certificate, if any.
+class RequestGuard:
+    """Checks requests before their handlers run.
 
-    `refused` is told of each stranger.
+    `access` returns the current access control list, `certificate` the name in the verified client
+    certificate of a request, if any. `on_unauthenticated` is called for each failed authentication.
     """
 
     def __init__(
@@ -57,81 +59,84 @@ class Guard:
         access: Callable[[], AccessControl],
         host: str,
         certificate: Callable[[web.Request], str | None] = lambda _: None,
-        refused: Callable[[], None] = lambda: None,
+        on_unauthenticated: Callable[[], None] = lambda: None,
     ) -> None:
-        self._refused = refused
+        self._on_unauthenticated = on_unauthenticated
         self._access = access
         self._host = host.strip("[]").lower()
         self._certificate = certificate
 
-    def protect(self, app: web.Application) -> None:
-        """Stand before everything that an application answers."""
+    def install(self, app: web.Application) -> None:
+        """Add the checks and the response headers to an application."""
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self.watch(request, handler)
+            return await self.check(request, handler)
 
         app.middlewares.append(guarded)
         app.on_response_prepare.append(_add_headers)
 
-    async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer who may not ask, and let the others through."""
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Respond with an error, or call the handler if the request is allowed."""
         PRINCIPAL.set(None)
-        refused = self._refusal(request)
-        if refused is not None:
-            return refused
+        error = self._rejection(request)
+        if error is not None:
+            return error
         return await handler(request)
 
-    def _refusal(self, request: web.Request) -> web.Response | None:
+    def _rejection(self, request: web.Request) -> web.Response | None:
         if not _is_guarded(request):
             return None
         access = self._access()
         if access.open:
-            if not self._is_ours(request.headers.get(hdrs.HOST, "")):
-                why = "the Host header must name this machine itself (127.0.0.1, localhost), as long as no token is set"
+            if not self._is_trusted_host(request.headers.get(hdrs.HOST, "")):
+                why = "without a token the Host header must name this machine (127.0.0.1 or localhost)"
                 return _problem(403, why)
         else:
-            refused = self._unauthorized(request, access)
-            if refused is not None:
-                return refused
+            error = self._authorization_error(request, access)
+            if error is not None:
+                return error
         if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) or request.match_info.http_exception is not None:
-            return None  # nothing is changed by it
-        return _forged(request)
+            return None  # it changes nothing
+        return _csrf_error(request)
 
-    def _unauthorized(self, request: web.Request, access: AccessControl) -> web.Response | None:
-        principal = self._who(request, access)
+    def _authorization_error(self, request: web.Request, access: AccessControl) -> web.Response | None:
+        principal = self._authenticate(request, access)
         if principal is None:
             no_token = hdrs.AUTHORIZATION not in request.headers
             log.warning(
-                "authentication failed at the admin port",
+                "admin authentication failed",
                 reason="no token" if no_token else "unknown token",
                 peer=request.remote,
                 path=request.path[:200],
             )
-            self._refused()
-            wrong = "the request carried no token" if no_token else "the token of the request is not known"
-            response = _problem(401, f"{wrong}; send one of this server: Authorization: Bearer TOKEN")
+            self._on_unauthenticated()
+            wrong = "missing token" if no_token else "unknown token"
+            response = _problem(401, f"{wrong}: send Authorization: Bearer TOKEN with a token of this server")
             response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
             return response
         PRINCIPAL.set(principal)
         right = INSPECT if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) else ADMIN
         if not principal.has_permission(right):
-            return _problem(403, f"this needs the right to {right}, which {principal.name} has not")
+            return _problem(403, f"{principal.name} lacks the permission {right}")
         if principal.visible_prefixes is not None and not _is_metrics(request):
-            why = f"{principal.name} may look at {principal.scope_description} only, and this shows all: ask the server by the wire"
+            why = (
+                f"{principal.name} may only inspect {principal.scope_description}, and the admin port shows all resources: "
+                "use genie inspect"
+            )
             return _problem(403, why)
         return None
 
-    def _who(self, request: web.Request, access: AccessControl) -> Principal | None:
-        said = request.headers.get(hdrs.AUTHORIZATION)
-        if said is not None:
-            scheme, _, token = said.partition(" ")
+    def _authenticate(self, request: web.Request, access: AccessControl) -> Principal | None:
+        header = request.headers.get(hdrs.AUTHORIZATION)
+        if header is not None:
+            scheme, _, token = header.partition(" ")
             return access.by_token(token.strip()) if scheme.lower() == "bearer" else None
         name = self._certificate(request)
         return None if name is None else access.by_certificate(name)
 
-    def _is_ours(self, host: str) -> bool:
-        """Whether a page of this very port asks. A name of another site may have been made to lead here (DNS rebinding)."""
+    def _is_trusted_host(self, host: str) -> bool:
+        """Return whether the Host header names this machine; another site's name may resolve to it (DNS rebinding)."""
         try:
             name = urlsplit(f"//{host}").hostname
             if name is not None and name in ("localhost", self._host):
@@ -139,7 +144,7 @@ class Guard:
             address = ipaddress.ip_address(name or "")
         except ValueError:
             return False
-        return address.is_loopback or self._host in EVERYWHERE
+        return address.is_loopback or self._host in WILDCARD_HOSTS
 
 
 def _is_guarded(request: web.Request) -> bool:
@@ -153,16 +158,16 @@ def _is_metrics(request: web.Request) -> bool:
     return resource is not None and resource.canonical == METRICS
 
 
-def _forged(request: web.Request) -> web.Response | None:
-    """Why a request that changes something may have been made by another site's page, if so."""
+def _csrf_error(request: web.Request) -> web.Response | None:
+    """Return an error if a page of another site may have sent this request, which changes something."""
     headers = request.headers
-    if request.content_type != JSON or MARK not in headers:
-        return _problem(403, f"send it as Content-Type: {JSON} and with the header {MARK}: 1")
+    if request.content_type != JSON or CSRF_HEADER not in headers:
+        return _problem(403, f"the headers Content-Type: {JSON} and {CSRF_HEADER}: 1 are required")
     site, origin = headers.get("Sec-Fetch-Site"), headers.get(hdrs.ORIGIN)
     if site not in (None, "same-origin", "none"):
-        return _problem(403, "another site's page asks, as Sec-Fetch-Site says")
+        return _problem(403, f"cross-site request: Sec-Fetch-Site is {site[:64]!r}, not same-origin")
     if origin is not None and origin.partition("://")[2] != headers.get(hdrs.HOST):
-        return _problem(403, "another site's page asks: Origin must be that of Host")
+        return _problem(403, "cross-site request: Origin must match Host")
     return None
 
 

@@ -1,4 +1,8 @@
-"""Work in slices: whoever looks at much lets the locks have their turn in between."""
+"""Keep the admin port from delaying the locks: cooperative yielding, response caching, chunked encoding.
+
+All of it runs in the server's event loop. A response is computed in slices of bounded work, and
+the loop serves clients in between.
+"""
 
 from __future__ import annotations
 
@@ -9,108 +13,117 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from genie.admin.models import Answer, ApiError
+from genie.admin.models import ApiError, ApiModel
 from genie.errors import Code
 
-SLICE: Final = 1_000
-"""Work between two pauses. One is about a microsecond: a row of a table looked at, a few hundred bytes written."""
+MAX_SLICE_WORK: Final = 1_000
+"""Work between two pauses. A unit takes about a microsecond: reading a row of a table, or writing some 100 bytes."""
 
 
-class Pace:
-    """Counts work and pauses. Not time: so what it does is the same on every machine and each time."""
+class WorkBudget:
+    """Counts work and yields to the event loop when a slice is used up.
+
+    It counts work rather than time, so that the slices are the same on every machine and in every run.
+    """
 
     def __init__(self) -> None:
-        self._done = 0
-        self.most = 0
-        """The most work that was ever done without a pause."""
+        self._spent = 0
+        self.max_spent = 0
+        """The most work ever done without a pause."""
 
-    async def did(self, work: int) -> bool:
-        """So much more was done. Returns whether there was a pause: then everything may have changed."""
-        self._done += work
-        self.most = max(self.most, self._done)
-        if self._done < SLICE:
+    async def spend(self, work: int) -> bool:
+        """Add to the work done. Return whether this yielded: then any table may have changed."""
+        self._spent += work
+        self.max_spent = max(self.max_spent, self._spent)
+        if self._spent < MAX_SLICE_WORK:
             return False
         await self.pause()
         return True
 
     async def pause(self) -> None:
-        """Let others have their turn."""
-        self._done = 0
+        """Yield to the event loop and start a new slice."""
+        self._spent = 0
         await asyncio.sleep(0)
 
 
-# -- One question after the other, and one answer for all who ask the same at about the same time --------
+# -- Response cache --------
 
-FRESH_S = 0.5
-"""For so long an answer is given again."""
-MOST_KEPT = 16
-MOST_AT_ONCE = 64
-"""Questions that wait for their turn. It is also that of the locks: more would take too much of it."""
+RESPONSE_TTL_S = 0.5
+"""How long a response is served from the cache."""
+MAX_CACHED_RESPONSES = 16
+MAX_WAITING_REQUESTS = 64
+"""Requests that may wait for a response. Each wakes the event loop, which also serves the locks."""
 
 
-class Turns:
-    """However many ask, at most one slice is worked on between two turns of the event loop."""
+class ResponseCache:
+    """Computes one response at a time and coalesces equal requests.
 
-    def __init__(self, pace: Pace) -> None:
-        self.pace = pace
-        self._turn = asyncio.Lock()
-        self._asked = 0
-        self._kept: dict[Hashable, tuple[float, Body]] = {}
+    However many clients poll, the event loop runs at most one slice of this work per iteration.
+    """
 
-    async def answer(self, key: Hashable, make: Callable[[], Awaitable[Body]]) -> Body:
-        """The answer that `make` makes, or that it made for the same key within half a second."""
-        if self._asked >= MOST_AT_ONCE:
-            raise ApiError(503, Code.TOO_MANY, f"{MOST_AT_ONCE} questions wait for their answers; ask again later")
-        self._asked += 1
+    def __init__(self, budget: WorkBudget) -> None:
+        self.budget = budget
+        self._mutex = asyncio.Lock()
+        self._waiting = 0
+        self._cached: dict[Hashable, tuple[float, Body]] = {}
+
+    async def get_or_compute(self, key: Hashable, compute: Callable[[], Awaitable[Body]]) -> Body:
+        """Return the cached response for the key, or compute it. ApiError 503 if too many requests wait."""
+        if self._waiting >= MAX_WAITING_REQUESTS:
+            raise ApiError(
+                503, Code.TOO_MANY, f"{MAX_WAITING_REQUESTS} requests are waiting for responses; try again later"
+            )
+        self._waiting += 1
         try:
-            async with self._turn:
+            async with self._mutex:
                 now = asyncio.get_running_loop().time()
-                self._kept = {known: kept for known, kept in self._kept.items() if now - kept[0] < FRESH_S}
-                if key not in self._kept:
-                    await self.pace.pause()
-                    body = await make()
-                    if len(self._kept) >= MOST_KEPT:
-                        del self._kept[next(iter(self._kept))]
-                    self._kept[key] = asyncio.get_running_loop().time(), body
-                return self._kept[key][1]
+                self._cached = {
+                    known: entry for known, entry in self._cached.items() if now - entry[0] < RESPONSE_TTL_S
+                }
+                if key not in self._cached:
+                    await self.budget.pause()
+                    body = await compute()
+                    if len(self._cached) >= MAX_CACHED_RESPONSES:
+                        del self._cached[next(iter(self._cached))]
+                    self._cached[key] = asyncio.get_running_loop().time(), body
+                return self._cached[key][1]
         finally:
-            self._asked -= 1
+            self._waiting -= 1
 
 
-# -- An answer as JSON, in slices: some are of several megabytes --------
+# -- Chunked JSON encoding: a response may have several megabytes --------
 
-PIECE_BYTES = 16 << 10
-"""An answer comes in pieces of about so much, each to be sent by itself."""
-BYTES_OF_WORK = 256
-"""So many bytes are as much work as looking at one row."""
+CHUNK_BYTES = 16 << 10
+"""Approximate size of a chunk, which is sent by itself."""
+BYTES_PER_WORK_UNIT = 256
 
 Body = tuple[bytes, ...]
-"""An encoded answer, in pieces."""
+"""An encoded response, in chunks."""
 
 _encode = msgspec.json.Encoder().encode
 
 
-async def encode(answer: Answer, pace: Pace) -> Body:
-    """A large answer, whose lists are written item by item. (No field at its top may be left out by a default.)"""
-    pieces: list[bytes] = []
-    piece = bytearray(b"{")
-    for index, field in enumerate(msgspec.structs.fields(answer)):
-        piece += b',"' if index else b'"'
-        piece += field.encode_name.encode() + b'":'
-        value = getattr(answer, field.name)
+async def encode(response: ApiModel, budget: WorkBudget) -> Body:
+    """Encode a large response, its lists item by item. Its top-level fields must not be omitted by default."""
+    chunks: list[bytes] = []
+    chunk = bytearray(b"{")
+    for index, field in enumerate(msgspec.structs.fields(response)):
+        chunk += b',"' if index else b'"'
+        chunk += field.encode_name.encode() + b'":'
+        value = getattr(response, field.name)
         if not isinstance(value, list) or not value or not isinstance(value[0], Struct):
-            piece += _encode(value)
+            chunk += _encode(value)
             continue
-        before = b"["
+        separator = b"["
         for item in value:
-            line = _encode(item)
-            piece += before
-            piece += line
-            before = b","
-            if len(piece) >= PIECE_BYTES:
-                pieces.append(bytes(piece))
-                piece.clear()
-            await pace.did(1 + len(line) // BYTES_OF_WORK)
-        piece += b"]"
-    piece += b"}"
-    return (*pieces, bytes(piece))
+            encoded = _encode(item)
+            chunk += separator
+            chunk += encoded
+            separator = b","
+            if len(chunk) >= CHUNK_BYTES:
+                chunks.append(bytes(chunk))
+                chunk.clear()
+            await budget.spend(1 + len(encoded) // BYTES_PER_WORK_UNIT)
+        chunk += b"]"
+    chunk += b"}"
+    return (*chunks, bytes(chunk))

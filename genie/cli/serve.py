@@ -203,9 +203,9 @@ async def _serve(settings: Settings) -> int:
     server.bind_address()  # before the admin port: a second server by mistake is told about its main port
     if settings.admin.port is None:
         return await server.run()
-    from genie.admin import Admin  # noqa: PLC0415 - a web server is much to load, and no other command needs it
+    from genie.admin import AdminServer  # noqa: PLC0415 - a web server is much to load, and no other command needs it
 
-    admin = Admin(server)
+    admin = AdminServer(server)
     try:
         await admin.start()
     except OSError as error:

@@ -103,7 +103,7 @@ WAITS = (
 HOT = (
     Column("RESOURCE", 0, least=20),
     Column("WAITED", 0, right=True),
-    Column("COLLISIONS", 2, right=True),
+    Column("CONFLICTS", 2, right=True),
     Column("WAITING", 1, right=True),
     Column("HOLDERS", 3, right=True),
 )
@@ -215,7 +215,7 @@ def _quantile(wait: float | None) -> str:
 
 def _trouble(state: State, columns: int) -> Iterator[Line]:
     troubles = []
-    if not state.store_reached:
+    if not state.store_available:
         troubles.append("The store does not answer.")
     if state.role != LEADER:
         troubles.append(
@@ -241,9 +241,9 @@ def _lines(seen: Seen) -> Part:
             duration(state.now - since[line.holder]) if line.holder in since else "-",
             f"{line.holders:,}",
         ]
-        for line in state.lines
+        for line in state.queues
     ]
-    incomplete = "" if state.lines_complete else ", of those who came first"
+    incomplete = "" if state.queues_complete else ", of those who came first"
     return Part("Longest lines", LINES, rows, "Nobody waits.", len(rows), incomplete)
 
 
@@ -281,7 +281,7 @@ def _called(id_: int, transaction: str | UnsetType | None) -> str:
 
 def _hot(hot: HotList) -> Part:
     rows = [
-        [row.resource, duration(row.waited), f"{row.collisions:,}", f"{row.waiting:,}", f"{row.holders:,}"]
+        [row.resource, duration(row.waited), f"{row.conflicts:,}", f"{row.waiting:,}", f"{row.holders:,}"]
         for row in hot.resources
     ]
     return Part("Hot within the last minutes", HOT, rows, "Nothing was fought for within the last minutes.", len(rows))

@@ -1,1 +1,1 @@
-"""What operators see. The core knows none of it."""
+"""Metrics, statistics and logging. The lock manager does not depend on this package."""

@@ -1,4 +1,4 @@
-"""How long things took, in buckets that Prometheus understands: a fixed amount of memory."""
+"""Histograms with fixed buckets, as Prometheus reads them, and rates over a sliding window. Both have bounded memory."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ BOUNDS_MS: Final = (
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0),
     *(1_000.0, 2_500.0, 5_000.0, 10_000.0, 30_000.0, 60_000.0, 300_000.0, 1_800_000.0),
 )
-"""The greatest duration of each bucket but the last, which has none."""
+"""Upper bounds of the buckets; a further bucket has none."""
 
 
 class Histogram:
-    """Counts durations in ms, or sizes: what `bounds` say is up to whoever makes it."""
+    """Counts values by bucket. The unit is that of `bounds`: ms by default."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...] = BOUNDS_MS) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """By bucket; not cumulative."""
+        """By bucket, not cumulative."""
         self.total = 0.0
-        """The sum of all that was counted."""
+        """Sum of all values."""
 
     def add(self, value: float) -> None:
-        """Count one."""
+        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     @property
     def count(self) -> int:
-        """How many were counted."""
+        """Return the number of values."""
         return sum(self.counts)
 
 
 def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> float | None:
-    """What so large a share (0 to 1) of the counted values did not exceed, as near as the buckets tell; None of none.
+    """Estimate the quantile `share` (0 to 1) of the counted values; None where there are none.
 
-    Inside its bucket a value is taken to lie as far as its rank says, as Prometheus does it. What is in the last bucket
-    counts as the greatest bound.
+    Interpolates linearly inside a bucket, as Prometheus' `histogram_quantile` does. A value in the
+    last bucket counts as the greatest bound.
     """
     rank = share * sum(counts)
     if not rank:
@@ -56,20 +56,20 @@ def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> floa
     return bounds[-1]
 
 
-# -- How fast things go now, and how long they take now: the counters as they were in each second of the last minute --------
+# -- Rate window: the counters sampled once a second, for the last minute --------
 
 SECOND_MS: Final = 1_000
-KEPT: Final = 61
-"""Samples: both ends of the last 60 seconds."""
-RATES_MS: Final = 10_000
-"""Rates are told over so long."""
-LEAST_MS: Final = 1_000
-"""Nothing is told of a shorter time."""
+MAX_SAMPLES: Final = 61
+"""Samples that are kept: both ends of the last 60 seconds."""
+RATE_INTERVAL_MS: Final = 10_000
+"""Time over which rates are computed."""
+MIN_RATE_INTERVAL_MS: Final = 1_000
+"""Rates are zero while the samples cover less."""
 
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """Counters at one moment. `at_ms` is of any clock that goes on."""
+    """The counters at one moment. `at_ms` is monotonic."""
 
     at_ms: float = 0.0
     grants: int = 0
@@ -79,12 +79,12 @@ class Sample:
     deadlocks: int = 0
     errors: int = 0
     waited: tuple[int, ...] = ()
-    """Of those that had to wait and were granted: how many by bucket of the usual bounds."""
+    """Requests granted after a wait, by bucket of `BOUNDS_MS`."""
 
 
 @dataclass(slots=True, frozen=True)
-class Speed:
-    """A second, lately: what `Sample` counts."""
+class Rates:
+    """Events per second over the rate interval."""
 
     grants: float = 0.0
     releases: float = 0.0
@@ -94,45 +94,45 @@ class Speed:
     errors: float = 0.0
 
 
-class Recent:
-    """The samples of the last minute."""
+class RateWindow:
+    """Rates and wait quantiles of the last minute, from one sample a second."""
 
     def __init__(self) -> None:
-        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
 
-    def due(self, now: float) -> bool:
-        """Whether a second has passed since the last sample (`now` in ms)."""
+    def should_sample(self, now: float) -> bool:
+        """Return whether a second has passed since the last sample (`now` in ms)."""
         return not self._samples or now - self._samples[-1].at_ms >= SECOND_MS
 
     def add(self, sample: Sample) -> None:
-        """Keep one, for a minute."""
+        """Add a sample; the oldest is dropped after a minute."""
         self._samples.append(sample)
 
-    def speed(self) -> Speed:
-        """Over the last ten seconds, or as long as there are samples."""
-        new, old = self._ends(RATES_MS)
-        lasted_ms = new.at_ms - old.at_ms
-        if lasted_ms < LEAST_MS:
-            return Speed()
-        each = 1000 / lasted_ms
-        return Speed(
-            grants=(new.grants - old.grants) * each,
-            releases=(new.releases - old.releases) * each,
-            waits=(new.waits - old.waits) * each,
-            timeouts=(new.timeouts - old.timeouts) * each,
-            deadlocks=(new.deadlocks - old.deadlocks) * each,
-            errors=(new.errors - old.errors) * each,
+    def rates(self) -> Rates:
+        """Return the rates over the last ten seconds, or over the time that the samples cover."""
+        new, old = self._ends(RATE_INTERVAL_MS)
+        interval_ms = new.at_ms - old.at_ms
+        if interval_ms < MIN_RATE_INTERVAL_MS:
+            return Rates()
+        factor = 1000 / interval_ms
+        return Rates(
+            grants=(new.grants - old.grants) * factor,
+            releases=(new.releases - old.releases) * factor,
+            waits=(new.waits - old.waits) * factor,
+            timeouts=(new.timeouts - old.timeouts) * factor,
+            deadlocks=(new.deadlocks - old.deadlocks) * factor,
+            errors=(new.errors - old.errors) * factor,
         )
 
     def wait_quantile(self, share: float) -> float | None:
-        """How long so large a share (0 to 1) of those waited at most that were granted in the last minute (ms)."""
-        new, old = self._ends((KEPT - 1) * SECOND_MS)
+        """Return the quantile `share` (0 to 1) of the waits that ended in a grant in the last minute (ms)."""
+        new, old = self._ends((MAX_SAMPLES - 1) * SECOND_MS)
         return quantile(BOUNDS_MS, list(map(sub, new.waited, old.waited)), share)
 
-    def _ends(self, lasting_ms: float) -> tuple[Sample, Sample]:
-        """The last sample, and the first that is at most so much older (half a second more, for a late one)."""
+    def _ends(self, interval_ms: float) -> tuple[Sample, Sample]:
+        """Return the last sample and the oldest within the interval, with half a second of tolerance for late samples."""
         if not self._samples:
             return Sample(), Sample()
         new = self._samples[-1]
-        since = new.at_ms - lasting_ms - SECOND_MS / 2
+        since = new.at_ms - interval_ms - SECOND_MS / 2
         return new, next(sample for sample in self._samples if sample.at_ms >= since)

@@ -1,4 +1,4 @@
-"""Log lines: for people on a terminal, as JSON for programs."""
+"""Structured logging to stdout: console format on a terminal, else JSON."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ FORMATS = ("auto", "console", "json")
 
 
 def configure(level: str, form: str) -> None:
-    """Log to stdout from `level` on. `auto` is `console` where stdout is a terminal, else `json`."""
+    """Log to stdout from `level` on. `auto` is `console` if stdout is a terminal, else `json`."""
     console = form == "console" or (form == "auto" and sys.stdout.isatty())
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=not console),
         structlog.processors.StackInfoRenderer(),
     ]
-    logger: Callable[..., _Surviving]
+    logger: Callable[..., _TolerantLogger]
     if console:
-        # the plain one for the same reason as below: the richer one shows variables
+        # The rich traceback shows the values of variables, which may be secrets.
         plain = structlog.dev.plain_traceback
         processors.append(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=plain))
-        logger = lambda *_: _Surviving(structlog.PrintLogger(sys.stdout))  # noqa: E731
+        logger = lambda *_: _TolerantLogger(structlog.PrintLogger(sys.stdout))  # noqa: E731
     else:
         processors += [
             _event_first,
-            # without the values of variables, which may be anything: the password of Redis, too
+            # Without the values of variables, which may be secrets such as the Redis password.
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(serializer=_dumps),
         ]
-        logger = lambda *_: _Surviving(structlog.BytesLogger(sys.stdout.buffer))  # noqa: E731
+        logger = lambda *_: _TolerantLogger(structlog.BytesLogger(sys.stdout.buffer))  # noqa: E731
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
@@ -44,8 +44,8 @@ def configure(level: str, form: str) -> None:
     )
 
 
-class _Surviving:
-    """Loses lines that nobody takes, rather than the server: a log may be piped to something that ends."""
+class _TolerantLogger:
+    """Drops log lines once stdout cannot be written: the reader of a pipe may exit, and the server must not."""
 
     def __init__(self, logger: structlog.PrintLogger | structlog.BytesLogger) -> None:
         self._write = logger.msg
@@ -60,7 +60,7 @@ class _Surviving:
 
 
 def _event_first(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Put `event` before the other fields, so that a line can be read from its beginning."""
+    """Put `event` first in the JSON line."""
     return {"event": event_dict.pop("event", None), **event_dict}
 
 

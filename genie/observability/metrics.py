@@ -1,4 +1,7 @@
-"""What Prometheus is told: made from the plain counters each time it asks. Never a label by resource or transaction."""
+"""Prometheus metrics, computed from the counters at each scrape.
+
+No label names a resource or a transaction, so the number of time series is bounded.
+"""
 
 from __future__ import annotations
 
@@ -29,77 +32,77 @@ from genie.observability.histogram import Histogram
 from genie.observability.stats import Stats
 
 T = TypeVar("T")
-Each: TypeAlias = Iterable[tuple[str, T]]
-"""Something of each namespace, by its name, looked up when it is its turn."""
+ByNamespace: TypeAlias = Iterable[tuple[str, T]]
+"""A value of each namespace with its name, computed lazily."""
 
 MS: Final = 1_000
 NAMESPACE: Final = "namespace"
-"""The label of what is of a namespace."""
-_BEGAN_S: Final = time.time()
+"""Label of the metrics that each namespace has."""
+_START_TIME_S: Final = time.time()
 _STATM = Path("/proc/self/statm")
 PAGE_BYTES: Final = resource.getpagesize()
-LOST: Final = (Reason.TRANSACTION_TIMEOUT, Reason.DISCONNECTED)
-"""Why holds end otherwise than by release."""
+LOST_REASONS: Final = (Reason.TRANSACTION_TIMEOUT, Reason.DISCONNECTED)
+"""Reasons for which a hold ends other than by a release."""
 
 
 class NamespaceView(Protocol):
-    """One namespace in a server, as far as its metrics are concerned."""
+    """What the metrics need of one namespace on a server."""
 
     @property
     def stats(self) -> Stats:
-        """What is counted of it."""
+        """Its counters."""
 
     @property
     def role(self) -> str:
-        """`starting` (nobody is known to lead), `leader`, `follower` or `stopping`."""
+        """`starting` (no leader is known yet), `leader`, `follower` or `stopping`."""
 
     @property
     def store_available(self) -> bool:
-        """Whether the store answers, as far as this server needs it now."""
+        """Whether the store answers, as far as this server currently depends on it."""
 
     @property
     def store_errors(self) -> int:
-        """How often the store could not be reached, or took longer than it may."""
+        """Store failures and timeouts."""
 
     @property
     def manager(self) -> LockManager | None:
-        """All locks and lines, while this server leads."""
+        """The lock manager; None unless this server leads."""
 
     @property
     def now(self) -> float:
-        """The time of the lock manager (ms). Only while this server leads."""
+        """Time of the lock manager (ms). Only valid while this server leads."""
 
     @property
     def sessions(self) -> int:
-        """Sessions, with and without a connection."""
+        """Number of sessions, with and without a connection."""
 
 
-class Source(Protocol):
-    """A server, as far as its metrics are concerned."""
+class ServerView(Protocol):
+    """What the metrics need of a server."""
 
     settings: Settings
 
     @property
     def namespaces(self) -> Mapping[str, NamespaceView]:
-        """Its namespaces, in order: the first is that of who says none."""
+        """Its namespaces by name, in order; the first is the default."""
 
     @property
     def stats(self) -> Stats:
-        """Those of the first namespace, with what is counted of strangers and of the event loop."""
+        """Counters of the first namespace, which include failed authentications and the event-loop lag."""
 
     @property
     def connections(self) -> Sized:
-        """Those that are open."""
+        """Open connections."""
 
 
 class Metrics(Collector):
-    """Reads a server when it is asked. A constant number of samples for each namespace, whatever the server holds."""
+    """Collects the metrics of a server. The number of samples per namespace is constant."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, server: ServerView) -> None:
+        self._server_view = server
 
     def collect(self) -> Iterator[Metric]:
-        """All of it, as it is now."""
+        """Yield all metrics, each with the samples of all namespaces."""
         for _, parts in groupby(self.parts(), lambda part: part.name):
             family, *others = parts
             for other in others:
@@ -107,8 +110,8 @@ class Metrics(Collector):
             yield family
 
     def parts(self) -> Iterator[Metric]:
-        """The same for who has not the time for all: what is of each namespace by itself, metric by metric."""
-        namespaces = self._source.namespaces
+        """Yield the metrics in parts, one for each metric and namespace, so that the caller can yield to the event loop."""
+        namespaces = self._server_view.namespaces
         yield from _requests({namespace: view.stats for namespace, view in namespaces.items()})
         yield from _tables(namespaces)
         yield from _store(namespaces)
@@ -117,140 +120,146 @@ class Metrics(Collector):
         yield from _process()
 
     def _server(self) -> Iterator[Metric]:
-        source = self._source
-        yield GaugeMetricFamily("genie_connections", "Connections that are open.", len(source.connections))
+        server = self._server_view
+        yield GaugeMetricFamily("genie_connections", "Open connections.", len(server.connections))
         yield GaugeMetricFamily(
-            "genie_connections_limit", "Connections that may be open.", source.settings.limits.max_connections
+            "genie_connections_limit", "Maximum number of open connections.", server.settings.limits.max_connections
         )
         yield HistogramMetricFamily(
             "genie_loop_lag_seconds",
-            "How late the event loop came to what it had to do.",
-            *_buckets(source.stats.lag, MS),
+            "Event-loop lag: how late timers ran.",
+            *_buckets(server.stats.lag, MS),
         )
-        about = {"version": version("genie-lock"), "python": platform.python_version()}
-        yield InfoMetricFamily("genie_build", "What runs here.", about)
+        build = {"version": version("genie-lock"), "python": platform.python_version()}
+        yield InfoMetricFamily("genie_build", "Version of the server and of Python.", build)
 
 
 def _requests(stats: Mapping[str, Stats]) -> Iterator[Metric]:
-    def each(of: Callable[[Stats], T]) -> Each[T]:
-        return ((namespace, of(counted)) for namespace, counted in stats.items())
+    def each(value: Callable[[Stats], T]) -> ByNamespace[T]:
+        return ((namespace, value(counters)) for namespace, counters in stats.items())
 
     yield from _counters(
         "genie_requests",
-        "Requests that were granted or ended without, by how they went.",
+        "Requests by outcome: granted immediately, granted after a wait, or the reason without a grant.",
         "outcome",
-        each(lambda counted: counted.outcomes),
+        each(lambda stats: stats.outcomes),
     )
     yield from _histogram(
-        "genie_wait_seconds", "How long those waited that were granted later.", each(lambda counted: counted.waits)
+        "genie_wait_seconds", "Wait time of requests that were granted after a wait.", each(lambda stats: stats.waits)
     )
-    yield from _histogram("genie_hold_seconds", "How long holds lasted.", each(lambda counted: counted.holds))
+    yield from _histogram("genie_hold_seconds", "Hold time of locks.", each(lambda stats: stats.holds))
     yield from _counters(
         "genie_holds_lost",
-        "Holds that ended otherwise than by release, by reason.",
+        "Holds that ended other than by a release, by reason.",
         "reason",
-        each(lambda counted: {reason.value: counted.ended[reason] for reason in LOST}),
+        each(lambda stats: {reason.value: stats.lost_holds[reason] for reason in LOST_REASONS}),
     )
     yield from _counter(
-        "genie_deadlocks", "Requests that would have closed a cycle.", each(lambda counted: counted.deadlocked)
+        "genie_deadlocks",
+        "Requests that were ended because they would have created a deadlock.",
+        each(lambda stats: stats.deadlocked),
     )
     yield from _counters(
         "genie_errors",
-        "Commands that were refused, by code.",
+        "Rejected commands, by error code.",
         "code",
-        each(lambda counted: {code.value: counted.errors[code] for code in Code}),
+        each(lambda stats: {code.value: stats.errors[code] for code in Code}),
     )
-    yield from _histogram(
-        "genie_commit_seconds", "How long commits to the store took.", each(lambda counted: counted.commits)
-    )
-    yield from _histogram("genie_commit_changes", "Changes in one commit.", each(lambda counted: counted.sizes), unit=1)
+    yield from _histogram("genie_commit_seconds", "Commit latency of the store.", each(lambda stats: stats.commits))
+    yield from _histogram("genie_commit_changes", "Changes per commit.", each(lambda stats: stats.batch_sizes), unit=1)
 
 
 @dataclass(slots=True, frozen=True)
-class _Table:
-    """What stands in the tables of a namespace at one moment. (Between two metrics the locks go on changing.)"""
+class _TableSample:
+    """Sizes of a lock table at one moment, so that the metrics of one scrape are consistent."""
 
     waiting: int
-    longest_s: float
+    longest_wait_s: float
     held: int
     locks: int
-    reorderings: int
+    rearrangements: int
 
 
-def _look(view: NamespaceView) -> _Table:
-    manager, before = view.manager, view.stats.reorderings
+def _sample(view: NamespaceView) -> _TableSample:
+    manager, earlier = view.manager, view.stats.rearrangements
     if manager is None:
-        return _Table(0, 0.0, 0, 0, before)
+        return _TableSample(0, 0.0, 0, 0, earlier)
     table = manager.table
     first = next(iter(table.waiting.values()), None)
-    longest_s = 0.0 if first is None else max(0.0, view.now - first.since) / MS
-    return _Table(len(table.waiting), longest_s, len(table.held), table.locks, before + manager.rearrangements)
+    longest_wait_s = 0.0 if first is None else max(0.0, view.now - first.since) / MS
+    return _TableSample(
+        len(table.waiting), longest_wait_s, len(table.held), table.locks, earlier + manager.rearrangements
+    )
 
 
 def _tables(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
-    found = {namespace: _look(view) for namespace, view in namespaces.items()}
+    samples = {namespace: _sample(view) for namespace, view in namespaces.items()}
 
-    def each(of: Callable[[_Table], float]) -> Each[float]:
-        return ((namespace, of(table)) for namespace, table in found.items())
+    def each(value: Callable[[_TableSample], float]) -> ByNamespace[float]:
+        return ((namespace, value(sample)) for namespace, sample in samples.items())
 
-    yield from _gauge("genie_queue_length", "Requests that wait.", each(lambda table: table.waiting))
+    yield from _gauge("genie_queue_length", "Waiting requests.", each(lambda sample: sample.waiting))
     yield from _gauge(
-        "genie_longest_wait_seconds", "How long the one waits that came first.", each(lambda table: table.longest_s)
+        "genie_longest_wait_seconds",
+        "Time that the oldest waiting request has waited.",
+        each(lambda sample: sample.longest_wait_s),
     )
-    yield from _gauge("genie_held_requests", "Requests that are held.", each(lambda table: table.held))
+    yield from _gauge("genie_held_requests", "Held requests.", each(lambda sample: sample.held))
     yield from _gauge(
-        "genie_held_locks", "Resources that are held, each as often as it is.", each(lambda table: table.locks)
+        "genie_held_locks",
+        "Held locks: a shared resource counts once for each holder.",
+        each(lambda sample: sample.locks),
     )
     yield from _counter(
-        "genie_reorderings",
-        "Lines that were reordered to avoid a deadlock.",
-        each(lambda table: table.reorderings),
+        "genie_queue_rearrangements",
+        "Wait queues that were rearranged to avoid a deadlock.",
+        each(lambda sample: sample.rearrangements),
     )
 
 
 def _store(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
     yield from _counter(
         "genie_store_errors",
-        "How often the store failed or took too long.",
+        "Store failures and timeouts.",
         ((namespace, view.store_errors) for namespace, view in namespaces.items()),
     )
     yield from _gauge(
-        "genie_store_reached",
-        "1 where the store answers, as far as it is needed now.",
+        "genie_store_available",
+        "1 if the store answers, as far as the server currently depends on it.",
         ((namespace, view.store_available) for namespace, view in namespaces.items()),
     )
 
 
 def _roles(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
     leads = ((namespace, view.role == "leader") for namespace, view in namespaces.items())
-    yield from _gauge("genie_leader", "1 where this server leads the namespace.", leads)
+    yield from _gauge("genie_leader", "1 if this server leads the namespace.", leads)
     sessions = ((namespace, view.sessions) for namespace, view in namespaces.items())
     yield from _gauge("genie_sessions", "Sessions, with and without a connection.", sessions)
 
 
 def _process() -> Iterator[Metric]:
-    yield GaugeMetricFamily("process_start_time_seconds", "When this process began (unix time).", _BEGAN_S)
-    yield CounterMetricFamily("process_cpu_seconds", "Processor time that it took.", time.process_time())
+    yield GaugeMetricFamily("process_start_time_seconds", "Start time of the process (unix time).", _START_TIME_S)
+    yield CounterMetricFamily("process_cpu_seconds", "CPU time of the process.", time.process_time())
     if _STATM.exists():
         pages = int(_STATM.read_text().split()[1])
-        yield GaugeMetricFamily("process_resident_memory_bytes", "Memory that it has.", pages * PAGE_BYTES)
+        yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory of the process.", pages * PAGE_BYTES)
 
 
-def _gauge(name: str, text: str, values: Each[float]) -> Iterator[Metric]:
+def _gauge(name: str, text: str, values: ByNamespace[float]) -> Iterator[Metric]:
     for namespace, value in values:
         family = GaugeMetricFamily(name, text, labels=[NAMESPACE])
         family.add_metric([namespace], value)
         yield family
 
 
-def _counter(name: str, text: str, values: Each[float]) -> Iterator[Metric]:
+def _counter(name: str, text: str, values: ByNamespace[float]) -> Iterator[Metric]:
     for namespace, value in values:
         family = CounterMetricFamily(name, text, labels=[NAMESPACE])
         family.add_metric([namespace], value)
         yield family
 
 
-def _counters(name: str, text: str, label: str, values: Each[Mapping[str, int]]) -> Iterator[Metric]:
+def _counters(name: str, text: str, label: str, values: ByNamespace[Mapping[str, int]]) -> Iterator[Metric]:
     for namespace, counts in values:
         family = CounterMetricFamily(name, text, labels=[NAMESPACE, label])
         for key, count in counts.items():
@@ -258,7 +267,7 @@ def _counters(name: str, text: str, label: str, values: Each[Mapping[str, int]])
         yield family
 
 
-def _histogram(name: str, text: str, histograms: Each[Histogram], unit: float = MS) -> Iterator[Metric]:
+def _histogram(name: str, text: str, histograms: ByNamespace[Histogram], unit: float = MS) -> Iterator[Metric]:
     for namespace, histogram in histograms:
         family = HistogramMetricFamily(name, text, labels=[NAMESPACE])
         family.add_metric([namespace], *_buckets(histogram, unit))
@@ -266,7 +275,7 @@ def _histogram(name: str, text: str, histograms: Each[Histogram], unit: float = 
 
 
 def _buckets(histogram: Histogram, unit: float) -> tuple[list[tuple[str, float]], float]:
-    """Its buckets and its sum, divided by `unit`: those in ms are told in seconds."""
+    """Return the cumulative buckets and the sum, divided by `unit`: values in ms become seconds."""
     buckets: list[tuple[str, float]] = []
     below = 0
     for bound, count in zip([*histogram.bounds, inf], histogram.counts, strict=True):

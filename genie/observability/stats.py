@@ -1,4 +1,7 @@
-"""Which resources are fought for: those on which most was waited and collided lately, in bounded memory."""
+"""Statistics of one namespace on one server: plain counters that the metrics and the admin port read.
+
+Contention is counted by resource, in bounded memory; everything else is a number or a histogram.
+"""
 
 from __future__ import annotations
 
@@ -10,100 +13,97 @@ from typing import Final
 
 from genie.core import WAITING, Cycle, Deadlocked, Locked, Reason, Released, Request, TimedOut, blocked_resources
 from genie.core.lock_table import LockTable
-from genie.observability.histogram import Histogram, Recent, Sample
+from genie.observability.histogram import Histogram, RateWindow, Sample
 
 WINDOW_MS: Final = 300_000
-"""What is told goes back for one to two windows."""
-MOST: Final = 4_096
-"""Names in one window. When there are more, the half of them goes that matters least."""
+"""Length of a contention window. Reports cover the current window and the one before it."""
+MAX_RESOURCES: Final = 4_096
+"""Resources in one window. When it is full, the less contended half is dropped."""
 
 
 @dataclass(slots=True)
-class Heat:
-    """One resource: requests that could not have it at once, and how long those that waited for it did."""
+class Contention:
+    """Contention on one resource: requests that conflicted, and their total wait time."""
 
-    collisions: int = 0
+    conflicts: int = 0
     waited_ms: float = 0.0
 
 
-class Hot:
-    """Counts by resource, in two windows of time."""
+class ContentionStats:
+    """Contention by resource, in two windows of time."""
 
     def __init__(self) -> None:
-        self._now: dict[str, Heat] = {}
-        self._before: dict[str, Heat] = {}
-        self._turned_ms = 0.0
-        """When the present window began."""
+        self._now: dict[str, Contention] = {}
+        self._before: dict[str, Contention] = {}
+        self._window_start_ms = 0.0
 
-    def turn(self, now: float) -> None:
-        """Let time pass (`now` in ms, of any clock that goes on): what is old is forgotten."""
-        if now - self._turned_ms >= WINDOW_MS:
-            late = now - self._turned_ms >= 2 * WINDOW_MS
-            self._before, self._now = {} if late else self._now, {}
-            self._turned_ms = now
+    def rotate(self, now: float) -> None:
+        """Start a new window when the current one is over. `now` is monotonic, in ms."""
+        if now - self._window_start_ms >= WINDOW_MS:
+            expired = now - self._window_start_ms >= 2 * WINDOW_MS
+            self._before, self._now = {} if expired else self._now, {}
+            self._window_start_ms = now
 
-    def collided(self, names: Iterable[str]) -> None:
-        """A request found these in others' hands."""
+    def record_conflict(self, names: Iterable[str]) -> None:
+        """Count a request that conflicted with other requests on these resources."""
         for name in names:
-            self.of(name).collisions += 1
+            self.entry(name).conflicts += 1
 
-    def waited(self, names: Iterable[str], waited_ms: float) -> None:
-        """The wait of a request for these is over."""
+    def record_wait(self, names: Iterable[str], waited_ms: float) -> None:
+        """Add the wait time of a request whose wait for these resources has ended."""
         for name in names:
-            self.of(name).waited_ms += waited_ms
+            self.entry(name).waited_ms += waited_ms
 
-    def top(self, limit: int) -> list[tuple[str, Heat]]:
-        """The most waited for, then the most collided on, first."""
-        return hottest(self.found(), limit)
-
-    def found(self) -> Iterator[tuple[str, Heat]]:
-        """Each resource once, in no order, as it is now: what changes while it is read is not missed, nor in the way."""
+    def entries(self) -> Iterator[tuple[str, Contention]]:
+        """Yield each resource once, unordered, as of this call: later changes do not affect the iteration."""
         before, now = self._before.copy(), self._now.copy()
-        for name, heat in before.items():
+        for name, earlier in before.items():
             later = now.pop(name, None)
             yield (
                 name,
-                heat if later is None else Heat(heat.collisions + later.collisions, heat.waited_ms + later.waited_ms),
+                earlier
+                if later is None
+                else Contention(earlier.conflicts + later.conflicts, earlier.waited_ms + later.waited_ms),
             )
         yield from now.items()
 
-    def of(self, name: str) -> Heat:
-        """What is counted of one resource, to be added to."""
-        heat = self._now.get(name)
-        if heat is None:
-            if len(self._now) >= MOST:
-                self._now = dict(sorted(self._now.items(), key=_weight, reverse=True)[: MOST // 2])
-            heat = self._now[name] = Heat()
-        return heat
+    def entry(self, name: str) -> Contention:
+        """Return the entry of a resource in the current window, to be added to."""
+        entry = self._now.get(name)
+        if entry is None:
+            if len(self._now) >= MAX_RESOURCES:
+                self._now = dict(sorted(self._now.items(), key=_weight, reverse=True)[: MAX_RESOURCES // 2])
+            entry = self._now[name] = Contention()
+        return entry
 
 
-def hottest(found: Iterable[tuple[str, Heat]], limit: int) -> list[tuple[str, Heat]]:
-    """The most waited for, then the most collided on, first."""
-    return nlargest(limit, found, _weight)
+def most_contended(entries: Iterable[tuple[str, Contention]], limit: int) -> list[tuple[str, Contention]]:
+    """Return the `limit` most contended resources: by total wait time, then by conflicts, descending."""
+    return nlargest(limit, entries, _weight)
 
 
-def _weight(item: tuple[str, Heat]) -> tuple[float, int]:
-    return item[1].waited_ms, item[1].collisions
+def _weight(item: tuple[str, Contention]) -> tuple[float, int]:
+    return item[1].waited_ms, item[1].conflicts
 
 
-# -- What a server counts of its life: plain numbers, cheap to count, read by whoever shows them --------
+# -- Counters of a namespace --------
 
-DEADLOCKS: Final = 100
-"""Deadlocks that are remembered."""
-STEPS: Final = 10_000
-"""Steps of all of them together: a cycle may be long."""
+MAX_DEADLOCKS: Final = 100
+"""Deadlocks that are kept."""
+MAX_DEADLOCK_STEPS: Final = 10_000
+"""Steps of all kept deadlocks together: one cycle may be long."""
 CANCELLED: Final = "cancelled"
-"""How a request went whose client gave it up while it waited: of those that were not held, the reason `success`."""
-WAYS: Final = tuple(reason for reason in Reason if reason is not Reason.TRANSACTION_TIMEOUT)
-"""Reasons for which a request may end without having been held."""
-IDLE_NEWCOMERS: Final = 1_000
-"""Requests that may be remembered though they wait no more."""
-SIZES: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
+"""Outcome of a waiting request that its client released: among requests without a grant, the reason `success`."""
+UNGRANTED_REASONS: Final = tuple(reason for reason in Reason if reason is not Reason.TRANSACTION_TIMEOUT)
+"""Reasons for which a request may end without a grant."""
+MAX_STALE_WAITERS: Final = 1_000
+"""Requests in `recent_waiters` that may have stopped waiting before the list is trimmed."""
+BATCH_SIZE_BOUNDS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
 
 
 @dataclass(slots=True, frozen=True)
 class Deadlock:
-    """A request that would have closed a cycle, and the cycle, victim first."""
+    """A request that would have created a cycle in the wait-for graph, and the cycle, victim first."""
 
     at_unix_ms: float
     id: int
@@ -112,145 +112,151 @@ class Deadlock:
 
 
 class Stats:
-    """Counters since the start of this process, whatever roles it had."""
+    """Counters since the start of the process, across all changes of role."""
 
     def __init__(self) -> None:
         self.granted = 0
-        """Requests that were held at once."""
+        """Requests granted immediately."""
         self.waited = 0
-        """Requests that were held after they had waited."""
+        """Requests granted after a wait."""
         self.queued = 0
-        """Requests that could not be held at once."""
-        self.refused: Counter[Reason] = Counter()
-        """Requests that ended without having been held, by reason; `success`: the client gave up."""
-        self.ended: Counter[Reason] = Counter()
-        """Holds that ended otherwise than by release."""
+        """Requests that could not be granted immediately."""
+        self.not_granted: Counter[Reason] = Counter()
+        """Requests that ended without a grant, by reason; `success`: released by the client."""
+        self.lost_holds: Counter[Reason] = Counter()
+        """Holds that ended other than by a release, by reason."""
         self.errors: Counter[str] = Counter()
-        """Commands that were refused, by code."""
+        """Rejected commands, by error code."""
         self.waits = Histogram()
-        """Of those that had to wait and were granted (ms)."""
+        """Wait times of requests granted after a wait (ms)."""
         self.holds = Histogram()
-        """Of holds that ended (ms)."""
+        """Hold times of ended holds (ms)."""
         self.commits = Histogram()
-        """How long commits took (ms)."""
-        self.sizes = Histogram(SIZES)
-        """Changes in one commit."""
+        """Commit latency (ms)."""
+        self.batch_sizes = Histogram(BATCH_SIZE_BOUNDS)
+        """Changes per commit."""
         self.store_errors = 0
-        """How often the store took longer than it may, or failed."""
-        self.reorderings = 0
-        """Reorderings of lines in past times as leader. (Those of the present one are the lock manager's to count.)"""
+        """Store timeouts and failures."""
+        self.rearrangements = 0
+        """Wait-queue rearrangements of past epochs as leader. The lock manager counts those of the current epoch."""
         self.lag = Histogram()
-        """How much later than it should the loop came to what it had to do (ms)."""
-        self.hot = Hot()
-        self.deadlocks: deque[Deadlock] = deque(maxlen=DEADLOCKS)
+        """Event-loop lag: how late timers ran (ms)."""
+        self.contention = ContentionStats()
+        self.deadlocks: deque[Deadlock] = deque(maxlen=MAX_DEADLOCKS)
         self._steps = 0
-        self._untold = 0
-        self.newcomers: deque[Request] = deque()
-        """Those that began to wait lately, where somebody looks after slow waits and says so."""
-        self.follows_newcomers = False
-        self._in_way: dict[int, tuple[str, ...]] = {}
-        """What was in the way of a waiting request that names several resources, by its id."""
-        self.recent = Recent()
+        self._unreported = 0
+        self.recent_waiters: deque[Request] = deque()
+        """Requests queued recently, for the slow-wait log; empty unless `tracks_recent_waiters`."""
+        self.tracks_recent_waiters = False
+        self._blocked_resources: dict[int, tuple[str, ...]] = {}
+        """The contended resources of each waiting request that names several resources, by request id."""
+        self.rate_window = RateWindow()
 
     @property
     def deadlocked(self) -> int:
-        """Requests that ended with `deadlock`."""
-        return self.refused[Reason.DEADLOCK]
+        """Return the number of requests that ended with `deadlock`."""
+        return self.not_granted[Reason.DEADLOCK]
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Requests by how they went, each of the possible ways: held at once, held later, or why not."""
-        refused = {CANCELLED if reason is Reason.SUCCESS else reason.value: self.refused[reason] for reason in WAYS}
+        """Return the number of requests by outcome: `granted`, `waited`, or the reason for which they were not granted."""
+        refused = {
+            CANCELLED if reason is Reason.SUCCESS else reason.value: self.not_granted[reason]
+            for reason in UNGRANTED_REASONS
+        }
         return {"granted": self.granted, "waited": self.waited, **refused}
 
-    def turn(self, now: float) -> None:
-        """Let time pass (`now` in ms, of any clock that goes on)."""
-        self.hot.turn(now)
-        if self.recent.due(now):
-            self.recent.add(
+    def rotate(self, now: float) -> None:
+        """Rotate the contention windows and take a rate sample if one is due. `now` is monotonic, in ms."""
+        self.contention.rotate(now)
+        if self.rate_window.should_sample(now):
+            self.rate_window.add(
                 Sample(
                     at_ms=now,
                     grants=self.granted + self.waited,
                     releases=self.holds.count,
                     waits=self.queued,
-                    timeouts=self.refused[Reason.QUEUE_TIMEOUT] + self.ended[Reason.TRANSACTION_TIMEOUT],
+                    timeouts=self.not_granted[Reason.QUEUE_TIMEOUT] + self.lost_holds[Reason.TRANSACTION_TIMEOUT],
                     deadlocks=self.deadlocked,
                     errors=self.errors.total(),
                     waited=tuple(self.waits.counts),
                 )
             )
 
-    def arrived(self, request: Request, table: LockTable) -> None:
-        """A request was not held at once. It waits, or has ended in the same step, which `over` tells next."""
+    def record_queued(self, request: Request, table: LockTable) -> None:
+        """Count a request that was not granted immediately.
+
+        It waits, or it has ended in the same step: then `record_ended` follows.
+        """
         self.queued += 1
         if request.state is WAITING:
-            if self.follows_newcomers:
-                self.newcomers.append(request)
-            one = _only(request)
-            if one is not None:
-                self.hot.of(one).collisions += 1
+            if self.tracks_recent_waiters:
+                self.recent_waiters.append(request)
+            name = _single_resource(request)
+            if name is not None:
+                self.contention.entry(name).conflicts += 1
             else:
-                found = self._in_way[request.id] = tuple(blocked_resources(table, request))
-                self.hot.collided(found)
+                blocked = self._blocked_resources[request.id] = tuple(blocked_resources(table, request))
+                self.contention.record_conflict(blocked)
 
-    def locked(self, event: Locked) -> None:
-        """A request is held after it has waited."""
+    def record_granted(self, event: Locked) -> None:
+        """Count a request that was granted after a wait."""
         self.waited += 1
         self.waits.add(event.waited_ms)
-        self._waited(event.request, event.waited_ms)
+        self._record_wait(event.request, event.waited_ms)
 
-    def over(self, event: Released, now: float) -> None:
-        """A request ended; `now` is the manager's time."""
+    def record_ended(self, event: Released, now: float) -> None:
+        """Count a request that ended. `now` is the lock manager's time (ms)."""
         request, reason = event.request, event.reason
         lasted_ms = now - request.since
         if request.fence:
             self.holds.add(lasted_ms)
             if reason is not Reason.SUCCESS:
-                self.ended[reason] += 1
+                self.lost_holds[reason] += 1
             return
-        self.refused[reason] += 1
+        self.not_granted[reason] += 1
         if isinstance(event, Deadlocked):
-            self._deadlock(event)
+            self._record_deadlock(event)
         elif isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0:
-            self.hot.collided({blocker.resource for blocker in event.blockers})
+            self.contention.record_conflict({blocker.resource for blocker in event.blockers})
         else:
-            self._waited(request, lasted_ms)
+            self._record_wait(request, lasted_ms)
 
-    def untold_deadlocks(self) -> tuple[list[Deadlock], int]:
-        """Those since the last call, of which the oldest may be forgotten, and how many there were."""
-        many, self._untold = self._untold, 0
-        return list(self.deadlocks)[-many:] if many else [], many
+    def take_unreported_deadlocks(self) -> tuple[list[Deadlock], int]:
+        """Return the deadlocks since the last call and their number; the list lacks those that are no longer kept."""
+        number, self._unreported = self._unreported, 0
+        return list(self.deadlocks)[-number:] if number else [], number
 
-    def forget_newcomers(self, waiting: int) -> None:
-        """Let go of those that wait no more, where they are many beside the `waiting`."""
-        if len(self.newcomers) > 2 * waiting + IDLE_NEWCOMERS:
-            self.newcomers = deque(request for request in self.newcomers if request.state is WAITING)
+    def trim_recent_waiters(self, waiting: int) -> None:
+        """Drop requests that no longer wait, once there are many compared to `waiting`, the current number of waiters."""
+        if len(self.recent_waiters) > 2 * waiting + MAX_STALE_WAITERS:
+            self.recent_waiters = deque(request for request in self.recent_waiters if request.state is WAITING)
 
-    def begin(self) -> None:
-        """Another time as leader begins."""
-        self.newcomers.clear()
-        self._in_way.clear()
+    def start_epoch(self) -> None:
+        """Drop what refers to requests of an earlier epoch as leader."""
+        self.recent_waiters.clear()
+        self._blocked_resources.clear()
 
-    def _deadlock(self, event: Deadlocked) -> None:
+    def _record_deadlock(self, event: Deadlocked) -> None:
         cycle, request = event.cycle, event.request
-        self.hot.collided({wait.resource for wait in cycle.waits if wait.waiter == request.id})
-        if len(self.deadlocks) == DEADLOCKS:
+        self.contention.record_conflict({wait.resource for wait in cycle.waits if wait.waiter == request.id})
+        if len(self.deadlocks) == MAX_DEADLOCKS:
             self._steps -= len(self.deadlocks.popleft().cycle.waits)
         self.deadlocks.append(Deadlock(request.since_unix_ms, request.id, request.transaction, cycle))
-        self._untold += 1
+        self._unreported += 1
         self._steps += len(cycle.waits)
-        while self._steps > STEPS and len(self.deadlocks) > 1:
+        while self._steps > MAX_DEADLOCK_STEPS and len(self.deadlocks) > 1:
             self._steps -= len(self.deadlocks.popleft().cycle.waits)
 
-    def _waited(self, request: Request, waited_ms: float) -> None:
-        one = _only(request)
-        if one is not None:
-            self.hot.of(one).waited_ms += waited_ms
+    def _record_wait(self, request: Request, waited_ms: float) -> None:
+        name = _single_resource(request)
+        if name is not None:
+            self.contention.entry(name).waited_ms += waited_ms
         else:
-            self.hot.waited(self._in_way.pop(request.id, ()), waited_ms)
+            self.contention.record_wait(self._blocked_resources.pop(request.id, ()), waited_ms)
 
 
-def _only(request: Request) -> str | None:
-    """The resource that it names, if that is one."""
+def _single_resource(request: Request) -> str | None:
+    """Return the resource of a request that names exactly one, the usual case."""
     exclusive, shared = request.exclusive, request.shared
     return (exclusive or shared)[0] if len(exclusive) + len(shared) == 1 else None

@@ -194,7 +194,7 @@ class Dispatcher:
                         else:
                             holds.add(lasted_ms)
                     else:
-                        stats.over(event, now)
+                        stats.record_ended(event, now)
                     session.live_requests -= 1
                     if session.bound:
                         session.bound.pop(request.id, None)
@@ -251,7 +251,9 @@ class Dispatcher:
         elif type(command) is Release:
             request = self._table.find(command.id)
             if request is not None and request.principal != principal.name:
-                log.info("released by an operator", id=command.id, by=principal.name, of=request.principal)
+                log.info(
+                    "request released by operator", id=command.id, principal=principal.name, owner=request.principal
+                )
         return rejected is None
 
     def _accept(self, connection: Peer, request: Request, locks: int) -> bool:

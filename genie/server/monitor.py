@@ -35,9 +35,9 @@ class Monitor:
         self._log = log.bind(namespace=namespace)
         self._stats = stats
         self._slow_ms = slow_wait_ms
-        stats.follows_newcomers = slow_wait_ms > 0
+        stats.tracks_recent_waiters = slow_wait_ms > 0
         self._loop = asyncio.get_running_loop()
-        stats.turn(self._loop.time() * 1000)
+        stats.rotate(self._loop.time() * 1000)
         self._next_at = self._loop.time() + SAMPLE_INTERVAL_S
         self._timer = self._loop.call_at(self._next_at, self._sample)
         self.pipeline: Pipeline | None = None
@@ -50,7 +50,7 @@ class Monitor:
     def _sample(self) -> None:
         now = self._loop.time()
         self._stats.lag.add((now - self._next_at) * 1000)
-        self._stats.turn(now * 1000)
+        self._stats.rotate(now * 1000)
         if self.pipeline is not None:
             self._log_slow_waits(self.pipeline)
         self._log_deadlocks()
@@ -59,7 +59,7 @@ class Monitor:
 
     def _log_slow_waits(self, pipeline: Pipeline) -> None:
         """Log requests that began to wait so long ago and still do. Recent waiters are in the order of their arrival."""
-        recent, now, logged, omitted = self._stats.newcomers, pipeline.now, 0, 0
+        recent, now, logged, omitted = self._stats.recent_waiters, pipeline.now, 0, 0
         while recent and (recent[0].state is not WAITING or recent[0].since <= now - self._slow_ms):
             request = recent.popleft()
             if request.state is not WAITING:
@@ -71,10 +71,10 @@ class Monitor:
                 omitted += 1
         if omitted:
             self._log.warning("slow wait", more=omitted)
-        self._stats.forget_newcomers(len(pipeline.manager.table.waiting))
+        self._stats.trim_recent_waiters(len(pipeline.manager.table.waiting))
 
     def _log_deadlocks(self) -> None:
-        found, count = self._stats.untold_deadlocks()
+        found, count = self._stats.take_unreported_deadlocks()
         for deadlock in found[:MAX_LOGGED_EVENTS]:
             self._log.warning("deadlock", **_deadlock(deadlock))
         if count > MAX_LOGGED_EVENTS:

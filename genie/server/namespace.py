@@ -206,7 +206,7 @@ class Namespace:
         manager.unix_offset_ms = time.time() * 1000 - clock()
         self._leadership_lost.clear()
         manager.max_queue_entries = settings.limits.max_queue
-        self.stats.begin()
+        self.stats.start_epoch()
         self.pipeline = pipeline = Pipeline(
             manager,
             self.store,
@@ -290,7 +290,7 @@ class Namespace:
 
     def _step_down(self) -> None:
         self.is_leader, self._follower.leader = False, None
-        self.stats.reorderings += self._leading.manager.rearrangements
+        self.stats.rearrangements += self._leading.manager.rearrangements
         if self.monitor is not None:
             self.monitor.pipeline = None
         for client in self._internal_clients:

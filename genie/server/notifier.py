@@ -123,7 +123,7 @@ class Notifier:
         session: Session = request.origin  # type: ignore[assignment]
         session.add_queued(request)
         session.live_requests += 1
-        self.stats.arrived(request, self.manager.table)
+        self.stats.record_queued(request, self.manager.table)
         if session.key is not None and request.state is not State.ENDED:
             self.store(request)
         if request.ref is None or not session.quiet:
@@ -134,7 +134,7 @@ class Notifier:
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         self.store(request)
-        self.stats.locked(event)
+        self.stats.record_granted(event)
         if session is not None:
             session.on_granted(request)
             self.send(session.connection, replies.locked(request))
@@ -162,7 +162,7 @@ class Notifier:
         if request.fence and event.reason is SUCCESS:
             self.stats.holds.add(self.now - request.since)
         else:
-            self.stats.over(event, self.now)
+            self.stats.record_ended(event, self.now)
         is_own = requester is not None and session is not None and requester is session.connection
         message = b"" if is_own and event.reason is SUCCESS else replies.released(event, self.now, request.ref)
         self._end(request, event.reason, message)

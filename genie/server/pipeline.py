@@ -249,7 +249,7 @@ class Pipeline:
         if manager.next_id > self._ids_reserved_below - ID_RESERVATION // 2:
             self._ids_reserved_below = manager.next_id + ID_RESERVATION
         self.in_flight, self._committed_at = True, self._loop.time()
-        self._stats.sizes.add(len(write_set))
+        self._stats.batch_sizes.add(len(write_set))
         self._store.commit(Batch(write_set, self._ids_reserved_below, manager.next_fence, now), self._on_committed)
 
     def _on_committed(self, error: BaseException | None) -> None:

@@ -74,5 +74,5 @@ async def test_what_is_followed_says_so_and_what_is_led_is_shown(browser: Browse
 
 async def test_one_that_is_not_there(genie: Genie, browser: Browser) -> None:
     browser.open(address(genie) + "?namespace=stock")
-    browser.until_text("#notice", "does not serve the namespace 'stock'; it serves orders, billing")
+    browser.until_text("#notice", "unknown namespace 'stock'; this server serves orders, billing")
     assert not browser.one("#main").is_displayed()

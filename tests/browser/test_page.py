@@ -14,7 +14,7 @@ from aiohttp import ClientSession, web
 from selenium.webdriver.common.keys import Keys
 
 from browser import Browser, address, ask
-from genie.admin.endpoints import Page
+from genie.admin.endpoints import PageFiles
 from ports import free_port
 from servers import WAIT_S, Genie, running_redis, running_server
 from wire import Wire
@@ -364,7 +364,7 @@ class guarded:  # noqa: N801 - a context manager
     async def __aenter__(self) -> str:
         self.session = ClientSession()
         app = web.Application()
-        app.add_routes(Page().routes())
+        app.add_routes(PageFiles().routes())
         app.add_routes([web.get("/api/{rest:.*}", self.api)])
         self.runner = web.AppRunner(app)
         await self.runner.setup()

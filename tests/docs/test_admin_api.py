@@ -11,7 +11,7 @@ from pages import ROOT, code, number, table
 
 from admin_client import ask, release
 from genie.admin import api, http, throttle, views
-from genie.admin.http import Admin
+from genie.admin.http import AdminServer
 from genie.admin.models import MAX_BODY
 from genie.config import Settings
 from genie.observability import stats
@@ -49,13 +49,13 @@ def test_the_paths_of_the_api_and_their_limits() -> None:
         if known is None:
             assert (row["Limit"], row["At most"]) == ("none", "none")
         else:
-            assert row["Limit"] == f"{known.usual} {known.what}"
-            assert number(row["At most"]) == known.most
+            assert row["Limit"] == f"{known.default} {known.what}"
+            assert number(row["At most"]) == known.maximum
 
 
 async def test_every_path_is_there() -> None:
     server = Server(Settings.from_options(admin_port=0))
-    admin = Admin(server)
+    admin = AdminServer(server)
     await admin.start()
     try:
         assert admin.address is not None
@@ -74,16 +74,16 @@ async def test_every_path_is_there() -> None:
     "said",
     [
         f"the body is longer than {MAX_BODY:,} bytes",
-        f"the {views.LOOKED_AT:,} requests that have waited longest are examined",
-        f"{views.PLACES:,} queue entries of theirs",
-        f"the {views.LINES} longest queues",
-        f"the first {views.ROWS} entries of its queue",
-        f"all nodes together have {views.MOST_EDGES:,}",
+        f"the {views.MAX_SCANNED_WAITERS:,} requests that have waited longest are examined",
+        f"{views.MAX_SCANNED_ENTRIES:,} queue entries of theirs",
+        f"the {views.MAX_QUEUES} longest queues",
+        f"the first {views.MAX_ROWS} entries of its queue",
+        f"all nodes together have {views.MAX_EDGES:,}",
         f"is reported with {views.STEPS:,} steps",
-        f"The last {stats.DEADLOCKS} deadlocks are kept, with {stats.STEPS:,} steps",
-        f"{stats.MOST:,} hot resources",
-        f"{http.MOST} connections at the same time",
-        f"{throttle.MOST_AT_ONCE} pending queries",
+        f"The last {stats.MAX_DEADLOCKS} deadlocks are kept, with {stats.MAX_DEADLOCK_STEPS:,} steps",
+        f"{stats.MAX_RESOURCES:,} hot resources",
+        f"{http.MAX_CONNECTIONS} connections at the same time",
+        f"{throttle.MAX_WAITING_REQUESTS} pending queries",
         f"`{Settings().admin.host}:{Settings().admin.port}`",
     ],
 )

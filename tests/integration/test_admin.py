@@ -17,11 +17,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as families
 
 from admin_client import ask, release
-from genie.admin import Admin, http, models
+from genie.admin import AdminServer, http, models
 from genie.admin import views as state
-from genie.admin.http import MOST
-from genie.admin.throttle import SLICE, Pace
-from genie.admin.views import LOOKED_AT, still_waited
+from genie.admin.http import MAX_CONNECTIONS
+from genie.admin.throttle import MAX_SLICE_WORK, WorkBudget
+from genie.admin.views import MAX_SCANNED_WAITERS, ongoing_waits
 from genie.config import Settings
 from genie.core import LockManager, Request
 from genie.observability.stats import Stats
@@ -82,7 +82,7 @@ async def test_a_server_that_has_not_its_store_lives_and_is_not_ready() -> None:
         state = (await ask(port, "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.store, state.held) == ("starting", None, "redis", 0)
         waits = await ask(port, "/api/waits")
-        assert waits.problem == (503, "unavailable", "this server has no locks to show; no server is known to lead")
+        assert waits.problem == (503, "unavailable", "this server is not the leader; no leader is known")
     finally:
         server.kill()
 
@@ -96,7 +96,7 @@ async def test_a_follower_tells_who_leads(redis: Redis) -> None:
         assert (await ask(port, "/readyz")).status == 200
         assert (await ask(port, "/leaderz")).body == f"follower; {address} leads\n".encode()
         state = (await ask(port, "/api/state")).as_(models.State)
-        assert (state.role, state.leader, state.held, state.lines) == ("follower", address, 0, [])
+        assert (state.role, state.leader, state.held, state.queues) == ("follower", address, 0, [])
         for path in ("/api/waits", "/api/hot", "/api/deadlocks", "/api/resources/a"):
             refused = await ask(port, path)
             assert refused.problem[:2] == (503, "unavailable")
@@ -107,7 +107,7 @@ async def test_a_follower_tells_who_leads(redis: Redis) -> None:
         assert (await metrics(port))["genie_leader"] == 0
         assert (await metrics(port_of(leader)))["genie_leader"] == 1
         state = (await ask(port_of(leader), "/api/state")).as_(models.State)
-        assert (state.role, state.leader, state.store, state.store_reached) == ("leader", None, "redis", True)
+        assert (state.role, state.leader, state.store, state.store_available) == ("leader", None, "redis", True)
         leader.kill()
         follower.until("leading")
         assert (await ask(port, "/leaderz")).status == 200
@@ -126,16 +126,16 @@ async def test_the_state_agrees_with_the_wire(genie: Genie) -> None:
     two.raw(b"nonsense\n")
     await two.expect("error")
     state = (await ask(port_of(genie), "/api/state")).as_(models.State)
-    assert (state.role, state.namespace, state.store, state.store_reached) == ("leader", "genie", "memory", True)
+    assert (state.role, state.namespace, state.store, state.store_available) == ("leader", "genie", "memory", True)
     assert (state.held, state.waiting, state.locks, state.resources) == (2, 2, 3, 2)
     assert (state.connections, state.sessions) == (2, 0)
     assert state.outcomes["granted"] == 2
     assert state.outcomes["queue-timeout"] == 1
     assert state.errors == {"bad-json": 1}
-    (a, b) = state.lines
+    (a, b) = state.queues
     assert (a.resource, a.waiting, a.holders, a.holder, a.transaction_name) == ("a", 2, 1, held, "t1")
     assert (b.resource, b.waiting, b.holders) == ("b", 1, 2)
-    assert state.lines_complete
+    assert state.queues_complete
     assert state.longest_wait >= 0
     assert await one.release(held) == "success"
     assert (await two.expect("locked"))["id"] == first
@@ -200,12 +200,12 @@ async def test_only_so_many_may_be_connected(genie: Genie) -> None:
 
     connections = []
     try:
-        for _ in range(MOST):
+        for _ in range(MAX_CONNECTIONS):
             connections.append(http.client.HTTPConnection("127.0.0.1", port_of(genie), timeout=WAIT_S))
             connections[-1].request("GET", "/livez")
             assert connections[-1].getresponse().read() == b"ok\n"
         refused = await ask(port_of(genie), "/livez")
-        assert refused.problem == (503, "too-many", f"{MOST} connections are open; ask again later")
+        assert refused.problem == (503, "too-many", f"{MAX_CONNECTIONS} connections are already open; try again later")
         connections.pop().close()
         async with asyncio.timeout(WAIT_S):
             while refused.status != 200:
@@ -216,9 +216,9 @@ async def test_only_so_many_may_be_connected(genie: Genie) -> None:
 
 
 async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "SILENT_S", 0.05)
+    monkeypatch.setattr(http, "IDLE_TIMEOUT_S", 0.05)
     server = Server(Settings.from_options(port=0, admin_port=0))
-    admin = Admin(server)
+    admin = AdminServer(server)
     await admin.start()
     assert admin.address is not None
     now = asyncio.get_running_loop().time
@@ -233,7 +233,7 @@ async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
                     busy[1].write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
                     assert b"200 OK" in await busy[0].readuntil(b"ok\n")
                 except (ConnectionError, asyncio.IncompleteReadError):  # this process was stopped for so long
-                    assert now() - asked_at >= http.SILENT_S
+                    assert now() - asked_at >= http.IDLE_TIMEOUT_S
                     busy[1].close()
                     busy = await asyncio.open_connection(*admin.address)
                 asked_at = asks_at
@@ -247,9 +247,9 @@ async def test_who_asks_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_who_reads_nothing_is_cut_off_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "SILENT_S", 0.05)
-    monkeypatch.setattr(http, "ANSWERED_S", 0.05)
-    admin = Admin(Server(Settings.from_options(port=0, admin_port=0)))
+    monkeypatch.setattr(http, "IDLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(http, "RESPONSE_TIMEOUT_S", 0.05)
+    admin = AdminServer(Server(Settings.from_options(port=0, admin_port=0)))
     await admin.start()
     assert admin.address is not None
     loop = asyncio.get_running_loop()
@@ -262,7 +262,7 @@ async def test_who_reads_nothing_is_cut_off_and_nothing_is_kept(monkeypatch: pyt
                 while True:
                     await loop.sock_sendall(deaf, b"GET /page.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100)
     async with asyncio.timeout(WAIT_S):
-        while admin._runner._asked._at:  # type: ignore[union-attr]  # noqa: ASYNC110 - nobody is told when it forgets
+        while admin._runner._idle_timer._last_active:  # type: ignore[union-attr]  # noqa: ASYNC110 - nobody is told when it forgets
             await asyncio.sleep(0.01)
     await admin.stop()
 
@@ -341,7 +341,7 @@ async def test_what_is_hot_and_which_deadlocks_there_were(genie: Genie) -> None:
     assert (row.id, row.transaction_name, row.cycle, row.steps_total) == (victim, "tb", ["tb", "ta"], 2)
     assert [(step.waiter, step.resource) for step in row.waits] == [(victim, "a"), (waiting, "b")]
     told_hot = (await ask(port_of(genie), "/api/hot")).as_(models.HotList)
-    assert {(hot.resource, hot.collisions, hot.waiting, hot.holders) for hot in told_hot.resources} == {
+    assert {(hot.resource, hot.conflicts, hot.waiting, hot.holders) for hot in told_hot.resources} == {
         ("a", 1, 0, 1),
         ("b", 1, 1, 1),
     }
@@ -354,28 +354,28 @@ async def test_what_is_hot_and_which_deadlocks_there_were(genie: Genie) -> None:
 
 async def test_waits_that_go_on_make_hot() -> None:
     """A resource on which one waits for an hour comes before one on which many waited for a while."""
-    manager, stats, pace = LockManager(unix_offset_ms=time.time() * 1000 - HOUR_MS), Stats(), Pace()
+    manager, stats, budget = LockManager(unix_offset_ms=time.time() * 1000 - HOUR_MS), Stats(), WorkBudget()
     for names in (("stuck",), ("stuck",), ("free", "stuck")):
         manager.step(Request(exclusive=names, queue_timeout_ms=2 * HOUR_MS, transaction_timeout_ms=2 * HOUR_MS), 0.0)
-    stats.hot.waited(["busy", "stuck"], HOUR_MS / 2)
-    stats.hot.collided(["busy"])
-    rows = (await state.hot(stats, manager.table, 10, pace)).resources
-    assert [(row.resource, row.collisions, row.waiting) for row in rows] == [("stuck", 0, 2), ("busy", 1, 0)]
+    stats.contention.record_wait(["busy", "stuck"], HOUR_MS / 2)
+    stats.contention.record_conflict(["busy"])
+    rows = (await state.hot(stats, manager.table, 10, budget)).resources
+    assert [(row.resource, row.conflicts, row.waiting) for row in rows] == [("stuck", 0, 2), ("busy", 1, 0)]
     assert rows[0].waited >= 2.5 * HOUR_MS
     assert rows[1].waited == HOUR_MS / 2, "what has ended"
 
 
 async def test_of_the_waits_that_go_on_a_bounded_number_is_looked_at() -> None:
-    manager, pace = LockManager(), Pace()
-    for number in range(LOOKED_AT + 2):
+    manager, budget = LockManager(), WorkBudget()
+    for number in range(MAX_SCANNED_WAITERS + 2):
         manager.step(Request(exclusive=(f"r{number // 2}",), queue_timeout_ms=HOUR_MS), 0.0)
     many = len(manager.table.waiting)
-    for _ in range(LOOKED_AT):
+    for _ in range(MAX_SCANNED_WAITERS):
         manager.step(Request(exclusive=("r0",), queue_timeout_ms=HOUR_MS), 0.0)
-    found = await still_waited(manager.table, 1.0, pace)
-    assert sum(found.values()) == LOOKED_AT, "each has waited for a millisecond"
-    assert found["r0"] == LOOKED_AT - many + 1
-    assert pace.most <= SLICE
+    found = await ongoing_waits(manager.table, 1.0, budget)
+    assert sum(found.values()) == MAX_SCANNED_WAITERS, "each has waited for a millisecond"
+    assert found["r0"] == MAX_SCANNED_WAITERS - many + 1
+    assert budget.max_spent <= MAX_SLICE_WORK
 
 
 async def test_a_release_is_told_to_the_holder_and_lets_the_next_in(genie: Genie) -> None:
@@ -391,7 +391,7 @@ async def test_a_release_is_told_to_the_holder_and_lets_the_next_in(genie: Genie
     assert (await two.expect("released"))["id"] == cancelled
     again = (await release(port_of(genie), msgspec.json.encode({"id": held}))).as_(models.Released)
     assert again.reason == "success"
-    assert genie.until("released by an operator")["id"] == held
+    assert genie.until("request released by operator")["id"] == held
     unknown = await release(port_of(genie), b'{"id":7}')
     assert unknown.problem == (404, "unknown-id", "there is no request 7, or it ended long ago")
 
@@ -420,17 +420,17 @@ async def test_a_release_waits_for_the_store_no_longer_than_it_may(redis: Redis)
         ("/api/waits?limit=-1", ["limit", "'-1'"]),
         ("/api/waits?limit=%D9%A3", ["limit", "1 to 1000"]),
         ("/api/waits?limit=1&limit=2", ["limit", "'1, 2'"]),
-        ("/api/waits?most=3", ["most", "it has limit and namespace"]),
+        ("/api/waits?most=3", ["most", "known: limit, namespace"]),
         ("/api/hot?limit=101", ["limit", "resources", "1 to 100"]),
         ("/api/deadlocks?limit=101", ["limit", "deadlocks", "1 to 100"]),
-        ("/api/state?limit=1", ["limit", "/api/state", "it has namespace"]),
-        ("/api/schema?namespace=genie", ["namespace", "/api/schema", "it has none"]),
+        ("/api/state?limit=1", ["limit", "/api/state", "known: namespace"]),
+        ("/api/schema?namespace=genie", ["namespace", "/api/schema", "known: none"]),
         ("/api/state?namespace=", ["namespace must be a string of 1 to 128 letters", "''"]),
         ("/api/state?namespace=a%20b", ["namespace must be a string of 1 to 128 letters", "'a b'"]),
-        ("/api/hot?namespace=genie&namespace=genie", ["namespace must be said once", "'genie, genie'"]),
+        ("/api/hot?namespace=genie&namespace=genie", ["namespace must be given once", "'genie, genie'"]),
         ("/leaderz?namespace=%C3%A9", ["namespace must be a string", "'é'"]),
-        ("/api/schema?x", ["x", "/api/schema", "it has none"]),
-        ("/api/resources/a?limit=1", ["limit", "it has namespace"]),
+        ("/api/schema?x", ["x", "/api/schema", "known: none"]),
+        ("/api/resources/a?limit=1", ["limit", "known: namespace"]),
         ("/api/resources/", ["the name of a resource", "1 to 512"]),
         ("/api/resources/" + "x" * 513, ["the name of a resource", "1 to 512", "513"]),
         ("/api/resources/a%00", ["the name of a resource", "control"]),
@@ -472,14 +472,14 @@ async def test_what_is_not_there(shared: Genie) -> None:
     port = port_of(shared)
     assert (await ask(port, "/api/nothing")).problem == (
         *(404, "not-found"),
-        "nothing is at /api/nothing; /api/schema says what is where",
+        "/api/nothing does not exist; /api/schema lists the paths",
     )
     wrong = await ask(port, "/api/release")
-    assert wrong.problem == (405, "not-allowed", "/api/release takes POST, not GET")
+    assert wrong.problem == (405, "not-allowed", "/api/release allows POST, not GET")
     assert wrong.headers["allow"] == "POST"
     assert (await ask(port, "/api/state", method="DELETE")).problem[0] == 405
     large = await release(port, b'{"id":7}' + b" " * 5000)
-    assert large.problem == (413, "bad-request", "a body has at most 4096 bytes")
+    assert large.problem == (413, "bad-request", "the body exceeds 4096 bytes")
 
 
 async def test_the_schema_is_that_of_the_answers(shared: Genie) -> None:

@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from admin_client import ask
 from genie.access import AccessControl, Credential, Principal
-from genie.admin.security import HEADERS, PRINCIPAL, Guard
+from genie.admin.security import HEADERS, PRINCIPAL, RequestGuard
 from ports import free_port
 from servers import running_server
 from wire import Wire
@@ -34,7 +34,7 @@ async def answer(_: web.Request) -> web.Response:
 
 async def start(access: AccessControl, host: str = "127.0.0.1", certificate: str | None = None) -> Client:
     app = web.Application()
-    Guard(lambda: access, host, lambda _: certificate).protect(app)
+    RequestGuard(lambda: access, host, lambda _: certificate).install(app)
     for path in ("/", "/livez", "/readyz", "/leaderz", "/api/state", "/api/resources/{name:.+}", "/metrics"):
         app.router.add_get(path, answer)
     app.router.add_post("/api/release", answer)
@@ -190,5 +190,5 @@ async def test_a_real_server_stands_behind_it_and_logs_who_releases(tmp_path: Pa
         body = b'{"id":%d}' % id_
         released = await ask(port, "/api/release", method="POST", body=body, headers=bearer(OPS) | POST)
         assert released.status == 200
-        line = server.until("released by an operator")
-        assert (line["id"], line["by"]) == (id_, "ops")
+        line = server.until("request released by operator")
+        assert (line["id"], line["principal"]) == (id_, "ops")

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from admin_client import ask
-from genie.admin import Admin, models
-from genie.admin.throttle import SLICE, Pace
+from genie.admin import AdminServer, models
+from genie.admin.throttle import MAX_SLICE_WORK, WorkBudget
 from genie.config import Settings
 from genie.core import Deadlocked, LockManager, Request
 from genie.server.app import Server
@@ -63,7 +63,7 @@ def fill(server: Server, waiting: Iterable[str]) -> None:
     take(manager, map(name, range(MANY)))
     take(manager, waiting)
     for number in range(5_000):
-        server.stats.hot.waited([f"hot/{number}"], number)
+        server.stats.contention.record_wait([f"hot/{number}"], number)
     ring = 60
     for owner in range(ring):
         take(manager, [f"ring/{owner}"], transaction=f"t{owner}")
@@ -72,10 +72,10 @@ def fill(server: Server, waiting: Iterable[str]) -> None:
             victim = Request((), (f"ring/{(owner + 1) % ring}",), HOUR_MS, HOUR_MS, f"t{owner}")
             for event in manager.step(victim, 0):
                 if isinstance(event, Deadlocked):
-                    server.stats.over(event, 0)
+                    server.stats.record_ended(event, 0)
 
 
-class Turns:
+class ResponseCache:
     """Counts the calls in each turn of the loop."""
 
     def __init__(self) -> None:
@@ -116,9 +116,9 @@ def poll(port: int, path: str, times: int) -> list[int]:
 
 
 @asynccontextmanager
-async def full(waiting: Iterable[str]) -> AsyncIterator[tuple[Admin, int]]:
+async def full(waiting: Iterable[str]) -> AsyncIterator[tuple[AdminServer, int]]:
     server = Server(Settings.from_options(port=0, admin_port=0, slow_wait=0))
-    admin = Admin(server)
+    admin = AdminServer(server)
     await server.start()
     await admin.start()
     try:
@@ -130,26 +130,26 @@ async def full(waiting: Iterable[str]) -> AsyncIterator[tuple[Admin, int]]:
         await server.stop()
 
 
-async def bounded(admin: Admin, port: int) -> None:
+async def bounded(admin: AdminServer, port: int) -> None:
     """Poll every path, and all at the same time: no turn is long."""
     for path in PATHS:
-        turns = Turns()
+        turns = ResponseCache()
         with turns.counted():
             await asyncio.to_thread(poll, port, path, 1)
         assert 0 < turns.most <= MOST_CALLS, path
-    turns = Turns()
+    turns = ResponseCache()
     with turns.counted():
         await asyncio.gather(*(asyncio.to_thread(poll, port, path, 2) for path in PATHS))
     assert turns.most <= MOST_CALLS, "all at the same time"
-    assert admin.pace.most <= 3 * SLICE, "a slice, and what is done at one go beside"
+    assert admin.budget.max_spent <= 3 * MAX_SLICE_WORK, "a slice, and what is done at one go beside"
 
 
 async def test_no_look_at_one_long_line_holds_the_loop_for_long() -> None:
     async with full(name(0) for _ in range(MANY)) as (admin, port):
         await bounded(admin, port)
         state = await _get(port, "/api/state", models.State)
-        assert (state.lines[0].resource, state.lines[0].waiting) == (name(0), MANY)
-        assert not state.lines_complete, "only the first 10,000 were looked at"
+        assert (state.queues[0].resource, state.queues[0].waiting) == (name(0), MANY)
+        assert not state.queues_complete, "only the first 10,000 were looked at"
         waits = await _get(port, "/api/waits?limit=1000", models.Waits)
         assert len(waits.nodes) <= 1_000
         assert len(waits.edges) <= 4_000
@@ -167,11 +167,11 @@ async def test_no_look_at_many_lines_holds_the_loop_for_long(monkeypatch: pytest
         waits = await _get(port, "/api/waits?limit=999", models.Waits)
         assert (len(waits.nodes), waits.queue_shown) == (999, 500), "each with the one that it waits for"
 
-        async def on_and_on(_: Pace, __: int) -> bool:
+        async def on_and_on(_: WorkBudget, __: int) -> bool:
             return False
 
-        monkeypatch.setattr(Pace, "did", on_and_on)
-        turns = Turns()
+        monkeypatch.setattr(WorkBudget, "did", on_and_on)
+        turns = ResponseCache()
         with turns.counted():
             await asyncio.to_thread(poll, port, "/api/waits?limit=998", 1)
         assert turns.most > MOST_CALLS, "without pauses it would be seen"

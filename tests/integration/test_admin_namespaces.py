@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 from prometheus_client.samples import Sample
 
 from admin_client import ask, release
-from genie.admin import Admin, models
+from genie.admin import AdminServer, models
 from genie.config import Settings
 from genie.server.app import Server
 from ports import free_port
@@ -25,7 +25,7 @@ OF_THE_SERVER = {
     *("process_start_time_seconds", "process_cpu_seconds", "process_resident_memory_bytes"),
 }
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000}
-UNSERVED = "this server does not serve the namespace 'stock'; it serves orders, billing"
+UNSERVED = "unknown namespace 'stock'; this server serves orders, billing"
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def genie() -> Iterator[Genie]:
 async def quiet() -> AsyncIterator[int]:
     """The admin port of one that nothing happens to, in this process."""
     server = Server(Settings.from_options(port=0, admin_port=0, namespaces=("orders", "billing")))
-    admin = Admin(server)
+    admin = AdminServer(server)
     await server.start()
     await admin.start()
     assert admin.address is not None
@@ -84,7 +84,7 @@ async def test_each_is_shown_by_itself(genie: Genie) -> None:
     assert (first.namespace, first.locks, first.held, first.waiting, first.errors) == ("orders", 2, 1, 0, {})
     assert (second.namespace, second.locks, second.held, second.waiting) == ("billing", 1, 1, 1)
     assert second.errors == {"bad-json": 1}
-    assert [line.resource for line in second.lines] == ["a"]
+    assert [line.resource for line in second.queues] == ["a"]
     assert first.connections == second.connections == 2, "they are the server's"
     assert (
         first.namespaces
@@ -130,7 +130,7 @@ async def test_a_release_is_of_the_namespace_that_is_said(genie: Genie) -> None:
     assert (await release(port, body, "?namespace=stock")).problem == (404, "not-found", UNSERVED)
     assert (await release(port, body, "?namespace=billing")).as_(models.Released).reason == "success"
     assert (await wire.expect("released"))["id"] == held
-    line = genie.until("released by an operator")
+    line = genie.until("request released by operator")
     assert (line["namespace"], line["id"]) == ("billing", held)
 
 

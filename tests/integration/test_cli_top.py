@@ -160,7 +160,7 @@ def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
             tell(admin, role="follower", leader="other:7077")
             text = term.picture("This server does not lead (follower), other:7077 does: ask the admin port there.")
             assert "Longest lines" not in text
-            tell(admin, store_reached=False)
+            tell(admin, store_available=False)
             term.until("The store does not answer.")
             tell(admin)
             term.until("Longest lines")
@@ -225,7 +225,7 @@ async def test_a_real_server_of_two_namespaces() -> None:
         assert lines[1] == "namespaces  orders leader  billing leader"
         assert lines[2].startswith(f"locks {held}  held {held} ")
     assert (told["namespace"], told["held"]) == ("billing", 1)
-    said = "not-found: this server does not serve the namespace 'stock'; it serves orders, billing"
+    said = "not-found: unknown namespace 'stock'; this server serves orders, billing"
     assert (none.returncode, none.stderr) == (1, f"Error: {said}\n")
 
 

@@ -17,7 +17,7 @@ const FIGURES = [
     name: "Requests waiting",
     value: (s) => s.waiting,
     text: count,
-    note: (s) => (s.lines.length ? `in ${s.lines.length}${s.lines.length < 20 && s.linesComplete ? "" : " or more"} ${s.lines.length === 1 ? "line" : "lines"}` : "no lines"),
+    note: (s) => (s.queues.length ? `in ${s.queues.length}${s.queues.length < 20 && s.queuesComplete ? "" : " or more"} ${s.queues.length === 1 ? "line" : "lines"}` : "no lines"),
   },
   {
     key: "longest",

@@ -100,7 +100,7 @@ function answered() {
     notice(roles(state));
     return;
   }
-  notice(state.storeReached ? "" : `The store (${state.store}) does not answer. Nothing can be locked or released until it does.`);
+  notice(state.storeAvailable ? "" : `The store (${state.store}) does not answer. Nothing can be locked or released until it does.`);
   at("main").hidden = false;
   show();
 }
@@ -109,7 +109,7 @@ function show() {
   const { state, waits } = seen;
   if (waits === null) return;
   overview.show(state);
-  graph.show(waits, state.lines, state.now, selected);
+  graph.show(waits, state.queues, state.now, selected);
   lines.show(state);
   hot.show(seen.hot, state.now);
   deadlocks.show(seen.deadlocks, state.now);

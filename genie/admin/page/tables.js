@@ -51,9 +51,9 @@ export class Lines extends Table {
   }
 
   show(state) {
-    this.rows(state.lines, state.now);
-    const most = state.lines.length >= MOST ? `the ${MOST} longest` : "";
-    say(this.counter, state.linesComplete ? most : `of the first to come; more wait than are looked at`);
+    this.rows(state.queues, state.now);
+    const most = state.queues.length >= MOST ? `the ${MOST} longest` : "";
+    say(this.counter, state.queuesComplete ? most : `of the first to come; more wait than are looked at`);
   }
 }
 
@@ -69,7 +69,7 @@ export class Hot extends Table {
     const columns = [
       { title: "Resource" },
       { title: "Waited", text: (hot) => briefly(hot.waited), number: true },
-      { title: "Collisions", text: (hot) => count(hot.collisions), number: true },
+      { title: "Conflicts", text: (hot) => count(hot.conflicts), number: true },
       { title: "Now", text: (hot) => count(hot.waiting), number: true },
     ];
     super(table, columns, "Nobody had to wait lately.", select);
@@ -93,7 +93,7 @@ export function outcomes(container, state) {
   const rows = [
     ...Object.entries(state.outcomes).map(([key, number]) => [OUTCOMES[key] ?? key, number, "outcome"]),
     ...Object.entries(state.errors).map(([key, number]) => [`error: ${key}`, number, "error"]),
-    ["lines reordered", state.reorderings, "outcome"],
+    ["lines reordered", state.rearrangements, "outcome"],
     ["errors of the store", state.storeErrors, "error"],
   ].filter(([, number]) => number > 0);
   renew(container, rows, () => {

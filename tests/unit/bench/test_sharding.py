@@ -83,7 +83,7 @@ def test_every_transaction_gets_through_and_leaves_nothing(shards: int, period_m
 def test_one_leader_ends_a_cycle_at_once_and_shards_when_it_is_gathered() -> None:
     leader, often, seldom, never = (stepped(*each)[0] for each in ((1, None), (4, 10), (4, 100), (4, None)))
     assert leader.at_once
-    assert leader.reorderings
+    assert leader.rearrangements
     assert not leader.gathered
     assert not leader.timed_out
     assert often.gathered

@@ -55,7 +55,7 @@ def test_without_a_bound_twenty_rows_of_each() -> None:
 def test_little_room_goes_to_the_first_part_and_rows_that_one_part_leaves_to_the_others() -> None:
     small = texts(picture(SEEN, 120, 8))
     assert [line for line in small if "(" in line] == ["Longest lines (2 of 20)"]
-    one_line = Seen(state(lines=LINES[:1]), WAITS, HotList(resources=HOT.resources[:2]))
+    one_line = Seen(state(queues=LINES[:1]), WAITS, HotList(resources=HOT.resources[:2]))
     lines = texts(picture(one_line, 120, 30))
     assert "Who waits longest, and for whom (15 of 30)" in lines
     assert lines[-1].startswith("hot/1 ")
@@ -64,7 +64,7 @@ def test_little_room_goes_to_the_first_part_and_rows_that_one_part_leaves_to_the
 
 def test_nobody_waits() -> None:
     idle = Seen(
-        state(lines=[], waiting=0, wait_p50=None, wait_p99=None),
+        state(queues=[], waiting=0, wait_p50=None, wait_p99=None),
         Waits(nodes=[], edges=[], queue_total=0, queue_shown=0),
         HotList(resources=[]),
     )
@@ -75,7 +75,7 @@ def test_nobody_waits() -> None:
 
 def test_one_that_waits_for_nobody_that_is_told_and_holders_unknown() -> None:
     lonely = Waits(nodes=WAITS.nodes[1:2], edges=[], queue_total=1, queue_shown=1)
-    lines = texts(picture(Seen(state(lines=LINES[:1], lines_complete=False), lonely, HOT), 120, 30))
+    lines = texts(picture(Seen(state(queues=LINES[:1], queues_complete=False), lonely, HOT), 120, 30))
     line = lines.index("Who waits longest, and for whom")
     assert lines[line + 2].split() == [*[f"#{WAITERS[0]}", str(WAITERS[0]), "9.0", "s", "-", "-", "shared:a", "-", "-"]]
     line = lines.index("Longest lines, of those who came first")
@@ -89,7 +89,7 @@ def test_at_80_columns_ids_go_and_names_of_transactions_stay_whole() -> None:
         for node in WAITS.nodes
     ]
     lines = [msgspec.structs.replace(line, transaction_name=names[HOLDER]) for line in LINES]
-    seen = Seen(state(lines=lines), msgspec.structs.replace(WAITS, nodes=nodes), HOT)
+    seen = Seen(state(queues=lines), msgspec.structs.replace(WAITS, nodes=nodes), HOT)
     shown = texts(picture(seen, 80, 24))
     longest = shown.index(next(line for line in shown if line.startswith("Longest lines")))
     assert shown[longest + 1].split() == ["RESOURCE", "WAITING", "LONGEST", "HOLDER", "HELD", "FOR", "HOLDERS"]
@@ -119,7 +119,7 @@ def test_at_80_columns_names_of_27_letters_are_whole() -> None:
 
 
 def test_a_server_that_does_not_lead_and_a_store_that_does_not_answer() -> None:
-    follower = state(role="follower", leader="other:7077\x1b[2J", store_reached=False)
+    follower = state(role="follower", leader="other:7077\x1b[2J", store_available=False)
     assert texts(picture(Seen(follower), 120, None))[3:] == [
         "The store does not answer.",
         "This server does not lead (follower), other:7077\\x1b[2J does: ask the admin port there.",

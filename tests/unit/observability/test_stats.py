@@ -8,7 +8,7 @@ import pytest
 
 from genie.core import Disconnect, Event, Expire, Locked, LockManager, Queued, Release, Released, Request
 from genie.core.commands import Command, Take
-from genie.observability.stats import DEADLOCKS, Stats
+from genie.observability.stats import MAX_DEADLOCKS, Stats, most_contended
 
 
 class Counted:
@@ -22,11 +22,11 @@ class Counted:
         events = self.manager.step(command, now)
         for event in events:
             if isinstance(event, Queued):
-                self.stats.arrived(event.request, self.manager.table)
+                self.stats.record_queued(event.request, self.manager.table)
             elif isinstance(event, Locked):
-                self.stats.locked(event)
+                self.stats.record_granted(event)
             elif isinstance(event, Released):
-                self.stats.over(event, now)
+                self.stats.record_ended(event, now)
         return events
 
     def ask(self, *exclusive: str, now: float = 0.0, **settings: object) -> Request:
@@ -46,18 +46,20 @@ def test_a_wait_that_ends_in_a_grant(counted: Counted) -> None:
     stats = counted.stats
     assert (stats.queued, stats.waited, stats.waits.count, stats.waits.total) == (1, 1, 1, 30)
     assert (stats.holds.count, stats.holds.total) == (1, 30)
-    assert not stats.refused
-    assert not stats.ended
-    (name, heat), *_ = stats.hot.top(5)
-    assert (name, heat.collisions, heat.waited_ms) == ("a", 1, 30)
+    assert not stats.not_granted
+    assert not stats.lost_holds
+    (name, entry), *_ = most_contended(stats.contention.entries(), 5)
+    assert (name, entry.conflicts, entry.waited_ms) == ("a", 1, 30)
 
 
-def test_only_what_was_in_the_way_is_hot(counted: Counted) -> None:
+def test_only_blocked_resources_are_contended(counted: Counted) -> None:
     holder = counted.ask("b")
     counted.ask("a", "b", "c")
     counted.step(Release(holder.id), 7)
-    assert [(name, heat.waited_ms) for name, heat in counted.stats.hot.top(5)] == [("b", 7)]
-    assert not counted.stats._in_way
+    assert [(name, entry.waited_ms) for name, entry in most_contended(counted.stats.contention.entries(), 5)] == [
+        ("b", 7)
+    ]
+    assert not counted.stats._blocked_resources
 
 
 @pytest.mark.parametrize(
@@ -76,19 +78,22 @@ def test_a_wait_that_ends_without(counted: Counted, end: Callable[[Request], Com
     assert stats.outcomes == dict.fromkeys(stats.outcomes, 0) | {outcome: 1}
     assert stats.waits.count == 0
     assert stats.holds.count == 0
-    (_, heat), *_ = stats.hot.top(5)
-    assert (heat.collisions, heat.waited_ms) == (1, 20)
+    (_, entry), *_ = most_contended(stats.contention.entries(), 5)
+    assert (entry.conflicts, entry.waited_ms) == (1, 20)
 
 
-def test_who_would_not_wait_collides(counted: Counted) -> None:
+def test_a_request_without_a_wait_counts_as_a_conflict(counted: Counted) -> None:
     counted.ask("a", transaction_timeout_ms=1_000)
     counted.ask("a", "b", queue_timeout_ms=0)
     assert counted.stats.outcomes["queue-timeout"] == 1
-    assert [(name, heat.collisions, heat.waited_ms) for name, heat in counted.stats.hot.top(5)] == [("a", 1, 0)]
-    assert not counted.stats.newcomers
+    assert [
+        (name, entry.conflicts, entry.waited_ms)
+        for name, entry in most_contended(counted.stats.contention.entries(), 5)
+    ] == [("a", 1, 0)]
+    assert not counted.stats.recent_waiters
 
 
-def test_who_chooses_from_what_is_taken(counted: Counted) -> None:
+def test_a_selection_without_free_resources_is_insufficient(counted: Counted) -> None:
     counted.ask("a")
     counted.step(Take(Request(), [("a", True)], [1], 1))
     assert counted.stats.outcomes["insufficient"] == 1
@@ -97,14 +102,14 @@ def test_who_chooses_from_what_is_taken(counted: Counted) -> None:
 def test_a_hold_that_times_out(counted: Counted) -> None:
     counted.ask("a", transaction_timeout_ms=40)
     counted.step(Expire(), 40)
-    assert {reason.value: many for reason, many in counted.stats.ended.items()} == {"transaction-timeout": 1}
+    assert {reason.value: many for reason, many in counted.stats.lost_holds.items()} == {"transaction-timeout": 1}
     assert (counted.stats.holds.count, counted.stats.holds.total) == (1, 40)
-    assert not counted.stats.refused
+    assert not counted.stats.not_granted
 
 
 def test_a_hold_that_ends_with_its_connection(counted: Counted) -> None:
     counted.step(Disconnect([counted.ask("a", release_on_disconnect=True)]), 5)
-    assert {reason.value: many for reason, many in counted.stats.ended.items()} == {"disconnected": 1}
+    assert {reason.value: many for reason, many in counted.stats.lost_holds.items()} == {"disconnected": 1}
 
 
 def deadlock(counted: Counted, length: int, number: int = 0) -> None:
@@ -121,37 +126,37 @@ def test_a_deadlock(counted: Counted) -> None:
     (told,) = stats.deadlocks
     assert told.transaction == "0-2"
     assert told.cycle.owners == ("0-2", "0-0", "0-1")
-    assert stats.untold_deadlocks() == ([told], 1)
-    assert stats.untold_deadlocks() == ([], 0)
+    assert stats.take_unreported_deadlocks() == ([told], 1)
+    assert stats.take_unreported_deadlocks() == ([], 0)
 
 
 def test_deadlocks_are_counted_for_ever_and_remembered_for_a_while(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(DEADLOCKS + 5):
+    for number in range(MAX_DEADLOCKS + 5):
         deadlock(counted, 2, number)
-    assert counted.stats.deadlocked == DEADLOCKS + 5
-    assert len(counted.stats.deadlocks) == DEADLOCKS
+    assert counted.stats.deadlocked == MAX_DEADLOCKS + 5
+    assert len(counted.stats.deadlocks) == MAX_DEADLOCKS
     assert counted.stats.deadlocks[0].transaction == "5-1"
-    monkeypatch.setattr("genie.observability.stats.STEPS", 50)
+    monkeypatch.setattr("genie.observability.stats.MAX_DEADLOCK_STEPS", 50)
     deadlock(counted, 30, 1_000)
     deadlock(counted, 30, 1_001)
     assert [len(told.cycle.waits) for told in counted.stats.deadlocks] == [30]
-    told, many = counted.stats.untold_deadlocks()
-    assert (len(told), many) == (1, DEADLOCKS + 7)
+    told, many = counted.stats.take_unreported_deadlocks()
+    assert (len(told), many) == (1, MAX_DEADLOCKS + 7)
 
 
 def test_each_second_is_remembered(counted: Counted) -> None:
     stats = counted.stats
-    stats.turn(1_000)
+    stats.rotate(1_000)
     holder = counted.ask("a")
     counted.ask("a")
     counted.step(Release(holder.id), 30)
     stats.granted += 1
     stats.errors["bad-json"] += 4
-    stats.turn(1_900)
-    assert stats.recent.speed().grants == 0, "not yet"
-    stats.turn(3_000)
-    speed = stats.recent.speed()
+    stats.rotate(1_900)
+    assert stats.rate_window.rates().grants == 0, "not yet"
+    stats.rotate(3_000)
+    speed = stats.rate_window.rates()
     assert (speed.grants, speed.releases, speed.waits, speed.errors) == (1, 0.5, 0.5, 2)
-    assert stats.recent.wait_quantile(1.0) == 50
+    assert stats.rate_window.wait_quantile(1.0) == 50

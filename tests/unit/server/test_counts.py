@@ -8,8 +8,8 @@ from genie.server.app import Server
 from genie.storage.store import LeadershipLost
 
 
-def reorderings(server: Server) -> float:
-    (family,) = [family for family in Metrics(server).collect() if family.name == "genie_reorderings"]
+def rearrangements(server: Server) -> float:
+    (family,) = [family for family in Metrics(server).collect() if family.name == "genie_queue_rearrangements"]
     return family.samples[0].value
 
 
@@ -19,10 +19,10 @@ async def test_reorderings_are_counted_once() -> None:
     try:
         assert server.default_namespace.manager is not None
         server.default_namespace.manager.rearrangements = 3
-        assert reorderings(server) == 3
+        assert rearrangements(server) == 3
         server.default_namespace._on_leadership_lost(LeadershipLost("another leads"))
         assert server.default_namespace.manager is None
-        assert reorderings(server) == 3
-        assert server.stats.reorderings == 3
+        assert rearrangements(server) == 3
+        assert server.stats.rearrangements == 3
     finally:
         await server.stop()
