@@ -1,7 +1,7 @@
-"""A server without sockets, its clients, and the steps that a plan takes with them. Everything is looked at after each turn.
+"""A server without sockets and its clients, driven by the steps of a scenario, with checks after each step.
 
-The server is the real one from `Connection` on: framing, reading, the pipeline, the lock manager, sessions, watches. Its time
-is virtual, so that nothing is waited for.
+The server is the real one from `Connection` on: framing, decoding, pipeline, lock manager, sessions, watches. The clock is
+virtual.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-from fuzz.client_model import Ear
+from fuzz.client_model import ClientModel
 from fuzz.grammar import said
 from fuzz.sent_commands import NAMESPACE
-from fuzz.shared_model import Book, Wrong
-from fuzz.store import Shelf
+from fuzz.shared_model import SharedModel, Violation
+from fuzz.store import FuzzStore
 from fuzz.transport import Transport
 from genie.config import Limits
 from genie.core import HELD
@@ -33,82 +33,86 @@ from genie.testing.simulation.invariants import check
 
 PLACE = re.compile(rb"@(\d+)@")
 PING = said("ping") + b"\n"
-LONGEST_S = 60.0
-"""By then everything is over."""
-TURNS = 2_000
-"""Rounds of the loop within which everything must have been answered."""
+EXPIRY_S = 60.0
+"""Longer than every timeout of a scenario."""
+MAX_ROUNDS = 2_000
+"""Iterations of the event loop within which the server must become idle."""
 
 
 class Client:
-    """One connection, as its client has it."""
+    """One client connection."""
 
-    def __init__(self, stage: Stage, number: int) -> None:
-        self.stage = stage
-        self.ear = Ear(stage.book, stage.seen, stage.limits.max_line)
-        self.transport = Transport(number, self._hears, self._ended)
+    def __init__(self, harness: Harness, number: int) -> None:
+        self.harness = harness
+        self.model = ClientModel(harness.shared, harness.coverage, harness.limits.max_line)
+        self.transport = Transport(number, self._receive, self._ended)
         self.half_closed = self.dropped = False
         self.stalled_once = False
-        self.connection = Connection(stage.handler, stage.limits, stage.admission, find_handler=stage.find_handler)
+        self.connection = Connection(
+            harness.handler, harness.limits, harness.admission, find_handler=harness.find_handler
+        )
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)
 
     @property
     def open(self) -> bool:
-        """Whether it can say something and will be answered."""
-        return not (self.transport.closing or self.half_closed or self.dropped or self.ear.ends)
+        """Whether commands can be sent and will get replies."""
+        return not (self.transport.closing or self.half_closed or self.dropped or self.model.ends)
 
     def say(self, data: bytes) -> None:
-        """Bytes. Behind a `hello` that asks for a session goes a `ping`, so that it can be told what belongs to it."""
-        whole = b"hello" not in self.ear.mouth.rest + data
+        """Send bytes. A `ping` follows each `hello`: its `pong` ends the messages about a resumed session."""
+        whole = b"hello" not in self.model.splitter.rest + data
         for part in [data] if whole else re.split(rb"(?<=\n)", data):
-            found = self.ear.says(part, self.stage.now_ms)
-            self.stage.lines += len(found)
+            found = self.model.send(part, self.harness.now_ms)
+            self.harness.lines += len(found)
             self.transport.say(part)
-            if found and isinstance(found[-1].command, Hello) and not self.ear.mouth.over:
-                self.ear.says(PING, self.stage.now_ms)
-                self.stage.lines += 1
+            if found and isinstance(found[-1].command, Hello) and not self.model.splitter.over:
+                self.model.send(PING, self.harness.now_ms)
+                self.harness.lines += 1
                 self.transport.say(PING)
 
-    def _hears(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         if self.dropped:
             return
         try:
-            self.ear.hears(data)
-        except Wrong as wrong:
-            self.stage.wrong(wrong)
+            self.model.receive(data)
+        except Violation as wrong:
+            self.harness.wrong(wrong)
 
     @property
-    def _stolen(self) -> bool:
-        """Whether somebody else has said the secret of its session."""
-        owner = self.ear.owner
-        return isinstance(owner, tuple) and len(self.stage.book.claims[owner[0]]) > 1
+    def _taken_over(self) -> bool:
+        """Whether another client has used the secret of its session."""
+        owner = self.model.owner
+        return isinstance(owner, tuple) and len(self.harness.shared.claims[owner[0]]) > 1
 
     def _ended(self) -> None:
-        if not self.transport.hung_up or self.stage.killing or self.dropped:
+        if not self.transport.closed_by_server or self.harness.killing or self.dropped:
             return
-        if self.half_closed or self.ear.ends:
-            self.stage.seen[f"closed: {self.ear.ends or 'half-closed'}"] += 1
-            due = [said for said in self.ear.due if not self.ear.silent_now(said)]
-            if self.half_closed and not self.ear.ends and not self._stolen and due:
-                self.stage.wrong(Wrong(f"a half-closed connection was not answered: {due[:3]}"))
-        elif self._stolen:
-            self.stage.seen["closed: stolen"] += 1
+        if self.half_closed or self.model.ends:
+            self.harness.coverage[f"closed: {self.model.ends or 'half-closed'}"] += 1
+            due = [said for said in self.model.due if not self.model.may_be_unanswered(said)]
+            if self.half_closed and not self.model.ends and not self._taken_over and due:
+                self.harness.wrong(Violation(f"a half-closed connection got no reply: {due[:3]}"))
+        elif self._taken_over:
+            self.harness.coverage["closed: stolen"] += 1
         else:
-            self.stage.wrong(Wrong(f"the server closed a connection without a cause; due: {list(self.ear.due)[:3]}"))
+            self.harness.wrong(
+                Violation(f"the server closed a connection without a reason; pending: {list(self.model.due)[:3]}")
+            )
 
 
-class Stage:
-    """One world. Its methods without an underscore are the steps of a plan."""
+class Harness:
+    """One scenario. The public methods are its steps."""
 
-    def __init__(self, seen: Counter[str]) -> None:
-        self.seen = seen
+    def __init__(self, coverage: Counter[str]) -> None:
+        self.coverage = coverage
         self.loop = asyncio.get_running_loop()
-        self.book = Book()
+        self.shared = SharedModel()
         self.clients: dict[int, Client] = {}
         self.others: list[Client] = []
-        """Those that another one has taken the place of, and that don't know it yet."""
+        """Clients whose sessions were taken over, and that are still open."""
         self.lines = 0
-        self.killing = self.was_away = False
+        self.killing = self.was_unavailable = False
         self.problem: BaseException | None = None
         self._numbers = 0
 
@@ -117,27 +121,27 @@ class Stage:
         return self.loop.time() * 1000
 
     def find_handler(self, namespace: str | None) -> Any:
-        """The handler of a namespace, or why there is none."""
+        """Return the handler of a namespace, or the error if there is none."""
         if namespace in (None, NAMESPACE):
             return self.handler
         return RequestRejected(Code.UNKNOWN_NAMESPACE, f"this server does not serve the namespace {namespace!r}")
 
     def wrong(self, error: BaseException) -> None:
-        """Remember the first thing that went wrong."""
+        """Record a failure: only the first one counts."""
         self.problem = self.problem or error
 
     # -- steps of the server ------------------------------------------------------------------------------
 
     async def begin(self, durable: bool, limits: dict[str, Any]) -> None:
-        """Start it."""
+        """Start the server."""
         self.limits = Limits(**limits)
-        self.store: MemoryStore = Shelf() if durable else MemoryStore()
+        self.store: MemoryStore = FuzzStore() if durable else MemoryStore()
         self.stats = Stats()
         self.admission = AdmissionControl(self.limits)
-        await self._lead()
+        await self._acquire_leadership()
 
-    async def _lead(self) -> None:
-        replica = self.store.replica() if isinstance(self.store, Shelf) else await self.store.open(None, None, None)  # type: ignore[arg-type]
+    async def _acquire_leadership(self) -> None:
+        replica = self.store.replica() if isinstance(self.store, FuzzStore) else await self.store.open(None, None, None)  # type: ignore[arg-type]
         manager, began = replica.manager, self.now_ms - replica.clock_ms
         manager.unix_offset_ms = 1.79e12
         manager.max_queue_entries = self.limits.max_queue
@@ -148,7 +152,7 @@ class Stage:
         )
         self.pipeline._scheduler._clock = self.loop.time
         self.pipeline.recover(replica.retained_replies.values())
-        await self._quiet()
+        await self._run_until_idle()
         if isinstance(self.handler, FollowerHandler):
             self.handler.reject_all()
         self.handler = self.pipeline
@@ -156,62 +160,62 @@ class Stage:
             client.connection.handler = self.pipeline
 
     def _failed(self, error: BaseException) -> None:
-        if not isinstance(error, LeadershipLost) or not self.was_away:
+        if not isinstance(error, LeadershipLost) or not self.was_unavailable:
             self.wrong(error)
-        self.seen["lost the lead"] += 1
-        self._cut_all()
+        self.coverage["leadership lost"] += 1
+        self._abort_all()
 
-    def _cut_all(self) -> None:
+    def _abort_all(self) -> None:
         self.killing = True
         self.handler = FollowerHandler(self.stats, NAMESPACE, 1 << 20)
         for connection in list(self.admission):
             connection.abort()
 
     async def slow(self, delay_s: float) -> None:
-        """From now on a commit takes so long."""
-        if isinstance(self.store, Shelf):
+        """Set the duration of a commit."""
+        if isinstance(self.store, FuzzStore):
             self.store.delay_s = delay_s
 
     async def away(self, ms: float) -> None:
-        """The store does not answer for a while, and clients go on."""
-        if isinstance(self.store, Shelf) and not self.killing:
-            self.store.away = self.was_away = True
+        """Make the store unavailable for a while, in which clients send commands."""
+        if isinstance(self.store, FuzzStore) and not self.killing:
+            self.store.away = self.was_unavailable = True
             await asyncio.sleep(ms / 2000)
             for client in list(self.clients.values()):
                 if client.open:
                     client.say(PING + said("request", resources=["exclusive:a"], ref="r1") + b"\n")
             await asyncio.sleep(ms / 2000)
-            self.seen["the store was away"] += 1
+            self.coverage["store unavailable"] += 1
             if self.killing:
                 await self._restart()
             self.store.away = False
             self.store.answer()
             await self.settle()
-            self.was_away = False
+            self.was_unavailable = False
 
     async def crash(self, stored: bool, late: bool) -> None:
-        """The process dies; another finds what was stored. `late`: clients come before it leads."""
-        if not isinstance(self.store, Shelf):
+        """Crash the server; another takes over the stored state. `late`: clients connect before it is the leader."""
+        if not isinstance(self.store, FuzzStore):
             return
         self.pipeline.stop()
-        self._cut_all()
+        self._abort_all()
         if stored:
             self.store.store()
         if late:
-            await self._turns(2)
+            await self._run_rounds(2)
             self.killing = False
             client = self._client(0)
             client.say(
                 said("hello", session="secret-number-one") + b"\n" + said("request", resources=["exclusive:a"]) + b"\n"
             )
-            await self._turns(2)
+            await self._run_rounds(2)
         await self._restart()
 
     async def _restart(self) -> None:
         self.pipeline.stop()
-        await self._turns(3)
-        self.seen["a new server"] += 1
-        await self._lead()
+        await self._run_rounds(3)
+        self.coverage["server restarted"] += 1
+        await self._acquire_leadership()
         self.killing = False
 
     # -- steps of clients ---------------------------------------------------------------------------------
@@ -226,19 +230,19 @@ class Stage:
         return client
 
     async def say(self, slot: int, data: bytes, cuts: tuple[float, ...]) -> None:
-        """Say it, in pieces."""
+        """Send bytes in pieces."""
         client = self._client(slot)
-        data = PLACE.sub(lambda found: b"%d" % self.book.pick(int(found[1])), data)
+        data = PLACE.sub(lambda found: b"%d" % self.shared.pick(int(found[1])), data)
         places = [0, *(int(cut * len(data)) for cut in cuts), len(data)]
         for begin, end in pairwise(places):
             client.say(data[begin:end])
             if len(cuts) > 2:
-                await self._turns(1)
+                await self._run_rounds(1)
 
     async def hello(
         self, slot: int, secret: str, timeout_ms: float, again: bool, more: dict[str, Any], before: tuple[bytes, ...]
     ) -> None:
-        """A new connection with a session. `before` are lines that it says first, each a `hello` that is rejected."""
+        """Open a connection with a session. `before` are lines that it sends first, each a `hello` that is rejected."""
         old = self.clients.pop(slot, None)
         if old is not None and old.open and not again:
             old.dropped = True
@@ -250,23 +254,25 @@ class Stage:
         client.say(said("hello", session=secret, sessionTimeout=timeout_ms, **more) + b"\n")
 
     async def wrong_lines(self, slot: int, lines: tuple[bytes, ...]) -> None:
-        """Lines of which each that is answered by an error must have changed nothing."""
+        """Send lines, and check that those with an error as reply changed nothing."""
         client = self._client(slot)
         await self.settle()
         if not client.open or client.transport.paused or self.killing:
             return
         for line in lines:
-            text = PLACE.sub(lambda found: b"%d" % self.book.pick(int(found[1])), line)
-            before, errors, others = self._state(), self.seen["told error"], self._told()
+            text = PLACE.sub(lambda found: b"%d" % self.shared.pick(int(found[1])), line)
+            before, errors, others = self._state(), self.coverage["received error"], self._told()
             client.say(text + b"\n")
-            await self._turns(3)
-            told = client.open and self.seen["told error"] > errors and self._told() == others
+            await self._run_rounds(3)
+            told = client.open and self.coverage["received error"] > errors and self._told() == others
             if told and self._state() != before:
-                self.wrong(Wrong(f"an error changed something: {text!r}"))
+                self.wrong(Violation(f"an error changed something: {text!r}"))
 
     def _told(self) -> int:
         return sum(
-            count for word, count in self.seen.items() if word.startswith("told ") and not word.startswith("told error")
+            count
+            for word, count in self.coverage.items()
+            if word.startswith("received ") and not word.startswith("received error")
         )
 
     def _state(self) -> Any:
@@ -287,27 +293,27 @@ class Stage:
         return rows, prefixes, len(dispatcher.sessions), [session.live_requests for session in dispatcher.sessions]
 
     async def half_close(self, slot: int) -> None:
-        """It will say nothing more."""
+        """Half-close a connection."""
         client = self.clients.get(slot)
         if client is not None and client.open:
             client.half_closed = True
             client.transport.say(None)
 
     async def drop(self, slot: int) -> None:
-        """It is gone."""
+        """Drop a connection."""
         client = self.clients.pop(slot, None)
         if client is not None:
             client.dropped = True
             client.transport.drop()
 
     async def stall(self, slot: int) -> None:
-        """It does not read for a while."""
+        """Stop reading from a connection."""
         client = self.clients.get(slot)
         if client is not None:
             client.transport.stalled = True
 
     async def drain(self, slot: int) -> None:
-        """It reads again."""
+        """Read from a connection again."""
         client = self.clients.get(slot)
         if client is not None:
             client.transport.drain()
@@ -315,42 +321,42 @@ class Stage:
     # -- time ---------------------------------------------------------------------------------------------
 
     async def wait(self, ms: float) -> None:
-        """Time goes by."""
+        """Advance the clock."""
         await asyncio.sleep(ms / 1000)
 
     async def turn(self) -> None:
-        """The server runs a little."""
-        await self._turns(2)
+        """Run a few iterations of the event loop."""
+        await self._run_rounds(2)
         self._look()
 
-    async def _turns(self, times: int) -> None:
+    async def _run_rounds(self, times: int) -> None:
         for _ in range(times):
             await asyncio.sleep(0)
 
-    async def _quiet(self) -> None:
+    async def _run_until_idle(self) -> None:
         pipeline = self.pipeline
-        for _ in range(TURNS):
+        for _ in range(MAX_ROUNDS):
             await asyncio.sleep(0.01 if pipeline.in_flight else 0)
             if not (pipeline._scheduler or pipeline.in_flight or pipeline._scheduled) or pipeline._stopped:
                 break
         else:
-            self.wrong(Wrong("the server does not come to rest"))
-        await self._turns(3)
+            self.wrong(Violation("the server does not become idle"))
+        await self._run_rounds(3)
 
     async def settle(self) -> None:
-        """Everything is answered, and all that is held is what somebody was told."""
+        """Wait until every reply is sent, and check that clients, lock manager and store agree."""
         if self.killing:
             await self._restart()
-        await self._quiet()
-        while self.pipeline._deferred:  # who watches is told a little later
+        await self._run_until_idle()
+        while self.pipeline._deferred:  # watchers are notified with a delay
             await asyncio.sleep(WATCH_FLUSH_INTERVAL_S)
-            await self._quiet()
+            await self._run_until_idle()
         self._look()
         if self.problem is None and not self.pipeline._scheduler and not self.pipeline.in_flight:
-            self._agree()
+            self._check_agreement()
 
     async def end(self) -> None:
-        """Everybody leaves, and all is over: nothing may be left."""
+        """Disconnect all clients, and check that nothing remains after all timeouts."""
         for client in [*self.clients.values(), *self.others]:
             client.transport.drain()
         await self.settle()
@@ -359,100 +365,102 @@ class Stage:
             client.transport.drop()
         for slot in list(self.clients):
             await self.drop(slot)
-        await asyncio.sleep(LONGEST_S)
-        await self._quiet()
+        await asyncio.sleep(EXPIRY_S)
+        await self._run_until_idle()
         table, dispatcher = self.pipeline.manager.table, self.pipeline._dispatcher
         left = (len(table.held), len(table.waiting), len(dispatcher.sessions), len(self.admission))
         if left != (0, 0, 0, 0) or dispatcher.watches.prefixes or self.pipeline._scheduler.bytes:
-            self.wrong(Wrong(f"left over: {left} held, waiting, sessions, connections"))
-        if isinstance(self.store, Shelf) and self.store.records:
-            self.wrong(Wrong(f"left in the store: {self.store.records}"))
+            self.wrong(Violation(f"remaining: {left} held, waiting, sessions, connections"))
+        if isinstance(self.store, FuzzStore) and self.store.records:
+            self.wrong(Violation(f"remaining in the store: {self.store.records}"))
         self.pipeline.stop()
 
-    # -- what must be so ----------------------------------------------------------------------------------
+    # -- checks ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """What holds at any time."""
+        """Check what holds at any time."""
         try:
             check(self.pipeline.manager)
-            self.book.look()
+            self.shared.look()
         except AssertionError as wrong:
             self.wrong(wrong)
 
-    def _agree(self) -> None:
-        """What clients were told, what the lock manager knows and what is stored is the same."""
+    def _check_agreement(self) -> None:
+        """Check that the clients, the lock manager and the store agree."""
         table = self.pipeline.manager.table
         for client in self.clients.values():
-            self._agrees(client)
-        self._no_conflict()
-        ears = {client.connection: client.ear for client in self.clients.values() if client.open}
+            self._check_client(client)
+        self._check_mutual_exclusion()
+        models = {client.connection: client.model for client in self.clients.values() if client.open}
         for request in [*table.held.values(), *table.waiting.values()]:
             connection = None if request.origin is None else request.origin.connection  # type: ignore[attr-defined]
-            known = self.book.requests.get(request.id)
+            known = self.shared.requests.get(request.id)
             if connection is None or connection.closed:
                 lasts = request.origin is not None and request.origin.key is not None
                 cut_off = (
                     connection is not None and connection in self.admission._open
-                )  # it is given some seconds to read
+                )  # the client has some seconds to read
                 if not lasts and not cut_off and (request.state is not HELD or request.release_on_disconnect):
-                    self.wrong(Wrong(f"{request} should have ended with its connection"))
+                    self.wrong(Violation(f"{request} should have ended with its connection"))
                 continue
             state = "held" if request.state is HELD else "queued"
             if state == "queued" and request.ref is not None and request.origin.quiet:  # type: ignore[union-attr]
-                continue  # nobody is told of it; `_agrees` looks at those that wait so
+                continue  # no message is sent about it; `_check_client` checks those
             if known is None or known.state != state or (state == "held" and known.fence != request.fence):
-                self.wrong(Wrong(f"{request} is {state}, and its client was told {known}"))
-            elif connection in ears and request.id not in ears[connection].here:
-                self.wrong(Wrong(f"{request} is {state}, and this connection was not told"))
-        if isinstance(self.store, Shelf):
+                self.wrong(Violation(f"{request} is {state}, and its client knows {known}"))
+            elif connection in models and request.id not in models[connection].here:
+                self.wrong(Violation(f"{request} is {state}, and this connection got no message"))
+        if isinstance(self.store, FuzzStore):
             whole = self.pipeline.snapshot().changes
-            # The ending of a request that was over at once need not be stored: who does not know of it asks again.
+            # The retained reply of a request that ended at once need not be stored: the client repeats the request.
             stored = {
                 id_
                 for id_, change in whole.items()
                 if not isinstance(change, RetainedReply) or id_ in self.store.records
             }
             if stored != self.store.records.keys():
-                self.wrong(Wrong(f"stored are {sorted(self.store.records)}, and known {sorted(whole)}"))
+                self.wrong(Violation(f"stored: {sorted(self.store.records)}, in memory: {sorted(whole)}"))
 
-    def _no_conflict(self) -> None:
-        """No two clients hold a lock in conflicting modes, by nothing but what they were told."""
+    def _check_mutual_exclusion(self) -> None:
+        """Check that no two clients hold a lock in conflicting modes, according to their messages alone."""
         holders: dict[str, list[tuple[Any, bool, int]]] = {}
-        for ear in (client.ear for client in self.clients.values() if client.open):
-            for id_ in ear.here:
-                known = self.book.requests[id_]
-                if known.state != "held" or known.said is None or known.owner != ear.owner:
+        for model in (client.model for client in self.clients.values() if client.open):
+            for id_ in model.here:
+                known = self.shared.requests[id_]
+                if known.state != "held" or known.said is None or known.owner != model.owner:
                     continue
                 owner = known.said.request.transaction or id_
                 for name, exclusive in known.names.items():
                     holders.setdefault(name, []).append((owner, exclusive, id_))
         for name, held in holders.items():
             if any(alone for _, alone, _ in held) and len({owner for owner, _, _ in held}) > 1:
-                self.wrong(Wrong(f"{name} is held by {held}"))
+                self.wrong(Violation(f"{name} is held by {held}"))
 
-    def _agrees(self, client: Client) -> None:
-        ear, table = client.ear, self.pipeline.manager.table
+    def _check_client(self, client: Client) -> None:
+        model, table = client.model, self.pipeline.manager.table
         if not client.open or client.transport.paused or client.transport.coming:
             return
-        due = [said for said in ear.due if not ear.silent_now(said)]
+        due = [said for said in model.due if not model.may_be_unanswered(said)]
         if due:
-            self.wrong(Wrong(f"never answered: {due[:3]}"))
-        silent = {said.ref or "" for said in [*ear.silent.values(), *ear.due] if said not in due}
-        silent = {ref for ref in silent if self.book.named(ear.owner, ref) is None}
+            self.wrong(Violation(f"no reply to {due[:3]}"))
+        silent = {said.ref or "" for said in [*model.silent.values(), *model.due] if said not in due}
+        silent = {ref for ref in silent if self.shared.named(model.owner, ref) is None}
         waiting = {request.ref for request in table.waiting.values() if request.origin is client.connection.session}
         if silent - waiting:
-            self.wrong(Wrong(f"{silent - waiting} of a quiet client don't wait, and it was told nothing"))
-        for id_ in ear.here:
-            known = self.book.requests[id_]
+            self.wrong(Violation(f"{silent - waiting} of a quiet client are not queued, and it got no message"))
+        for id_ in model.here:
+            known = self.shared.requests[id_]
             where = "held" if id_ in table.held else "queued" if id_ in table.waiting else "ended"
-            if known.owner == ear.owner and known.state != where:
-                self.wrong(Wrong(f"{id_} is {where}, and its client was told that it is {known.state}"))
-        if ear.watched:
+            if known.owner == model.owner and known.state != where:
+                self.wrong(Violation(f"{id_} is {where}, and according to its client {known.state}"))
+        if model.watched:
             held = {
                 (name, request.id): str(request.mode(name))
                 for request in table.held.values()
                 for name in request.names()
-                if ear._watches(name)
+                if model._watches(name)
             }
-            if held != ear.mirror:
-                self.wrong(Wrong(f"who watches {list(ear.watched)} knows {ear.mirror}, and held is {held}"))
+            if held != model.watched_locks:
+                self.wrong(
+                    Violation(f"the watcher of {list(model.watched)} knows {model.watched_locks}, and held is {held}")
+                )

@@ -1,4 +1,4 @@
-"""What a client has said, line by line, and what it may be answered."""
+"""Parses the lines that a client sends, and lists the error codes with which each may be rejected."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ALLOWED = {
     "watch": {"too-many", "unavailable"},
     "unwatch": {"unavailable"},
 }
-"""The codes with which a good command may be refused."""
+"""The codes with which a valid command may be rejected."""
 
 MALFORMED = {"bad-json", "bad-message"}
-"""Of lines that are no command: they are refused with that whatever the server can do now."""
+"""Codes of lines that are no command: the server replies with them in every state."""
 
 
 @dataclass(slots=True)
-class Said:
+class SentCommand:
     """One line: `kind` is the command, or `wrong`, `http`, `too long`."""
 
     kind: str
@@ -42,11 +42,11 @@ class Said:
     id: int | None = None
     wrong: RequestRejected | None = None
     foreign: bool = False
-    """It is wrong only for this connection: it says another namespace."""
+    """It is invalid on this connection only: it names another namespace."""
     greets: bool = False
-    """It is a `hello`, whatever may be wrong with it."""
+    """It is a `hello`, valid or not."""
     must: bool = False
-    """It repeats a request of which this client was told that it was granted, so that it is answered also where it is quiet."""
+    """It repeats a request whose grant the client has received: also a quiet connection gets a reply."""
 
     @property
     def by_ref(self) -> bool:
@@ -55,52 +55,52 @@ class Said:
 
     @property
     def request(self) -> Request:
-        """What was asked for, of a `request`."""
+        """The request of a `request` command."""
         return self.command.request if isinstance(self.command, Take) else self.command
 
     @property
     def names(self) -> dict[str, bool]:
-        """Every name that it asks for (or could take), and whether exclusively."""
+        """The resources that it requests or may be granted; True: exclusively."""
         if isinstance(self.command, Take):
             return dict(self.command.choices)
         return dict(self.command.modes())
 
 
-def understood(line: bytes, now_ms: float) -> Said:
-    """A line as the rule of the protocol has it."""
+def parse_line(line: bytes, now_ms: float) -> SentCommand:
+    """Parse a line by the rules of the protocol."""
     try:
         command = read(line)
     except RequestRejected as wrong:
         meant = wrong.code in ("bad-json", "bad-message", "unknown-command") and b"hello" in line.lower()
-        return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, greets=meant or is_hello(line))
+        return SentCommand("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, greets=meant or is_hello(line))
     if isinstance(command, Namespaced):
         if command.namespace != NAMESPACE:
             wrong = wrong_namespace(command, NAMESPACE)
-            return Said("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, foreign=True)
+            return SentCommand("wrong", now_ms, ref=wrong.ref, id=wrong.id, wrong=wrong, foreign=True)
         command = command.command
     if isinstance(command, (Request, Take)):
-        said = Said("request", now_ms, command)
+        said = SentCommand("request", now_ms, command)
         said.ref = said.request.ref
         return said
     kind = "release" if isinstance(command, ReleaseByRef) else type(command).__name__.lower()
     assert kind in ALLOWED
     id_ = command.id if isinstance(command, (Release, Extend)) else None
-    return Said(kind, now_ms, command, command.ref, id_, greets=isinstance(command, Hello))
+    return SentCommand(kind, now_ms, command, command.ref, id_, greets=isinstance(command, Hello))
 
 
-class Mouth:
-    """Cuts what a client says into lines, as the protocol has them."""
+class LineSplitter:
+    """Splits the bytes that a client sends into commands, by the rules of the protocol."""
 
     def __init__(self, max_line: int) -> None:
         self.max_line = max_line
         self.rest = b""
         self.begun = False
         self.over = False
-        """Nothing behind is read."""
+        """The server reads nothing after this."""
 
-    def say(self, data: bytes, now_ms: float) -> list[Said]:
-        """The commands that the bytes complete."""
-        found: list[Said] = []
+    def say(self, data: bytes, now_ms: float) -> list[SentCommand]:
+        """Return the commands that the bytes complete."""
+        found: list[SentCommand] = []
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             if self.over:
@@ -113,11 +113,11 @@ class Mouth:
                 found.append(self._end("http", now_ms))
             else:
                 self.begun = True
-                found.append(understood(line, now_ms))
+                found.append(parse_line(line, now_ms))
         if not self.over and len(self.rest) > self.max_line + 1:
             found.append(self._end("too long", now_ms))
         return found
 
-    def _end(self, kind: str, now_ms: float) -> Said:
+    def _end(self, kind: str, now_ms: float) -> SentCommand:
         self.over = True
-        return Said(kind, now_ms)
+        return SentCommand(kind, now_ms)

@@ -1,6 +1,6 @@
-"""Worlds of lines for a whole server, one after the other: `python -m fuzz.server --lines 100000` (with tests/ on the path).
+"""Fuzzes a whole server with scenarios: `python -m fuzz.server --lines 100000` (with tests/ on the path).
 
-A seed decides a world. One that goes wrong is told with its seed, and with the fewest of its steps that still go wrong.
+A seed decides a scenario. A failing one is printed with its seed, and shrunk to the fewest steps that still fail.
 """
 
 from __future__ import annotations
@@ -21,57 +21,59 @@ import structlog
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.grammar import Step, plan
-from fuzz.harness import Stage
-from fuzz.shared_model import Wrong
+from fuzz.harness import Harness
+from fuzz.shared_model import Violation
 from genie.core import Reason
 from genie.errors import Code
 from genie.protocol.diagnostics import FIELD_CHECKS
 from genie.testing.simulation.loop import SimLoop
 
 SIZE = 250
-"""Lines in a world."""
+"""Lines in a scenario."""
 
 LONG = 100_000
-"""Lines from which on everything must have been seen."""
+"""Lines after which the coverage must be complete."""
 
-UNSAID = {Code.UNAUTHORIZED}
-"""Codes that a server without a token never says."""
+UNREACHABLE_CODES = {Code.UNAUTHORIZED}
+"""Codes that a server without a token never sends."""
 
 EXPECTED = (
-    *(f"say {command}" for command in FIELD_CHECKS),
-    *("say wrong", "say http", "say too long", "begun", "resumed", "repeated", "quiet"),
-    *("say release by ref", "a new server", "the store was away"),
-    *(f"told released {reason}" for reason in Reason),
-    *(f"told error {code}" for code in Code if code not in UNSAID),
+    *(f"sent {command}" for command in FIELD_CHECKS),
+    *("sent wrong", "sent http", "sent too long", "begun", "resumed", "repeated", "quiet"),
+    *("sent release by ref", "server restarted", "store unavailable"),
+    *(f"received released {reason}" for reason in Reason),
+    *(f"received error {code}" for code in Code if code not in UNREACHABLE_CODES),
     *(
-        f"told {word}"
+        f"received {word}"
         for word in ("queued", "locked", "extended", "pong", "inspected", "welcome", "watching", "unwatched", "bye")
     ),
-    *(f"told event {state}" for state in ("locked", "unlocked", "lagged")),
+    *(f"received event {state}" for state in ("locked", "unlocked", "lagged")),
     *(f"closed: {why}" for why in ("half-closed", "http", "too long", "full", "cut off", "stolen", "bye")),
-    "lost the lead",
+    "leadership lost",
 )
-"""What a long run must have seen."""
+"""The coverage of a long run."""
 
 
-def play(steps: Sequence[Step], seen: Counter[str]) -> tuple[int, BaseException | None]:
-    """Live a world. Returns how many lines were said, and what went wrong."""
+def play(steps: Sequence[Step], coverage: Counter[str]) -> tuple[int, BaseException | None]:
+    """Run a scenario; return the number of lines sent, and the failure."""
     loop = SimLoop()
     problem: list[BaseException] = []
-    loop.set_exception_handler(lambda _, context: problem.append(context.get("exception") or Wrong(context["message"])))
+    loop.set_exception_handler(
+        lambda _, context: problem.append(context.get("exception") or Violation(context["message"]))
+    )
     said = [0]
 
     async def live() -> None:
-        stage = Stage(seen)
+        harness = Harness(coverage)
         for name, *arguments in steps:
-            await getattr(stage, name)(*arguments)
-            said[0] = stage.lines
-            if stage.problem is not None:
-                raise stage.problem
+            await getattr(harness, name)(*arguments)
+            said[0] = harness.lines
+            if harness.problem is not None:
+                raise harness.problem
 
     try:
         loop.run_until_complete(live())
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is looked for
+    except Exception as error:  # noqa: BLE001 - every error is a failure
         problem.insert(0, error)
     finally:
         loop.finish()
@@ -79,10 +81,10 @@ def play(steps: Sequence[Step], seen: Counter[str]) -> tuple[int, BaseException 
 
 
 def smaller(steps: list[Step], kind: str) -> list[Step]:
-    """As few of the steps as still go wrong in the same way."""
+    """Shrink a scenario to the steps that are needed for the same failure."""
     chunk = len(steps) // 2
     while chunk:
-        place = 1  # the first begins the world
+        place = 1  # the first starts the server
         while place < len(steps):
             fewer = steps[:place] + steps[place + chunk :]
             if _kind(play(fewer, Counter())[1]) == kind:
@@ -98,19 +100,19 @@ def _kind(problem: BaseException | None) -> str:
 
 
 def tell(seed: int, steps: list[Step], problem: BaseException) -> None:
-    """What went wrong, and how to see it again."""
-    print(f"\nseed {seed} goes wrong: {problem!r}")
+    """Print a failure, and how to reproduce it."""
+    print(f"\nseed {seed} fails: {problem!r}")
     fewest = smaller(steps, _kind(problem))
     problem = play(fewest, Counter())[1] or problem
-    print(f"so do {len(fewest)} of its {len(steps)} steps:")
+    print(f"shrunk to {len(fewest)} of its {len(steps)} steps:")
     for step in fewest:
         print(f"  {step}")
     traceback.print_exception(problem)
-    print(f"again: PYTHONPATH=tests python -m fuzz.server --seed {seed} --worlds 1", flush=True)
+    print(f"reproduce: PYTHONPATH=tests python -m fuzz.server --seed {seed} --scenarios 1", flush=True)
 
 
 def quiet(problems: list[dict[str, Any]]) -> None:
-    """Let nothing be logged but errors, and those be remembered."""
+    """Log errors only, and collect them."""
 
     def note(_logger: object, _name: str, event: dict[str, Any]) -> dict[str, Any]:
         problems.append(event)
@@ -119,26 +121,26 @@ def quiet(problems: list[dict[str, Any]]) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR), processors=[note])
 
 
-def run(seed: int, lines: int, seconds: float, worlds: int) -> int:
-    """World after world. Returns the exit status."""
-    seen: Counter[str] = Counter()
+def run(seed: int, lines: int, seconds: float, scenarios: int) -> int:
+    """Run scenarios; return the exit status."""
+    coverage: Counter[str] = Counter()
     logged: list[dict[str, Any]] = []
     quiet(logged)
     done, lived, began = 0, 0, time.monotonic()
-    while done < lines and lived < worlds and time.monotonic() - began < seconds:
+    while done < lines and lived < scenarios and time.monotonic() - began < seconds:
         steps = plan(seed + lived, SIZE)
-        said, problem = play(steps, seen)
+        said, problem = play(steps, coverage)
         if problem is None and logged:
-            problem = Wrong(f"an error was logged: {logged[0]}")
+            problem = Violation(f"an error was logged: {logged[0]}")
         if problem is not None:
             tell(seed + lived, steps, problem)
             return 1
         done += said
         lived += 1
-    print(f"server: {done} lines in {lived} worlds from seed {seed} on, in {time.monotonic() - began:.1f} s")
-    for word, count in sorted(seen.items()):
+    print(f"server: {done} lines in {lived} scenarios from seed {seed} on, in {time.monotonic() - began:.1f} s")
+    for word, count in sorted(coverage.items()):
         print(f"  {count:>9}  {word}")
-    missing = [word for word in EXPECTED if not seen[word]] if done >= LONG else []
+    missing = [word for word in EXPECTED if not coverage[word]] if done >= LONG else []
     if missing:
         print(f"never seen: {', '.join(missing)}")
     return 1 if missing else 0
@@ -146,14 +148,14 @@ def run(seed: int, lines: int, seconds: float, worlds: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lines", type=int, default=1 << 62, help="lines to say (default: no bound)")
-    parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
-    parser.add_argument("--worlds", type=int, default=1 << 62, help="end after so many worlds")
-    parser.add_argument("--seed", type=int, default=0, help="of the first world; 0: another each time")
+    parser.add_argument("--lines", type=int, default=1 << 62, help="lines to send (default: unlimited)")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no scenario after this time")
+    parser.add_argument("--scenarios", type=int, default=1 << 62, help="number of scenarios")
+    parser.add_argument("--seed", type=int, default=0, help="of the first scenario; 0: random")
     options = parser.parse_args()
     seed = options.seed or Random().randrange(1, 1 << 31)
     print(f"server: seed {seed}", flush=True)
-    sys.exit(run(seed, options.lines, options.seconds, options.worlds))
+    sys.exit(run(seed, options.lines, options.seconds, options.scenarios))
 
 
 if __name__ == "__main__":

@@ -1,26 +1,26 @@
-"""All that clients were told of requests, by id: what must agree between them."""
+"""What the clients know of requests, by id: their messages must agree."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from fuzz.sent_commands import Said
+from fuzz.sent_commands import SentCommand
 
 
-class Wrong(AssertionError):
-    """Something was told, or not told, that should not be so."""
+class Violation(AssertionError):
+    """A message violates the protocol, or is missing."""
 
 
 @dataclass(slots=True)
-class Known:
-    """A request, as far as anybody was told of it."""
+class KnownRequest:
+    """What the clients know of one request."""
 
     id: int
     owner: Any
-    """Whose it is: an `Ear`, or what a session is known by."""
-    said: Said | None = None
-    """What asked for it; None where that answer was never heard."""
+    """The `ClientModel`, or the secret and the generation of the session."""
+    said: SentCommand | None = None
+    """The command that made it; None if its reply was never received."""
     ref: str | None = None
     state: str = "queued"
     fence: int | None = None
@@ -30,34 +30,34 @@ class Known:
     releasers: set[Any] = field(default_factory=set)
 
 
-class Book:
+class SharedModel:
     """Requests by id."""
 
     def __init__(self) -> None:
-        self.requests: dict[int, Known] = {}
+        self.requests: dict[int, KnownRequest] = {}
         self.order: list[int] = []
-        """Ids as they were told."""
+        """Ids in the order of the messages."""
         self.fences: dict[int, int] = {}
-        """The id of each."""
+        """Fencing token to id."""
         self.greatest = 0
-        """Of the fences before the last look."""
+        """The greatest fencing token before the last check."""
         self.fresh: list[int] = []
-        """Fences since then."""
+        """Fencing tokens since then."""
         self.generations: dict[str, int] = {}
-        """How often each session began anew."""
+        """The number of sessions with each secret."""
         self.releasers_by_ref: dict[str, set[Any]] = {}
-        """Who released by each ref."""
-        self._by_ref: dict[tuple[Any, str], Known] = {}
+        """The clients that released by ref."""
+        self._by_ref: dict[tuple[Any, str], KnownRequest] = {}
         self.claims: dict[str, list[Any]] = {}
-        """Who said the secret of each."""
+        """The clients that used the secret of each session."""
 
     def pick(self, place: int) -> int:
-        """An id that somebody was told; 0 if nobody was."""
+        """Return a recent id; 0 if there is none."""
         return self.order[-1 - place % min(len(self.order), 40)] if self.order else 0
 
-    def new(self, id_: int, owner: Any, said: Said | None, ref: str | None) -> Known:
-        """A request that nobody was told of before."""
-        known = Known(id_, owner, said, ref)
+    def new(self, id_: int, owner: Any, said: SentCommand | None, ref: str | None) -> KnownRequest:
+        """Add a request with its first message."""
+        known = KnownRequest(id_, owner, said, ref)
         if said is not None:
             known.names = said.names
         self.requests[id_] = known
@@ -66,32 +66,32 @@ class Book:
         self.order.append(id_)
         return known
 
-    def named(self, owner: Any, ref: str) -> Known | None:
-        """The request that somebody made with a ref, as far as they were told of it."""
+    def named(self, owner: Any, ref: str) -> KnownRequest | None:
+        """Return the request of an owner with a ref, if there was a message about it."""
         return self._by_ref.get((owner, ref))
 
-    def locked(self, known: Known, payload: dict[str, Any], *, again: bool) -> None:
-        """Somebody was told of a grant; `again` where it may be an old one."""
+    def locked(self, known: KnownRequest, payload: dict[str, Any], *, again: bool) -> None:
+        """Record a `locked`; `again`: it may repeat an earlier one."""
         fence = payload["fence"]
         if self.fences.setdefault(fence, known.id) != known.id or known.fence not in (None, fence):
-            raise Wrong(f"the fence {fence} of {known.id} is not its own")
+            raise Violation(f"the fence {fence} of {known.id} belongs to another request")
         if not again:
             if known.fence is not None:
-                raise Wrong(f"{known.id} is locked twice")
+                raise Violation(f"{known.id} is locked twice")
             self.fresh.append(fence)
         known.fence = fence
-        if known.state == "queued":  # somebody else may have been told of its end a moment before
+        if known.state == "queued":  # another client may have received its end earlier
             known.state = "held"
 
-    def ended(self, known: Known, reason: str) -> None:
-        """Somebody was told of an end."""
+    def ended(self, known: KnownRequest, reason: str) -> None:
+        """Record a `released`."""
         if known.reason not in (None, reason):
-            raise Wrong(f"{known.id} ended by {reason}, and before by {known.reason}")
+            raise Violation(f"{known.id} ended by {reason}, and before by {known.reason}")
         known.state, known.reason = "ended", reason
 
     def look(self) -> None:
-        """Fences grow: all that were told since the last look are greater than those before."""
+        """Check that the fencing tokens since the last check are greater than all earlier ones."""
         if self.fresh and min(self.fresh) <= self.greatest:
-            raise Wrong(f"the fence {min(self.fresh)} comes after {self.greatest}")
+            raise Violation(f"the fence {min(self.fresh)} follows {self.greatest}")
         self.greatest = max([self.greatest, *self.fresh])
         self.fresh.clear()

@@ -1,4 +1,4 @@
-"""A store for fuzzing: keeps the records that a real one would, and can be slow, silent, or all that is left."""
+"""A store for fuzzing: keeps encoded records in memory, and can be slow, unavailable, or survive its server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from genie.storage.store import Batch, Change, RetainedReply, StateMachine
 Done = Callable[[BaseException | None], None]
 
 
-class Shelf(MemoryStore):
-    """`delay_s` is how long a commit takes. While it is `away` none is answered, though the last may be stored."""
+class FuzzStore(MemoryStore):
+    """`delay_s` is the duration of a commit. While it is `away` no commit is acknowledged."""
 
     durable = True
     full = False
@@ -28,7 +28,7 @@ class Shelf(MemoryStore):
         self.commits = 0
 
     def commit(self, batch: Batch, done: Done) -> None:
-        """Store it, and say so in time."""
+        """Store a batch after the delay."""
         self.commits += 1
         self.waiting = (batch, done)
         if self.away:
@@ -39,14 +39,14 @@ class Shelf(MemoryStore):
             self.answer(batch)
 
     def answer(self, batch: Batch | None = None) -> None:
-        """Store what waits, and say so. With a batch: only if that is the one."""
+        """Store and acknowledge the pending batch; with `batch` only if it is that one."""
         if self.waiting is not None and not self.away and batch in (None, self.waiting[0]):
             done = self.waiting[1]
             self.store()
             done(None)
 
     def store(self) -> None:
-        """Store what waits, without a word."""
+        """Store the pending batch without an acknowledgement."""
         if self.waiting is not None:
             batch = self.waiting[0]
             self.waiting = None
@@ -59,7 +59,7 @@ class Shelf(MemoryStore):
             self.last = batch
 
     def replica(self) -> StateMachine:
-        """What the next server finds."""
+        """Return the state for the next server."""
         self.waiting, self.away = None, False
         reader, replica = Reader(), StateMachine()
         changes: dict[int, Change] = {id_: reader.read(id_, record) for id_, record in self.records.items()}
@@ -68,7 +68,7 @@ class Shelf(MemoryStore):
 
 
 def recorded(change: Change) -> bytes | None:
-    """What is written for a change; None where the record goes."""
+    """Return the record of a change; None if it is deleted."""
     if change is None or (not isinstance(change, RetainedReply) and change.state.name == "ENDED"):
         return None
     return encode(change)

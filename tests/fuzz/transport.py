@@ -1,4 +1,4 @@
-"""A client's end of a connection, without sockets: bytes go to the server's `Connection`, and what it writes is heard."""
+"""A transport without a socket: the client's bytes go to a `Connection`, whose output goes to a callback."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 HIGH = 1024
-"""Bytes that are left unread before the server is told that it writes too much."""
+"""Unread bytes of output at which the server is paused."""
 
 
 class Socket:
-    """What options are set on."""
+    """Accepts and ignores socket options."""
 
     def setsockopt(self, *_: object) -> None:
-        """Nothing to set."""
+        """Ignore the option."""
 
 
 class Transport(asyncio.Transport):
-    """`hear` is given what the server writes; `ended` is called once, when the connection has ended for the server."""
+    """`hear` gets the output of the server; `ended` is called once, after `connection_lost`."""
 
     def __init__(self, number: int, hear: Callable[[bytes], None], ended: Callable[[], None]) -> None:
         super().__init__()
@@ -28,33 +28,33 @@ class Transport(asyncio.Transport):
         self._hear, self._ended = hear, ended
         self._loop = asyncio.get_running_loop()
         self.coming: deque[bytes | None] = deque()
-        """What was said while the server did not read; None is the end."""
+        """Input while the server does not read; None is the end of file."""
         self.paused = False
         self.stalled = False
         """The client does not read."""
         self.unread = 0
         self._behind = False
         self.closing = False
-        self.hung_up = False
-        """It was the server that ended it."""
+        self.closed_by_server = False
+        """The server closed the connection."""
         self.over = False
 
     # -- the client's side --------------------------------------------------------------------------------
 
     def say(self, data: bytes | None) -> None:
-        """Bytes, or None: that was all."""
+        """Send bytes; None is the end of file."""
         if self.paused or self.coming:
             self.coming.append(data)
         elif not self.closing:
             self._give(data)
 
     def drop(self) -> None:
-        """The client is gone."""
+        """Drop the connection."""
         self.closing = True
         self._loop.call_soon(self._lose)
 
     def drain(self) -> None:
-        """The client reads again, all of it."""
+        """Read all output."""
         self.stalled, self.unread = False, 0
         if self._behind and not self.over:
             self._behind = False
@@ -95,18 +95,18 @@ class Transport(asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        """The client ends its side when the server has ended the other."""
+        """Close: the client closes its side as soon as the server has."""
         self.close()
 
     def close(self) -> None:
         if not self.closing:
-            self.closing = self.hung_up = True
+            self.closing = self.closed_by_server = True
             if not self.unread:
                 self._loop.call_soon(self._lose)
 
     def abort(self) -> None:
         if not self.over:
-            self.hung_up = self.hung_up or not self.closing
+            self.closed_by_server = self.closed_by_server or not self.closing
             self.closing = True
             self._loop.call_soon(self._lose)
 

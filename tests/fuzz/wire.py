@@ -21,7 +21,7 @@ import orjson
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.grammar import SECRETS, Grammar, said
-from fuzz.sent_commands import Mouth
+from fuzz.sent_commands import LineSplitter
 from servers import WAIT_S, Genie, resident, running_redis, running_server
 
 PING = said("ping") + b"\n"
@@ -44,17 +44,17 @@ KNOWN = {
 class Talk:
     """One connection."""
 
-    def __init__(self, address: tuple[str, int], seen: Counter[str], ids: list[int]) -> None:
-        self.seen, self.ids = seen, ids
+    def __init__(self, address: tuple[str, int], coverage: Counter[str], ids: list[int]) -> None:
+        self.coverage, self.ids = coverage, ids
         self.sock = socket.create_connection(address, WAIT_S)
-        self.mouth = Mouth(MAX_LINE)
+        self.splitter = LineSplitter(MAX_LINE)
         self.rest = b""
         self.pongs = self.pings = 0
         self.session = self.bye = False
 
     def say(self, data: bytes) -> None:
         """Bytes; the server may have hung up."""
-        found = self.mouth.say(data, 0)
+        found = self.splitter.say(data, 0)
         self.pings += sum(one.kind == "ping" for one in found)
         self.session = self.session or any(one.kind == "hello" and one.command.session for one in found)
         self.bye = self.bye or any(one.kind == "bye" for one in found)
@@ -63,14 +63,14 @@ class Talk:
 
     def hear(self) -> bool:
         """Until every ping is answered; False: the server has hung up, and had cause to."""
-        while self.pongs < self.pings or self.mouth.over:
+        while self.pongs < self.pings or self.splitter.over:
             try:
                 data = self.sock.recv(1 << 16)
             except ConnectionError:
                 data = b""
             if not data:
-                assert self.mouth.over or self.session or self.bye, "the server hung up without a cause"
-                self.seen["closed"] += 1
+                assert self.splitter.over or self.session or self.bye, "the server hung up without a cause"
+                self.coverage["closed"] += 1
                 return False
             *lines, self.rest = (self.rest + data).split(b"\n")
             for line in lines:
@@ -81,22 +81,22 @@ class Talk:
         message = orjson.loads(line)
         command, payload = message["command"], message["payload"]
         assert command in KNOWN, line
-        self.seen[f"told {command}"] += 1
+        self.coverage[f"received {command}"] += 1
         self.pongs += command == "pong"
         if command in ("queued", "locked"):
             self.ids.append(payload["id"])
         if command == "error":
-            self.seen[f"told error {payload['code']}"] += 1
+            self.coverage[f"received error {payload['code']}"] += 1
             assert payload["code"] != "unavailable", "the store is there"
 
 
-def talk(genie: Genie, seed: int, lines: int, seen: Counter[str]) -> None:
+def talk(genie: Genie, seed: int, lines: int, coverage: Counter[str]) -> None:
     """Say lines on one connection after the other, and three at once."""
     random = Random(seed)
     grammar, ids, talks, done, warm = Grammar(random), [0], [], 0, 0
     while done < lines:
         if len(talks) < 3:
-            talks.append(Talk(genie.address, seen, ids))
+            talks.append(Talk(genie.address, coverage, ids))
             # A `hello` that is rejected would leave it without an answer to any ping: something good comes first.
             quiet = random.random() < 0.5
             hello = said("hello", session=random.choice(SECRETS), quiet=quiet, protocol=1, client="fuzz/1")
@@ -125,7 +125,7 @@ def talk(genie: Genie, seed: int, lines: int, seen: Counter[str]) -> None:
     assert genie.process.poll() is None, "the server has ended"
     grown = resident(genie) - warm
     assert grown < ROOM, f"the server grew by {grown} bytes"
-    seen["lines"] += done
+    coverage["lines"] += done
 
 
 def end(genie: Genie) -> None:
@@ -142,20 +142,20 @@ def end(genie: Genie) -> None:
 
 def run(seed: int, lines: int) -> None:
     """Half of it to a server that keeps its locks in memory, half to one with Redis."""
-    seen: Counter[str] = Counter()
+    coverage: Counter[str] = Counter()
     began = time.monotonic()
     try:
         with running_server(max_line=MAX_LINE) as genie:
-            talk(genie, seed, lines // 2, seen)
+            talk(genie, seed, lines // 2, coverage)
             end(genie)
         with running_redis() as redis, running_server(redis, max_line=MAX_LINE, **PATIENT) as genie:
-            talk(genie, seed + 1, lines // 2, seen)
+            talk(genie, seed + 1, lines // 2, coverage)
             end(genie)
     except AssertionError:
         print(f"again: PYTHONPATH=tests python -m fuzz.wire --seed {seed} --lines {lines}", file=sys.stderr)
         raise
-    print(f"wire: {seen['lines']} lines over sockets, seed {seed}, in {time.monotonic() - began:.1f} s")
-    for word, count in sorted(seen.items()):
+    print(f"wire: {coverage['lines']} lines over sockets, seed {seed}, in {time.monotonic() - began:.1f} s")
+    for word, count in sorted(coverage.items()):
         print(f"  {count:>9}  {word}")
 
 
