@@ -99,43 +99,47 @@ class Names(click.ParamType[tuple[str, ...]]):
 @_option(
     "--namespaces",
     Names(),
-    "What this server leads, or follows who does: names under which the locks are kept in Redis, with commas.",
+    "Namespaces to serve, separated by commas: each has its own leader and its own keys in Redis.",
     ["GENIE_NAMESPACES", "GENIE_NAMESPACE"],
 )
 @_option("--redis-url", str, _REDIS)
 @_option("--redis-host", str, "Redis that keeps the locks, in place of the URL.")
 @_option("--redis-port", PortType(), "Its port. [default: 6379]")
-@_option("--redis-min-replicas", WholeNumber(0), "Replicas of Redis that must have a commit before it counts.")
-@_option("--redis-fsync", bool, "Wait until each commit is on the disk of Redis, and of those replicas (Redis 7.2).")
+@_option("--redis-min-replicas", WholeNumber(0), "Replicas of Redis that must acknowledge each commit.")
+@_option("--redis-fsync", bool, "Wait until each commit is on the disks of Redis and of those replicas (Redis 7.2).")
 @_option("--advertise", str, _ADVERTISE)
 @_option("--lease", Number(0.1, 3600), "Seconds without a commit after which another server takes over.")
-@_option("--admin-host", str, "Address of the admin port, for operators.")
+@_option("--admin-host", str, "Address of the admin port.")
+@_option("--admin-port", AdminPortType(), "Admin port: metrics, health and a status page by HTTP; empty: none.")
 @_option(
-    "--admin-port", AdminPortType(), "The admin port: metrics, health and a page to look at, by HTTP; empty: none."
+    "--token", str, "Token that clients must present. Visible in the process list: prefer GENIE_TOKEN or --token-file."
 )
-@_option(
-    "--token", str, "What clients must say first; others see it in the list of processes, the variable they do not."
-)
-@_option("--token-file", str, "File with that token, or with several and what each may do; read again on SIGHUP.")
-@_option("--tls-cert", str, "Certificate (PEM) of this server: it speaks TLS only.")
-@_option("--tls-key", str, "Its key, if that is not in the same file.")
-@_option("--tls-ca", str, "Who signs the certificates that clients must show.")
-@_option("--insecure", bool, "Let strangers in from beyond the loopback.")
-@_option("--slow-wait", Number(0), "Seconds after which a request that still waits is logged; 0: none is.")
-@_option("--log-level", click.Choice(logs.LEVELS), "What is logged.")
+@_option("--token-file", str, "File with that token, or with several and their permissions; reloaded on SIGHUP.")
+@_option("--tls-cert", str, "Certificate (PEM) of this server: it requires TLS.")
+@_option("--tls-key", str, "Private key, if it is not in the certificate file.")
+@_option("--tls-ca", str, "Certificate authorities (PEM): clients must present a certificate that one of them signed.")
+@_option("--insecure", bool, "Allow unauthenticated access on non-loopback addresses.")
+@_option("--slow-wait", Number(0), "Seconds after which a waiting request is logged; 0: never.")
+@_option("--log-level", click.Choice(logs.LEVELS), "Log level.")
 @_option("--log-format", click.Choice(logs.FORMATS), "auto: console on a terminal, else json.")
-@_option("--max-line", WholeNumber(1024), "Bytes in one line from a client.")
+@_option("--max-line", WholeNumber(1024), "Bytes of one line from a client.")
 @_option("--max-connections", WholeNumber(1), "Connections at the same time.")
 @_option("--max-connections-per-address", WholeNumber(1), "Connections from one address at the same time.")
-@_option("--max-requests-per-connection", WholeNumber(1), "Requests held and waiting of a connection.")
-@_option("--max-requests-per-session", WholeNumber(1), "Requests held and waiting of a session.")
-@_option("--max-queue", WholeNumber(1), "Places in the lines of all resources.")
-@_option("--max-locks", WholeNumber(1), "Locks held, in all.")
-@_option("--max-pending", WholeNumber(1), "Bytes of commands that may wait for Redis before no more are read.")
+@_option("--max-requests-per-connection", WholeNumber(1), "Held and waiting requests of one connection.")
+@_option("--max-requests-per-session", WholeNumber(1), "Held and waiting requests of one session.")
+@_option("--max-queue", WholeNumber(1), "Wait-queue entries of all resources.")
+@_option("--max-locks", WholeNumber(1), "Locks held in all.")
+@_option(
+    "--max-pending", WholeNumber(1), "Bytes of queued commands beyond which the server stops reading (back pressure)."
+)
 @_option("--max-partial", WholeNumber(1 << 20), "Bytes of incomplete lines, of all connections together.")
-@_option("--max-unread", WholeNumber(1 << 16), "Bytes that a client may leave unread.")
-@_option("--store-timeout-ms", WholeNumber(1), "How long Redis may take before waiting commands are refused.")
-@_option("--drain-timeout-ms", WholeNumber(0), "How long a stopping server waits for its last commit.")
+@_option(
+    "--max-unread",
+    WholeNumber(1 << 16),
+    "Output buffer limit per connection, in bytes. A slow consumer that exceeds it is disconnected.",
+)
+@_option("--store-timeout-ms", WholeNumber(1), "How long a commit may take before queued commands are rejected.")
+@_option("--drain-timeout-ms", WholeNumber(0), "How long a graceful shutdown waits for the last commit.")
 def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> None:
     """Serve locks until SIGTERM.
 

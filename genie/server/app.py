@@ -149,7 +149,7 @@ class Server:
             return
         error = roles.exception()
         if self._ready.is_set():  # otherwise `start` raises it
-            log.error("a namespace can't be served; the server stops", why=str(error), exc_info=error)
+            log.error("namespace failed, server stops", reason=str(error), exc_info=error)
         self._failure = self._failure or error
         self._ready.set()
         self._stopped.set()
@@ -195,7 +195,7 @@ class Server:
     def reload(self) -> None:
         """Read certificates and tokens again. A wrong file changes nothing."""
         if self.tls is None and self.settings.token_file is None:
-            log.info("there is no file to be read again")
+            log.info("reload skipped", reason="neither GENIE_TOKEN_FILE nor GENIE_TLS_CERT is set")
         self._reload_certificates()
         self._reload_tokens()
 
@@ -206,9 +206,9 @@ class Server:
         try:
             self.tls.reload()
         except ValueError as error:
-            log.warning("the certificates stay as they were", why=str(error))
+            log.warning("certificate reload failed", reason=str(error))
         else:
-            log.info("certificates read again")
+            log.info("certificates reloaded")
 
     def _reload_tokens(self) -> None:
         """Give connected principals their new permissions, and close the connections of those that were removed."""
@@ -222,7 +222,7 @@ class Server:
             if not all(namespace.may_keep_watches(connection) for namespace in self.namespaces.values()):
                 connection.reauthorize(None)
             closed += connection.closing
-        log.info("the token file was read again", file=self.settings.token_file, closed=closed)
+        log.info("token file reloaded", file=self.settings.token_file, connections_closed=closed)
 
     # -- run and stop -------------------------------------------------------------------------------------
 

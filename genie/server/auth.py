@@ -50,7 +50,9 @@ NO_TOKEN = Denial(
 UNKNOWN_TOKEN = Denial("unknown token", RequestRejected(Code.UNAUTHORIZED, "the token of hello is not known"))
 """The same for every unknown token: the answer to a guess does not depend on the guess."""
 
-ACCESS_REVOKED = RequestRejected(Code.UNAUTHORIZED, "this name, or what it was doing, is not allowed any more")
+ACCESS_REVOKED = RequestRejected(
+    Code.UNAUTHORIZED, "access revoked: this principal, or its permission for what it was doing, was removed"
+)
 
 
 class Authenticator:
@@ -69,7 +71,7 @@ class Authenticator:
     def _load(self) -> AccessControl:
         access = AccessControl.load(self._token, self._token_file, certificates=self._certificates)
         if access.world_readable:
-            log.warning("everybody on this machine can read the token file; chmod o-r it", file=self._token_file)
+            log.warning("token file is world-readable", file=self._token_file, hint="chmod o-r")
         return access
 
     def reload(self) -> bool:
@@ -77,7 +79,7 @@ class Authenticator:
         try:
             self.access = self._load()
         except ValueError as error:
-            log.error("the token file was not taken over; the old one still counts", why=str(error))  # noqa: TRY400
+            log.error("token file reload failed", reason=str(error))  # noqa: TRY400
             return False
         return True
 
@@ -194,7 +196,7 @@ def _authorize_request(principal: Principal, request: Request, names: Iterable[s
     for name in names:
         if not principal.may_access(name):
             return _unauthorized(
-                f"{name!r} is not for {principal.name}, which may lock {principal.scope_description}", ref=request.ref
+                f"{principal.name} may not lock {name!r}, only {principal.scope_description}", ref=request.ref
             )
     return None
 
@@ -209,7 +211,7 @@ def _authorize_change(
     request = None if id_ is None else table.find(id_)
     if request is None or request.principal == principal.name or principal.has_permission(ADMIN):
         return None
-    why = f"request {id_} was not made by {principal.name}, which may not {ADMIN}"
+    why = f"request {id_} belongs to another principal, and {principal.name} lacks the permission {ADMIN!r}"
     return _unauthorized(why, ref=command.ref, id=id_)
 
 
@@ -219,13 +221,13 @@ def _authorize_view(principal: Principal, field: str, prefix: str | None, ref: s
     if may_inspect(principal, prefix):
         return None
     return _unauthorized(
-        f"{field} must be given, and {principal.name} may look at {principal.scope_description}", ref=ref
+        f"{field} must be within what {principal.name} may inspect: {principal.scope_description}", ref=ref
     )
 
 
 def _missing_permission(principal: Principal, permission: str) -> str:
-    may = ", ".join(sorted(principal.permissions)) or "do nothing any more"
-    return f"this needs the right to {permission}; {principal.name} may {may}"
+    permissions = ", ".join(map(repr, sorted(principal.permissions))) or "none"
+    return f"this requires the permission {permission!r}; {principal.name} has {permissions}"
 
 
 def _unauthorized(why: str, *, ref: str | None = None, id: int | None = None) -> RequestRejected:

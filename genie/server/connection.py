@@ -123,7 +123,7 @@ class Connection(Peer, asyncio.Protocol):
             self._start_authentication(self._authenticator)
         enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
         named = {} if self.certificate is None else {"certificate": self.certificate}
-        log.debug("connection", peer=peer, open=len(self._admission), **named)
+        log.debug("connection opened", peer=peer, open=len(self._admission), **named)
 
     def data_received(self, data: bytes) -> None:
         """Submit the lines that the bytes complete. They are decoded when they are executed."""
@@ -192,12 +192,13 @@ class Connection(Peer, asyncio.Protocol):
 
     def _disconnect_slow_consumer(self, transport: asyncio.Transport) -> None:
         """Close the connection, whose output buffer limit is exceeded. The error is sent last, if the client reads on."""
-        why = f"{self._limits.max_unread} bytes wait to be read, and more: the connection ends here"
+        why = f"slow consumer: more than {self._limits.max_unread} bytes are unread, so the connection is closed"
         transport.write(replies.error(RequestRejected(Code.TOO_MANY, why)))
         self.closed = True
         self.finish()
         self.handler.on_disconnect(self)
-        log.warning("cut off", peer=transport.get_extra_info("peername"), unread=transport.get_write_buffer_size())
+        peer = transport.get_extra_info("peername")
+        log.warning("slow consumer disconnected", peer=peer, unsent_bytes=transport.get_write_buffer_size())
         asyncio.get_running_loop().call_later(SLOW_CONSUMER_GRACE_S, transport.abort)
 
     @property
@@ -332,7 +333,9 @@ class Connection(Peer, asyncio.Protocol):
         if self._handshake is not None:
             data = self._authenticate(self._handshake, data)
         if self.state is ConnectionState.AWAIT_HELLO and data.startswith(TLS_RECORD) and not self.closing:
-            self._submit_end(RequestRejected(Code.BAD_MESSAGE, "this server speaks no TLS"))  # it would wait for a line
+            self._submit_end(
+                RequestRejected(Code.BAD_MESSAGE, "this server does not use TLS")
+            )  # it would wait for a line
         return b"" if self.closing else data
 
     def _authenticate(self, handshake: Handshake, data: bytes) -> bytes:
@@ -429,7 +432,7 @@ class Connection(Peer, asyncio.Protocol):
         if hello is None:
             if self.state is ConnectionState.AWAIT_HELLO:
                 return True
-            self._reject_line(line, unavailable(line, "hello was rejected; it must be sent again first"))
+            self._reject_line(line, unavailable(line, "hello was rejected; send another hello first"))
         elif self._authenticate_again(line):
             self._submit_hello(line, hello)
         return self.state is READY

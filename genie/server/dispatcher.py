@@ -230,7 +230,7 @@ class Dispatcher:
                 self.watches.remove(connection, command.prefix)
                 notifier.send(connection, replies.unwatched(command.prefix, command.ref))
             elif type(command) is Hello:
-                why = "hello: it must be the first command of a connection, and comes once"
+                why = "hello: must be the first command of a connection, and sent once"
                 notifier.reject(connection, RequestRejected(Code.BAD_REQUEST, why, ref=command.ref))
             elif type(command) is Bye:
                 self._handle_bye(connection, command)
@@ -265,13 +265,13 @@ class Dispatcher:
                 self._repeat_reply(connection, request, known)
                 return False
         if self.store_full:
-            why = "Redis is full: locks can be given back, and no new ones be had"
+            why = "the store is out of memory: locks can be released, but no requests are accepted"
         elif self._table.locks + locks > self._max_locks:
-            why = f"{self._max_locks} locks are held, no more fit"
+            why = f"too many locks: at most {self._max_locks} can be held"
         elif session.key is not None and session.live_requests >= self._max_per_session:
-            why = f"{self._max_per_session} requests of this session are held or wait, it can't have more"
+            why = f"too many requests: this session already has {self._max_per_session} held or waiting"
         elif session.key is None and session.live_requests >= self._max_per_connection:
-            why = f"{self._max_per_connection} requests of this connection are held or wait, it can't have more"
+            why = f"too many requests: this connection already has {self._max_per_connection} held or waiting"
         if why:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=request.ref))
         return not why
@@ -321,7 +321,7 @@ class Dispatcher:
             rows, truncated = self.watches.held(command.prefix)
             self.notifier.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
         else:
-            why = f"watch: a connection can watch {MAX_WATCHES} prefixes, and this one does"
+            why = f"watch: too many prefixes: this connection already watches {MAX_WATCHES}"
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=command.ref))
 
     def may_keep_watches(self, connection: Peer) -> bool:

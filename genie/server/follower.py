@@ -71,7 +71,7 @@ class FollowerHandler:
     def _describe_leader(self) -> str:
         if self.leader is None:
             return (
-                f"this server does not lead the namespace {self._namespace!r}, and knows of none that does "
-                "(or can't reach the store)"
+                f"this server does not lead the namespace {self._namespace!r}; its leader is unknown, or the store is "
+                "unavailable"
             )
-        return f"this server does not lead the namespace {self._namespace!r}; {self.leader} does"
+        return f"this server does not lead the namespace {self._namespace!r}; its leader is {self.leader}"

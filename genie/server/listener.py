@@ -154,10 +154,10 @@ class AdmissionControl(Generic[C]):
     def _limit_exceeded(self, address: str) -> str | None:
         limits = self._limits
         if len(self) >= limits.max_connections:
-            return f"this server takes {limits.max_connections} connections, and has them"
+            return f"too many connections: this server accepts at most {limits.max_connections}"
         if self._by_address[address] >= limits.max_connections_per_address:
             limit = limits.max_connections_per_address
-            return f"this server takes {limit} connections from one address, and has them from {address}"
+            return f"too many connections from {address}: this server accepts at most {limit} from one address"
         return None
 
     def _release(self, address: str | None) -> None:
@@ -212,7 +212,7 @@ class TlsListener(Generic[C]):
             except ConnectionError:  # the client closed it before it was accepted
                 continue
             except OSError as error:
-                log.warning("no connection can be accepted", why=str(error))
+                log.warning("accept failed", reason=str(error))
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             handshake = _TlsHandshake(self._admission, self._make_connection)
@@ -221,7 +221,7 @@ class TlsListener(Generic[C]):
                 self._handshakes.add(task)
                 task.add_done_callback(self._handshakes.discard)
             else:
-                log.debug("too many connections: one is cut before its handshake", peer=peer)
+                log.debug("connection rejected before its TLS handshake", peer=peer)
                 client.close()
 
 
@@ -247,8 +247,8 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
             )
         except OSError as error:  # TLS errors are OSErrors, too
             timed_out = isinstance(error, ConnectionAbortedError)
-            why = f"not done after {HANDSHAKE_TIMEOUT_S:g} s" if timed_out else reason(error)
-            log.info("handshake failed", peer=peer, why=why)
+            why = f"timed out after {HANDSHAKE_TIMEOUT_S:g} s" if timed_out else reason(error)
+            log.info("TLS handshake failed", peer=peer, reason=why)
         finally:
             self._admission.end_handshake(self)
 

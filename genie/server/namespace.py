@@ -179,7 +179,7 @@ class Namespace:
     def _on_leader_changed(self, leader: str | None) -> None:
         """Send clients to another leader; None: it is unknown."""
         if leader is not None and leader != self._follower.leader:
-            log.info("following", namespace=self.name, leader=leader)
+            log.info("leader changed", namespace=self.name, leader=leader)
         self._follower.leader = leader
         if leader is not None:
             self._dispose_pipeline()
@@ -230,7 +230,7 @@ class Namespace:
         for connection in self._connections_of(self._follower):
             connection.handler = pipeline
         if self._ready.is_set():
-            log.info("leading", namespace=self.name, held=len(manager.table.held))
+            log.info("leadership acquired", namespace=self.name, held=len(manager.table.held))
         self._ready.set()
 
     async def _until_leadership_ends(self) -> None:
@@ -250,7 +250,7 @@ class Namespace:
 
     async def _transfer_leadership(self) -> None:
         """Resign after a drain: clients are sent everything that was stored, then their connections are closed."""
-        log.info("handing over to a server that leads fewer namespaces", namespace=self.name)
+        log.info("leadership transfer started", namespace=self.name, reason="another node leads fewer namespaces")
         drained = await self.drain()
         if self._leadership_lost.is_set():
             return
@@ -271,7 +271,7 @@ class Namespace:
                 await pipeline.drained()
         except TimeoutError:
             log.warning(
-                "the store does not answer; stopped without it", namespace=self.name, unstored="the last commands"
+                "drain timed out", namespace=self.name, reason="the store did not acknowledge the last commands"
             )
             drained = False
         pipeline.stop()
@@ -302,7 +302,7 @@ class Namespace:
         for connection in self._connections_of(self._leading):
             connection.abort()
         if isinstance(error, LeadershipLost):
-            log.error("does not lead any more", namespace=self.name, why=str(error))
+            log.error("leadership lost", namespace=self.name, reason=str(error))
         else:
             self._failure = error
         self._leadership_lost.set()

@@ -220,7 +220,7 @@ class Notifier:
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
         """Reject a request that would have to wait."""
         limit = self.manager.max_queue_entries
-        why = f"this would have to wait, and the lines have {limit:.0f} places, or nearly: none is left for it"
+        why = f"too many waiting requests: the wait queues have at most {limit:.0f} entries, too few are left"
         self.reject(requester, RequestRejected(Code.TOO_MANY, why, ref=ref))
 
     def on_already_ended(self, event: core.AlreadyEnded, requester: Outbound | None, ref: str | None) -> None:

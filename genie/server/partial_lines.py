@@ -67,7 +67,9 @@ class PartialLines:
         self._began_at.pop(connection, None)
 
     def _close_largest(self) -> None:
-        why = f"incomplete lines of all connections have more than {self._max_bytes} bytes, and this one is among the longest"
+        why = (
+            f"the incomplete lines of all connections exceed {self._max_bytes} bytes, and this one is among the longest"
+        )
         for connection in sorted(self._sizes, key=self._sizes.__getitem__, reverse=True):
             if self.bytes <= self._max_bytes * LOW_WATER_SHARE:
                 break

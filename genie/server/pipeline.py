@@ -260,7 +260,7 @@ class Pipeline:
         took_s = self._loop.time() - self._committed_at
         self._stats.commits.add(took_s * 1000)
         if error is None and took_s > self._lease_s:
-            error = LeadershipLost("it took longer than the lease until a commit was answered; another may lead by now")
+            error = LeadershipLost("a commit took longer than the lease; another node may lead")
         if error is not None:
             self._fail(error)
             return
@@ -288,7 +288,7 @@ class Pipeline:
         try:
             if self.in_flight:
                 if waited_s > self._lease_s:
-                    self._fail(LeadershipLost("nothing could be committed for longer than the lease"))
+                    self._fail(LeadershipLost("no commit was acknowledged within the lease"))
                 elif waited_s >= self._store_timeout_s and not self.store_unavailable:
                     self._on_store_timeout()
             elif waited_s >= self._heartbeat_s - self._tick_s:

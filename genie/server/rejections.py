@@ -9,7 +9,7 @@ from genie.errors import Code, RequestRejected
 from genie.protocol.commands import Hello, Namespaced, ReleaseByRef, WireCommand, read
 from genie.server.peer import DETACHED, ConnectionState, Item, Peer
 
-STORE_UNAVAILABLE = "the store can't be reached, try again later"
+STORE_UNAVAILABLE = "the store is unavailable, try again later"
 
 MALFORMED = (Code.BAD_JSON, Code.BAD_MESSAGE)
 """Errors of lines that are no command; a server that executes none reports them, too."""

@@ -20,7 +20,7 @@ HANDSHAKE_SOCKET: ContextVar[int] = ContextVar("HANDSHAKE_SOCKET")
 
 NOT_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST"}
 """OpenSSL's reasons for input that is not TLS."""
-TLS_REQUIRED = replies.error(RequestRejected(Code.BAD_MESSAGE, "this server speaks TLS only"))
+TLS_REQUIRED = replies.error(RequestRejected(Code.BAD_MESSAGE, "this server requires TLS"))
 """Sent, unencrypted, to a client that does not use TLS."""
 
 

@@ -109,7 +109,7 @@ async def test_a_follower_tells_who_leads(redis: Redis) -> None:
         state = (await ask(port_of(leader), "/api/state")).as_(models.State)
         assert (state.role, state.leader, state.store, state.store_available) == ("leader", None, "redis", True)
         leader.kill()
-        follower.until("leading")
+        follower.until("leadership acquired")
         assert (await ask(port, "/leaderz")).status == 200
         assert (await ask(port, "/api/waits")).as_(models.Waits).nodes == []
 

@@ -209,7 +209,7 @@ async def test_it_is_not_ready_while_of_one_it_is_not_known_who_leads(redis: Red
         assert (refused.status, refused.body) == (503, b"billing: starting\n")
         assert (await ask(port_of(genie), "/leaderz")).status == 200
         assert (await ask(port_of(genie), "/leaderz?namespace=billing")).status == 503
-        assert [line.get("namespace") for line in genie.said() if "leading" in line["event"]] == []
+        assert [line.get("namespace") for line in genie.said() if "leadership acquired" in line["event"]] == []
 
 
 async def test_what_redis_does_is_logged_with_the_namespace(redis: Redis) -> None:

@@ -42,7 +42,7 @@ def stop_the_leader(pair: tuple[Genie, Genie], client: Client | sync.Client) -> 
 
 def go_on(leader: Genie, follower: Genie) -> None:
     leader.send(signal.SIGCONT)
-    assert leader.until("following")["leader"] == f"127.0.0.1:{follower.port}"
+    assert leader.until("leader changed")["leader"] == f"127.0.0.1:{follower.port}"
 
 
 async def test_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[Genie, Genie]) -> None:
@@ -54,7 +54,7 @@ async def test_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[Ge
                 pass
             leader, follower = stop_the_leader(pair, holder)
             asking = asyncio.create_task(holder.ping())
-            await asyncio.to_thread(follower.until, "leading")
+            await asyncio.to_thread(follower.until, "leadership acquired")
             with pytest.raises(ConnectionLost, match="the server does not answer"):
                 await asking
             await lock.extend(HOLD_S)
@@ -78,7 +78,7 @@ def test_threads_who_waits_and_who_holds_go_on_with_the_next_leader(pair: tuple[
             while not holder.inspect(resource="a").queue_total:
                 pass
             leader, follower = stop_the_leader(pair, holder)
-            follower.until("leading")
+            follower.until("leadership acquired")
         granted = waiting.result()
         assert granted.fence > lock.fence
         go_on(leader, follower)

@@ -100,7 +100,7 @@ def test_a_token_that_can_be_none_is_not_repeated() -> None:
 def forget(server: Genie, path: Path, text: str) -> None:
     path.write_text(text)
     server.send(signal.SIGHUP)
-    server.until("the token file was read again")
+    server.until("token file reloaded")
 
 
 async def test_who_waits_is_told_when_the_token_is_not_good_any_more(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_who_may_only_look_can_use_the_commands_that_look(tmp_path: Path) -> Non
             done = genie_cli(*words, port=server.port, token=TOKEN)
             assert done.returncode == 0, done.stderr
         done = genie_cli("run", "a", "--", "true", port=server.port, token=TOKEN)
-        assert "needs the right to lock" in done.stderr
+        assert "requires the permission 'lock'" in done.stderr
 
 
 @pytest.mark.parametrize("limits", ['may = ["lock"]', 'prefixes = ["accounts/"]'])

@@ -79,7 +79,7 @@ async def test_what_follows_a_hello_for_another_namespace_is_not_carried_out_in_
     }
     for ref in ("r1", "r2"):
         assert await refused(wire, "unavailable") == {
-            "message": "hello was rejected; it must be sent again first",
+            "message": "hello was rejected; send another hello first",
             "ref": ref,
         }
     wire.send("hello", session="a-secret-of-namespaces")
@@ -113,7 +113,7 @@ async def test_rights_are_asked_of_what_is_within(command: str, may: str, tmp_pa
         payload = {"resources": ["exclusive:a"]} if command == "request" else {}
         for namespace in ("genie", "billing"):
             wire.send(command, **payload, namespace=namespace)
-            assert "this needs the right to" in (await refused(wire, "unauthorized"))["message"]
+            assert "this requires the permission" in (await refused(wire, "unauthorized"))["message"]
 
 
 async def test_behind_a_wrong_hello_nothing_is_carried_out_until_it_is_right(genie: Genie) -> None:

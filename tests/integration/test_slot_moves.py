@@ -32,7 +32,7 @@ async def test_nothing_is_written_where_its_key_is_not_yet(left: tuple[str, ...]
             why = None
             for _ in range(LINES):
                 line = await asyncio.to_thread(next_one.until, "")
-                assert line["event"] != "leading"
+                assert line["event"] != "leadership acquired"
                 if why is not None and line.get("error") == why:
                     break  # the same reason is told again after ten seconds: it has tried for many leases
                 why = line.get("error")
@@ -40,7 +40,7 @@ async def test_nothing_is_written_where_its_key_is_not_yet(left: tuple[str, ...]
 
         try:
             await redis.move("genie", to, first=keys - stay, half=look)
-            await asyncio.to_thread(next_one.until, "leading")
+            await asyncio.to_thread(next_one.until, "leadership acquired")
             client = await Wire.connect(next_one.address)
             client.send("inspect")
             assert [row["id"] for row in (await client.expect("inspected"))["holders"]] == [held]

@@ -72,9 +72,9 @@ def leads(genie: Genie) -> set[str]:
         match line["event"]:
             case "listening":
                 found = {name for name, role in line["namespaces"].items() if role == "leader"}
-            case "leading":
+            case "leadership acquired":
                 found.add(line["namespace"])
-            case "does not lead any more" | "handing over to a server that leads fewer namespaces" | "following":
+            case "leadership lost" | "leadership transfer started" | "leader changed":
                 found.discard(line["namespace"])
             case _:
                 pass
@@ -258,7 +258,7 @@ async def test_what_a_raw_client_is_told_on_each_node(redis: Redis) -> None:
         (moved,) = until_leading(second, 1)
         until_leading(first, 2)
         other = min(leads(first))
-        first.until("following")
+        first.until("leader changed")
         wire = await hello(first, moved, session=SECRET)
         told = await wire.expect("error")
         assert (told["code"], told["leader"]) == ("unavailable", address(second))

@@ -90,7 +90,7 @@ async def test_who_asked_for_a_session_in_vain_is_not_served_without(redis: Redi
         client.send("hello", session=SECRET)
         assert (await client.expect("error"))["code"] == "unavailable"
         leader.send(signal.SIGTERM)
-        follower.until("leading")
+        follower.until("leadership acquired")
         client.send("request", resources=["exclusive:a"], ref="r")
         told = await client.expect("error")
         assert (told["code"], told["ref"]) == ("unavailable", "r")
@@ -109,7 +109,7 @@ async def test_a_follower_takes_over(redis: Redis, end: signal.Signals) -> None:
         idle = await Wire.connect(follower.address)
         leader.send(end)
         assert leader.wait() in (0, -signal.SIGKILL)
-        assert follower.until("leading")["held"] == 2
+        assert follower.until("leadership acquired")["held"] == 2
         again, resumed = await hello(follower)
         assert resumed
         assert {(await again.receive())[1]["id"] for _ in range(3)} > {early, waiting}
@@ -146,7 +146,7 @@ async def test_a_leader_that_was_stopped_says_nothing_more(redis: Redis) -> None
         client, bystander = await Wire.connect(leader.address), await Wire.connect(leader.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         leader.send(signal.SIGSTOP)
-        follower.until("leading")
+        follower.until("leadership acquired")
         client.send("request", resources=["exclusive:b"])
         bystander.send("ping")
         new = await Wire.connect(follower.address)
@@ -156,13 +156,13 @@ async def test_a_leader_that_was_stopped_says_nothing_more(redis: Redis) -> None
         for wire in (client, bystander):
             with contextlib.suppress(ConnectionResetError):  # what it had said is not even read
                 assert await wire.receive() == ("closed", {})
-        leader.until("does not lead any more")
-        assert leader.until("following")["leader"] == f"127.0.0.1:{follower.port}"
+        leader.until("leadership lost")
+        assert leader.until("leader changed")["leader"] == f"127.0.0.1:{follower.port}"
         late = await Wire.connect(leader.address)
         late.send("ping")
         assert (await late.expect("error"))["leader"] == f"127.0.0.1:{follower.port}"
         follower.send(signal.SIGTERM)
-        leader.until("leading")
+        leader.until("leadership acquired")
         late.send("ping")
         await late.expect("pong")
         for wire in (client, bystander, new, late):
@@ -175,14 +175,14 @@ async def test_a_leader_that_can_t_commit_steps_down_and_comes_back(redis: Redis
         id_ = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.send(signal.SIGSTOP)
         assert await client.receive() == ("closed", {})
-        leader.until("does not lead any more")
+        leader.until("leadership lost")
         refused = await Wire.connect(leader.address)
         refused.send("ping")
         told = await refused.expect("error")
         assert told["code"] == "unavailable"
         assert "leader" not in told
         redis.send(signal.SIGCONT)
-        leader.until("leading")
+        leader.until("leadership acquired")
         again, resumed = await hello(leader)
         assert resumed
         assert (await again.expect("locked"))["id"] == id_
@@ -201,11 +201,11 @@ async def test_who_had_to_step_down_still_knows_what_it_told(redis: Redis) -> No
         new = await client.lock("exclusive:new", transactionTimeout=600_000)
         assert await client.release(old) == "success"
         redis.kill()
-        genie.until("does not lead any more")
+        genie.until("leadership lost")
         shutil.rmtree(redis.folder / "appendonlydir")
         shutil.move(redis.folder / "kept", redis.folder / "appendonlydir")
         redis.start()
-        assert genie.until("leading")["held"] == 1
+        assert genie.until("leadership acquired")["held"] == 1
         again, resumed = await hello(genie)
         assert resumed
         assert (await again.expect("locked"))["id"] == new
@@ -239,7 +239,7 @@ async def test_what_redis_lost_with_its_leader_a_follower_has_seen(redis: Redis)
             await asyncio.sleep(0.005)  # it has read all there is when it waits for more
         leader.kill()
         redis.call("FLUSHALL")
-        assert follower.until("leading")["held"] == 1
+        assert follower.until("leadership acquired")["held"] == 1
         again = await Wire.connect(follower.address)
         assert await again.release(id_) == "success"
         for wire in (client, again):
@@ -259,7 +259,7 @@ async def test_a_follower_behind_the_journal_reads_the_records(redis: Redis) -> 
         follower.until("the journal does not go back")
         last = await client.lock("exclusive:last", transactionTimeout=600_000)
         leader.send(signal.SIGTERM)
-        assert follower.until("leading")["held"] == 12
+        assert follower.until("leadership acquired")["held"] == 12
         again = await Wire.connect(follower.address)
         for id_ in [first, *ids[1::2], last]:
             assert await again.release(id_) == "success"

@@ -98,9 +98,9 @@ def test_what_a_client_shows_is_its_name(run: Callable[[Any], Any], made: Certif
 
     with capture_logs() as log:
         run(work())
-    names = [line["certificate"] for line in log if line["event"] == "connection"]
+    names = [line["certificate"] for line in log if line["event"] == "connection opened"]
     assert names == ["alice", "host.example"]
-    whys = [line["why"] for line in log if line["event"] == "handshake failed"]
+    whys = [line["reason"] for line in log if line["event"] == "TLS handshake failed"]
     assert "showed no certificate" in whys[0]
     assert "not accepted" in whys[1]
 
@@ -120,8 +120,8 @@ def test_versions_before_1_2_and_clients_without_tls_are_refused(run: Callable[[
             with pytest.raises(ssl.SSLError, match="protocol version"):
                 await talk(address, old)
             assert b"pong" in await talk(address, still)
-            assert b"speaks TLS only" in await talk(address, None)
-            assert b"speaks TLS only" in await talk(address, None, b"GET / HTTP/1.1\r\n\r\n")
+            assert b"requires TLS" in await talk(address, None)
+            assert b"requires TLS" in await talk(address, None, b"GET / HTTP/1.1\r\n\r\n")
             await until(lambda: not len(server.connections))
 
     with capture_logs() as log:
@@ -144,7 +144,7 @@ def test_a_handshake_that_stalls_counts_and_is_cut(
     monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.2)
     with capture_logs() as log:
         run(work())
-    assert [line["why"] for line in log if line["event"] == "handshake failed"] == ["not done after 0.2 s"]
+    assert [line["reason"] for line in log if line["event"] == "TLS handshake failed"] == ["timed out after 0.2 s"]
 
 
 def test_handshakes_count_for_the_limits(run: Callable[[Any], Any], made: Certificates) -> None:
@@ -328,7 +328,7 @@ def test_other_sides_that_do_not_fit_are_told(made: Certificates, tls_server: Ge
     assert why_not(tls_server.address, ssl.create_default_context()).pop().endswith("local issuer certificate")
     assert why_not(genie.address, made.context()) == {"TLS: the other side does not speak TLS"}
     (said,) = why_not(tls_server.address, None)
-    assert "this server speaks TLS only" in said
+    assert "this server requires TLS" in said
     with running_server(tls_cert=made.server, tls_ca=made.ca) as strict:
         assert why_not(strict.address, made.context()) == {"TLS: it wants a certificate of this side"}
 
@@ -363,12 +363,12 @@ def test_a_certificate_is_read_again(made: Certificates) -> None:
         made.issue("renewed", "127.0.0.1")
         assert serial() == before
         server.send(signal.SIGHUP)
-        server.until("certificates read again")
+        server.until("certificates reloaded")
         renewed = serial()
         assert renewed != before
         certificate.write_text("nothing")
         server.send(signal.SIGHUP)
-        assert "GENIE_TLS_CERT: there is no certificate" in server.until("the certificates stay")["why"]
+        assert "GENIE_TLS_CERT: there is no certificate" in server.until("certificate reload failed")["reason"]
         assert serial() == renewed
 
 
@@ -425,7 +425,7 @@ async def test_the_admin_port_speaks_it_too(made: Certificates, tmp_path: Path) 
         new = other.issue("new", "127.0.0.1")
         certificate.write_bytes(new.read_bytes())
         server.send(signal.SIGHUP)
-        await asyncio.to_thread(server.until, "certificates read again")
+        await asyncio.to_thread(server.until, "certificates reloaded")
         assert await live(other.context()) == "ok\n"
 
 

@@ -167,4 +167,4 @@ async def test_it_is_told_why_a_server_stops_that_can_serve_only_one_of_its_name
     with capture_logs() as said:
         async with serving(a=Shelf(), b=Foreign()) as (server, _):
             await server._stopped.wait()
-    assert [line["why"] for line in said if line["log_level"] == "error"] == ["not written by this version of Genie"]
+    assert [line["reason"] for line in said if line["log_level"] == "error"] == ["not written by this version of Genie"]
