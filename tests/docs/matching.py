@@ -1,4 +1,4 @@
-"""What a document shows against what a server says: numbers that differ each time are bound at first sight."""
+"""Matches documented output with real output. Numbers that differ in each run are bound at their first occurrence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 IDS = ("id", "waiter", "holder")
-LEAST = ("waited", "held")
+LOWER_BOUNDS = ("waited", "held")
 RECENT_MS = 3_600_000
 
 LONG = re.compile(r"\d{13,}")
@@ -36,7 +36,7 @@ class Book:
         self.ids, self.fences = Names(), Names()
 
     def fill(self, message: Any) -> Any:
-        """A message to be sent, with the real ids in it. An id that nobody has given out stands for itself."""
+        """A message to be sent, with the real ids in it. An id that was never assigned stands for itself."""
         payload = message.get("payload") if isinstance(message, dict) else None
         if isinstance(payload, dict) and "id" in payload:
             real = self.ids.real.setdefault(payload["id"], payload["id"])
@@ -49,7 +49,7 @@ class Book:
             self.ids.bind(shown, real)
         elif field == "fence":
             self.fences.bind(shown, real)
-        elif field in LEAST and not isinstance(shown, list):
+        elif field in LOWER_BOUNDS and not isinstance(shown, list):
             assert type(real) in (int, float), (field, real)
             assert real >= shown, (field, shown, real)
         elif field == "expiresIn":

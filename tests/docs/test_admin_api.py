@@ -27,12 +27,12 @@ def text() -> str:
     return " ".join((ROOT / API).read_text().split())
 
 
-def test_the_metrics_are_those_that_are_told() -> None:
-    told = {family.name: family.type for family in Metrics(Server(Settings())).collect()}
-    assert {code(row["Metric"]): row["Type"] for row in table(METRICS, "Metric", "Type")} == told
+def test_the_metrics_are_those_of_the_code() -> None:
+    exported = {family.name: family.type for family in Metrics(Server(Settings())).collect()}
+    assert {code(row["Metric"]): row["Type"] for row in table(METRICS, "Metric", "Type")} == exported
 
 
-def test_the_labels_are_those_that_are_told() -> None:
+def test_the_labels_are_those_of_the_code() -> None:
     rows = {code(row["Metric"]): row["Labels"] for row in table(METRICS, "Metric", "Type")}
     for family in Metrics(Server(Settings())).collect():
         labels = dict.fromkeys(label for sample in family.samples for label in sample.labels if label != "le")
@@ -87,11 +87,11 @@ async def test_every_path_is_there() -> None:
         f"`{Settings().admin.host}:{Settings().admin.port}`",
     ],
 )
-def test_the_limits_that_are_said(said: str) -> None:
+def test_the_documented_limits_are_those_of_the_code(said: str) -> None:
     assert said in text()
 
 
-def test_the_alerts_are_those_that_there_are() -> None:
+def test_the_alerts_are_those_of_the_rule_file() -> None:
     groups = yaml.safe_load(Path(ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
     assert {code(row["Alert"]) for row in table(MONITORING, "Alert")} == {
         rule["alert"] for group in groups for rule in group["rules"]

@@ -156,7 +156,7 @@ def test_the_error_hierarchy_is_that_of_the_code() -> None:
 
 
 def commands(block: Block) -> list[tuple[int, str, list[str]]]:
-    """The commands of a console block, each with its line and what is shown behind it."""
+    """The commands of a console block, each with its line and its expected output."""
     found: list[tuple[int, str, list[str]]] = []
     for number, line in enumerate(block.lines, block.line + 1):
         if line.startswith("$ "):
@@ -201,7 +201,7 @@ def test_commands_print_the_shown_lines(page: str, environment: dict[str, str], 
 
 
 def converse(command: str, shown: list[str], screen: Screen, environment: dict[str, str]) -> None:
-    """Type the lines behind `->` and read those behind `<-`."""
+    """Send the lines after `->` and expect those after `<-`."""
     with subprocess.Popen(
         ["bash", "-c", f"exec {command}"],
         env=environment,

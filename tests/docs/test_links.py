@@ -14,7 +14,7 @@ PAGES = (*DOCUMENTATION, "protocol.md", "CHANGELOG.md", "genie/core/README.md", 
 def test_links_lead_somewhere(page: str) -> None:
     for link in links(page):
         path, _, anchor = link.partition("#")
-        assert "://" not in link, f"{page}: {link} leaves the project, and nobody checks it"
+        assert "://" not in link, f"{page}: {link} leaves the project, and is not checked"
         target = ((ROOT / page).parent / path).resolve() if path else ROOT / page
         assert target.is_file(), f"{page}: {link}"
         if anchor:

@@ -63,7 +63,7 @@ def test_blocks_are_examples_or_drawings() -> None:
 
 
 def test_everything_has_an_example() -> None:
-    sent, told, reasons, codes = set(), set(), set(), set()
+    sent, received, reasons, codes = set(), set(), set(), set()
     for step in (step for block in EXAMPLES for step in steps(block)):
         try:
             message = json.loads(step.text)
@@ -73,7 +73,7 @@ def test_everything_has_an_example() -> None:
         if step.what == "->":
             sent.add(command)
         else:
-            told.add(command)
+            received.add(command)
             reasons.add(payload.get("reason"))
             codes.add(payload.get("code"))
     assert set(diagnostics.FIELD_CHECKS) <= sent
@@ -89,7 +89,7 @@ def test_everything_has_an_example() -> None:
         "unwatched",
         "bye",
     }
-    assert told == answers | {"event", "error"}
+    assert received == answers | {"event", "error"}
     assert set(Reason) <= reasons
     assert codes >= {"bad-json", "bad-message", "bad-request", "unknown-command", "unknown-id", "ref-conflict"}
     assert codes >= {"unknown-namespace", "unsupported-protocol", "unavailable"}

@@ -42,7 +42,7 @@ def steps(block: Block) -> list[Step]:
 
 
 async def play(block: Block, address: tuple[str, int]) -> None:
-    """Play an example on new connections. Nothing may be left unsaid at its end."""
+    """Play an example on new connections. At its end no message may be left unread."""
     book, open_, ended = Book(), dict[str, Wire](), dict[str, Wire]()
     unanswered = ""
     try:
@@ -93,7 +93,7 @@ def line(text: str, book: Book) -> bytes:
 
 
 async def release_all(address: tuple[str, int]) -> None:
-    """Leave nothing behind for the next example."""
+    """Release all locks, so that the next example starts without any."""
     wire = await Wire.connect(address)
     while True:
         wire.send("inspect")
