@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from genie import core
+from genie.backoff import Backoff
 from genie.core import State
 from genie.storage.memory import MemoryStore
-from genie.storage.redis.commit import pauses, until_done
+from genie.storage.redis.commit import until_done
 from genie.storage.redis.connection import RedisConnection
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, Change, LeadershipLost, Store
@@ -266,6 +267,6 @@ async def test_what_is_lost_while_it_is_written_anew_is_written_once_more(
         return await begin(*args, **named)
 
     monkeypatch.setattr(namespace, "_begin", forgetful)
-    await until_done(lambda: namespace.write_anew(store._node, everything, namespace.history), pauses(), store._log)
+    await until_done(lambda: namespace.write_anew(store._node, everything, namespace.history), Backoff(), store._log)
     assert not failures
     assert list((await opened(make())).manager.table.held) == [request.id]
