@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
-from genie.client import sync_link
 from genie.client.config import Address
 from genie.client.failover import ServerList
 from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S
@@ -22,11 +20,10 @@ PATIENT = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
 """However long a server takes to be there again."""
 
 
-def skip(monkeypatch: pytest.MonkeyPatch, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-    """So much time passes at once, for this loop and for threads that enter a client."""
-    loop_time, monotonic = loop.time, sync_link.time.monotonic
-    monkeypatch.setattr(loop, "time", lambda: loop_time() + seconds)
-    monkeypatch.setattr(sync_link, "time", SimpleNamespace(monotonic=lambda: monotonic() + seconds))
+def skip(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let time pass at once, for the clients and for the event loops of asyncio."""
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + seconds)
 
 
 def bear_little_silence(session: ClientSession, now: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from ssl import SSLContext
 from types import TracebackType
@@ -43,7 +44,7 @@ class Lock(LockInfo):
         False after `release` or `detach`, after the lock was lost, and as soon as its time has passed on this client's
         clock, also where the server could not be reached or this program could not run meanwhile.
         """
-        return self._request.held(self._connection.now())
+        return self._request.held(time.monotonic())
 
     @property
     def lost(self) -> asyncio.Event:
@@ -71,7 +72,7 @@ class Lock(LockInfo):
         self._check_managed()
         if self._request.state is not State.HELD:
             return
-        call = self._connection.leave(self._request)
+        call = self._connection.release_lock(self._request)
         if call is None:
             return
         try:
@@ -174,10 +175,10 @@ class LockContext:
             if error is None or self._connection.session.up:
                 await lock.release()
             else:
-                self._connection.leave(request)  # a block that failed is not kept waiting for a connection
+                self._connection.release_lock(request)  # a block that failed is not kept waiting for a connection
         except GenieError as refused:
             with contextlib.suppress(ConnectionLost):  # the client was closed
-                self._connection.leave(request)  # in the background from now on
+                self._connection.release_lock(request)  # in the background from now on
             if error is None:
                 raise
             error.add_note(f"Besides, lock {lock.id} could not be released: {refused}")

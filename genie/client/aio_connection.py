@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request
 from genie.client.config import KEEPALIVE_IDLE_S, Address
@@ -16,6 +17,19 @@ from genie.client.watches import Watch
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.net import enable_keepalive
 from genie.tls import reason
+
+
+class Waiter(Protocol):
+    """A future of asyncio or of `concurrent.futures`, which the outcome of a call completes."""
+
+    def done(self) -> bool:
+        """Return whether it has been completed or cancelled."""
+
+    def set_result(self, result: Any, /) -> None:
+        """Complete it with the value of the call."""
+
+    def set_exception(self, exception: Any, /) -> None:
+        """Complete it with the error of the call."""
 
 
 class TransportHandler(asyncio.Protocol):
@@ -79,10 +93,6 @@ class AsyncConnection:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
-    def now(self) -> float:
-        """Seconds on the clock that the core is given."""
-        return self._loop.time()
-
     @property
     def address(self) -> Address | None:
         """The server to which there is a connection."""
@@ -99,23 +109,23 @@ class AsyncConnection:
         enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
         self._handler = handler
         self.session.on_connected()
-        self._flush()
+        self.flush()
 
     def on_data(self, handler: TransportHandler, data: bytes) -> None:
         """Bytes have come."""
         if handler is not self._handler:
             return
         was_up = self.session.up
-        self._settle(self.session.receive_data(data, self._loop.time()))
+        self._settle(self.session.receive_data(data, time.monotonic()))
         if self.session.close_reason:
             self._abandon_transport(handler, self.session.close_reason)
         elif was_up:
             self._servers.on_success()
         elif self.session.up:
-            self._up_since = self._loop.time()
+            self._up_since = time.monotonic()
             self._up.set()
             handler.handshake_done.set()
-        self._flush()
+        self.flush()
 
     def on_disconnected(self, handler: TransportHandler, why: str) -> None:
         """A connection has ended."""
@@ -126,19 +136,32 @@ class AsyncConnection:
             self._servers.on_redirect(handler.address, self.session.redirect)
         if self.session.up:
             self._up.clear()
-            why = self._servers.on_disconnect(handler.address, why, self._loop.time() - self._up_since)
+            why = self._servers.on_disconnect(handler.address, why, time.monotonic() - self._up_since)
             if not self._closed and (self._connecting is None or self._connecting.done()):
                 self._connecting = self._loop.create_task(self._reconnect())
         else:
             self._servers.on_failure(why)
-        self._settle(self.session.on_disconnected(why, self._loop.time()))
+        self._settle(self.session.on_disconnected(why, time.monotonic()))
         handler.handshake_done.set()
 
     def flush_soon(self) -> None:
         """Send, together, what is to be sent by the end of this turn of the loop."""
         if not self._flushing and not self._loop.is_closed():
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
+
+    def begin_batch(self) -> None:
+        """Keep what is to be sent until `flush`, which the caller calls at the end of its batch."""
+        self._flushing = True
+
+    def flush(self) -> None:
+        """Send what is to be sent, and set the timer."""
+        self._flushing = False
+        if self._handler is not None and self._handler.transport is not None:
+            data = self.session.data_to_send()
+            if data:
+                self._handler.transport.write(data)
+        self._set_timer()
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -174,17 +197,9 @@ class AsyncConnection:
             if await self._round():
                 return
             if self.session.rejection is not None:
-                self._settle(self.session.fail_callers(self._loop.time()))
+                self._settle(self.session.fail_callers(time.monotonic()))
                 self._up.set()  # whoever waits for a connection looks why there is none
                 self._up.clear()
-
-    def _flush(self) -> None:
-        self._flushing = False
-        if self._handler is not None and self._handler.transport is not None:
-            data = self.session.data_to_send()
-            if data:
-                self._handler.transport.write(data)
-        self._set_timer()
 
     def _settle(self, outcomes: list[Outcome]) -> None:
         for call, value, error in outcomes:
@@ -213,14 +228,14 @@ class AsyncConnection:
                 return
             self._timer.cancel()
         self._timer_at = wake  # uvloop's handle of a time that is past can't say when
-        self._timer = None if wake == math.inf else self._loop.call_at(wake, self._tick)
+        self._timer = None if wake == math.inf else self._loop.call_later(wake - time.monotonic(), self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self._settle(self.session.on_timer(self._loop.time()))
+        self._settle(self.session.on_timer(time.monotonic()))
         if self.session.close_reason and self._handler is not None:
             self._abandon_transport(self._handler, self.session.close_reason)
-        self._flush()
+        self.flush()
 
     # -- calls ----------------------------------------------------------------------------------------
 
@@ -237,7 +252,7 @@ class AsyncConnection:
         try:
             async with asyncio.timeout(self.connect_timeout):
                 while not await self._round():
-                    self._check_not_rejected()
+                    self.check_not_rejected()
                     if not self._servers.answered:
                         raise self._servers.unavailable_error()
                     await asyncio.sleep(self._servers.delay)
@@ -255,7 +270,7 @@ class AsyncConnection:
             return
         self._closed = True
         try:
-            self._settle(self.session.begin_close(self._loop.time()))
+            self._settle(self.session.begin_close(time.monotonic()))
             self.flush_soon()
             if self.session.up:
                 async with asyncio.timeout(min(BYE_TIMEOUT_S, self.connect_timeout)):
@@ -273,10 +288,21 @@ class AsyncConnection:
         """
         self.check_open()
         if not self.session.up:
-            self._check_not_rejected()
+            self.check_not_rejected()
             if not isinstance(call, Request):
                 await self.ready()
         return await self._answer(call)
+
+    def send(self, call: Call, waiter: Waiter) -> None:
+        """Send a call; its outcome completes `waiter`. A request or a release waits for a connection, others need one."""
+        call.waiter = waiter
+        self.session.send(call, time.monotonic())
+        self.flush_soon()
+
+    def abandon(self, call: Call) -> None:
+        """Forget a call whose caller does not wait any longer; what a request asked for is released."""
+        self.session.abandon(call, time.monotonic())
+        self.flush_soon()
 
     async def ready(self) -> None:
         """Wait for a connection; Unavailable, if there is none within `connect_timeout`."""
@@ -286,7 +312,7 @@ class AsyncConnection:
             async with asyncio.timeout(self.connect_timeout):
                 while not self.session.up:
                     self.check_open()
-                    self._check_not_rejected()
+                    self.check_not_rejected()
                     await self._up.wait()
         except TimeoutError:
             raise self._servers.unavailable_error() from None
@@ -297,7 +323,7 @@ class AsyncConnection:
         Unavailable, if it takes too long. Then, and if this is cancelled, the release goes on alone.
         """
         waiter = release.waiter = self._loop.create_future()
-        bound = self._loop.call_later(self.connect_timeout, self._abandon, release)
+        bound = self._loop.call_later(self.connect_timeout, self._time_out_release, release)
         self.flush_soon()
         try:
             return cast("str", await waiter)
@@ -305,16 +331,16 @@ class AsyncConnection:
             release.waiter = None
             bound.cancel()
 
-    def leave(self, request: Request) -> Release | None:
+    def release_lock(self, request: Request) -> Release | None:
         """Send the release of a lock; None if it has ended."""
         self.check_open()
-        release = self.session.release(request, self._loop.time())
+        release = self.session.release(request, time.monotonic())
         self.flush_soon()
         return release
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock."""
-        self.session.detach(request, self._loop.time())
+        self.session.detach(request, time.monotonic())
 
     def held(self, id: int) -> Request | None:
         """The lock of this client with this id, if it holds one."""
@@ -323,7 +349,7 @@ class AsyncConnection:
     def release(self, release: Release) -> None:
         """Send a release, now or when there is a connection."""
         self.check_open()
-        self.session.send(release, self._loop.time())
+        self.session.send(release, time.monotonic())
 
     def check_open(self) -> None:
         """RuntimeError before the client was opened, ConnectionLost after it was closed."""
@@ -336,22 +362,31 @@ class AsyncConnection:
     def begin(self, watch: Watch) -> None:
         """Let the server tell what is watched, before anybody waits for it."""
         self.check_open()
-        self.session.request_next(watch, self._loop.time())
+        self.session.request_next(watch, time.monotonic())
         self.flush_soon()
 
     async def more(self, watch: Watch) -> None:
-        """Wait until a watch has a change to take, or will never have one. Whoever is cancelled ends the watch."""
+        """Wait until a watch has a change to take, or has ended. A cancellation ends the watch."""
         self.check_open()
-        if watch.waiter is not None:
-            raise RuntimeError("somebody waits for the next change already; each takes a watch of their own")
-        waiter = watch.waiter = self._loop.create_future()
-        self.session.request_next(watch, self._loop.time())
-        self.flush_soon()
+        waiter = self._loop.create_future()
+        self.request_next(watch, waiter)
         try:
             await waiter
         except BaseException:
             self.unwatch(watch)
             raise
+
+    def request_next(self, watch: Watch, waiter: Waiter) -> None:
+        """Complete `waiter` as soon as a watch has a change to take, or has ended."""
+        self.check_open()
+        if watch.waiter is not None:
+            raise RuntimeError("the next change is awaited already; every waiter needs a watch of its own")
+        if watch.changes or watch.ended:
+            waiter.set_result(None)
+            return
+        watch.waiter = waiter
+        self.session.request_next(watch, time.monotonic())
+        self.flush_soon()
 
     def unwatch(self, watch: Watch) -> None:
         """End a watch."""
@@ -367,21 +402,19 @@ class AsyncConnection:
 
     # -- inside -------------------------------------------------------------------------------------------
 
-    def _check_not_rejected(self) -> None:
+    def check_not_rejected(self) -> None:
+        """Raise the final error by which the servers rejected this client, if they did."""
         denied = self.session.rejection
         if denied is not None:
             raise denied
 
     async def _answer(self, call: Call) -> Any:
-        waiter = call.waiter = self._loop.create_future()
-        self.session.send(call, self._loop.time())
-        self.flush_soon()
+        waiter = self._loop.create_future()
+        self.send(call, waiter)
         try:
             return await waiter
         except BaseException:
-            # A grant may have come already and wait for this task's turn; the core knows.
-            self.session.abandon(call, self._loop.time())
-            self.flush_soon()
+            self.abandon(call)  # its grant may have arrived before this task ran
             raise
 
     async def _shut(self) -> None:
@@ -389,11 +422,11 @@ class AsyncConnection:
             self._connecting.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        self._flush()
+        self.flush()
         handler, self._handler = self._handler, None
         if handler is not None and handler.transport is not None:
             handler.transport.close()  # which sends first what it was given
-        self._settle(self.session.finish_close(self._loop.time()))
+        self._settle(self.session.finish_close(time.monotonic()))
         self._up.set()
         try:
             if self._connecting is not None:
@@ -408,8 +441,16 @@ class AsyncConnection:
             if handler is not None and handler.transport is not None:
                 handler.transport.abort()
 
-    def _abandon(self, release: Release) -> None:
+    def _time_out_release(self, release: Release) -> None:
         if release.waiter is not None and not release.waiter.done():
-            text = f"{release.id} could not be released within {self.connect_timeout:g} s"
-            reason = "the server does not answer" if self.session.up else str(self._servers.unavailable_error())
-            release.waiter.set_exception(Unavailable(f"{text}: {reason}"))
+            release.waiter.set_exception(Unavailable(self.release_timeout_text(release.id)))
+
+    def release_timeout_text(self, id: int) -> str:
+        """Return why a release had no reply within `connect_timeout`."""
+        reason = "the server does not answer" if self.session.up else str(self._servers.unavailable_error())
+        return f"{id} could not be released within {self.connect_timeout:g} s: {reason}"
+
+    def abort(self) -> None:
+        """Close the transport at once, without a farewell to the server."""
+        if self._handler is not None and self._handler.transport is not None:
+            self._handler.transport.abort()

@@ -37,6 +37,7 @@ import secrets
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
+from itertools import count
 from typing import Final, TypeVar
 
 from genie.client import commands, errors, hints
@@ -98,7 +99,7 @@ class ClientSession:
         self._ref_prefix = "" if session is None else secrets.token_urlsafe(6) + "-"
         self._phase = Phase.DOWN
         self._connection = 0
-        self._refs = 0
+        self._refs = count(1)
         self._response_timeout = response_timeout
         self._session_timeout = session_timeout
         self._lines = LineReader(MAX_LINE_FROM_SERVER)
@@ -120,9 +121,8 @@ class ClientSession:
         return self._phase is Phase.UP
 
     def new_ref(self) -> str:
-        """Return a new `ref`. An earlier client with the same secret has used others."""
-        self._refs += 1
-        return f"{self._ref_prefix}{self._refs}"
+        """Return a new `ref`; any thread may call it. An earlier client with the same secret has used others."""
+        return f"{self._ref_prefix}{next(self._refs)}"
 
     def send(self, call: Call, now: float) -> None:
         """Send a call. LiveRequests, and releases by id, wait for a connection; other calls need one."""

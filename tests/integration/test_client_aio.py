@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import pytest
@@ -412,3 +413,18 @@ def test_import_is_light_and_everything_is_there():
         "assert genie.__version__.count('.') >= 2 and set(genie.__all__) <= set(dir(genie))\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=WAIT_S)
+
+
+def test_a_hold_ends_by_the_clock_also_while_the_event_loop_of_uvloop_is_blocked(genie):
+    """The clock of uvloop stands still during a callback."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> bool:
+        async with connect(*genie.address) as client:
+            lock = await client.acquire("aio/blocked", transaction_timeout=0.2)
+            assert lock.held
+            time.sleep(0.3)  # noqa: ASYNC251 - that is the point
+            return lock.held
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(main()) is False

@@ -488,8 +488,8 @@ async def test_threads_calls_do_not_wait_for_ever_for_a_server():
         with sync.connect("127.0.0.1", port) as client:
             with pytest.raises(ConnectionLost):
                 client.ping()
-            link = client._connection
-            link._connect_timeout = link._session._response_timeout = link._session._requests._response_timeout = 0.3
+            aio = client._connection.aio
+            aio.connect_timeout = aio.session._response_timeout = aio.session._requests._response_timeout = 0.3
             with pytest.raises(Unavailable, match="no server at"):
                 client.ping()
             with pytest.raises(Unavailable, match="5 could not be released"):
@@ -510,15 +510,16 @@ async def test_threads_more_than_a_socket_takes_at_once_gets_through():
 
     def work(port: int) -> None:
         with sync.connect("127.0.0.1", port) as client:
-            ring = client._connection._ring
+            aio = client._connection.aio
+            flush, transport = aio.flush, aio._handler.transport
 
-            def ring_and_tell() -> None:
-                if client._connection._unsent:
+            def flush_and_look() -> None:
+                flush()
+                if transport.get_write_buffer_size():
                     loop.call_soon_threadsafe(full.set)
-                ring()
 
-            client._connection._ring = ring_and_tell
-            client._connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+            aio.flush = flush_and_look
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
             client.acquire(*(f"{number}/{'x' * 500}" for number in range(1024)))
 
     async with asyncio.timeout(WAIT_S), fake_server() as fake:

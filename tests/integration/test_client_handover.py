@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from clocks import PATIENT
 from genie import LockLost, connect, sync
-from genie.client.sync_link import Link
-from genie.client.sync_wire import settle
+from genie.client.sync_connection import SyncConnection
 from proxy import Proxy, lines, proxy
 from servers import WAIT_S, Genie
 
@@ -38,9 +38,11 @@ def cut(way: Proxy) -> None:
     way.cut()
 
 
-def until_down(link: Link) -> None:
-    with link._changed:
-        assert link._changed.wait_for(lambda: not link.up, WAIT_S)
+def until_down(connection: SyncConnection) -> None:
+    end = time.monotonic() + WAIT_S
+    while connection.up:
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 class TestWithAsyncio:
@@ -126,9 +128,8 @@ class TestWithThreads:
         await second.extend(lock.detach(), 3600)
         cut(first_way)
         await asyncio.to_thread(until_down, link)
-        with link._changed:
-            outcomes = link._session.on_timer(lock._request.deadline)
-        settle(outcomes)
+        aio = link.aio
+        link._apply(lambda: aio._settle(aio.session.on_timer(lock._request.deadline)))
         first_way.closed = False
         await asyncio.to_thread(first.ping)
         assert await third.try_acquire("handover/s/cut") is None
@@ -174,8 +175,13 @@ class TestWithThreads:
         link = first._connection
         lock = await asyncio.to_thread(first.acquire, "handover/s/waits")
         waits = asyncio.Event()
-        loop, wait_until_up = asyncio.get_running_loop(), link._wait_until_up
-        link._wait_until_up = lambda: (loop.call_soon_threadsafe(waits.set), wait_until_up())
+        loop, ready = asyncio.get_running_loop(), link.aio.ready
+
+        async def ready_and_seen() -> None:
+            loop.call_soon_threadsafe(waits.set)
+            await ready()
+
+        link.aio.ready = ready_and_seen
         cut(first_way)
         await asyncio.to_thread(until_down, link)
         extending = asyncio.create_task(asyncio.to_thread(lock.extend, 5))

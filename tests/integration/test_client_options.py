@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -169,7 +169,7 @@ class TestHeld:
 
     async def test_ends_by_the_clients_own_clock_before_anything_is_told(self, client):
         lock = await client.acquire("options/clock", transaction_timeout=3600)
-        lock._request.deadline = client._connection.now()
+        lock._request.deadline = time.monotonic()
         assert not lock.held
         assert not lock.lost.is_set()
         await client.release(lock.id)
@@ -279,7 +279,7 @@ class TestTheEndOfAClient:
             if threads:
                 client = sync.connect("127.0.0.1", fake.port)
                 await asyncio.to_thread(client.__enter__)
-                client._connection._connect_timeout = 0.05
+                client._connection.aio.connect_timeout = 0.05
             else:
                 client = connect("127.0.0.1", fake.port)
                 await client.__aenter__()
@@ -292,12 +292,8 @@ class TestTheEndOfAClient:
         async with asyncio.timeout(WAIT_S), fake_server() as fake:
             client = sync.connect("127.0.0.1", fake.port)
             await asyncio.to_thread(client.__enter__)
-            stop, lost = client._connection._stop, client._connection._lost
-            seen = threading.Event()
-            client._connection._lost = lambda *arguments: (lost(*arguments), seen.set())
-            client._connection._stop = lambda: (seen.wait(WAIT_S), stop())
             await asyncio.to_thread(client.close)
-            assert not client._connection._dialing
+            assert client._connection.aio._connecting is None
             assert len(fake.open) == 1
 
     async def test_is_said_behind_everything_else(self):

@@ -32,7 +32,7 @@ def addresses(*nodes: Genie) -> list[str]:
 def stop_the_leader(pair: tuple[Genie, Genie], client: Client | sync.Client) -> tuple[Genie, Genie]:
     """Stop the one that answers this client; returns it, and the one that will lead."""
     link = client._connection
-    address = link.address if isinstance(client, Client) else link._address
+    address = link.address if isinstance(client, Client) else link.aio.address
     leader, follower = pair if address[:2] == pair[0].address else pair[::-1]
     for genie in pair:
         genie.said()  # what they have done before does not count
@@ -115,9 +115,8 @@ async def test_threads_a_server_that_falls_silent_is_asked_and_then_left() -> No
         task = asyncio.create_task(asyncio.to_thread(work))
         line = await first.accept()
         await line.expect("request")
-        with client._connection._changed:
-            bear_little_silence(client._connection._session, time.monotonic())
-            client._connection._ring()
+        aio = client._connection.aio
+        client._connection._apply(lambda: (bear_little_silence(aio.session, time.monotonic()), aio.flush()))
         await line.expect("ping")
         assert await line.rest() == [], "nothing more is said, and the connection ends"
         await (await second.accept()).grant()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +23,7 @@ from genie import (
     sync,
 )
 from genie.client.sync import Lock
-from genie.client.sync_link import Link
+from genie.client.sync_connection import SyncConnection
 from ports import free_port
 from servers import WAIT_S, Genie
 
@@ -58,16 +61,16 @@ def shorten(lock: Lock) -> None:
 
 
 def test_the_answer_to_a_release_may_come_before_its_thread_waits_for_it(client, monkeypatch):
-    """The reader thread runs whenever it likes, also between the sending of a release and the wait for its answer."""
-    finish = Link._finish
+    """The background thread runs whenever it likes, also between the sending of a release and the wait for its answer."""
+    await_release = SyncConnection._await_release
 
-    def late(link, release, *more):
+    def late(connection, releasing, waiter):
         end = time.monotonic() + WAIT_S
-        while release.waiter is not None and time.monotonic() < end:
+        while not waiter.done() and time.monotonic() < end:
             time.sleep(0)
-        return finish(link, release, *more)
+        return await_release(connection, releasing, waiter)
 
-    monkeypatch.setattr(Link, "_finish", late)
+    monkeypatch.setattr(SyncConnection, "_await_release", late)
     client.acquire("sync/late").release()
     id_ = client.acquire("sync/late").id
     client.release(id_)
@@ -148,9 +151,7 @@ def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
         link, request = client._connection, lock._request
         first = request.deadline
         assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
-        with link._changed:
-            link._session._requests.renew_all(time.monotonic())  # that is now
-            link._ring()
+        link._apply(lambda: (link.aio.session._requests.renew_all(time.monotonic()), link.aio.flush()))  # that is now
         while request.deadline == first:
             assert not lock.lost.is_set()
             client.ping()
@@ -202,10 +203,8 @@ def test_ctrl_c_before_the_id_is_known_gives_back_what_comes_of_it(genie, other)
     with sync.connect(*genie.address) as client:
         link = client._connection
         request = client._request([name])
-        with link._changed:
-            link._session.send(request, 0.0)
-            link._session.abandon(request, 0.0)
-            link._write()
+        session = link.aio.session
+        link._apply(lambda: (session.send(request, 0.0), session.abandon(request, 0.0), link.aio.flush()))
     assert other.try_acquire(name) is not None
     assert request.state.name == "ENDED"
 
@@ -225,3 +224,96 @@ def test_closing_ends_what_waits(genie, other):
 def test_the_first_server_that_answers_is_taken(genie):
     with sync.connect([f"127.0.0.1:{free_port()}", f"127.0.0.1:{genie.port}"]) as client:
         client.ping()
+
+
+FORKED = """
+import os, sys
+from genie import sync
+
+with sync.connect(sys.argv[1], int(sys.argv[2])) as client:
+    lock = client.acquire("sync/forked")
+    with client.lock("sync/block"):
+        child = os.fork()
+        if child == 0:
+            for call in (client.ping, lambda: client.acquire("x"), lock.release, lambda: client.release(lock.id)):
+                try:
+                    call()
+                except RuntimeError as error:
+                    print(error)
+            print(lock.held)
+            with sync.connect(sys.argv[1], int(sys.argv[2])) as own:
+                print(own.inspect(resource="sync/forked").holders_total, own.try_acquire("sync/block"), flush=True)
+            sys.exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lock.held)
+    lock.release()
+    client.ping()
+print("done")
+"""
+
+
+def test_in_a_forked_process_calls_raise_and_a_new_client_works(genie):
+    """The child inherits the client without its thread; leaving its blocks there leaves the parent's locks alone."""
+    done = python(FORKED, *map(str, genie.address))
+    told = "the client was opened before this process was forked: open another one here"
+    assert (done.stderr, done.stdout.splitlines()) == ("", [told] * 4 + ["False", "1 None", "3 True", "done"])
+
+
+UNCLOSED = """
+import sys, threading
+from genie import sync
+
+client = sync.connect(sys.argv[1], int(sys.argv[2]))
+client.__enter__()
+lock = client.acquire("sync/unclosed", watchdog=True)
+threading.Thread(target=lambda: client.acquire("sync/unclosed", queue_timeout=60), daemon=True).start()
+client.ping()
+print("end")
+"""
+
+
+def test_an_interpreter_that_ends_with_an_open_client_ends_cleanly(genie):
+    done = python(UNCLOSED, *map(str, genie.address))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_ctrl_c_while_a_client_is_opened_leaves_no_thread():
+    main = threading.get_ident()
+    before = threading.active_count()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def interrupt() -> None:
+            with silent.accept()[0] as accepted:
+                accepted.recv(1)
+                signal.pthread_kill(main, signal.SIGINT)
+                while accepted.recv(1 << 16):
+                    pass
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt), sync.connect("127.0.0.1", silent.getsockname()[1]):
+            pass
+        thread.join(WAIT_S)
+    assert threading.active_count() == before
+
+
+def test_a_call_from_the_background_thread_is_an_error_and_no_deadlock(client):
+    caught = []
+
+    def call() -> None:
+        try:
+            client.ping()
+        except RuntimeError as error:
+            caught.append(str(error))
+
+    client._connection._apply(call)
+    assert "wait for itself" in caught[0]
+
+
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )

@@ -302,7 +302,7 @@ async def test_aclose_ends_whoever_waits(fake, watcher):
     watch = await begin(watcher, line)
     waiting = asyncio.create_task(anext(watch))
     await asyncio.sleep(0)
-    with pytest.raises(RuntimeError, match="somebody waits"):
+    with pytest.raises(RuntimeError, match="awaited already"):
         await anext(watch)
     await watch.aclose()
     await watch.aclose()
@@ -422,13 +422,13 @@ class TestThreads:
                 watch = client.watch("t/")
                 waiting = threads.submit(list, watch)
                 assert asked.wait(WAIT_S)
-                with pytest.raises(RuntimeError, match="somebody waits"):
+                with pytest.raises(RuntimeError, match="awaited already"):
                     next(watch)
                 assert not waiting.done(), "the one who waited goes on"
                 assert not watch._watch.ended
                 watch.close()
                 watch.close()
-                assert client._connection._session.data_to_send() == b"", "it is sent at once"
+                assert client._connection.aio.session.data_to_send() == b"", "it is sent at once"
                 assert waiting.result() == []
 
         working = asyncio.create_task(asyncio.to_thread(work))
