@@ -1,4 +1,6 @@
-"""Finding the transfers of a ledger whose time has passed, soon, and without reading everything: `TimeoutHandler`."""
+"""Find the transfers of a ledger whose time has passed, soon and without reading everything:
+`TimeoutHandler`.
+"""
 
 from __future__ import annotations
 

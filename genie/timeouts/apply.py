@@ -1,4 +1,4 @@
-"""The second half of a run: all that it changes, in one transaction."""
+"""The write phase of a run: all that it changes, in one transaction."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from genie.timeouts.plan import ScanResult, Segment, TransferRow
 from genie.timeouts.queries import SEGMENT, Queries
 
 MAX_VALUES = 5_000
-"""Values of one statement."""
+"""Values in one statement."""
 
 T = TypeVar("T")
 
 
 class Applier:
-    """For one ledger in one database."""
+    """Applies scan results to the tables of one ledger."""
 
     def __init__(self, ledger: Ledger, database: Database) -> None:
         self._tables, self._database = ledger.tables, database
@@ -33,9 +33,11 @@ class Applier:
     async def apply(
         self, result: ScanResult, delivered: AbstractSet[str], fence: int | None, check: Callable[[], None]
     ) -> None:
-        """Keep what was found, and that some transfers are dealt with; move the segment (steps 3, 6, 9 and 10).
+        """Write what was found and which transfers were delivered, and move the segment (steps 3,
+        6, 9 and 10).
 
-        RunSuperseded, where another run has written meanwhile; or what `check` raises, which is called at the very end.
+        RunSuperseded if another run has written since the scan; or what `check` raises, which is
+        called last.
         """
         async with self._locked_segment(result, fence) as connection:
             await self._write_timeouts(connection, result, delivered)
@@ -44,12 +46,14 @@ class Applier:
 
     @asynccontextmanager
     async def _locked_segment(self, result: ScanResult, fence: int | None) -> AsyncIterator[AsyncConnection]:
-        """A transaction in which the segment is locked, as it was when it was looked at; and moved at the end."""
+        """A transaction that locks the segment, checks that it is as it was scanned, and moves it
+        at the end.
+        """
         segment = self._tables.segment
         async with self._database.writing() as connection:
             found = Segment.of((await connection.execute(self._queries.segment().with_for_update())).first())
             if fence is not None and found.fence is not None and found.fence > fence:
-                raise RunSuperseded(f"a run with fence {found.fence} has been here, and this one has {fence}")
+                raise RunSuperseded(f"a run with fencing token {found.fence} has written, this one has {fence}")
             if (found.id, found.value, found.read) != (result.segment.id, result.segment.value, result.segment.read):
                 raise RunSuperseded(f"another run has moved the segment from {result.segment.value} to {found.value}")
             yield connection
@@ -116,9 +120,10 @@ def _rows(result: ScanResult, delivered: AbstractSet[str]) -> Iterable[dict[str,
 
 
 def _row(found: TransferRow, expires: datetime | None, handed_over: datetime | None) -> dict[str, Any]:
-    """Our row of a transfer, with its last state change as the run has found it.
+    """Return our row of a transfer, with its last state change as of the scan.
 
-    Not as it is now: the transfer may have become final, and its date may have been moved, since it was delivered_rows over.
+    Not its present one: since its delivery the transfer may have become final, and its date may
+    have moved.
     """
     return {
         "transferTimeoutId": found.timeout_id,

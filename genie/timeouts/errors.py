@@ -1,4 +1,4 @@
-"""What can go wrong with a ledger and its timeouts. Each is one line."""
+"""The errors of ledgers and their timeouts. Each message is one line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from genie.errors import GenieError
 
 
 class DatabaseFailed(GenieError):
-    """The database could not be reached, went away, or refused something. Nothing was half done; run again later."""
+    """The database could not be reached, closed the connection, or rejected a statement. Nothing
+    was changed; a later run can succeed.
+    """
 
 
 class WrongDate(GenieError):
-    """A date of the ledger that can't be read."""
+    """A date of the ledger can't be parsed."""
 
 
 class RunSuperseded(GenieError):
-    """Another run was at it meanwhile, so this one has changed nothing."""
+    """Another run has written meanwhile, so this one has changed nothing."""

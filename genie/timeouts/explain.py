@@ -1,4 +1,4 @@
-"""Which transfers are expired now by the plain query of the document, and how far the handler is with each."""
+"""Which transfers the document's plain query finds expired, and how far the handler is with each."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Progress(StrEnum):
     NO_HANDLER = "no-handler"
     """No handler of this package has run on the ledger."""
     NOT_READ = "not-read"
-    """Its last state change is after the segment: a run reads it, and hands the transfer over."""
+    """Its last state change is after the segment: a run will read it and deliver the transfer."""
     DUE = "due"
-    """The next run hands it over."""
+    """The next run delivers it."""
     DATE_MOVED = "date-moved"
-    """Its date was moved in the ledger, and the handler has not compared it yet. Then it hands it over."""
+    """Its date was moved in the ledger. The handler delivers it once it has compared the dates."""
     HANDED_OVER = "handed-over"
-    """It was handed over, and is not final yet."""
+    """It was delivered, and is not final yet."""
     MISSED = "missed"
-    """The handler has read past its last state change, and does not wait for it."""
+    """The handler has read past its last state change without finding it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """An expired transfer: its last state change has the number `change` and the state `state`.
+    """An expired transfer: the number `change` of its last state change, and its state.
 
-    `handed_over`: when that was; None, if it was not. Dates are in UTC.
+    `handed_over` is when it was delivered, or None. Dates are in UTC.
     """
 
     transfer_id: str
@@ -51,7 +51,9 @@ class Explained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What is expired at `now`, the longest expired first. `segment`: up to which state change the handler has read."""
+    """The transfers that are expired at `now`, the longest expired first. `segment`: the last state
+    change that the handler has read.
+    """
 
     now: datetime
     segment: int
@@ -69,10 +71,10 @@ class _Row(NamedTuple):
 
 
 async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation:
-    """Ask the ledger itself, without the handler's tables, which transfers are expired: `limit` of them at most.
+    """Query the ledger without the handler's tables for expired transfers, at most `limit`.
 
-    It reads all state changes, which takes seconds in a large ledger; it writes and locks nothing. DatabaseFailed, where
-    it can't be read; WrongDate for a date that is none.
+    Reads all state changes, which takes seconds in a large ledger; writes and locks nothing.
+    DatabaseFailed if it can't be read; WrongDate for an invalid date.
     """
     queries = Queries(ledger, database)
     with translate_errors(database):
@@ -98,7 +100,9 @@ async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation
 
 
 def _plain_query(database: Database, ledger: Ledger, now: datetime, *, known: bool) -> Select[Any]:
-    """The document's "Select transfers for expiration without intermediate structures", with the handler's rows."""
+    """Return the document's "Select transfers for expiration without intermediate structures", with
+    the handler's rows.
+    """
     transfer, changes, timeout = ledger.tables.transfer, ledger.tables.state_change, ledger.tables.timeout
     newest = select(changes.c.transferId, func.max(changes.c.transferStateChangeId).label("change"))
     last = newest.group_by(changes.c.transferId).subquery()

@@ -1,8 +1,10 @@
-"""The timeout handler: finds the transfers of a ledger whose time has passed while they were in processing.
+"""The timeout handler: finds the transfers of a ledger whose time has passed while they were in
+processing.
 
-After the document "Design Timeout DAO Layer". One run is its steps 1 to 10, in three parts: result (it only reads), hand
-over, write (one transaction). So nothing is locked while expired transfers are dealt with, and who deals with them may
-write to the ledger. A fault at any point leaves everything as it was, and the next run does the same again.
+It implements the document "Design Timeout DAO Layer". A run executes its steps 1 to 10 in three
+phases: scan (read only), deliver, apply (one transaction). So nothing is locked during the
+delivery, and the callback may write to the ledger. A fault at any point leaves the tables as they
+were, and the next run repeats the work.
 """
 
 from __future__ import annotations
@@ -28,13 +30,17 @@ from genie.timeouts.schema import prepare
 from genie.timeouts.sweep import SLICE_INTERVAL_S, IdleSweep
 
 LOCK_TIMEOUT_S = 30.0
-"""For so long the others wait for a run whose process has died. It is extended while the run goes on."""
+"""Timeout of the run's lock, extended while the run lasts: how long other replicas wait after a
+crash.
+"""
 
 PHASE_TIMEOUT_S = 600.0
-"""A bound: what reading or writing may take in a run."""
+"""Upper bound of the scan and of the apply phase."""
 
 SLICE_TIMEOUT_S = 10.0
-"""Seconds that one slice of the comparison between two runs may take: a handler that is stopped waits for it."""
+"""Upper bound of one slice of the comparison between two runs: a handler that is stopped waits for
+it.
+"""
 
 MAX_BATCH = 1_000_000
 
@@ -43,11 +49,12 @@ OnExpired = Callable[[list[ExpiredTransfer]], Iterable[str] | Awaitable[Iterable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutRun:
-    """What a run has done.
+    """The results of a run.
 
-    `interval`: the new state changes, above the first number and up to the second (equal, if there were none).
-    `cleaned` and `inserted`: transfers that became final, and that were taken in. `expired`: those ids over, of which
-    `rejected` were not dealt with. `lagging`: there may be more to do at once.
+    `interval`: the new state changes, those above the first number and up to the second (equal if
+    there were none). `cleaned` and `inserted`: the transfers that became final, and those newly
+    tracked. `expired`: the transfers delivered, of which the callback has `rejected` some.
+    `lagging`: more may be due at once.
     """
 
     interval: tuple[int, int]
@@ -57,22 +64,38 @@ class TimeoutRun:
     rejected: int
     lagging: bool
 
+    @property
+    def refused(self) -> int:
+        """Another name of `rejected`."""
+        return self.rejected
+
+    @property
+    def behind(self) -> bool:
+        """Another name of `lagging`."""
+        return self.lagging
+
 
 class TimeoutHandler:
-    """Finds expired transfers in the database of `url` and hands them to `on_expired`.
+    """Finds expired transfers in a ledger, and delivers them to a callback: at least once each.
 
-    `on_expired` is a plain function (called in a thread) or an async one. It gets a list of `ExpiredTransfer`, the
-    longest expired first, and returns nothing when all are dealt with, or the ids of those that are not. Those are
-    ids over again by the next run, and so are all if it raises; what was dealt with is not ids over again unless
-    it has been in a final state meanwhile.
+    The first use, or entering it as an async context manager, creates tables that don't exist and
+    checks those that do (WrongSchema). Use it in one event loop, and `close` it at the end.
 
-    With a `client` of Genie the runs of all replicas that use the same `name` are one at a time, and one that stalled
-    can't write after another; without one a lock of the database keeps runs apart. `batch`: how many state changes, and
-    how many expired transfers, a run takes at most. `every`: seconds between two runs of `run`. `longest_transaction`:
-    how many seconds a transaction of the ledger may be open; what is committed later than that may be missed.
-
-    It is opened by its first use, or as an async context manager: then tables that are absent are created, and those
-    that are there are checked (WrongSchema). Use it in one event loop, and `close` it at the end.
+    Args:
+        url: The ledger's database.
+        on_expired: A function (called in a thread) or coroutine function. It gets a list of
+            `ExpiredTransfer`, the longest expired first, and returns the ids that it rejects, or None.
+            The next run delivers those again; all of them if it raises. A transfer that it has accepted
+            is delivered again only if it has been final since.
+        client: A client of Genie. Its lock of `name` then serializes the runs of all replicas, and its
+            fencing token rejects the writes of a stalled run. Without it a lock of the database
+            serializes them.
+        name: The name of the ledger among those that use the same Genie server.
+        batch: How many state changes, and how many expired transfers, a run processes at most.
+        every: Seconds between two runs of `run`.
+        longest_transaction: Seconds that a transaction of the ledger may be open. What is committed
+            later may be missed.
+        ledger: The names and states of the ledger, if they are not those of the document.
     """
 
     def __init__(
@@ -88,7 +111,7 @@ class TimeoutHandler:
         ledger: Ledger | None = None,
     ) -> None:
         if not callable(on_expired):
-            raise TypeError("on_expired must be a function of a list of expired transfers")
+            raise TypeError("on_expired must be a function that takes a list of expired transfers")
         if not 1 <= batch <= MAX_BATCH:
             raise ValueError(f"batch must be from 1 to {MAX_BATCH}, not {batch}")
         if not 0 < every < float("inf") or not 0 <= longest_transaction < float("inf"):
@@ -121,7 +144,9 @@ class TimeoutHandler:
         await self.close()
 
     async def open(self) -> None:
-        """Create or check the tables, if that has not been done. WrongSchema or DatabaseFailed, where it fails."""
+        """Create or check the tables, unless that has been done. WrongSchema or DatabaseFailed if
+        it fails.
+        """
         async with self._opening:
             if not self._opened:
                 await prepare(self._database, self._ledger)
@@ -132,12 +157,12 @@ class TimeoutHandler:
         await self._database.close()
 
     async def run(self, on_result: Callable[[TimeoutRun | Exception | None], object]) -> None:
-        """Run again and again, until it is cancelled: at once while it is lagging, else `every` so many seconds.
+        """Run periodically until cancelled: at once while it is lagging, else every `every`
+        seconds.
 
-        In between it looks for dates that were moved in the ledger, and runs at once if it finds one.
-
-        `on_result` hears of each run: what it has done, None where another replica was at it, or what went wrong. Nothing
-        that goes wrong ends it.
+        Between two runs it compares dates, and starts a run at once if one was moved in the ledger.
+        `on_result` gets the result of each run: a `TimeoutRun`, None if another replica was
+        running, or the error. No error ends it.
         """
         while True:
             outcome: TimeoutRun | Exception | None
@@ -152,10 +177,10 @@ class TimeoutHandler:
                 await self._wait()
 
     async def _wait(self) -> None:
-        """Wait until the next run: `every` seconds, or until a moved date is found.
+        """Wait for the next run: `every` seconds, or until a moved date is found.
 
-        Until then all dates are compared with the ledger's, once at most, slice by slice. Where that fails the next run
-        says why.
+        Compares all dates with the ledger's once at most, slice by slice. If that fails the next
+        run reports why.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self._every
@@ -166,9 +191,7 @@ class TimeoutHandler:
                 return
             self._next_scan = loop.time() + SLICE_INTERVAL_S
             try:
-                await _run_to_completion(
-                    self._compare_slice(sweep)
-                )  # a connection that is being opened can't be given up cleanly
+                await _run_to_completion(self._compare_slice(sweep))  # opening a connection can't be cancelled cleanly
             except DatabaseFailed:
                 break
             if sweep.found:
@@ -181,9 +204,10 @@ class TimeoutHandler:
                 await self._scanner.compare_slice(sweep)
 
     async def run_once(self) -> TimeoutRun | None:
-        """Do what is to be done now. None, where another replica is at it.
+        """Run once. None if another replica is running.
 
-        DatabaseFailed, LockLost, RunSuperseded, WrongSchema, or what `on_expired` has raised: then nothing was changed.
+        DatabaseFailed, LockLost, RunSuperseded, WrongSchema, or what `on_expired` raised: then
+        nothing was changed.
         """
         await self.open()
         if self._running:
@@ -218,7 +242,9 @@ class TimeoutHandler:
         return done[0]
 
     async def _execute(self, lock: Lock | None, on_written: Callable[[TimeoutRun], object]) -> TimeoutRun:
-        """`on_written` hears what was done as soon as it can't be undone: who waits for it may be cancelled just then."""
+        """Execute the three phases. `on_written` gets the result once it is committed: the caller
+        may be cancelled just then.
+        """
         with translate_errors(self._database):
             async with asyncio.timeout(PHASE_TIMEOUT_S):
                 result = await self._scanner.scan()
@@ -256,10 +282,10 @@ class TimeoutHandler:
                 await self._applier.apply(result, delivered, None if lock is None else lock.fence, check)
 
     async def _deliver(self, expired: list[ExpiredTransfer]) -> set[str]:
-        """Those that were not dealt with."""
+        """Call `on_expired`, and return the ids that it has rejected."""
         if not expired:
             return set()
-        ids = {one.transfer_id for one in expired}  # the list is theirs from now on
+        ids = {one.transfer_id for one in expired}  # the callback may change the list
         if inspect.iscoroutinefunction(self._on_expired):
             returned = await self._on_expired(expired)
         else:
@@ -273,7 +299,7 @@ def _parse_rejected(returned: object, ids: set[str]) -> set[str]:
     if returned is None:
         return set()
     if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
-        raise TypeError(f"on_expired must return None or the ids that it has not dealt with, not {returned!r}")
+        raise TypeError(f"on_expired must return None or the ids that it rejects, not {returned!r}")
     rejected = set(returned)
     unknown = sorted(map(str, rejected - ids))
     if unknown:
@@ -282,7 +308,9 @@ def _parse_rejected(returned: object, ids: set[str]) -> set[str]:
 
 
 async def _run_to_completion(work: Coroutine[Any, Any, None]) -> None:
-    """Do work to its end, also if who waits for it is cancelled: a commit that is left may happen or not."""
+    """Run work to completion even if the caller is cancelled: an interrupted commit may happen or
+    not.
+    """
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)
@@ -291,5 +319,5 @@ async def _run_to_completion(work: Coroutine[Any, Any, None]) -> None:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # it was seen
+            task.exception()  # marks it as retrieved
         raise

@@ -1,4 +1,6 @@
-"""The tables, by the names of the document; a ledger's own names are beneath."""
+"""A ledger's tables and states. The code uses the names of the document; `Ledger` maps them to the
+ledger's own.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, MetaData,
 from genie.timeouts.times import Utc, utc_now
 
 ID = BigInteger().with_variant(Integer, "sqlite")
-"""Of 64 bits everywhere; SQLite gives numbers only to what is called INTEGER."""
+"""64 bits everywhere; SQLite autoincrements only columns of type INTEGER."""
 
 _NOT_NEEDED = {"needed": False}
-"""Of columns that a ledger may be without: only what we create has them."""
+"""Info of columns that a ledger may lack: only tables that we create have them."""
 _MYSQL = {
     "mysql_engine": "InnoDB",
     "mysql_charset": "utf8mb4",
@@ -22,19 +24,22 @@ _MYSQL = {
     "mariadb_charset": "utf8mb4",
 }
 _COUNTED = {"sqlite_autoincrement": True, **_MYSQL}
-"""A number that was deleted is not given again: what is counted on is that they only grow."""
+"""Options of tables whose ids must never be reused: the handler relies on growing ids."""
 
 
 class LedgerTables:
-    """`transfer`, `state_change`, `segment`, `timeout` and `interval`. Their columns have the document's names as keys.
+    """`transfer`, `state_change`, `segment`, `timeout` and `interval`, with the document's column
+    names as keys.
 
-    The first two are the ledger's: they are only read. The others are the handler's. `fence` and `readValue` (of
-    `segment`), `handedOverDate` and `stateChangeId` (of `transferTimeout`) and the whole of `timeoutInterval` are not the
-    document's. `zone`: in which the expiration dates are written, in both tables; UTC, if none.
+    The first two are the ledger's, and only read. The others are the handler's. Not in the document
+    are `fence` and `readValue` (of `segment`), `handedOverDate` and `stateChangeId` (of
+    `transferTimeout`) and the table `timeoutInterval`. `zone` is the time zone of the expiration
+    dates in both tables; None for UTC.
 
-    `readValue`: the state change up to which this handler has read; `value` is another one where another implementation
-    of the document has moved it. `stateChangeId`: the last state change of the transfer when its row was inserted or
-    handed over; NULL in rows of another implementation, which are checked once.
+    `readValue` is the last state change that this handler has read; `value` differs if another
+    implementation of the document has moved it. `stateChangeId` is the transfer's last state change
+    when its row was inserted or delivered; NULL in rows of another implementation, which are
+    checked once.
     """
 
     def __init__(self, names: Mapping[str, str], zone: ZoneInfo | None = None) -> None:
@@ -97,12 +102,12 @@ class LedgerTables:
 
     @property
     def all(self) -> tuple[Table, ...]:
-        """In the order in which they are created."""
+        """All tables, in the order of their creation."""
         return self.transfer, self.state_change, self.segment, self.timeout, self.interval
 
     @property
     def of_ledger(self) -> tuple[Table, ...]:
-        """Those that are the ledger's own."""
+        """The ledger's own tables."""
         return self.transfer, self.state_change
 
     def _table(self, name: str, *columns: Column[Any], **options: Any) -> Table:
@@ -112,7 +117,9 @@ class LedgerTables:
         return Table(self._names.get(name, name), self._metadata, *columns, info={"name": name}, **options)
 
     def _index(self, name: str, *columns: Column[Any], unique: bool = False) -> None:
-        """By a name that no other ledger's index has: in PostgreSQL and SQLite they are one namespace."""
+        """Create an index with a name that is unique to the table: PostgreSQL and SQLite have one
+        namespace for all.
+        """
         table = columns[0].table
         own = f"{table.name}_{name.partition('_')[2]}".lower()
         Index(own, *columns, unique=unique)
@@ -134,7 +141,7 @@ NAMES = tuple(_named(LedgerTables({})))
 """All tables, and all columns as `table.column`."""
 
 
-# -- How a ledger names its tables, columns and states --------
+# -- a ledger's own names and states ----------------------------------------------------------------------
 
 PROCESSING_STATES = ("RECEIVED_PREPARE", "RESERVED")
 """A transfer in one of these can expire."""
@@ -149,16 +156,24 @@ FINAL_STATES = (
     "REJECTED",
     "ABORTED",
 )
-"""A transfer in one of these is not waited for any more. (In any other it is neither handed over nor forgotten.)"""
+"""A transfer in one of these is no longer tracked. (In any other state it is neither delivered nor
+removed.)
+"""
 
 
 class Ledger:
-    """The tables of one ledger, and what its states mean.
+    """The tables of one ledger, and the meaning of its states.
 
-    `names` maps a table, or `table.column`, to what this ledger calls it, for those that it calls otherwise:
-    `{"transfer": "transfers", "transfer.expirationDate": "expires_at"}`. States are compared as they are written.
-    `time_zone` is the IANA name of the zone in which the ledger writes expiration dates, as in "Africa/Nairobi".
-    ValueError, where a name is none of ours, a state means two things, or the time zone is unknown.
+    Args:
+        names: Maps a table, or `table.column`, of the document to this ledger's name, where they differ:
+            `{"transfer": "transfers", "transfer.expirationDate": "expires_at"}`.
+        processing_states: The states in which a transfer can expire. States are compared as written.
+        final_states: The states in which a transfer is finished.
+        time_zone: The IANA name of the zone of the expiration dates, such as "Africa/Nairobi".
+
+    Raises:
+        ValueError: A name is not one of the document's, a state has two meanings, or the time zone
+            is unknown.
     """
 
     def __init__(
@@ -172,7 +187,7 @@ class Ledger:
         own = dict(names or {})
         unknown = sorted(set(own) - set(NAMES))
         if unknown:
-            raise ValueError(f"{', '.join(unknown)}: no name of a table or column; those are {', '.join(NAMES)}")
+            raise ValueError(f"{', '.join(unknown)}: not a table or column; those are {', '.join(NAMES)}")
         if not all(own.values()):
             raise ValueError(f"{', '.join(name for name in own if not own[name])}: a name can't be empty")
         _check_distinct(own)
@@ -185,7 +200,7 @@ class Ledger:
 
 
 def _check_distinct(own: Mapping[str, str]) -> None:
-    """No two tables, and no two columns of one, may have the same name."""
+    """Raise ValueError if two tables, or two columns of a table, have the same name."""
     found: dict[tuple[str, str], str] = {}
     for name in NAMES:
         table, _, column = name.partition(".")
@@ -196,12 +211,12 @@ def _check_distinct(own: Mapping[str, str]) -> None:
 
 
 def _zone(name: str) -> ZoneInfo | None:
-    """None for UTC, which needs no conversion."""
+    """Return a time zone; None for UTC, which needs no conversion."""
     try:
         zone = ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ValueError(
-            f"time_zone: {name!r} is no time zone; one is named as in the IANA database: UTC, Europe/Berlin, Etc/GMT-3"
+            f"time_zone: {name!r} is not a time zone of the IANA database, such as UTC, Europe/Berlin or Etc/GMT-3"
         ) from None
     return None if name == "UTC" else zone
 
@@ -209,5 +224,5 @@ def _zone(name: str) -> ZoneInfo | None:
 def _states(field: str, states: Iterable[str]) -> tuple[str, ...]:
     found = (states,) if isinstance(states, str) else tuple(states)
     if not found or not all(isinstance(state, str) and state for state in found):
-        raise ValueError(f"{field}: one or more names of states are needed, not {states!r}")
+        raise ValueError(f"{field}: must be one or more names of states, not {states!r}")
     return found

@@ -1,9 +1,9 @@
-"""Intervals that were looked at not long ago, and in which something may still appear.
+"""Decisions of a run, without a database or a clock: which ranges to scan again, and what to write.
 
-A transaction of the ledger takes its numbers when it writes and shows them when it commits: later than others that have
-taken greater numbers meanwhile. So an interval is not done with when it was looked at. It is remembered, with how many
-state changes it had, for as long as a transaction may be open; and where it has another number of them since, it is
-looked at again. Who is open for longer is missed.
+Ids of state changes are assigned at insert but become visible at commit, so a lower id can appear
+after a higher one. A scanned range is therefore kept as a recheck window, with its number of state
+changes, until every transaction that was open at the time of the scan must have ended. If its
+number has changed the range is scanned again. Transactions that stay open for longer are missed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from genie.timeouts.ledger import Ledger
 from genie.timeouts.sweep import Compared
 
 MAX_WINDOWS = 50
-"""Intervals of either age that are counted in a run."""
+"""Windows of either age that are recounted in a run."""
 
 MAX_YOUNG_CHANGES = 20_000
-"""State changes in the young intervals that are counted in a run: each time again, so it must be little."""
+"""State changes in the young windows that a run recounts. They are recounted in each run, so they
+must be few.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RecheckWindow:
-    """State changes above `first`, up to `last`: `changes` of them, when it was looked at last."""
+    """The state changes above `first` and up to `last`: `change_count` of them at the last scan."""
 
     id: int
     first: int
@@ -36,7 +38,9 @@ class RecheckWindow:
 
 @dataclass(slots=True)
 class Recount:
-    """What came of counting: which are to be looked at again, with their new counts; and which are forgotten."""
+    """The windows that must be scanned again, with their new counts, and the ids of those that have
+    expired.
+    """
 
     changed: list[tuple[RecheckWindow, int]] = field(default_factory=list)
     expired_ids: list[int] = field(default_factory=list)
@@ -45,10 +49,11 @@ class Recount:
 def windows_to_recount(
     kept: Sequence[RecheckWindow], now: datetime, max_transaction_age: timedelta, most: int
 ) -> list[RecheckWindow]:
-    """Those to be counted now: what is to be forgotten, of `most` state changes; and the youngest, if they are small.
+    """Return the windows to recount now: expired ones, up to `most` state changes; and the
+    youngest, if they are small.
 
-    Before an interval is forgotten it is counted a last time. That is sure to find what has come late; that the young
-    are counted finds it soon, where a ledger is not being caught up with.
+    A window is recounted a last time before it is removed, which finds every late commit.
+    Recounting the young ones finds it soon, unless the handler is lagging.
     """
     ended = [one for one in kept if now - one.scanned_at >= max_transaction_age]
     young = [one for one in kept if now - one.scanned_at < max_transaction_age]
@@ -68,7 +73,7 @@ def _up_to(intervals: Iterable[RecheckWindow], most: int) -> list[RecheckWindow]
 
 
 def recount(counted: Iterable[tuple[RecheckWindow, int]], now: datetime, max_transaction_age: timedelta) -> Recount:
-    """What follows from the counts."""
+    """Compare the counts of the windows."""
     found = Recount()
     for one, changes in counted:
         if changes != one.change_count:
@@ -78,16 +83,16 @@ def recount(counted: Iterable[tuple[RecheckWindow, int]], now: datetime, max_tra
     return found
 
 
-# -- What the first half of a run has found, for the second --------
+# -- results of the scan ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """The row of `segment` for this handler.
 
-    `value`: the state change up to which state changes were read, by this handler or by another implementation of the
-    document. `read`: what this handler left there; None where it has not written yet. `fence`: that of the last run
-    under a lock of Genie.
+    `value`: the state change up to which state changes were read, by this handler or another
+    implementation of the document. `read`: the value that this handler has written last; None
+    before its first write. `fence`: the fencing token of the last run under a lock of Genie.
     """
 
     id: int | None = None
@@ -97,25 +102,26 @@ class Segment:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """From what `Queries.segment` has found."""
+        """Create it from the row of `Queries.segment`."""
         return cls() if row is None else cls(id=row[0], value=row[1], fence=row[2], read=row[3])
 
     @property
     def start(self) -> int:
-        """The state change after which this handler reads on.
+        """The state change after which this handler continues to read.
 
-        Where another implementation has moved the segment, this is below `value`: in between may be final states of
-        transfers that only this handler has a row for.
+        It is below `value` if another implementation has moved the segment: final states in between
+        may concern transfers that only this handler tracks.
         """
         return self.value if self.read is None else min(self.value, self.read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """What a run has found. `last` is where the segment will be.
+    """What a scan has found. `last` is the new value of the segment.
 
-    `due_until`: the date and the number of the last row that is due, if there may be more than those that were looked at.
-    `unchecked`: whether there may be more rows of another implementation. `compared`: whose dates were compared.
+    `due_until`: date and number of the last due row, if there may be more than those that were
+    read. `more_unchecked`: there may be more rows of another implementation. `compared`: the rows
+    whose dates were compared.
     """
 
     now: datetime
@@ -135,10 +141,10 @@ class ScanResult:
         return self.last == self.segment.start and not recounted and not self.plan
 
 
-# -- What a run is going to do, from what it has found. Nothing here asks a database or a clock --------
+# -- the plan ----------------------------------------------------------------------------------------------
 
 EXACT = timedelta(seconds=1)
-"""What our copy of a date may be off: that of the document has no fractions."""
+"""Tolerance of our copies of dates: those of the document have no fractions of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +157,13 @@ class ExpiredTransfer:
 
 
 class TransferRow(NamedTuple):
-    """A transfer: its date and its last state change in the ledger, and our row for it, if there is one.
+    """A transfer with its date and last state change in the ledger, and our row for it, if there is
+    one.
 
-    `change`: the number of the last state change; `state`: its state. Of our row: its number `timeout_id`, its copy
-    `kept` of the date, `handed_over`, and `known`, the last state change when the row was written (None in rows of
-    another implementation). `final`: the last final state change of an interval that was read, if it has one there.
+    `change` is the number of the last state change, `state` its state. Of our row: its number
+    `timeout_id`, its copy of the date, when it was `handed_over` (delivered), and `known_change`,
+    the last state change when the row was written (None in rows of another implementation).
+    `final_change`: the last final state change in the scanned range, if any.
     """
 
     transfer_id: str
@@ -170,7 +178,9 @@ class TransferRow(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether the ledger's date is not the copy's. After the transfer was handed over only a later one counts."""
+        """Whether the ledger's date differs from our copy. After a delivery only a later date
+        counts.
+        """
         if self.expires is None or self.timeout_id is None:
             return False
         if self.copied_date is None:
@@ -180,35 +190,37 @@ class TransferRow(NamedTuple):
 
     @property
     def was_final_since(self) -> bool:
-        """Whether it was final after the state in which it was handed over."""
+        """Whether it was final after the state in which it was delivered."""
         return self.final_change is not None and self.final_change > (self.known_change or 0)
 
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be written. Numbers are those of the rows of `transferTimeout`."""
+    """What a run will write. Numbers are those of rows of `transferTimeout`."""
 
     insert: dict[str, TransferRow] = field(default_factory=dict)
-    """By transfer: in processing, and not taken in yet."""
+    """By id: transfers in processing that are not tracked yet."""
     delete: list[int] = field(default_factory=list)
-    """What has become final."""
+    """Rows whose transfers have become final."""
     refresh: list[int] = field(default_factory=list)
-    """Whose date has changed in the ledger."""
+    """Rows whose date has changed in the ledger."""
     reopen: list[int] = field(default_factory=list)
-    """What was handed over and waits again: it was final meanwhile, or its date is a later one."""
+    """Delivered rows that are due again: they were final since, or their date is later."""
     check: list[TransferRow] = field(default_factory=list)
-    """Rows of another implementation that stay: they are checked now."""
+    """Rows of another implementation that stay: they count as checked from now on."""
     expired: dict[str, ExpiredTransfer] = field(default_factory=dict)
-    """To be handed over, the longest expired first."""
+    """The transfers to deliver, the longest expired first."""
     rows: dict[str, TransferRow] = field(default_factory=dict)
-    """Those that are handed over and have a row already."""
+    """Those to deliver that have a row already."""
 
     def __bool__(self) -> bool:
         return bool(self.insert or self.delete or self.refresh or self.reopen or self.check or self.expired)
 
 
 def make_plan(found: Iterable[TransferRow], now: datetime, ledger: Ledger, most: int) -> Plan:
-    """What follows from what was found: `most` transfers are handed over. What was found twice counts as found last."""
+    """Decide what to write, and which transfers (`most` at most) to deliver. Of duplicates the last
+    row counts.
+    """
     made = Plan()
     expired: list[tuple[datetime, TransferRow]] = []
     for one in _by_transfer(found).values():
@@ -227,7 +239,7 @@ def make_plan(found: Iterable[TransferRow], now: datetime, ledger: Ledger, most:
 
 
 def _by_transfer(found: Iterable[TransferRow]) -> dict[str, TransferRow]:
-    """What was found last of each transfer, with the last final state change that any of the queries has found."""
+    """Return the last row of each transfer, with the last final state change of all its rows."""
     last: dict[str, TransferRow] = {}
     for one in found:
         before = last.get(one.transfer_id)
@@ -238,7 +250,9 @@ def _by_transfer(found: Iterable[TransferRow]) -> dict[str, TransferRow]:
 
 
 def _keep(one: TransferRow, made: Plan, *, in_processing: bool) -> bool:
-    """Plan the row of a transfer that is not final; returns whether it is to be handed over once its date has passed."""
+    """Plan the row of a transfer that is not final; return whether it is to be delivered once its
+    date has passed.
+    """
     if one.timeout_id is None:
         if in_processing and one.expires is not None:
             made.insert[one.transfer_id] = one

@@ -1,7 +1,8 @@
-"""The questions of a run, as SQL: the queries of the document, bounded, and right when others write meanwhile.
+"""The queries of a run: the steps of the document, bounded, and correct under concurrent writes.
 
-A transfer's state is its last state change over all, whatever the interval: what has become final is not handed over
-because an older change was read. Its expiration date is the ledger's; the handler's copy only finds it.
+A transfer's state is that of its last state change over all, whatever the scanned range: a final
+transfer is not delivered because an older change was read. Its expiration date is the ledger's; the
+handler's copy only serves to find it.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from genie.timeouts.plan import EXACT
 from genie.timeouts.times import utc_now
 
 SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferStateChange"}
-"""The row of the document's `segment` that says how far the handler has come."""
+"""Key of the row of the document's `segment` that is the handler's high-water mark."""
 
 
 class Queries:
-    """For one ledger in one database. What finds transfers has the columns of `plan.TransferRow`."""
+    """Queries for one ledger in one database. Those that find transfers select the columns of
+    `plan.TransferRow`.
+    """
 
     def __init__(self, ledger: Ledger, database: Database) -> None:
         self._processing, self._final = ledger.processing_states, ledger.final_states
@@ -49,23 +52,25 @@ class Queries:
         self._date, self._later = database.comparable_date, database.shifted_date
 
     def segment(self) -> Select[Any]:
-        """The row of `segment`, if there is one (queries 1 and 2)."""
+        """Select the row of `segment` (steps 1 and 2)."""
         here = and_(*(self._segment.c[key] == value for key, value in SEGMENT.items()))
         columns = (self._segment.c.segmentId, self._segment.c.value, self._segment.c.fence, self._segment.c.readValue)
         return select(*columns).where(here).order_by(self._segment.c.segmentId).limit(1)
 
     def now(self) -> Select[Any]:
-        """The one time that a run goes by (step 5): the database's, which all replicas share."""
+        """Select the time of the run (step 5): the database's, which all replicas share."""
         return select(utc_now())
 
     def new_changes(self, first: int, most: int) -> Executable:
-        """How many state changes there are after `first`, up to `most`, and the last of them (step 4)."""
+        """Select the number of state changes after `first`, up to `most`, and the last of them
+        (step 4).
+        """
         id = self._changes.c.transferStateChangeId
         found = select(id).where(id > first).order_by(id).limit(most).subquery()
         return select(func.count(), func.max(found.c[0])).select_from(found)
 
     def count(self, intervals: Sequence[tuple[int, int]]) -> CompoundSelect[Any]:
-        """The number of each interval in the list, and how many state changes it has."""
+        """Select the index of each range in the list, and its number of state changes."""
         id = self._changes.c.transferStateChangeId
         return union_all(
             *(
@@ -75,16 +80,17 @@ class Queries:
         )
 
     def new(self, first: int, last: int, now: datetime) -> Select[Any]:
-        """Transfers with a state change above `first`, up to `last`, that are in processing (step 6).
+        """Select transfers in processing with a state change above `first` and up to `last` (step
+        6).
 
-        Those that are kept already come if their date has changed, or has passed.
+        Tracked ones only if their date has changed or has passed.
         """
         id, kept = self._changes.c.transferStateChangeId, self._timeout
         newest = select(func.max(id).label("id")).where(id > first, id <= last)
         some = newest.group_by(self._changes.c.transferId).subquery()
         change = self._changes.alias("change")
-        # From what is read one after the other to what is looked up, of as few as can be: a planner that begins with
-        # what is kept is the slower the more is kept.
+        # The join starts with the few rows of the range: a planner that starts with the tracked rows
+        # gets slower with their number.
         found = some.join(change, change.c.transferStateChangeId == some.c.id)
         query, expires = self._select(found, change, kept, last=change, outer=True)
         query = query.where(
@@ -94,9 +100,10 @@ class Queries:
         return _in_order(query.where(or_(kept.c.transferTimeoutId.is_(None), self._moved(kept), due)))
 
     def done(self, first: int, last: int) -> Select[Any]:
-        """Of what is kept: what has a final state change above `first`, up to `last` (step 3).
+        """Select tracked transfers with a final state change above `first` and up to `last` (step
+        3).
 
-        It is final, or was handed over: then it may be in processing again.
+        They are final, or were delivered and may be in processing again.
         """
         id, kept = self._changes.c.transferStateChangeId, self._timeout
         final = self._changes.c.transferStateId.in_(self._final)
@@ -107,16 +114,19 @@ class Queries:
         return _in_order(query.where(or_(self._state.in_(self._final), kept.c.handedOverDate.is_not(None))))
 
     def unchecked(self, most: int) -> Select[Any]:
-        """Rows of another implementation: their transfers may have become final at or below the segment (step 3)."""
+        """Select rows of another implementation: their transfers may have become final at or below
+        the segment (step 3).
+        """
         kept = self._timeout
         query, _ = self._select(kept, kept, kept)
         query = query.where(kept.c.stateChangeId.is_(None))
         return _in_order(query.order_by(kept.c.stateChangeId, kept.c.transferTimeoutId).limit(most))
 
     def due(self, now: datetime, most: int, after: tuple[datetime, int] | None) -> Select[Any]:
-        """Of what was taken in: whose date has passed and nobody has dealt with, the longest first (step 7).
+        """Select tracked transfers whose date has passed and that were not delivered, the longest
+        expired first (step 7).
 
-        `after`: those after a row of this date and number.
+        `after`: only rows after this date and number.
         """
         kept = self._timeout
         query, expires = self._select(kept, kept, kept)
@@ -129,16 +139,20 @@ class Queries:
         return query.order_by(kept.c.expirationDate, kept.c.transferTimeoutId).limit(most)
 
     def max_timeout_id(self) -> Select[Any]:
-        """The greatest number of what was taken in."""
+        """Select the greatest number of a tracked row."""
         return select(func.max(self._timeout.c.transferTimeoutId))
 
     def last_of_batch(self, first: int, most: int) -> Select[Any]:
-        """The last number of the `most` rows after `first`; none, if there are fewer."""
+        """Select the number of the last of the `most` rows after `first`; nothing if there are
+        fewer.
+        """
         id = self._timeout.c.transferTimeoutId
         return select(id).where(id > first).order_by(id).limit(1).offset(most - 1)
 
     def moved(self, first: int, last: int | None, before: datetime | None) -> Select[Any]:
-        """What is kept, above `first`, up to `last`, and whose date has changed in the ledger: to one before `before`."""
+        """Select the tracked rows above `first` and up to `last` whose date has changed in the
+        ledger, to one before `before`.
+        """
         kept = self._timeout
         query, expires = self._select(kept, kept, kept)
         query = query.where(kept.c.transferTimeoutId > first, self._moved(kept))
@@ -147,14 +161,14 @@ class Queries:
         return _in_order(query if last is None else query.where(kept.c.transferTimeoutId <= last))
 
     def first_moved(self, first: int, last: int | None) -> Select[Any]:
-        """The number of the first of these rows whose date has changed in the ledger."""
+        """Select the number of the first of these rows whose date has changed in the ledger."""
         kept, id = self._timeout, self._timeout.c.transferTimeoutId
         joined = kept.join(self._transfer, self._transfer.c.transferId == kept.c.transferId)
         query = select(id).select_from(joined).where(id > first, self._moved(kept)).order_by(id).limit(1)
         return _in_order(query if last is None else query.where(id <= last))
 
     def refresh_dates(self, timeout_ids: Sequence[int]) -> Update:
-        """Copy the ledger's dates anew."""
+        """Copy the ledger's dates again."""
         expires = select(self._date(self._transfer.c.expirationDate))
         expires = expires.where(self._transfer.c.transferId == self._timeout.c.transferId)
         these = self._timeout.c.transferTimeoutId.in_(timeout_ids)
@@ -170,9 +184,10 @@ class Queries:
         outer: bool = False,
         final: ColumnElement[Any] | None = None,
     ) -> tuple[Select[Any], ColumnElement[Any]]:
-        """Transfers as `plan.TransferRow`, and their expiration dates. `last` is their last state change, if it is found already.
+        """Select transfers as `plan.TransferRow`, and return their expiration date too.
 
-        With `outer` they need not be kept.
+        `last` is their last state change, if the source has it. With `outer` they need not be
+        tracked.
         """
         joined = source.join(self._transfer, self._transfer.c.transferId == whose.c.transferId)
         if outer:
@@ -181,7 +196,7 @@ class Queries:
             last = self._last
             joined = joined.join(last, last.c.transferStateChangeId == newest_change(self._changes, whose))
         expires = self._date(self._transfer.c.expirationDate)
-        # By the transfer's own spelling: where 'A' and 'a' are the same, its state changes may have either.
+        # The transfer's own spelling: under a case-insensitive collation its state changes may differ.
         columns = (self._transfer.c.transferId, expires, last.c.transferStateId, last.c.transferStateChangeId)
         copy = (
             kept.c.transferTimeoutId,
@@ -192,7 +207,7 @@ class Queries:
         return select(*columns, *copy, null() if final is None else final).select_from(joined), expires
 
     def _moved(self, kept: FromClause) -> ColumnElement[bool]:
-        """That a date is not the ledger's, as `TransferRow.moved` says. (As it is written it is compared faster.)"""
+        """The condition of `TransferRow.moved`. Comparing the raw columns first is faster."""
         expires, copy = self._transfer.c.expirationDate, kept.c.expirationDate
         theirs, ours = self._date(expires), self._date(copy)
         later = theirs >= self._later(ours, EXACT)
@@ -201,22 +216,24 @@ class Queries:
 
 
 def _in_order(query: Select[Any]) -> Select[Any]:
-    """In MariaDB and MySQL: the tables are gone through in the order in which they stand."""
+    """Make MariaDB and MySQL join the tables in the given order."""
     return query.prefix_with("STRAIGHT_JOIN", dialect="mysql").prefix_with("STRAIGHT_JOIN", dialect="mariadb")
 
 
-# -- What was taken in, with what the ledger says of it now: its date, and the last state change over all --------
+# -- tracked transfers --------------------------------------------------------------------------------------
 
 
 def newest_change(changes: FromClause, whose: FromClause) -> ScalarSelect[Any]:
-    """The number of the last state change of a transfer."""
+    """Select the number of a transfer's last state change."""
     older = changes.alias("older")
     newest = select(func.max(older.c.transferStateChangeId)).where(older.c.transferId == whose.c.transferId)
     return newest.correlate_except(older).scalar_subquery()
 
 
 class TrackedTransfers(NamedTuple):
-    """The rows of `transferTimeout`, each joined to its transfer and to the last state change of that."""
+    """The rows of `transferTimeout`, each joined to its transfer and to the transfer's last state
+    change.
+    """
 
     rows: FromClause
     expires: ColumnElement[Any]
@@ -224,7 +241,7 @@ class TrackedTransfers(NamedTuple):
 
 
 def tracked_transfers(ledger: Ledger, database: Database) -> TrackedTransfers:
-    """Where to select from, and where the expiration date and the state stand."""
+    """Return the join, with the expressions of the expiration date and of the state."""
     tables = ledger.tables
     timeout, transfer = tables.timeout, tables.transfer
     last = tables.state_change.alias("last")

@@ -1,4 +1,6 @@
-"""Transfers by chance, each with the states it has had. Nothing here asks a database or a clock."""
+"""Random ledgers for tests and demonstrations: generate transfers, shift their dates, finalize
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,13 @@ for any other.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """What to generate: `transfers`, of which exactly `expired` are in processing with their date in the past.
+    """What to generate: `transfers`, of which exactly `expired` are in processing with their date
+    in the past.
 
-    Their dates lie `hours` back, from the first number to the second. All others have one that lies as far ahead and an
-    hour more, so nothing else expires within an hour: they wait in the last of the processing states, or are final.
-    `amount`: whole numbers from the first to the second. The same `seed` makes the same transfers, relative to now.
-    ValueError for what can't be.
+    Their dates lie between the two numbers of `hours` back. The dates of all others lie as far
+    ahead and an hour more, so that nothing else expires within an hour: they wait in the last
+    processing state, or are final. `amount`: whole numbers from the first to the second. The same
+    `seed` generates the same transfers, relative to now. ValueError for contradictory values.
     """
 
     transfers: int
@@ -49,17 +52,19 @@ class DataSet:
 
     def __post_init__(self) -> None:
         if not 0 <= self.expired <= self.transfers:
-            raise ValueError(f"of {self.transfers} transfers from 0 to all can be expired, not {self.expired}")
+            raise ValueError(
+                f"expired must be from 0 to the number of transfers ({self.transfers}), not {self.expired}"
+            )
         if not 0 <= self.amount[0] <= self.amount[1]:
-            raise ValueError(f"amounts must be from a number to one that is as great, not {self.amount}")
+            raise ValueError(f"amount must be a range of numbers of at least 0, not {self.amount}")
         if not 0 <= self.hours[0] <= self.hours[1] <= MAX_HOURS:
-            raise ValueError(f"hours must be from a number to one that is as great, of a century, not {self.hours}")
+            raise ValueError(f"hours must be a range of numbers within a century, not {self.hours}")
         if not self.currencies or not all(self.currencies):
-            raise ValueError("one or more currencies are needed")
+            raise ValueError("at least one currency is needed")
 
 
 class Transfer(NamedTuple):
-    """One, with its states in their order."""
+    """A transfer, with its states in order."""
 
     transfer_id: str
     amount: int
@@ -69,14 +74,14 @@ class Transfer(NamedTuple):
 
 
 def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Transfer]:
-    """All of them, in no order. The ids depend on nothing but the seed."""
+    """Generate the transfers, in random order. The ids depend on the seed alone."""
     ids, chance = random.Random(f"{data_set.seed} ids"), random.Random(data_set.seed)  # noqa: S311 - no secret
-    ways = _ways(ledger)
-    weights = [WAITING, USUAL, *[(1 - WAITING - USUAL) / max(1, len(ways) - 2)] * (len(ways) - 2)]
+    paths = _state_paths(ledger)
+    weights = [WAITING, USUAL, *[(1 - WAITING - USUAL) / max(1, len(paths) - 2)] * (len(paths) - 2)]
     processing = ledger.processing_states
     least, most = data_set.hours
     expired = set(chance.sample(range(data_set.transfers), data_set.expired))
-    drawn = chance.choices(ways, weights, k=data_set.transfers)
+    drawn = chance.choices(paths, weights, k=data_set.transfers)
     for number in range(data_set.transfers):
         hours = least + (1 - chance.random()) * (most - least)
         if number in expired:
@@ -94,9 +99,9 @@ def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Tran
         )
 
 
-def _ways(ledger: Ledger) -> list[tuple[str, ...]]:
-    """What states a transfer goes through: to wait; to the usual end, which is the second final state, after the
-    first; and to each of the others.
+def _state_paths(ledger: Ledger) -> list[tuple[str, ...]]:
+    """Return the paths of states: to wait; to the usual end, which is the second final state after
+    the first; and to each of the others.
     """
     processing, final = ledger.processing_states, ledger.final_states
     usual = (*processing, *final[:2])
@@ -104,26 +109,25 @@ def _ways(ledger: Ledger) -> list[tuple[str, ...]]:
     return [processing, usual, *others]
 
 
-# -- A whole ledger of transfers by chance --------
+# -- generating a ledger -------------------------------------------------------------------------------------
 
 CHUNK = 5_000
-"""Transfers of one transaction, if not said otherwise."""
+"""Default number of transfers in one transaction."""
 
 
 async def generate(
     database: Database,
     ledger: Ledger,
     data_set: DataSet,
-    told: Callable[[int, int], object] = lambda _, __: None,
+    on_progress: Callable[[int, int], object] = lambda _, __: None,
     *,
     chunk: int = CHUNK,
 ) -> int:
-    """Write a data set to a ledger; returns how many state changes it has.
+    """Write a data set to a ledger, and return its number of state changes.
 
-    `told` hears how many transfers are written, of how many.
-
-    They are written in chunks of so many transfers, each in one transaction. ValueError, where the ledger has some of these transfers
-    already; WrongSchema or DatabaseFailed, where they can't be written.
+    Each `chunk` of transfers is one transaction. `on_progress` gets the number of transfers
+    written, and of all. ValueError if the ledger has some of these transfers; WrongSchema or
+    DatabaseFailed if they can't be written.
     """
     written = changes = 0
     with translate_errors(database):
@@ -134,7 +138,7 @@ async def generate(
         while some := list(islice(made, chunk)):
             changes += await _write(database, ledger, some, data_set.seed)
             written += len(some)
-            told(written, data_set.transfers)
+            on_progress(written, data_set.transfers)
     return changes
 
 
@@ -152,7 +156,7 @@ async def _write(database: Database, ledger: Ledger, chunk: list[Transfer], seed
     ids = select(func.count()).where(tables.transfer.c.transferId.in_([one.transfer_id for one in chunk[:100]]))
     async with database.writing() as connection:
         if (await connection.execute(ids)).scalar_one():
-            raise ValueError(f"the ledger has transfers of seed {seed} already: take another seed")
+            raise ValueError(f"the ledger has transfers of seed {seed} already: use another seed")
         await database.insert_rows(
             connection,
             tables.transfer,
@@ -171,18 +175,18 @@ async def _write(database: Database, ledger: Ledger, chunk: list[Transfer], seed
     return len(changes)
 
 
-# -- Moving the expiration dates of a ledger --------
+# -- shifting dates ------------------------------------------------------------------------------------------
 
 SHIFT_CHUNK = 20_000
-"""Transfers of one statement."""
+"""Transfers in one statement."""
 
 
 async def shift(
-    database: Database, ledger: Ledger, by: timedelta, told: Callable[[int, int], object] = lambda _, __: None
+    database: Database, ledger: Ledger, by: timedelta, on_progress: Callable[[int, int], object] = lambda _, __: None
 ) -> int:
-    """Move the expiration dates of all transfers; returns how many. It is one transaction: all are moved or none.
+    """Shift the expiration dates of all transfers in one transaction, and return their number.
 
-    `told` hears how many are moved, of how many. DatabaseFailed, where it fails.
+    `on_progress` gets the number of dates moved, and of all. DatabaseFailed if it fails.
     """
     transfer = ledger.tables.transfer
     id = transfer.c.transferId
@@ -198,25 +202,25 @@ async def shift(
                 last = (await connection.execute(end)).scalar()
                 some = after if last is None else [*after, id <= last]
                 moved += (await connection.execute(statement.where(*some))).rowcount
-                told(moved, max(moved, total))
+                on_progress(moved, max(moved, total))
                 if last is None:
                     return moved
                 first = last
 
 
-# -- Final states for what the handler waits for --------
+# -- finalizing ----------------------------------------------------------------------------------------------
 
 
 async def finalize(
     database: Database, ledger: Ledger, state: str = "ABORTED", *, limit: int | None = None, overdue: bool = False
 ) -> int:
-    """Write a final state change for the transfers that were taken in; returns how many. Those that are final stay.
+    """Write a final state change for tracked transfers that are not final, and return their number.
 
-    `limit`: so many at most, those that expire first. `overdue`: only those whose date has passed. ValueError for a
-    state that is not final; DatabaseFailed, where it fails.
+    `limit`: at most this many, those that expire first. `overdue`: only those whose date has
+    passed. ValueError for a state that is not final; DatabaseFailed if it fails.
     """
     if state not in ledger.final_states:
-        raise ValueError(f"{state!r} is no final state; those are {', '.join(ledger.final_states)}")
+        raise ValueError(f"{state!r} is not a final state; those are {', '.join(ledger.final_states)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
     found, changes, timeout = tracked_transfers(ledger, database), ledger.tables.state_change, ledger.tables.timeout

@@ -1,4 +1,4 @@
-"""The first half of a run: what there is to do. It only reads."""
+"""The scan phase of a run: finds what there is to do. It only reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from genie.timeouts.sweep import ROWS_PER_SLICE, Compared, IdleSweep, Phase, Swe
 
 
 class Scanner:
-    """For one ledger in one database."""
+    """Scans one ledger."""
 
     def __init__(self, ledger: Ledger, database: Database, *, batch: int, max_transaction_age: timedelta) -> None:
         self._ledger, self._database = ledger, database
@@ -38,25 +38,28 @@ class Scanner:
 
     @property
     def catching_up(self) -> bool:
-        """Whether the next run compares a whole batch of dates, because the last one has found moved ones."""
+        """Whether the next run compares a whole batch of dates, because the last one has found
+        moved ones.
+        """
         return self._sweep.phase is not Phase.SAMPLE
 
     def advance(self, result: ScanResult, has_rejected: bool) -> None:
-        """What was found is dealt with, but for what was refused: that does not keep the rest from its turn.
+        """The result was applied: continue after it. Rejected transfers do not keep others from
+        being delivered.
 
-        If more may be due, the next result for it begins behind what this one has found, and so on to the last of it.
+        If more may be due the next scan continues after the last due row of this one.
         """
         again = has_rejected or not result.plan or self._due_after is not None
         self._due_after = result.due_until if again else None
         self._sweep.advance(result.compared)
 
     async def scan(self) -> ScanResult:
-        """See what is new, what is due, and what has changed."""
+        """Find the new state changes, the due transfers, and what has changed."""
         async with self._database.reading() as connection:
             segment = Segment.of((await connection.execute(self._queries.segment())).first())
             found = await connection.execute(self._queries.new_changes(segment.start, self._batch))
             changes, last = found.one()
-            # Asked behind that: what may still appear among those changes belongs to transactions that are open now.
+            # Read after the changes: those that may still appear among them belong to transactions that are open now.
             now = (await connection.execute(self._queries.now())).scalar_one()
             recounted = await self._recount(connection, now)
             rows = await self._rows(connection, self._queries.due(now, self._batch, self._due_after))
@@ -94,11 +97,13 @@ class Scanner:
         return recount(((one, counts[number]) for number, one in enumerate(counted)), now, self._max_transaction_age)
 
     def start_idle_sweep(self) -> IdleSweep:
-        """Begin to compare all dates between two runs."""
+        """Start the comparison of all dates between two runs."""
         return IdleSweep(self._sweep.position)
 
     async def compare_slice(self, idle: IdleSweep) -> None:
-        """Compare the dates of the next slice of rows. If one was moved, the next run begins with its row."""
+        """Compare the dates of the next slice of rows. The next run begins with the first moved
+        one.
+        """
         async with self._database.reading() as connection:
             first = await self._position(connection)
             last = (await connection.execute(self._queries.last_of_batch(first, ROWS_PER_SLICE))).scalar()
@@ -111,14 +116,16 @@ class Scanner:
             idle.advance(first, last)
 
     async def _position(self, connection: AsyncConnection) -> int:
-        """The row after which dates are compared: in the beginning any, so that restarts don't keep it at the first."""
+        """Return the row after which to compare dates; a random one at first, since restarts could
+        keep it near the first.
+        """
         if self._sweep.position is None:
             newest = (await connection.execute(self._queries.max_timeout_id())).scalar() or 0
             self._sweep.position = random.randint(0, newest)  # noqa: S311 - no secret
         return self._sweep.position
 
     async def _compare(self, connection: AsyncConnection, now: datetime) -> tuple[list[TransferRow], Compared]:
-        """Compare the dates of the next rows with the ledger's, from the beginning again after the end."""
+        """Compare the dates of the next rows with the ledger's, wrapping at the end of the table."""
         first, most = await self._position(connection), self._sweep.rows
         last = (await connection.execute(self._queries.last_of_batch(first, most))).scalar()
         ranges = [(first, last)]

@@ -1,4 +1,6 @@
-"""A ledger's database, ready to be used."""
+"""Opening a ledger's database: its tables are created where they don't exist, and checked where
+they do.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ from genie.timeouts.times import Utc
 
 
 async def prepare(database: Database, ledger: Ledger) -> None:
-    """Create the tables that are absent, check those that are there. WrongSchema or DatabaseFailed.
+    """Create the tables that don't exist, check those that do. WrongSchema or DatabaseFailed.
 
-    ValueError for a URL with which nothing can be connected.
+    ValueError for a URL that can't be connected to.
     """
     with translate_errors(database):
         await database.connect()
@@ -56,11 +58,11 @@ async def prepare(database: Database, ledger: Ledger) -> None:
 async def open_ledger(
     url: str, ledger: Ledger, *, create: bool = False, handler_tables: bool = True
 ) -> AsyncIterator[Database]:
-    """The database of a URL until the block ends. With `create` its tables are made ready; else they are only checked.
+    """The database of a URL, until the block ends. `create`: create missing tables; else they are
+    only checked.
 
-    Without `handler_tables` only the ledger's own two tables have to be there.
-
-    WrongSchema or DatabaseFailed, and ValueError for a URL that can't be right.
+    Without `handler_tables` only the ledger's own two tables must exist. WrongSchema or
+    DatabaseFailed; ValueError for an invalid URL.
     """
     database = open_database(url)
     try:
@@ -84,11 +86,11 @@ async def open_ledger(
 
 
 def create_tables(connection: Connection, tables: LedgerTables) -> None:
-    """Create what is absent, and say in one WrongSchema all that is wrong with what is there.
+    """Create what is missing. One WrongSchema names all that is wrong with what exists.
 
-    The ledger's own two tables are created only by their usual names, and only where neither is there or has rows: what
-    a ledger has of its own is not made up. (MariaDB creates tables one by one, and may be cut off after the first.) To
-    the handler's own tables what they lack is added.
+    The ledger's own two tables are created only under their default names, and only if neither
+    exists or has rows: a ledger's own tables are not invented. (MariaDB creates tables one by one,
+    and may be interrupted after the first.) Missing columns are added to the handler's own tables.
     """
     inspector = inspect(connection)
     existing = [table for table in tables.all if inspector.has_table(table.name)]
@@ -112,7 +114,7 @@ def create_tables(connection: Connection, tables: LedgerTables) -> None:
 
 
 def has_handler_tables(connection: Connection, tables: LedgerTables) -> bool:
-    """Return whether a handler of this package has made its tables ready."""
+    """Whether a handler of this package has created its tables."""
     try:
         check_tables(connection, tables, tables.all)
     except WrongSchema:
@@ -121,7 +123,7 @@ def has_handler_tables(connection: Connection, tables: LedgerTables) -> bool:
 
 
 def check_tables(connection: Connection, tables: LedgerTables, needed: Sequence[Table]) -> None:
-    """Say in one WrongSchema all that is absent and all that is wrong with the tables needed, and change nothing."""
+    """Check the tables, and change nothing. One WrongSchema names all that is missing or wrong."""
     inspector = inspect(connection)
     existing = [table for table in needed if inspector.has_table(table.name)]
     wrong = [f"there is no table {table.name}" for table in needed if table not in existing]
@@ -146,7 +148,9 @@ def _has_rows(connection: Connection, table: Table) -> bool:
 
 
 def _adopt_id_type(connection: Connection, inspector: Inspector, tables: LedgerTables) -> None:
-    """Our column refers to the ledger's: it must be as long, and in MariaDB and MySQL of the same characters."""
+    """Give our foreign key the type of the ledger's ids: its length, and in MariaDB and MySQL its
+    collation.
+    """
     theirs, ours = tables.transfer.c.transferId, tables.timeout.c.transferId
     (found,) = (column for column in inspector.get_columns(tables.transfer.name) if column["name"] == theirs.name)
     ours.type = found["type"]
@@ -199,7 +203,7 @@ def _column_problems(column: Column[object], found: ReflectedColumn) -> Iterator
 
 
 def _zone_problems(column: Column[object], found: ReflectedColumn, dialect: Dialect) -> Iterator[str]:
-    """What holds instants, whatever the time zone of the session, can't hold local times."""
+    """A column of instants, whatever the session's time zone, can't hold local times."""
     if not isinstance(column.type, Utc) or column.type.zone is None:
         return
     in_mysql = dialect.name in ("mysql", "mariadb") and isinstance(found["type"], TIMESTAMP)
@@ -209,7 +213,9 @@ def _zone_problems(column: Column[object], found: ReflectedColumn, dialect: Dial
 
 
 def _indexes(inspector: Inspector, table: Table) -> list[Index]:
-    """Those that no other can stand for: one that begins with the same column, and is as unique."""
+    """Return the indexes that no existing one replaces: one that begins with the same column and is
+    as unique.
+    """
     found = [(index["column_names"][0], bool(index["unique"])) for index in inspector.get_indexes(table.name)]
     found += [(names["column_names"][0], True) for names in inspector.get_unique_constraints(table.name)]
     return sorted(

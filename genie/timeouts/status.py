@@ -1,4 +1,4 @@
-"""How far the handler of a ledger has come, and what is left."""
+"""How far the handler of a ledger has read, and what is left to do."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from genie.timeouts.queries import Queries, tracked_transfers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Numbers of one moment.
+    """A snapshot.
 
-    The handler has read the state changes up to `segment`; the greatest there is is `last`, and `lag` of them are not
-    read yet. `pending`: transfers that were taken in and not handed over. `overdue`: those of them that are to be
-    handed over, for they are in processing and their date has passed. `handed_over`: those that were, and that are not
-    final yet, as far as the handler has seen.
+    The handler has read the state changes up to `segment`; the greatest is `last`, and `lag` of
+    them are unread. `pending`: tracked transfers that were not delivered. `overdue`: those of them
+    that are due, in processing with their date in the past. `handed_over`: delivered transfers that
+    are not final yet, as far as the handler has read.
     """
 
     segment: int
@@ -32,7 +32,7 @@ class Status:
 
 
 async def status(database: Database, ledger: Ledger) -> Status:
-    """See how it stands. DatabaseFailed, where it can't be read."""
+    """Read the status. DatabaseFailed if it can't be read."""
     queries, tables = Queries(ledger, database), ledger.tables
     last = await last_change(database, ledger)
     number, handed_over = tables.state_change.c.transferStateChangeId, tables.timeout.c.handedOverDate
@@ -58,7 +58,7 @@ async def status(database: Database, ledger: Ledger) -> Status:
 
 
 async def last_change(database: Database, ledger: Ledger) -> int:
-    """The greatest number of a state change; 0, if there is none."""
+    """Return the greatest number of a state change; 0 if there is none."""
     greatest = select(func.max(ledger.tables.state_change.c.transferStateChangeId))
     with translate_errors(database):
         async with database.reading() as connection:

@@ -1,13 +1,15 @@
-"""Comparing the dates of `transferTimeout` with those of the ledger: which rows come next, and how many at a time.
+"""Comparing the dates of `transferTimeout` with those of the ledger: which rows come next, and how
+many at a time.
 
-A date that was moved in the ledger is found by nothing but this comparison. Each run compares `ROWS_PER_RUN` rows, which
-takes a few milliseconds however large the table is; a run that reaches the end of the table compares up to as many from
-its beginning, too. Between its runs, `TimeoutHandler.run` reads on in slices of `ROWS_PER_SLICE` rows, and starts a run
-when it finds a moved date.
+Only this comparison finds dates that were moved in the ledger. Each run compares `ROWS_PER_RUN`
+rows, which takes a few milliseconds whatever the size of the table; at the end of the table it
+continues with as many at its beginning. Between its runs `TimeoutHandler.run` compares slices of
+`ROWS_PER_SLICE` rows, and starts a run when it finds a moved date.
 
-Dates are usually moved in bulk. So after a moved date was found, the following runs compare a whole batch each, one at
-once after the other, until a batch has no moved date or all rows were compared: first they only take the transfers that
-are overdue by that, which are what matters, and then all others from where they began.
+Dates are usually moved in bulk. After a moved date the following runs therefore compare a whole
+batch each, without a pause, until a batch has no moved date or all rows were compared: first they
+only take the transfers that are overdue by their new date, which matter most, and then all others
+from where they began.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ ROWS_PER_RUN = 1_000
 """Rows whose dates a run compares when no moved date is known."""
 
 ROWS_PER_SLICE = 10_000
-"""Rows whose dates are compared by one slice between two runs."""
+"""Rows whose dates one slice between two runs compares."""
 
 SLICE_INTERVAL_S = 0.3
 """Seconds from one slice to the next: 1,000,000 rows take 30 s."""
@@ -31,17 +33,18 @@ class Phase(Enum):
     SAMPLE = auto()
     """`ROWS_PER_RUN` rows: no moved date is known."""
     OVERDUE = auto()
-    """A batch, of which it takes the rows that are overdue."""
+    """A batch, of which the overdue rows are taken."""
     COPY = auto()
-    """A batch, of which it takes all rows whose date was moved."""
+    """A batch, of which all rows with a moved date are taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """What was compared: the rows after `first`, up to `last` (both are numbers of rows of `transferTimeout`).
+    """The rows that were compared: those after `first` and up to `last` (numbers of rows of
+    `transferTimeout`).
 
-    `wrapped`: the end of the table was reached, and its beginning compared, too. `whole`: these were all rows there are.
-    `moved`: whether one of them has another date than the ledger.
+    `wrapped`: the end of the table was reached, and its beginning compared too. `whole`: these were
+    all rows of the table. `moved`: one of them has a moved date.
     """
 
     first: int
@@ -53,10 +56,10 @@ class Compared:
 
 @dataclass(slots=True)
 class IdleSweep:
-    """The slices between two runs: they end where they have begun."""
+    """The slices between two runs. They end where they began."""
 
     begin: int | None
-    """The row after which the first slice begins; None, where that is not known yet."""
+    """The row after which the first slice begins; None until it is known."""
     complete: bool = False
     """Whether all rows were compared."""
     wrapped: bool = False
@@ -65,7 +68,9 @@ class IdleSweep:
     """Whether a moved date was found."""
 
     def advance(self, first: int, last: int | None) -> None:
-        """Go on after a slice of the rows after `first`, up to `last`; None: to the end of the table."""
+        """Continue after a slice of the rows after `first` and up to `last`; None: to the end of
+        the table.
+        """
         if self.begin is None:
             self.begin = first
         if last is None:
@@ -77,7 +82,7 @@ class IdleSweep:
 
 @dataclass(slots=True)
 class Sweep:
-    """Where the comparison is in the table. Nothing here asks a database or a clock."""
+    """The position of the comparison in the table. Pure: no database, no clock."""
 
     batch: int
     """Rows that a run compares after a moved date was found."""
@@ -95,7 +100,7 @@ class Sweep:
         return ROWS_PER_RUN if self.phase is Phase.SAMPLE else max(self.batch, ROWS_PER_RUN)
 
     def advance(self, compared: Compared) -> None:
-        """Go on after a run that has compared these rows, and whose results are written."""
+        """Continue after a run that has compared these rows, and whose results are written."""
         self.position = compared.last
         self.wrapped = self.wrapped or compared.wrapped
         round_complete = compared.whole or (self.wrapped and compared.last >= self.begin)

@@ -1,4 +1,4 @@
-"""Dates as the ledger keeps them (in UTC, or in the time zone that it is said to have), and as Python has them: in UTC."""
+"""Dates: in the ledger in UTC or its time zone, in Python aware and in UTC."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from genie.timeouts.errors import WrongDate
 
 
 class _SqliteDate(UserDefinedType[str]):
-    """A text: SQLite has no dates, and what others write may have any of the forms that it understands."""
+    """Text: SQLite has no date type, and other programs may write any form that it understands."""
 
     cache_ok = True
 
@@ -26,10 +26,12 @@ class _SqliteDate(UserDefinedType[str]):
 
 
 class Utc(TypeDecorator[datetime]):
-    """A column without a time zone that holds UTC, or local times of `zone`. In Python its values are aware and in UTC.
+    """A column without a time zone that holds UTC, or local times of `zone`. Its Python values are
+    aware and in UTC.
 
-    In Python a naive value counts as UTC. A local time that occurs twice, when clocks are set back, counts as the
-    second one, and one that is skipped counts as if the clocks had not been set forward yet: so nothing expires early.
+    A naive Python value counts as UTC. A local time that occurs twice, when clocks are set back,
+    counts as the second; one that is skipped counts as if the clocks had not been set forward yet.
+    So nothing expires early.
     """
 
     impl = DateTime
@@ -40,7 +42,7 @@ class Utc(TypeDecorator[datetime]):
         self.zone = zone
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """With microseconds where the kind of database has them."""
+        """Use microseconds where the database has them."""
         if dialect.name == "sqlite":
             return dialect.type_descriptor(_SqliteDate())
         if dialect.name in ("mysql", "mariadb"):
@@ -48,7 +50,7 @@ class Utc(TypeDecorator[datetime]):
         return dialect.type_descriptor(DateTime())
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        """From Python."""
+        """Convert from Python."""
         if value is None:
             return None
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
@@ -56,7 +58,7 @@ class Utc(TypeDecorator[datetime]):
         return plain.isoformat(" ", "milliseconds") if dialect.name == "sqlite" else plain
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - its signature
-        """To Python."""
+        """Convert to Python. WrongDate if it is not a date."""
         if value is None:
             return None
         if isinstance(value, str):
@@ -64,7 +66,7 @@ class Utc(TypeDecorator[datetime]):
                 value = datetime.fromisoformat(value)
         if not isinstance(value, datetime):
             zone = "UTC" if self.zone is None else self.zone.key
-            raise WrongDate(f"{value!r} is no date: one is written as 'YYYY-MM-DD HH:MM:SS', in {zone}")
+            raise WrongDate(f"{value!r} is not a date: it must be like 'YYYY-MM-DD HH:MM:SS', in {zone}")
         if self.zone is None:
             return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         if value.tzinfo is not None:
@@ -75,7 +77,7 @@ class Utc(TypeDecorator[datetime]):
 
 
 def _moved_to(zone: tzinfo, value: datetime) -> datetime:
-    """In another time zone. What Python has no dates for there is the first or the last that it has."""
+    """Convert to a time zone. Dates beyond Python's range become its first or last one."""
     try:
         return value.astimezone(zone)
     except OverflowError:
@@ -83,7 +85,7 @@ def _moved_to(zone: tzinfo, value: datetime) -> datetime:
 
 
 class utc_now(FunctionElement[datetime]):  # noqa: N801 - named as SQL's functions are
-    """The database's clock, whatever the time zone of the connection."""
+    """The database's clock in UTC, whatever the time zone of the session."""
 
     type = Utc()
     inherit_cache = True

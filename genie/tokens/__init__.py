@@ -1,7 +1,8 @@
-"""Choosing unspent tokens that together reach an amount, and holding them until they are spent.
+"""Token selection: choosing unspent tokens that together reach an amount, and holding them until
+they are spent.
 
 `SherdlockSelector` is for replicas that share wallets: what each of them holds is locked in Genie.
-`InMemorySelector` is for one process that has its tokens to itself. Both read a `TokenStore`.
+`InMemorySelector` is for one process that has its wallets to itself. Both read a `TokenStore`.
 """
 
 from __future__ import annotations

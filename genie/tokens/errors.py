@@ -1,10 +1,10 @@
-"""What can go wrong with tokens.
+"""The errors of token selection.
 
 GenieError
-├── InsufficientFunds         a wallet has not got what was asked for
-│   └── FundsLocked           it has, but others hold too much of it
-├── TooManyTokens             it has, but not in as few tokens as were allowed
-├── SelectionEnded            a selection was released, spent or lost before
+├── InsufficientFunds         the wallet has less than the requested amount
+│   └── FundsLocked           it has enough, but others hold too much of it
+├── TooManyTokens             it has enough, but not in as few tokens as allowed
+├── SelectionEnded            the selection was released, spent or lost before
 └── SpentAlready              another transaction has spent a token first
 """
 
@@ -16,33 +16,39 @@ from genie.errors import GenieError
 
 
 class InsufficientFunds(GenieError):
-    """`asked` was to be selected. `free` is what nobody holds, `locked` what others hold (of what `where` lets through)."""
+    """The wallet lacks the amount `asked`. `free` is what is not held, `locked` what others hold
+    (of the tokens that `where` accepts).
+    """
 
     def __init__(self, asked: int, free: int, locked: int, of: object = "") -> None:
         self.asked, self.free, self.locked = asked, free, locked
         where = f" in {of}" if str(of) else ""
-        held = f", others hold {locked}" if locked else ""
-        super().__init__(f"{asked} was asked for{where}: {free} is free{held}")
+        held = f", {locked} held by others" if locked else ""
+        super().__init__(f"requested {asked}{where}: {free} free{held}")
 
 
 class FundsLocked(InsufficientFunds):
-    """There is enough, but others hold too much of it just now. Ask again later."""
+    """The wallet has enough, but others hold too much of it at the moment. Retry later."""
 
 
 class TooManyTokens(GenieError):
-    """`asked` can't be had in `limit` tokens: the largest that are free reach `reached`. Consolidate, or allow more."""
+    """The amount `asked` can't be reached in `limit` tokens: the largest free ones reach `reached`.
+    Consolidate, or allow more.
+    """
 
     def __init__(self, asked: int, limit: int, reached: int) -> None:
         self.asked, self.limit, self.reached = asked, limit, reached
-        super().__init__(f"{asked} was asked for in at most {limit} tokens: the largest that are free reach {reached}")
+        super().__init__(f"requested {asked} in at most {limit} tokens: the largest free ones reach {reached}")
 
 
 class SelectionEnded(GenieError):
-    """What was selected is not held any more: it was released, spent, or its time is over. Select again."""
+    """The tokens are no longer held: the selection was released or spent, or its time has expired.
+    Select again.
+    """
 
 
 class SpentAlready(GenieError):
-    """Another transaction has spent these tokens first (or they never were). Nothing was changed."""
+    """Another transaction has spent these tokens, or they never existed. Nothing was changed."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = tuple(ids)

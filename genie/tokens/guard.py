@@ -1,7 +1,8 @@
-"""Who may use the state of a selector: calls from other threads are rejected before they change anything.
+"""Thread confinement: calls of a selector from another thread are rejected before they change
+anything.
 
-Selectors need no lock because all their state is confined to one event loop: what happens between two awaits is atomic.
-A call from another thread would break that without any sign of it.
+A selector needs no lock because all its state is confined to one event loop: the code between two
+awaits is atomic. A call from another thread would break that silently.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ from typing import NoReturn, Protocol
 
 
 class Guard(Protocol):
-    """Decides whether the present caller may use a selector, and tells it the time."""
+    """Decides whether the calling thread may use a selector, and provides its clock."""
 
     def bind(self) -> None:
-        """The selector is started."""
+        """The selector is being started."""
 
     def check(self) -> None:
-        """RuntimeError where the caller may not use the selector."""
+        """Raise RuntimeError if the caller may not use the selector."""
 
     def check_can_wait(self) -> None:
-        """Called before the store is awaited. Raises what the caller is to be told where it can't wait, or RuntimeError
-        as `check` does.
-        """
+        """Called before the store is awaited. Raises if the caller can't wait, or as `check` does."""
 
     def time(self) -> float:
-        """Seconds of a clock that never goes back. RuntimeError where the caller may not use the selector."""
+        """Return the seconds of a monotonic clock. RuntimeError if the caller may not use the
+        selector.
+        """
 
 
 class ThreadGuard:
-    """Confines a selector to the thread whose event loop starts it, or uses it before it is started.
+    """Confines a selector to the thread whose event loop starts it, or uses it before the start.
 
-    `instead` says in the error what to use from other threads. The thread is compared, and not the event loop: before
-    Python 3.12 it takes a system call to find the running loop.
+    `instead` is appended to the error, and says what to use from other threads. The thread is
+    compared, not the event loop: before Python 3.12 finding the running loop takes a system call.
     """
 
     __slots__ = ("_clock", "_ident", "_instead", "_name")
@@ -47,28 +48,27 @@ class ThreadGuard:
         self._clock: Callable[[], float]
 
     def bind(self) -> None:
-        """Confine the selector to this thread, and take the time from its running event loop."""
+        """Confine the selector to this thread, and use the clock of its running event loop."""
         self._clock = asyncio.get_running_loop().time
         self._name = threading.current_thread().name
         self._ident = get_ident()
 
     def check(self) -> None:
-        """RuntimeError in any other thread."""
+        """Raise RuntimeError in any other thread."""
         if get_ident() != self._ident:
-            self._meet()
+            self._bind_or_reject()
 
     def check_can_wait(self) -> None:
-        """The same: in its own thread a selector can always wait."""
+        """Raise RuntimeError in any other thread: in its own thread a selector can always wait."""
         self.check()
 
     def time(self) -> float:
-        """The event loop's time, in seconds. RuntimeError in any other thread."""
+        """Return the event loop's time in seconds. RuntimeError in any other thread."""
         if get_ident() != self._ident:
-            self._meet()
+            self._bind_or_reject()
         return self._clock()
 
-    def _meet(self) -> None:
-        """The first thread is accepted."""
+    def _bind_or_reject(self) -> None:
         if self._ident is not None:
             self._reject()
         self.bind()

@@ -1,4 +1,4 @@
-"""Tokens that were selected, and are held until they are spent or given back."""
+"""Selections: tokens that are held until they are spent or released."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from genie.tokens.token import Token
 
 
 def read_checkpoint(data: Mapping[str, Any]) -> tuple[str, int, list[Token]]:
-    """The transaction, what was asked for and the tokens of a checkpoint; ValueError, if it is none."""
+    """Return the transaction, the requested amount and the tokens of a checkpoint. ValueError if it
+    is invalid.
+    """
     try:
         transaction, asked = data["transaction"], data["asked"]
         tokens = [Token(**token) for token in data["tokens"]]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"this is not what a selection's checkpoint() gave: {error!r}") from None
+        raise ValueError(f"not the checkpoint of a selection: {error!r}") from None
     if type(transaction) is not str or type(asked) is not int or len({token.id for token in tokens}) < len(tokens):
-        raise ValueError(
-            "this is not what a selection's checkpoint() gave: a token is there twice, or a field is wrong"
-        )
+        raise ValueError("not the checkpoint of a selection: a token is contained twice, or a field has a wrong type")
     return transaction, asked, tokens
 
 
 def check_limit(limit: int | None) -> int | None:
-    """How many tokens a selection may be, if that is limited; else a ValueError."""
+    """Return the maximal number of tokens. ValueError if it is invalid."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"limit must be an integer of at least 1, not {limit!r}")
     return limit
 
 
 def check_duration(seconds: float, name: str) -> float:
-    """A duration in seconds, if it is one; else a ValueError that names the argument."""
+    """Return a duration in seconds. ValueError, which names the argument, if it is invalid."""
     if type(seconds) not in (int, float) or not seconds > 0:
         raise ValueError(f"{name} must be a number of seconds above 0, not {seconds!r}")
     return seconds
 
 
 class State(Enum):
-    """Where a selection is in its life."""
+    """The state of a selection. SPENDING: a spend is in progress, or its outcome is unknown."""
 
     HELD = auto()
     SPENDING = auto()
@@ -52,10 +52,10 @@ class State(Enum):
 
 
 class Selection(ABC):
-    """Tokens that together reach the amount `asked`, held for a transaction. An async context manager: what was not
-    spent when its block is left is released.
+    """Tokens that together reach the amount `asked`, held for a transaction.
 
-    It belongs to its selector's event loop: RuntimeError where it is used from another thread.
+    An async context manager that releases the tokens if they were not spent. It belongs to its
+    selector's event loop: RuntimeError if another thread uses it.
     """
 
     __slots__ = ("_guard", "_state", "_store", "asked", "tokens", "transaction")
@@ -70,53 +70,57 @@ class Selection(ABC):
 
     @property
     def amount(self) -> int:
-        """What the tokens are worth together; at least what was asked for."""
+        """The sum of the tokens; at least `asked`."""
         return sum(token.amount for token in self.tokens)
 
     @property
     def change(self) -> int:
-        """What they are worth beyond what was asked for."""
+        """The sum of the tokens beyond `asked`."""
         return self.amount - self.asked
 
     @property
     @abstractmethod
     def held(self) -> bool:
-        """Whether the tokens are still this selection's."""
+        """Whether this selection still holds the tokens."""
 
     @abstractmethod
     def checkpoint(self) -> dict[str, Any]:
-        """Plain data by which `selector.restore` holds these tokens again, in another process too."""
+        """Return JSON-compatible data by which `selector.restore` holds these tokens again, in any
+        process.
+        """
 
     @abstractmethod
     async def _release(self) -> None:
-        """Hold the tokens no longer."""
+        """Stop holding the tokens."""
 
     @abstractmethod
     async def _prepare_spend(self) -> None:
-        """See to it that the tokens stay held while they are spent; SelectionEnded where they are not any more."""
+        """Make sure that the tokens stay held during the spend. SelectionEnded if they are not held
+        any more.
+        """
 
     @abstractmethod
     def _on_spent(self) -> None:
-        """They are spent."""
+        """The store has spent the tokens."""
 
     async def spend(self, outputs: Sequence[Token] = ()) -> None:
         """Spend the tokens and issue `outputs`, all or nothing.
 
-        SelectionEnded, where they are not held any more; SpentAlready, where somebody has spent them without holding
-        them; ValueError, where the outputs can't be issued. If the store fails otherwise the outcome is not known: it can be
-        said again.
+        SelectionEnded if the tokens are not held any more; SpentAlready if another transaction has
+        spent some without holding them; ValueError if the outputs can't be issued. After any other
+        error of the store the outcome is unknown, and the same spend can be repeated.
         """
         self._guard.check()
         self._check_not_ended()
         await self._prepare_spend()
-        self._check_not_ended()  # it may have been released meanwhile
+        self._check_not_ended()  # possibly released during the await
         again, self._state = self._state is State.SPENDING, State.SPENDING
         try:
             await self._store.spend(self.tokens, transaction=self.transaction, outputs=outputs)
         except SpentAlready:  # nothing was changed
             self._state = State.HELD
             raise
-        except ValueError:  # nor here; but what is said again may have been carried out before
+        except ValueError:  # nor here; but an earlier attempt may have succeeded
             self._state = State.SPENDING if again else State.HELD
             raise
         self._state = State.SPENT
@@ -127,9 +131,9 @@ class Selection(ABC):
             raise SelectionEnded(f"the selection of {self.transaction!r} was {self._state.name.lower()} before")
 
     async def release(self) -> None:
-        """Give the tokens back. A second time does nothing, and neither does it for what was spent or is lost.
+        """Release the tokens. Idempotent; has no effect on spent or lost tokens.
 
-        Tokens of which it is not known whether they were spent stay held until their time is over.
+        Tokens whose spend has an unknown outcome stay held until their time expires.
         """
         self._guard.check()
         if self._state is State.HELD:

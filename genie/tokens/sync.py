@@ -1,8 +1,10 @@
-"""Token selection for threads: `genie.tokens.sync.InMemorySelector` is `genie.tokens.InMemorySelector` without `await`.
+"""Token selection for threads: `genie.tokens.sync.InMemorySelector` is
+`genie.tokens.InMemorySelector` without `await`.
 
-Any number of threads may use one selector and its selections. A call that is decided in memory is executed by the calling
-thread; one that needs the store waits for an event loop that runs in a thread of its own, `genie-tokens`. Calls of the
-main thread are always executed there, so that Ctrl-C can't leave a selection half made.
+Any number of threads may use one selector and its selections. A call that needs only memory is
+executed by the calling thread; one that needs the store waits for an event loop in a thread of its
+own, `genie-tokens`. Calls of the main thread are always executed there, so that Ctrl-C can't leave
+a selection half made.
 """
 
 from __future__ import annotations
@@ -26,13 +28,15 @@ T = TypeVar("T")
 
 
 class InMemorySelector:
-    """`genie.tokens.InMemorySelector` for any number of threads. A context manager, to be entered once.
+    """`genie.tokens.InMemorySelector` for any number of threads. A context manager that can be
+    entered once.
 
-    The store is opened (by `async with`, if it can be) and closed by the selector, in the selector's own event loop. Give
-    it a store that no other event loop uses meanwhile; `run` does whatever else is to be done with it.
+    The selector opens the store (by `async with`, if it is a context manager) and closes it, in its
+    own event loop. No other event loop may use the store meanwhile; `run` executes anything else
+    that uses it.
 
-    One call at a time is executed, and the others wait for it. So a `where` must only look at the token: RuntimeError
-    where it calls the selector or a selection.
+    Calls are executed one at a time. So a `where` must only look at the token: RuntimeError if it
+    calls the selector or a selection.
     """
 
     def __init__(self, store: TokenStore, *, auto_unlock: float = 300.0, max_tokens: int | None = None) -> None:
@@ -44,21 +48,23 @@ class InMemorySelector:
         self._spends = _Spends()
         self._started = False
         self._resources = AsyncExitStack()
-        """What is to be closed."""
         self._closing = asyncio.Lock()
 
     @property
     def store_error(self) -> Exception | None:
-        """What the store failed with, until it could be read again: tokens are selected from an old copy meanwhile."""
+        """The error of the store since it was last read completely: meanwhile selections use an
+        outdated copy.
+        """
         return self._selector.store_error
 
     def start(self) -> None:
-        """Open and load the store, and follow it from then on.
+        """Open and load the store, and follow its changes.
 
-        Raises what the store raises until it is loaded. After that, and after KeyboardInterrupt, the selector is closed.
+        Raises the store's errors during the first load. After an error or KeyboardInterrupt the
+        selector is closed.
         """
         if self._started:
-            raise RuntimeError("a selector for threads is started once: make another one")
+            raise RuntimeError("a selector for threads can be started only once: create another one")
         self._started = True
         try:
             self._background.run(self._open())
@@ -67,9 +73,10 @@ class InMemorySelector:
             raise
 
     def close(self) -> None:
-        """Wait for the spends under way, close the store, and end the event loop. A second time does nothing.
+        """Wait for spends in progress, close the store, and end the event loop. Idempotent.
 
-        Other calls that wait for the store raise RuntimeError, and so does every later one, except `release`.
+        Other calls that wait for the store raise RuntimeError, and so does every later one except
+        `release`.
         """
         try:
             self._background.run(self._shut())
@@ -88,9 +95,10 @@ class InMemorySelector:
         self.close()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Execute a coroutine in the selector's event loop, and return its result: `selector.run(store.add(tokens))`.
+        """Execute a coroutine in the selector's event loop, and return its result:
+        `selector.run(store.add(tokens))`.
 
-        KeyboardInterrupt cancels it. RuntimeError where the selector is closed, or is closed meanwhile.
+        KeyboardInterrupt cancels it. RuntimeError if the selector is closed before or meanwhile.
         """
         return self._background.run(coroutine)
 
@@ -107,10 +115,11 @@ class InMemorySelector:
         limit: int | None = None,
         auto_unlock: float | None = None,
     ) -> InMemorySelection:
-        """Hold free tokens for a transaction that reach `amount` together; all or none.
+        """Select and hold free tokens that together reach the amount, all or none.
 
-        Arguments and errors are those of `genie.tokens.InMemorySelector.select`. Waits for the store only where
-        `max_tokens` has kept tokens out of memory. Interrupted by KeyboardInterrupt it holds nothing.
+        Arguments and errors are those of `genie.tokens.InMemorySelector.select`. Waits for the
+        store only for tokens that `max_tokens` has kept out of memory. If KeyboardInterrupt
+        interrupts it nothing is held.
         """
         inner = self._background.call(
             lambda: self._selector.select(
@@ -141,7 +150,8 @@ class InMemorySelector:
         at_most: int = 100,
         auto_unlock: float | None = None,
     ) -> Consolidation | None:
-        """Hold the `at_most` smallest free tokens, to be spent into `into` outputs; None where nothing is to be joined.
+        """Select and hold the `at_most` smallest free tokens, to be joined into `into` outputs;
+        None if there is nothing to join.
 
         Arguments and errors are those of `genie.tokens.InMemorySelector.consolidate`.
         """
@@ -162,8 +172,10 @@ class InMemorySelector:
         return None if inner is None else Consolidation(inner, self._background, self._spends)
 
     def restore(self, data: Mapping[str, Any], *, auto_unlock: float | None = None) -> InMemorySelection:
-        """Hold again what a selection's `checkpoint` returned. To be called before `start`, as with
-        `genie.tokens.InMemorySelector.restore`; a consolidation is returned as one.
+        """Hold the tokens of a selection's `checkpoint` again. To be called before `start`.
+
+        See `genie.tokens.InMemorySelector.restore`; the checkpoint of a consolidation returns a
+        consolidation.
         """
         inner = self._background.call(lambda: self._selector.restore(data, auto_unlock=auto_unlock), _release)
         kind = Consolidation if isinstance(inner, consolidation.Consolidation) else InMemorySelection
@@ -185,10 +197,11 @@ class InMemorySelector:
 
 
 class InMemorySelection:
-    """Tokens that are held in memory until they are spent or released, or their time is over.
+    """Tokens that are held in memory until they are spent or released, or their time expires.
 
-    A context manager: what was not spent when its block is left is released. Any thread may use it. Made by a selector;
-    where that is closed, all but `release` and the plain attributes raise RuntimeError.
+    A context manager that releases the tokens if they were not spent. Any thread may use it.
+    Created by a selector; after its close all calls but `release` and the plain attributes raise
+    RuntimeError.
     """
 
     __slots__ = ("_background", "_inner", "_spends")
@@ -200,12 +213,12 @@ class InMemorySelection:
 
     @property
     def tokens(self) -> tuple[Token, ...]:
-        """The tokens."""
+        """The selected tokens."""
         return self._inner.tokens
 
     @property
     def asked(self) -> int:
-        """The amount that was asked for."""
+        """The requested amount."""
         return self._inner.asked
 
     @property
@@ -215,42 +228,43 @@ class InMemorySelection:
 
     @property
     def amount(self) -> int:
-        """What the tokens are worth together; at least what was asked for."""
+        """The sum of the tokens; at least `asked`."""
         return self._inner.amount
 
     @property
     def change(self) -> int:
-        """What they are worth beyond what was asked for."""
+        """The sum of the tokens beyond `asked`."""
         return self._inner.change
 
     @property
     def held(self) -> bool:
-        """Whether all of the tokens are still this selection's, and none is known to be spent."""
+        """Whether this selection still holds all of the tokens, and none is known to be spent."""
         return self._background.call(lambda: _evaluate(lambda: self._inner.held))
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Ids of the tokens that are known to be spent while this selection holds them."""
+        """Ids of the tokens that are known to be spent although this selection holds them."""
         return self._background.call(lambda: _evaluate(lambda: self._inner.lost))
 
     def checkpoint(self) -> dict[str, Any]:
-        """Plain data (what JSON can say) by which `restore` holds these tokens again.
+        """Return JSON-compatible data by which `restore` holds these tokens again.
 
-        SelectionEnded, where they are not held any more.
+        SelectionEnded if they are not held any more.
         """
         return self._background.call(lambda: _evaluate(self._inner.checkpoint))
 
     def spend(self, outputs: Sequence[Token] = ()) -> None:
         """Spend the tokens and issue `outputs`, all or nothing. Waits for the store.
 
-        SelectionEnded, SpentAlready and ValueError as with `genie.tokens.Selection.spend`. After any other error, and
-        after KeyboardInterrupt, the outcome is not known: the tokens stay held, and the same spend can be repeated.
+        SelectionEnded, SpentAlready and ValueError as in `genie.tokens.Selection.spend`. After any
+        other error, and after KeyboardInterrupt, the outcome is unknown: the tokens stay held, and
+        the same spend can be repeated.
         """
         self._background.run(self._spends.spend(self._inner, outputs))
 
     def release(self) -> None:
-        """Give the tokens back. A second time does nothing, and neither does it for what was spent or is lost, or after
-        the selector was closed.
+        """Release the tokens. Idempotent; has no effect on spent or lost tokens, or after the
+        selector's close.
         """
         with suppress(Closed):
             self._background.call(self._inner.release)
@@ -265,20 +279,22 @@ class InMemorySelection:
 
 
 class Consolidation(InMemorySelection):
-    """Small change that is held to be joined. Spend it into outputs of `amounts`, the largest first."""
+    """Small tokens, held to be joined: spend them into outputs of `amounts`, which begin with the
+    largest.
+    """
 
     __slots__ = ()
 
     @property
     def amounts(self) -> tuple[int, ...]:
-        """The amounts of the outputs; together they are worth what the tokens are."""
+        """The amounts of the outputs; their sum is that of the tokens."""
         inner = self._inner
         assert isinstance(inner, consolidation.Consolidation)  # noqa: S101 - only such are made into one
         return inner.amounts
 
 
 class _Spends:
-    """The spends under way. Closing waits for them, so that the outcome of each is known."""
+    """The spends in progress. Closing waits for them, so that the outcome of each is known."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -297,14 +313,14 @@ class _Spends:
             self._tasks.discard(task)
 
     async def close(self) -> None:
-        """Begin no more, and wait for those that have begun."""
+        """Reject further spends, and wait for those in progress."""
         self._closed = True
         while self._tasks:
             await asyncio.wait(self._tasks)
 
 
 def _release(inner: selection.InMemorySelection | None) -> None:
-    """Undo a selection whose caller was interrupted. In the event loop."""
+    """Undo a selection whose caller was interrupted. Runs in the event loop."""
     if inner is not None:
         immediately(inner.release())
 

@@ -1,4 +1,4 @@
-"""What is chosen and spent: a token, and the wallet that it lies in."""
+"""Tokens, and the wallets that contain them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 MAX_AMOUNT = 2**63 - 1
-"""What one token can be worth, in its smallest unit."""
+"""Greatest amount of one token, in its smallest unit."""
 
 MAX_ID = 400
-"""Characters in a token's id: it is part of a resource's name."""
+"""Greatest length of a token's id, in characters: it is part of a resource name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """An amount that can be spent once. `amount` counts the smallest unit: 1 to 2^63-1.
+    """An amount that can be spent once.
 
-    `owner` is the key that can spend it, `account` groups several owners' keys. `token_type` and `identifier` say what
-    it is an amount of ("Fiat", "GBP"). `metadata` is plain data (what JSON can say), of no meaning here.
+    `amount` counts the smallest unit: 1 to 2^63-1. `owner` is the key that can spend it, `account`
+    groups the keys of several owners. `token_type` and `identifier` say what it is an amount of
+    ("Fiat", "GBP"). `metadata` is JSON-compatible data without a meaning here.
     """
 
     id: str
@@ -38,12 +39,14 @@ class Token:
             raise ValueError(f"amount must be an integer from 1 to {MAX_AMOUNT}, not {self.amount!r}")
 
     def plain(self) -> dict[str, Any]:
-        """It as plain data (what JSON can say); `Token(**data)` is the token again."""
+        """Return it as JSON-compatible data; `Token(**data)` is the token again."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"metadata": dict(self.metadata)}
 
 
 class Wallet(NamedTuple):
-    """Tokens of one kind that belong to one owner's key, or to an account over all its keys. Made by `wallet`."""
+    """The tokens of one kind that belong to one owner's key, or to all keys of an account. Created
+    by `wallet`.
+    """
 
     token_type: str
     identifier: str
@@ -51,7 +54,7 @@ class Wallet(NamedTuple):
     account: str | None
 
     def has(self, token: Token) -> bool:
-        """Whether a token lies in it."""
+        """Whether the wallet contains a token."""
         return (
             token.token_type == self.token_type
             and token.identifier == self.identifier
@@ -64,14 +67,16 @@ class Wallet(NamedTuple):
 
 
 def wallet(*, owner: str | None, account: str | None, token_type: str, identifier: str) -> Wallet:
-    """A wallet by an owner's key or by an account; ValueError unless it is exactly one of them."""
+    """Return the wallet of an owner's key or of an account. ValueError unless exactly one of them
+    is given.
+    """
     if (owner is None) == (account is None):
-        raise ValueError("a wallet is that of an owner or of an account: say one of owner= and account=")
+        raise ValueError("exactly one of owner= and account= must be given")
     return Wallet(token_type, identifier, owner, account)
 
 
 def wallets_of(token: Token) -> tuple[Wallet, ...]:
-    """The wallets that a token lies in: its owner's, and its account's if it has one."""
+    """Return the wallets that contain a token: its owner's, and its account's if it has one."""
     by_owner = Wallet(token.token_type, token.identifier, token.owner, None)
     if token.account is None:
         return (by_owner,)
@@ -79,7 +84,7 @@ def wallets_of(token: Token) -> tuple[Wallet, ...]:
 
 
 def check_amount(amount: int) -> int:
-    """The amount, if it can be asked for; else a ValueError."""
+    """Return the requested amount. ValueError if it is invalid."""
     if type(amount) is not int or not 0 < amount <= MAX_AMOUNT:
         raise ValueError(f"amount must be an integer from 1 to {MAX_AMOUNT}, not {amount!r}")
     return amount

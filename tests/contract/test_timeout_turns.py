@@ -361,7 +361,7 @@ async def test_a_stalled_run_can_not_write_after_another(books: Books) -> None:
         before = await books.ours()
         with pytest.raises(RunSuperseded) as lost:
             await stalled._applier.apply(look, {"new"}, 5, lambda: None)
-        assert str(lost.value) == "a run with fence 6 has been here, and this one has 5"
+        assert str(lost.value) == "a run with fencing token 6 has written, this one has 5"
         assert (await books.ours(), await fences(books)) == (before, [6])
         if with_news:  # one without a lock of Genie's is found out by the segment
             with pytest.raises(RunSuperseded, match="another run has moved the segment from 1 to 2"):

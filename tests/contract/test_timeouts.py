@@ -323,7 +323,7 @@ async def test_the_list_is_the_handlers_own(books: Books) -> None:
 async def test_what_a_handler_must_not_return(books: Books) -> None:
     await books.add_transfer("a", PAST)
     before = await books.ours()
-    none_or_ids = "on_expired must return None or the ids that it has not dealt with, not "
+    none_or_ids = "on_expired must return None or the ids that it rejects, not "
     said: list[object] = []
     handler = books.handler(lambda _expired: said[-1])
     for each, error, text in (

@@ -1,1 +1,1 @@
-"""The kinds of database that a ledger can be in. One file each."""
+"""The databases that can hold a ledger."""

@@ -1,4 +1,4 @@
-"""What the handler asks of a kind of database."""
+"""What the handler requires of a database dialect."""
 
 from __future__ import annotations
 
@@ -12,86 +12,92 @@ from sqlalchemy import URL, ColumnElement, Table, bindparam
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 CONNECT_TIMEOUT_S = 10.0
-"""How long a connection may take."""
+"""How long establishing a connection may take."""
 
 LOCK_TIMEOUT_S = 30
 """How long a statement waits for rows or a file that others have locked."""
 
 
 SERVER_OPTIONS: dict[str, Any] = {"pool_size": 2, "pool_pre_ping": True}
-"""Of the engine of a server: one connection that holds the lock and one that works, each tested before its use."""
+"""Engine options for a server: one connection holds the run lock, the other works; each is tested
+before its use.
+"""
 
 
 class Database(ABC):
-    """One database: how it is read and written, and how two runs are kept apart in it."""
+    """One database: how it is read and written, and how concurrent runs are excluded."""
 
     commits_in_order = False
-    """Whether nothing can be committed later with a smaller number than what is there."""
+    """Whether ids become visible in their order: no lower id can be committed after a higher one."""
 
     driver_errors: tuple[type[Exception], ...] = ()
-    """What comes of a driver that is asked past SQLAlchemy."""
+    """Errors of the driver where it is called without SQLAlchemy."""
 
     def __init__(self, url: URL, engine: AsyncEngine) -> None:
-        self.name = url.set(query={}).render_as_string(hide_password=True)  # there may be a password in there, too
+        self.name = url.set(query={}).render_as_string(hide_password=True)  # which may contain a password
         self._engine = engine
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     async def connect(self) -> None:
-        """Connect. ValueError, if the driver can't do what the URL says."""
+        """Connect. ValueError if the driver rejects the URL."""
         try:
             async with self.reading():
                 pass
         except (TypeError, OverflowError) as error:
-            raise ValueError(f"{self.name}: the URL can't be right: {error}") from error
+            raise ValueError(f"{self.name}: invalid URL: {error}") from error
 
     async def close(self) -> None:
         """Close all connections."""
         await self._engine.dispose()
 
     def exists(self) -> bool:
-        """Whether it is there. False, where it would come into being when it is connected to."""
+        """Whether the database exists. False if connecting would create it."""
         return True
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """Each statement sees what is committed when it begins, and locks nothing."""
+        """A connection in autocommit mode: each statement sees what is committed when it begins,
+        and locks nothing.
+        """
         async with self._autocommit.connect() as connection:
             yield connection
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction, which is committed if the block ends well."""
+        """A transaction, committed if the block ends without an error."""
         async with self._engine.begin() as connection:
             yield connection
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """As `writing`, for who creates tables: one at a time."""
+        """Like `writing`, for creating tables: one process at a time."""
         async with self.writing() as connection:
             yield connection
 
     @abstractmethod
     def try_lock(self) -> AbstractAsyncContextManager[bool]:
-        """Whether nobody else has the turn in this database; if so it is ours until the block ends, or we do."""
+        """Try to get the run lock of the database: yields whether it was acquired, and releases it
+        at the end.
+        """
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A date of the ledger, so that it can be compared with others."""
+        """Return the expression of a ledger's date in a form that can be compared."""
         return column
 
     @abstractmethod
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
-        """A date of the ledger, moved."""
+        """Return the expression of a ledger's date, shifted."""
 
     @abstractmethod
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert many rows, which all have the same columns (by their keys), as fast as the driver can."""
+        """Insert many rows with the same columns (by their keys), as fast as the driver can."""
 
     async def update_rows(
         self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], columns: Sequence[str]
     ) -> None:
-        """Write these columns of many rows, each with values of its own.
+        """Update these columns of many rows, each with values of its own.
 
-        A row has its primary key, these columns, and all others that can't be left out when a row is inserted.
+        A row has its primary key, these columns, and all others that an INSERT needs.
         """
         if not rows:
             return
@@ -107,7 +113,7 @@ class Database(ABC):
 def values_by_column(
     connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]
 ) -> tuple[list[str], list[Sequence[Any]]]:
-    """The names of the columns in the database, and the values of each as its driver wants them."""
+    """Return the names of the columns in the database, and the values of each in the driver's form."""
     columns = [table.c[key] for key in rows[0]]
     found: list[Sequence[Any]] = []
     for column in columns:
@@ -118,13 +124,13 @@ def values_by_column(
 
 
 def converted(convert: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Each value, converted; each only once, for many rows have the same date, state or transfer."""
+    """Convert values, each distinct one once: many rows have the same date, state or transfer."""
     known = {value: convert(value) for value in set(values)}
     return [known[value] for value in values]
 
 
 def insert_into(connection: AsyncConnection, table: Table, names: Sequence[str]) -> str:
-    """An INSERT as far as VALUES."""
+    """Return an INSERT statement up to VALUES."""
     quoted = connection.dialect.identifier_preparer
     into = f"{quoted.format_table(table)} ({', '.join(map(quoted.quote, names))})"
     return f"INSERT INTO {into} VALUES "  # noqa: S608 - names, and they are quoted

@@ -22,18 +22,18 @@ from genie.timeouts.databases.base import (
 )
 
 IDLE_TIMEOUT_S = 8 * 3600
-"""How long a connection may say nothing: what is usual, where a server has not been told less."""
+"""How long a connection may be idle: the server's usual default, set in case its own is shorter."""
 
 ROWS_PER_INSERT = 5_000
-"""Rows of one statement: less than a megabyte, which all servers take."""
+"""Rows of one statement: less than a megabyte, which every server accepts."""
 
 
 class Mysql(Database):
     """A database, by asyncmy."""
 
     def __init__(self, url: URL) -> None:
-        # Under the level that is usual there, what one transaction has read others can't write.
-        # And the connection that has the turn says nothing while expired transfers are dealt with, however long.
+        # The default isolation level lets a reader block writers. And the connection that holds the run
+        # lock is idle during the delivery, however long that takes.
         settings = (
             f"SET time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_TIMEOUT_S}, wait_timeout = {IDLE_TIMEOUT_S}"
         )
@@ -47,10 +47,12 @@ class Mysql(Database):
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """See `Database`. Tables are created one by one here, whatever the transaction."""
+        """See `Database`. Here each CREATE TABLE commits on its own, so a named lock excludes
+        others.
+        """
         async with self._locked("tables", LOCK_TIMEOUT_S) as got, self.writing() as connection:
             if not got:
-                raise TimeoutError(f"somebody else has been creating the tables for {LOCK_TIMEOUT_S} s")
+                raise TimeoutError(f"another process has been creating the tables for {LOCK_TIMEOUT_S} s")
             yield connection
 
     @asynccontextmanager
@@ -61,7 +63,9 @@ class Mysql(Database):
 
     @asynccontextmanager
     async def _locked(self, what: str, wait_s: int) -> AsyncIterator[bool]:
-        """A named lock of the server, which ends with the connection. Its name may have 64 characters."""
+        """A named lock of the server, which ends with the connection. Names have at most 64
+        characters.
+        """
         name = func.concat(f"genie {what} ", func.left(func.sha2(func.database(), 256), 40))
         async with self._autocommit.connect() as connection:
             got = bool((await connection.execute(select(func.get_lock(name, wait_s)))).scalar_one())
@@ -76,13 +80,15 @@ class Mysql(Database):
         return func.timestampadd(literal_column("MICROSECOND"), by // timedelta(microseconds=1), column)
 
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """See `Database`. In long statements; the driver's own way to make them takes twice as long."""
+        """See `Database`. Uses long statements; the driver's executemany takes twice as long."""
         await self._insert(connection, table, rows, "")
 
     async def update_rows(
         self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], columns: Sequence[str]
     ) -> None:
-        """See `Database`. In long statements, which insert what is there already; one UPDATE a row takes a round trip each."""
+        """See `Database`. Uses INSERT … ON DUPLICATE KEY UPDATE: one UPDATE per row would take a
+        round trip each.
+        """
         quote = connection.dialect.identifier_preparer.quote
         names = [quote(table.c[column].name) for column in columns]
         await self._insert(
@@ -95,14 +101,14 @@ class Mysql(Database):
     async def _insert(
         self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], rest: str
     ) -> None:
-        """Insert many rows. `rest`: what follows them in each statement."""
+        """Insert many rows. `rest` is the end of each statement."""
         if not rows:
             return
         driver: Any = (await connection.get_raw_connection()).driver_connection
         names, columns = values_by_column(connection, table, rows)
         literals = [converted(driver.literal, column) for column in columns]
         lines = [f"({','.join(line)})" for line in zip(*literals, strict=True)]
-        insert = insert_into(connection, table, names).replace("%%", "%")  # which it is with parameters only
+        insert = insert_into(connection, table, names).replace("%%", "%")  # escaped only in statements with parameters
         rest = rest.replace("%%", "%")
         for start in range(0, len(lines), ROWS_PER_INSERT):
             text = insert + ",".join(lines[start : start + ROWS_PER_INSERT]) + rest

@@ -33,7 +33,9 @@ _LAST = literal_column("TIMESTAMP '9999-12-31 23:59:59.999999'", Utc)
 _RUN_LOCK, _TABLES_LOCK = "genie timeouts", "genie timeouts' tables"
 
 _LOOK_UP = {"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
-"""All that is asked looks few rows up in large tables; what reads a whole one instead takes the longer the more there is."""
+"""Planner settings: every query looks up few rows of large tables, and a plan that reads a whole
+table gets slower with it.
+"""
 
 
 class Postgres(Database):
@@ -71,7 +73,7 @@ class Postgres(Database):
                     await release_or_invalidate(connection, select(func.pg_advisory_unlock(*key)))
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """See `Database`. What Python has no dates for (before the year 1, behind 9999) is the first or the last it has."""
+        """See `Database`. Dates beyond Python's range become its first or last one."""
         return type_coerce(case((column > _LAST, _LAST), (column < _FIRST, _FIRST), else_=column), column.type)
 
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
@@ -79,7 +81,7 @@ class Postgres(Database):
         return type_coerce(column, DateTime()) + literal(by, Interval())
 
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """See `Database`. By COPY, in the same transaction."""
+        """See `Database`. Uses COPY, in the same transaction."""
         if not rows:
             return
         driver: Any = (await connection.get_raw_connection()).driver_connection
@@ -87,12 +89,12 @@ class Postgres(Database):
         dialect = cast("Any", connection.dialect)
         asyncpg = dialect.dbapi.asyncpg
         try:
-            # What is naive would be taken for this machine's time, where the column has a time zone.
+            # For a column with a time zone the driver takes naive values for this machine's local time.
             named = await driver.prepare(str(select(*(table.c[key] for key in rows[0])).compile(dialect=dialect)))
             records = [
                 [value and value.replace(tzinfo=UTC) for value in values] if each.type.name == "timestamptz" else values
                 for each, values in zip(named.get_attributes(), columns, strict=True)
             ]
             await driver.copy_records_to_table(table.name, records=zip(*records, strict=True), columns=names)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # SQLAlchemy has no part in it
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # raised without SQLAlchemy
             raise DBAPIError(f"COPY {table.name}", None, error) from error

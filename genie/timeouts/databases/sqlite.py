@@ -19,18 +19,18 @@ from genie.timeouts.databases.base import LOCK_TIMEOUT_S, Database, insert_into,
 from genie.timeouts.times import Utc
 
 LOCK_SUFFIX = "-timeouts"
-"""Added to the file's name: a file that is always empty, and locked by who has the turn."""
+"""Suffix of a file beside the database, always empty, whose lock is the run lock."""
 
 
 _OFFSETS = ("*[zZ]", "*:*[+-][0-9][0-9]:[0-9][0-9]")
-"""What a date with an offset from UTC looks like to GLOB."""
+"""GLOB patterns of a date with an offset from UTC."""
 
 
 class Sqlite(Database):
     """A file, by aiosqlite.
 
-    Who writes has the file to itself until it commits, so numbers are committed in their order. The turn can't be a
-    lock of that file: the ledger could not write while expired transfers are dealt with.
+    A writer has the file to itself until it commits, so ids are committed in order. The run lock
+    can't be a lock of that file: the ledger could not write during a delivery.
     """
 
     commits_in_order = True
@@ -40,7 +40,7 @@ class Sqlite(Database):
         engine = file_engine(
             url, lock_timeout_s=LOCK_TIMEOUT_S, pool_size=2, instead="name a file, as in sqlite:///ledger.db"
         )
-        self._file = os.path.realpath(url.database or "")  # also by another name it is the same turn
+        self._file = os.path.realpath(url.database or "")  # the same lock for every path to the file
         super().__init__(url, engine)
 
     def exists(self) -> bool:
@@ -49,13 +49,13 @@ class Sqlite(Database):
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """See `Database`. It begins as a writer: one that begins as a reader may find that it is too late for that."""
+        """See `Database`."""
         async with write_transaction(self._engine) as connection:
             yield connection
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """See `Database`. In a new file readers and the writer don't wait for each other: it remembers the mode WAL."""
+        """See `Database`. A new file is put into WAL mode."""
         async with self.reading() as connection:
             empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
             if empty:
@@ -65,7 +65,7 @@ class Sqlite(Database):
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
-        """See `Database`. The system ends the lock with its process."""
+        """See `Database`. The operating system releases the lock with the process."""
         lock = await asyncio.to_thread(self._lock)
         try:
             yield lock is not None
@@ -85,9 +85,10 @@ class Sqlite(Database):
         return lock
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """See `Database`. Others may have written it in any form; what is no date at all stays as it is.
+        """See `Database`. Other programs may have written it in any form; an invalid date stays as
+        it is.
 
-        So does what has an offset where dates are in a time zone: it is refused when it is read.
+        So does a date with an offset if the ledger has a time zone: it is rejected when it is read.
         """
         one_form: ColumnElement[Any] = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=column.type)
         if isinstance(column.type, Utc) and column.type.zone is not None:
@@ -96,7 +97,7 @@ class Sqlite(Database):
         return func.coalesce(one_form, column, type_=column.type)
 
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
-        """See `Database`. What is no date at all stays as it is."""
+        """See `Database`. An invalid date stays as it is."""
         moved = func.strftime("%Y-%m-%d %H:%M:%f", column, f"{by.total_seconds():+.3f} seconds", type_=column.type)
         return func.coalesce(moved, column, type_=column.type)
 

@@ -24,7 +24,7 @@ HEARTBEAT_INTERVAL_S = 10.0
 """Silence after which the listening connection is tested."""
 
 MAX_BUFFERED_PAYLOADS = 10_000
-"""Notifications received and not processed yet. Beyond that the feeds are told to resync."""
+"""Notifications received and not processed yet. Beyond that the feeds resync."""
 
 
 class Postgres(Backend):

@@ -138,7 +138,7 @@ async def test_a_ledger_without_a_column_that_is_written_is_refused(file: Path) 
     ],
 )
 def test_what_cannot_be_generated(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"expired|amounts|hours|currencies"):
+    with pytest.raises(ValueError, match=r"expired|amount|hours|currency"):
         DataSet(**{"transfers": 10, "expired": 1, "seed": 1} | wrong)
 
 
@@ -175,7 +175,7 @@ async def test_what_was_taken_in_becomes_final_and_only_once(file: Path) -> None
         assert await finalize(database, LEDGER) == waiting - 5
         assert await finalize(database, LEDGER) == 0
         for wrong in ("RESERVED", "aborted"):
-            with pytest.raises(ValueError, match=f"'{wrong}' is no final state; those are RECEIVED_FULFIL, "):
+            with pytest.raises(ValueError, match=f"'{wrong}' is not a final state; those are RECEIVED_FULFIL, "):
                 await finalize(database, LEDGER, wrong)
         with pytest.raises(ValueError, match="limit must be at least 1, not 0"):
             await finalize(database, LEDGER, limit=0)

@@ -449,7 +449,7 @@ def test_a_selector_is_started_once_and_used_only_while_it_is_open(pool: ThreadP
 
     check("not open: use")
     with selector:
-        with pytest.raises(RuntimeError, match="started once"):
+        with pytest.raises(RuntimeError, match="started only once"):
             selector.start()
         selection = selector.select(1, transaction="tx", **ALICE)
     check("the selector is closed")

@@ -49,7 +49,7 @@ def test_a_wallet_is_of_an_owner_or_of_an_account() -> None:
     assert wallet(owner="a", account=None, token_type="T", identifier="I") == Wallet("T", "I", "a", None)
     assert wallet(owner=None, account="a", token_type="T", identifier="I") == Wallet("T", "I", None, "a")
     for owner, account in ((None, None), ("a", "b")):
-        with pytest.raises(ValueError, match="say one of owner= and account="):
+        with pytest.raises(ValueError, match="exactly one of owner= and account="):
             wallet(owner=owner, account=account, token_type="T", identifier="I")
 
 
