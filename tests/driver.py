@@ -46,9 +46,9 @@ class Driver:
 
     def reload(self) -> None:
         """Dump the state and go on from the dump, as after a restart in which no client disconnected."""
-        from genie.storage.redis.records import Reader, encode
+        from genie.storage.redis.records import RecordDecoder, encode
 
-        old, read = self.manager, Reader().read
+        old, read = self.manager, RecordDecoder().decode
         self.manager = core.LockManager(old.next_id, old.next_fence)
         self.manager._outcomes = old._outcomes
         for request in [*old.table.held.values(), *old.table.waiting.values()]:

@@ -26,7 +26,7 @@ class Locks:
     async def open(self) -> StateMachine:
         """Lead, as soon as whoever led before has not been heard of for a short lease; then for a long one."""
         async with asyncio.timeout(WAIT_S):
-            replica = await self.store.open(Node("here:1", "here:1", LEASE_MS), self.whole, lambda _: None)
+            replica = await self.store.open(Node("here:1", "here:1", LEASE_MS), self.snapshot, lambda _: None)
         self.store._node = Node("here:1", "here:1", 60_000)
         return replica
 
@@ -66,7 +66,7 @@ def stored(redis: Redis) -> set[int]:
 
 def batches(redis: Redis) -> int:
     """How many were applied, by the journal."""
-    return int(redis.call("XLEN", f"{{{NAME}}}:journal")) - 1
+    return int(redis.call("XLEN", f"{{{NAME}}}:log")) - 1
 
 
 async def soon(told: asyncio.Future[None]) -> None:

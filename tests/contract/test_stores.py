@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from genie import core
-from genie.backoff import Backoff
 from genie.core import State
 from genie.storage.memory import MemoryStore
-from genie.storage.redis.commit import until_done
+from genie.storage.redis.commit import new_backoff, retry_until_done
 from genie.storage.redis.connection import RedisConnection
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, Change, LeadershipLost, Store
@@ -219,17 +218,17 @@ async def test_a_batch_is_applied_once_and_never_late(make: Make) -> None:
     manager = core.LockManager()
     request = core.Request(exclusive=("A",))
     await commit(store, batch(manager, 0, *manager.step(request, 0)))
-    granted = store._delivery._packed
+    granted = store._writer._command
     await commit(store, batch(manager, 0, *manager.step(core.Release(request.id), 0)))
-    released = store._delivery._packed
+    released = store._writer._command
 
-    link = await store._master.connect()
+    link = await store._primary.connect()
     assert await reply(link, granted) == b"stale"
-    assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 1
+    assert await link.call(b"HLEN", store._keyspace.epoch.records.encode()) == 1
     assert await reply(link, released) == b"ok"
-    await link.call(b"HSET", store._namespace.tenure.records.encode(), b"%d" % request.id, b"{}")
+    await link.call(b"HSET", store._keyspace.epoch.records.encode(), b"%d" % request.id, b"{}")
     assert await reply(link, released) == b"ok"
-    assert await link.call(b"HLEN", store._namespace.tenure.records.encode()) == 2, "not applied again"
+    assert await link.call(b"HLEN", store._keyspace.epoch.records.encode()) == 2, "not applied again"
     link.close()
 
 
@@ -237,12 +236,12 @@ async def test_a_namespace_of_another_version_is_left_alone(make: Make) -> None:
     store = make()
     if not isinstance(store, RedisStore):
         return
-    link = await store._master.connect()
+    link = await store._primary.connect()
     before = (b"epoch", b"1", b"nonce", b"n", b"records", b"r", b"sequence", b"7")
-    await link.call(b"HSET", store._namespace.meta.encode(), *before)
+    await link.call(b"HSET", store._keyspace.meta.encode(), *before)
     with pytest.raises(ValueError, match="not written by this version of Genie"):
         await opened(store)
-    found = await link.call(b"HGETALL", store._namespace.meta.encode())
+    found = await link.call(b"HGETALL", store._keyspace.meta.encode())
     assert sorted(found) == sorted(before)
     link.close()
 
@@ -254,19 +253,21 @@ async def test_what_is_lost_while_it_is_written_anew_is_written_once_more(
     if not isinstance(store, RedisStore):
         return
     await opened(store)
-    manager, namespace = core.LockManager(), store._namespace
+    manager, keyspace = core.LockManager(), store._keyspace
     request = core.Request(exclusive=("A",))
     everything = batch(manager, 0, *manager.step(request, 0))
-    begin, failures = namespace._begin, 1
+    acquire, failures = keyspace._acquire, 1
 
     async def forgetful(*args: Any, **named: Any) -> Any:
         nonlocal failures
         if failures:
             failures -= 1
-            await store._master.call("DEL", args[1].records)
-        return await begin(*args, **named)
+            await store._primary.call("DEL", args[1].records)
+        return await acquire(*args, **named)
 
-    monkeypatch.setattr(namespace, "_begin", forgetful)
-    await until_done(lambda: namespace.write_anew(store._node, everything, namespace.history), Backoff(), store._log)
+    monkeypatch.setattr(keyspace, "_acquire", forgetful)
+    await retry_until_done(
+        lambda: keyspace.restore_snapshot(store._node, everything, keyspace.history), new_backoff(), store._log
+    )
     assert not failures
     assert list((await opened(make())).manager.table.held) == [request.id]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from genie.storage.memory import MemoryStore
-from genie.storage.redis.records import Reader, encode
+from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, Change, RetainedReply, StateMachine
 
 Done = Callable[[BaseException | None], None]
@@ -61,8 +61,8 @@ class FuzzStore(MemoryStore):
     def replica(self) -> StateMachine:
         """Return the state for the next server."""
         self.waiting, self.away = None, False
-        reader, replica = Reader(), StateMachine()
-        changes: dict[int, Change] = {id_: reader.read(id_, record) for id_, record in self.records.items()}
+        decoder, replica = RecordDecoder(), StateMachine()
+        changes: dict[int, Change] = {id_: decoder.decode(id_, record) for id_, record in self.records.items()}
         replica.apply(Batch(changes, self.last.next_id, self.last.next_fence, self.last.clock_ms))
         return replica
 

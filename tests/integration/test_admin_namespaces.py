@@ -221,9 +221,9 @@ async def test_what_redis_does_is_logged_with_the_namespace(redis: Redis) -> Non
         wire = await connected(genie, "billing")
         redis.kill()
         wire.send("request", resources=["exclusive:a"])
-        while (line := genie.until("Redis is away"))["namespace"] != "billing":
+        while (line := genie.until("store unavailable"))["namespace"] != "billing":
             assert line["namespace"] == "orders", "its leader commits now and then"
         redis.start()
-        while (line := genie.until("Redis is back"))["namespace"] != "billing":
+        while (line := genie.until("store available again"))["namespace"] != "billing":
             assert line["namespace"] == "orders"
         await wire.expect("queued")

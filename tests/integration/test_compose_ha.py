@@ -82,7 +82,7 @@ def test_what_the_servers_are_told() -> None:
     ports = [image_environment()[name] for name in ("GENIE_PORT", "GENIE_ADMIN_PORT")]
     for number, service in enumerate(services(NODES), 1):
         environment = service["environment"]
-        url = RedisUrl.read(environment["GENIE_REDIS_URL"])
+        url = RedisUrl.parse(environment["GENIE_REDIS_URL"])
         assert [node.host for node in url.nodes] == SENTINELS
         assert url.master == "locks"
         assert int(environment["GENIE_REDIS_MIN_REPLICAS"]) <= len(REDISES) - 2, "one may be away, and all goes on"

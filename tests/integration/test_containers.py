@@ -294,7 +294,7 @@ def test_the_wheel_has_everything(wheel: Path) -> None:
         for path in (ROOT / "genie").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"genie/storage/lua/commit.lua", "genie/storage/lua/begin.lua", "genie/py.typed"} <= package
+    assert {"genie/storage/redis/lua/commit.lua", "genie/storage/redis/lua/acquire.lua", "genie/py.typed"} <= package
     assert {name for name in names if ".dist-info/" not in name} == package
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -441,10 +441,10 @@ def test_it_serves_from_redis_by_the_name_that_compose_gives(container: Containe
                 assert said["store"] == "redis"
                 assert container.healthy(WAIT_S)
                 redis.send(signal.SIGSTOP)
-                assert any("Redis is away" in line for line in server.stdout)
+                assert any("store unavailable" in line for line in server.stdout)
                 assert not container.healthy()
                 redis.send(signal.SIGCONT)
-                assert any("Redis is back" in line for line in server.stdout)
+                assert any("store available again" in line for line in server.stdout)
                 assert container.healthy(WAIT_S)
             finally:
                 bound.cancel()

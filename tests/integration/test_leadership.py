@@ -13,11 +13,10 @@ from msgspec.structs import replace
 from genie.config import Settings
 from genie.core import HELD, Request
 from genie.server.app import Server
-from genie.storage.redis import keyspace as namespace
-from genie.storage.redis.election import Candidacy, LeadershipBalancer
-from genie.storage.redis.keyspace import Keyspace
+from genie.storage.redis import keyspace
+from genie.storage.redis.election import Candidacy, Decision, decide
+from genie.storage.redis.keyspace import Meta
 from genie.storage.redis.log import LogReader, LogTruncated
-from genie.storage.redis.replica import LocalReplica
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
 from servers import WAIT_S, Redis
@@ -63,22 +62,19 @@ async def test_of_two_who_have_seen_it_one_writes_anew(
     redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other follows; both have waited as long."""
-    begin = Candidacy.__init__
 
-    def impatient(
-        self: Candidacy, namespace: Keyspace, knowledge: LocalReplica, node: Node, balancer: LeadershipBalancer
-    ) -> None:
-        """Where nothing is it waits for a short lease, and leads for a long one."""
-        begin(self, namespace, knowledge, replace(node, lease_ms=LEASE_MS), balancer)
+    def with_a_short_lease(meta: Meta | None, candidacy: Candidacy, replica: Any, node: Node, now: float) -> Decision:
+        """Wait at an empty namespace for a short lease, and lead for a long one."""
+        return decide(meta, candidacy, replica, replace(node, lease_ms=LEASE_MS), now)
 
-    monkeypatch.setattr(Candidacy, "__init__", impatient)
+    monkeypatch.setattr("genie.storage.redis.follower.decide", with_a_short_lease)
     leader, one, other = make(), make(), make()
     await lead(leader, 1, holding(1), lease_ms=LONG_MS)
     followers = [
         asyncio.create_task(lead(store, n, holding(), lease_ms=LONG_MS)) for n, store in ((2, one), (3, other))
     ]
     await commit(leader, holding(*range(1, 50)))
-    redis.call("XLEN", "{genie}:journal")
+    redis.call("XLEN", "{genie}:log")
     async with asyncio.timeout(WAIT_S):
         while int(redis.call("INFO", "clients")["blocked_clients"]) < 2:  # noqa: ASYNC110 - Redis has no event for it
             await asyncio.sleep(0.005)
@@ -101,12 +97,12 @@ async def test_who_waits_sees_that_redis_has_lost_everything_meanwhile(
     """Somebody may have led between two looks, and live: the wait for a sign of life begins anew."""
     store = make()
     redis.call("FLUSHALL")
-    assert await store._namespace.wait()
-    assert not await store._namespace.wait()
+    assert await store._keyspace.register_candidate()
+    assert not await store._keyspace.register_candidate()
     redis.call("FLUSHALL")
-    assert await store._namespace.wait()
+    assert await store._keyspace.register_candidate()
     await lead(store, 1, holding())
-    assert not redis.call("EXISTS", "{genie}:waiting")
+    assert not redis.call("EXISTS", "{genie}:candidates")
 
 
 async def test_who_was_superseded_unlinks_nothing(
@@ -114,14 +110,14 @@ async def test_who_was_superseded_unlinks_nothing(
 ) -> None:
     stalled, next_ = make(), make()
     reached, goes_on = asyncio.Event(), asyncio.Event()
-    unlink = stalled._namespace.unlink_others
+    unlink = stalled._keyspace.collect_garbage
 
     async def late() -> None:
         reached.set()
         await goes_on.wait()
         await unlink()
 
-    monkeypatch.setattr(stalled._namespace, "unlink_others", late)
+    monkeypatch.setattr(stalled._keyspace, "collect_garbage", late)
     leading = asyncio.create_task(lead(stalled, 1, holding()))
     await reached.wait()
     state = holding(1, 2, 3)
@@ -140,13 +136,13 @@ async def test_a_clock_that_was_ahead_gives_no_right(
     """Who led with a higher epoch, by a wrong clock, and was away for a lease, does not write over who leads now."""
     older, newer = make(), make()
     with monkeypatch.context() as wrong:
-        wrong.setattr(namespace.time, "time_ns", lambda: 4 * 10**18)
+        wrong.setattr(keyspace.time, "time_ns", lambda: 4 * 10**18)
         await lead(older, 1, holding(1, 2))
         await commit(older, holding(1, 2))
     redis.call("FLUSHALL")
     await lead(newer, 2, holding(9))
     await commit(newer, holding(9))
-    assert newer._namespace.tenure.epoch < older._namespace.tenure.epoch
+    assert newer._keyspace.epoch.number < older._keyspace.epoch.number
     with pytest.raises(LeadershipLost):
         await commit(older, Batch({}, 100, 100, 7))
     assert stored(redis) == {9}
@@ -163,7 +159,7 @@ async def test_who_stops_before_it_leads_hands_over(
         reached.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(store._namespace, "unlink_others", never)
+    monkeypatch.setattr(store._keyspace, "collect_garbage", never)
     starting = asyncio.create_task(server.start())
     await reached.wait()
     assert redis.call("HGET", "{genie}:meta", "node")
@@ -181,7 +177,7 @@ async def test_who_resigns_is_not_held_up_by_a_connection_that_has_ended(
     await lead(store, 1, holding())
     redis.call("CLIENT", "KILL", "TYPE", "normal")
     async with asyncio.timeout(WAIT_S):
-        while store._master._link is not None and store._master._link._transport is not None:  # noqa: ASYNC110 - it has no event
+        while store._primary._connection is not None and store._primary._connection._transport is not None:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0.001)
     await store.resign()
     assert not redis.call("HGET", "{genie}:meta", "node")
@@ -201,7 +197,7 @@ async def test_reading_the_records_takes_time_and_is_no_silence(
 
     monkeypatch.setattr(Candidacy, "__init__", seen)
     following = asyncio.create_task(lead(follower, 2, holding()))
-    read, load, loaded, gaps = LogReader.read, follower._namespace.load, asyncio.Event(), [LogTruncated()]
+    read, load, loaded, gaps = LogReader.read, follower._keyspace.scan_records, asyncio.Event(), [LogTruncated()]
 
     async def with_a_gap(journal: LogReader, wait_ms: int | None) -> Any:
         found = await read(journal, wait_ms)
@@ -213,11 +209,11 @@ async def test_reading_the_records_takes_time_and_is_no_silence(
         async for records in load():
             yield records
         if not gaps:
-            made[0]._heard_at -= 2 * LONG_MS / 1000  # so much time goes by
+            made[0].last_sign_of_life -= 2 * LONG_MS / 1000  # so much time goes by
             loaded.set()
 
     monkeypatch.setattr(LogReader, "read", with_a_gap)
-    monkeypatch.setattr(follower._namespace, "load", slowly)
+    monkeypatch.setattr(follower._keyspace, "scan_records", slowly)
     beats = 0
     while beats < 12:
         await commit(leader, Batch({}, 100, 100, beats))

@@ -121,7 +121,7 @@ async def test_no_store_is_waited_for_by_those_who_are_too_many() -> None:
         await first.lock("exclusive:a")
         redis.send(signal.SIGSTOP)
         first.send("request", resources=["exclusive:b"])
-        genie.until("Redis is away")
+        genie.until("store unavailable")
         for _ in range(3):
             second = await Wire.connect(genie.address)
             assert (await second.expect("error"))["code"] == "too-many"

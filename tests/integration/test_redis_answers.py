@@ -224,7 +224,7 @@ async def test_a_redis_that_refuses_by_itself(redis: Redis, break_it: Callable[[
         assert stored(redis) == {1, 2}
         assert batches(redis) == 2
         events = [line["event"] for line in lines]
-        assert events.count("Redis is away; commands wait") == events.count("Redis is back") == 1
+        assert events.count("store unavailable, queueing commits") == events.count("store available again") == 1
         assert break_it.__name__.upper() in lines[0]["error"]
 
 
@@ -395,7 +395,7 @@ async def test_a_disk_that_is_not_written_to_is_said_to_be_the_reason(plain: Red
         with capture_logs() as lines:
             async with locks(between.url, fsync=True) as client:
                 await soon(client.lock("a"))
-    assert [line["error"] for line in lines if line["event"].startswith("Redis is away")] == [
+    assert [line["error"] for line in lines if line["event"].startswith("store unavailable")] == [
         f"a commit is not stored yet: {text}"
     ]
 
@@ -433,7 +433,7 @@ async def test_a_redis_that_can_not_say_what_is_on_its_disk_is_not_taken(plain: 
     async with relay(plain.port, new("7.0.15")) as between:
         client = Locks(between.url, fsync=True)
         with pytest.raises(RedisFailure, match="is older than Redis 7"):
-            await client.store._master.connect()
+            await client.store._primary.connect()
 
 
 # -- who it is ------------------------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ async def test_a_sentinel_or_a_replica_in_the_place_of_a_master_is_named() -> No
     for role in (["sentinel", ["locks"]], ["slave", "127.0.0.1", 1, "connected", 0]):
         async with relay(0, lambda command, role=role: encoded(role) if command[0] == b"ROLE" else None) as between:
             with pytest.raises(RedisFailure, match=f"no master but a {role[0]}"):
-                await RedisStore(between.url)._master.connect()
+                await RedisStore(between.url)._primary.connect()
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ async def test_the_versions_of_forks(plain: Redis, said: str, version: tuple[int
         return encoded(f"# Server\r\n{said}\r\nredis_mode:standalone\r\n") if command[0] == b"INFO" else None
 
     async with relay(plain.port, script) as between:
-        link = await RedisStore(between.url)._master.connect()
+        link = await RedisStore(between.url)._primary.connect()
         assert link.version == version
         link.close()
 
@@ -478,7 +478,7 @@ async def test_a_password_is_not_repeated_by_what_refuses_it() -> None:
     async with relay(0, lambda command: error(answers[command[0]].pop(0))) as between:
         for expected in ("ERR unknown command `AUTH`", "WRONGPASS invalid", "ERR the password is refused"):
             with pytest.raises(RedisFailure) as caught:
-                await RedisStore(f"redis://me:hunter2@127.0.0.1:{between.port}")._master.connect()
+                await RedisStore(f"redis://me:hunter2@127.0.0.1:{between.port}")._primary.connect()
             assert str(caught.value).startswith(f"127.0.0.1:{between.port} refuses: {expected}")
             assert "hunter2" not in str(caught.value)
             assert caught.value.__suppress_context__
@@ -487,12 +487,12 @@ async def test_a_password_is_not_repeated_by_what_refuses_it() -> None:
 async def test_who_is_not_there_is_named() -> None:
     port = free_port()
     with pytest.raises(RedisFailure, match=f"^127.0.0.1:{port}: .*(refused|Connect call failed)"):
-        await RedisStore(f"redis://127.0.0.1:{port}")._master.connect()
+        await RedisStore(f"redis://127.0.0.1:{port}")._primary.connect()
 
 
 async def test_a_node_of_a_cluster_needs_another_url() -> None:
     async with relay(0, lambda command: error("MOVED 5 127.0.0.1:1") if command[0] == b"GET" else error("ERR")) as one:
-        master = RedisStore(one.url)._master
+        master = RedisStore(one.url)._primary
         with pytest.raises(RedisFailure, match=r"a node of a cluster, and needs redis\+cluster://"):
             await master.call("GET", "a")
 
@@ -521,7 +521,7 @@ async def test_what_goes_on_is_logged_once() -> None:
 async def test_what_is_no_redis_is_named() -> None:
     async with relay(0, lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as between:
         with pytest.raises(RedisFailure, match=f":{between.port} does not talk as Redis does"):
-            await RedisStore(between.url)._master.connect()
+            await RedisStore(between.url)._primary.connect()
 
 
 async def test_it_is_talked_to_in_tls(tmp_path: Path) -> None:
@@ -536,12 +536,12 @@ async def test_it_is_talked_to_in_tls(tmp_path: Path) -> None:
         async with locks(f"rediss://localhost:{port}?ssl_ca_certs={tmp_path / 'ca.pem'}") as client:
             await soon(client.lock("a"))
             assert stored(redis) == {1}
-            client.store._delivery.drop()
+            client.store._writer.drop()
             await soon(client.lock("b"))
             assert stored(redis) == {1, 2}
         stranger = RedisStore(f"rediss://localhost:{port}")
         with pytest.raises(RedisFailure, match="CERTIFICATE_VERIFY_FAILED"):
-            await stranger._master.connect()
+            await stranger._primary.connect()
 
 
 async def test_a_server_tells_its_clients_nothing_that_a_replica_was_to_store(redis: Redis) -> None:
@@ -550,7 +550,7 @@ async def test_a_server_tells_its_clients_nothing_that_a_replica_was_to_store(re
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.call("REPLICAOF", "127.0.0.1", "1")
         client.send("request", resources=["exclusive:b"], transactionTimeout=600_000)
-        assert "READONLY" in genie.until("Redis is away")["error"]
+        assert "READONLY" in genie.until("store unavailable")["error"]
         assert "is no master but a slave" in genie.until("Redis can't be reached yet")["error"]
         client.send("ping")
         assert stored(redis) == {held}
@@ -566,9 +566,9 @@ async def test_a_server_tells_its_clients_nothing_that_a_replica_was_to_store(re
 
 
 async def test_a_call_that_is_cancelled_leaves_its_answer_to_nobody(plain: Redis) -> None:
-    master = RedisStore(plain.url)._master
+    master = RedisStore(plain.url)._primary
     async with relay(plain.port) as between:
-        master = RedisStore(between.url)._master
+        master = RedisStore(between.url)._primary
         rule = between.rule(Rule("ECHO", held=asyncio.Event()))
         call = asyncio.create_task(master.call("ECHO", "first"))
         await rule.met.wait()
@@ -644,20 +644,20 @@ async def test_who_resigns_where_redis_lacks_what_was_told_leaves_it_to_those_wh
 
 async def test_who_waits_to_lead_sees_who_waits_beside_it(plain: Redis) -> None:
     stores = [RedisStore(plain.url, NAME) for _ in range(3)]
-    one, other, third = (store._namespace for store in stores)
-    assert not await one.outdone((7, 3))
-    assert not await other.outdone((7, 5))
-    assert not await third.outdone((7, 5)), "both have come as far"
-    assert await one.outdone((7, 3))
-    assert not await one.outdone((8, 0))
-    assert await other.outdone((7, 5))
+    one, other, third = (store._keyspace for store in stores)
+    assert not await one.publish_position_and_compare((7, 3))
+    assert not await other.publish_position_and_compare((7, 5))
+    assert not await third.publish_position_and_compare((7, 5)), "both have come as far"
+    assert await one.publish_position_and_compare((7, 3))
+    assert not await one.publish_position_and_compare((8, 0))
+    assert await other.publish_position_and_compare((7, 5))
 
     async def gone() -> bool:
-        return not await one.outdone((7, 3))
+        return not await one.publish_position_and_compare((7, 3))
 
     await until("the others are silent and count no more", gone)
     async with locks(plain.url):
-        assert not plain.call("EXISTS", f"{{{NAME}}}:furthest"), "nobody waits any more"
+        assert not plain.call("EXISTS", f"{{{NAME}}}:positions"), "nobody waits any more"
     for store in stores:
         await store.close()
 
@@ -669,7 +669,7 @@ async def test_a_connection_that_is_dropped_while_the_state_is_written_anew_is_m
         rule = between.rule(Rule("EVAL", held=asyncio.Event()))
         told = client.lock("b")
         await rule.met.wait()
-        client.store._delivery.drop()
+        client.store._writer.drop()
         assert rule.held is not None
         rule.held.set()
         await soon(told)
@@ -678,7 +678,7 @@ async def test_a_connection_that_is_dropped_while_the_state_is_written_anew_is_m
 
 
 async def test_a_link_that_is_closed_refuses_at_once(plain: Redis) -> None:
-    master = RedisStore(plain.url)._master
+    master = RedisStore(plain.url)._primary
     link: RedisConnection = await master.connect()
     link.close()
     with pytest.raises(RedisFailure, match="not connected"):

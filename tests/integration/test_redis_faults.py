@@ -115,9 +115,9 @@ async def test_redis_killed_and_started_again(redis: Redis) -> None:
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.kill()
         client.send("release", id=held)  # taken up or not: it waits for its outcome
-        genie.until("Redis is away")
+        genie.until("store unavailable")
         redis.start()
-        genie.until("Redis is back")
+        genie.until("store available again")
         command, payload = await client.receive()
         assert (command, payload["id"]) == ("released", held) or payload["code"] == "unavailable"
         await other.lock("exclusive:b")
@@ -150,7 +150,7 @@ async def test_unavailable_while_redis_is_stopped_and_nothing_said_twice(redis: 
         client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
         await client.lock("exclusive:warm")
         client.send("request", resources=["exclusive:taken-up"], ref="taken up")
-        await asyncio.to_thread(genie.until, "Redis is away")
+        await asyncio.to_thread(genie.until, "store unavailable")
         other.send("request", resources=["exclusive:b"], ref="refused", queueTimeout=0)
         payload = await other.expect("error")
         assert (payload["code"], payload["ref"]) == ("unavailable", "refused")
@@ -297,7 +297,7 @@ async def test_in_a_full_redis_locks_can_be_given_back_and_no_new_ones_be_had(re
         held = await client.lock("exclusive:a")
         waits = await client.request("exclusive:a")
         last = await client.lock("exclusive:the-last")  # it was granted before anybody knew, and so it is stored, too
-        await asyncio.to_thread(genie.until, "Redis is full")
+        await asyncio.to_thread(genie.until, "store out of memory")
         client.send("request", resources=["exclusive:c"], ref="mine")
         refused = await client.expect("error")
         assert (refused["code"], refused["ref"]) == ("too-many", "mine")
@@ -397,7 +397,7 @@ async def test_sigterm_without_redis_ends_in_time(redis: Redis) -> None:
     async with struck(redis, "taken-up", lambda: redis.send(signal.SIGSTOP), drain_timeout_ms=50) as genie:
         client = await Wire.connect(genie.address)
         client.send("request", resources=["exclusive:taken-up"])
-        await asyncio.to_thread(genie.until, "Redis is away")
+        await asyncio.to_thread(genie.until, "store unavailable")
         genie.send(signal.SIGTERM)
         assert await client.receive() == ("closed", {})
         assert await asyncio.to_thread(genie.wait) == 0
@@ -415,7 +415,7 @@ async def test_what_waits_for_redis_is_bounded(redis: Redis) -> None:
         await client.expect("locked")
         redis.send(signal.SIGSTOP)
         client.send("request", resources=["exclusive:first"], transactionTimeout=1e9)
-        genie.until("Redis is away")  # the first is under way
+        genie.until("store unavailable")  # the first is under way
         for number in range(requests):  # 16 MB, more than the sockets of both ends hold
             client.raw(
                 b'{"command":"request","payload":{"resources":["exclusive:%0500d"],"transactionTimeout":1e9}}\n'

@@ -86,7 +86,7 @@ async def test_a_slot_moves_under_a_leader() -> None:
         await next_one.store.close()
 
 
-@pytest.mark.parametrize("last", ["meta", "journal", "records"])
+@pytest.mark.parametrize("last", ["meta", "log", "records"])
 async def test_who_loads_while_a_slot_moves_sees_all_or_nothing(last: str) -> None:
     """Whoever takes a slot over shows nothing for a key that it does not have yet."""
     async with pair() as redis:

@@ -14,7 +14,7 @@ LINES = 12
 """So many lines a server logs in more than its lease, if it can't go on."""
 
 
-@pytest.mark.parametrize("left", [("copies",), ("meta", "copies"), ("journal",)], ids=" ".join)
+@pytest.mark.parametrize("left", [("snapshots",), ("meta", "snapshots"), ("log",)], ids=" ".join)
 async def test_nothing_is_written_where_its_key_is_not_yet(left: tuple[str, ...]) -> None:
     """Or the same key was in two places, and a resharding could not be brought to its end."""
     async with running_cluster() as redis:

@@ -293,7 +293,7 @@ async def test_a_server_that_follows_or_whose_store_is_away_asks_alike(tmp_path:
             redis.send(signal.SIGSTOP)
             try:
                 wire.send("request", resources=["exclusive:a"])
-                server.until("Redis is away")
+                server.until("store unavailable")
                 stranger = await Wire.connect(server.address)
                 stranger.send("ping")
                 await is_refused(stranger)

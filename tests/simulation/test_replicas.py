@@ -193,7 +193,7 @@ def test_after_connecting_to_a_new_primary_no_command_goes_to_the_old_one(networ
     """The old one does not know yet that it was replaced, and would accept writes."""
 
     async def scenario(group: RedisGroup) -> None:
-        master = Primary(RedisUrl.read(f"redis+sentinel://{','.join(HOSTS)}/{NAME}"), "{genie}:meta")
+        master = Primary(RedisUrl.parse(f"redis+sentinel://{','.join(HOSTS)}/{NAME}"), "{genie}:meta")
         assert (await master.call("ROLE"))[0] == b"master"
         assert str(master.address) == "r1:6379"
         assert group.sentinels.fail_over()

@@ -1,65 +1,66 @@
-"""One batch as the one command that commits it."""
+"""The write path: encode a batch as one command, send it to the primary, retry it, and wait for replicas and disks.
+
+A batch is one call of `commit.lua`, which names the epoch, the nonce and the batch's index. That makes it idempotent: after a
+lost reply the same bytes are sent again, to whichever Redis is the primary then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from hashlib import sha1
-from importlib.resources import files
 from typing import Any, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
 from genie.backoff import Backoff
 from genie.core import ENDED, Request
-from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure, bulk, pack
-from genie.storage.redis.keyspace import Keyspace, counters
+from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure, encode_bulk, encode_command
+from genie.storage.redis.keyspace import Keyspace, encode_counters
 from genie.storage.redis.log import LogRetention
-from genie.storage.redis.primary import Primary, runnable
+from genie.storage.redis.primary import SCRIPTS, Primary, allowing_oom
 from genie.storage.redis.records import encode
 from genie.storage.store import Batch
 from genie.tasks import cancel_and_wait
 
-WAIT_MS = (1_000,) * 3
-"""How long Redis waits for its replicas before it says how many have confirmed a commit, as often as it is asked."""
-WAITAOF_MS = (10, 20, 40, 80, 160, 320, 640, 1_000, 1_000)
-"""The same for disks. A replica says what is on its disk when it is asked, and then once a second: when it is asked for
-the first time that commit is not there yet."""
-
-_COMMIT = files("genie.storage").joinpath("lua/commit.lua").read_bytes()
+_COMMIT = SCRIPTS.joinpath("commit.lua").read_bytes()
 
 
 def _sha(script: bytes) -> bytes:
-    return sha1(script).hexdigest().encode()  # noqa: S324 - Redis names scripts so
+    return sha1(script).hexdigest().encode()  # noqa: S324 - Redis identifies scripts by SHA-1
 
 
-async def load_scripts(link: RedisConnection) -> bytes:
-    """Load the script of a commit, and the one that is also run where Redis is full; returns that one's name.
+async def load_scripts(connection: RedisConnection) -> bytes:
+    """Load the commit script, and its variant that runs while Redis is out of memory; return the variant's SHA-1.
 
-    Empty where this Redis has no such thing: it is older than 7.
+    Empty where this Redis does not support the variant: it is older than version 7.
     """
-    await link.call("SCRIPT", "LOAD", _COMMIT)
-    roomy = runnable(_COMMIT, link)
-    if roomy is _COMMIT:
+    await connection.call("SCRIPT", "LOAD", _COMMIT)
+    oom_script = allowing_oom(_COMMIT, connection)
+    if oom_script is _COMMIT:
         return b""
-    await link.call("SCRIPT", "LOAD", roomy)
-    return _sha(roomy)
+    await connection.call("SCRIPT", "LOAD", oom_script)
+    return _sha(oom_script)
+
+
+# -- Encoding -----------------------------------------------------------------------------------------
 
 
 class BatchEncoder:
-    """Numbers the batches of one tenure, from one on, and packs them."""
+    """Encodes the batches of one epoch, and gives them their indexes, from one on."""
 
-    def __init__(self, namespace: Keyspace) -> None:
-        tenure = namespace.tenure
-        keys = (namespace.meta, tenure.records, namespace.journal)
-        head = ("EVALSHA", _SHA, len(keys), *keys, tenure.epoch, tenure.nonce)
-        self._head, self._head_length = b"".join(map(bulk, head)), len(head)
-        self._kept = LogRetention()
-        self.number = 0
+    def __init__(self, keyspace: Keyspace) -> None:
+        epoch = keyspace.epoch
+        keys = (keyspace.meta, epoch.records, keyspace.log)
+        head = ("EVALSHA", _SHA, len(keys), *keys, epoch.number, epoch.nonce)
+        self._head, self._head_length = b"".join(map(encode_bulk, head)), len(head)
+        self._retention = LogRetention()
+        self.index = 0
+        """The index of the last batch."""
 
-    def pack(self, batch: Batch) -> bytes:
-        """The next batch."""
-        self.number += 1
+    def encode(self, batch: Batch) -> bytes:
+        """Return the next batch as one command."""
+        self.index += 1
         deleted: list[bytes] = []
         written: list[bytes] = []
         for id_, change in batch.changes.items():
@@ -70,17 +71,18 @@ class BatchEncoder:
                 record = encode(change)
                 written.append(b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(key), key, len(record), record))
         changes = b"".join(deleted) + b"".join(written)
-        numbers, gone = counters(self.number, batch.clock_ms, batch.next_id, batch.next_fence), b"%d" % len(deleted)
-        kept = b"%d" % self._kept.add(len(changes) + len(numbers), len(batch.changes))
+        counters = encode_counters(self.index, batch.clock_ms, batch.next_id, batch.next_fence)
+        retained = b"%d" % self._retention.add(len(changes) + len(counters), len(batch.changes))
+        deleted_count = b"%d" % len(deleted)
         return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
             self._head_length + 3 + 2 * len(batch.changes),
             self._head,
-            len(numbers),
-            numbers,
-            len(kept),
-            kept,
-            len(gone),
-            gone,
+            len(counters),
+            counters,
+            len(retained),
+            retained,
+            len(deleted_count),
+            deleted_count,
             changes,
         )
 
@@ -88,255 +90,272 @@ class BatchEncoder:
 _SHA = _sha(_COMMIT)
 
 
-def with_script(packed: bytes, name: bytes) -> bytes:
-    """A packed batch, for another script that does the same."""
-    return packed.replace(_SHA, name, 1)
+def with_script(command: bytes, sha: bytes) -> bytes:
+    """Return an encoded batch for the script with another SHA-1."""
+    return command.replace(_SHA, sha, 1)
+
+
+# -- Acknowledgements of replicas and disks -----------------------------------------------------------
+
+WAIT_TIMEOUTS_MS = (1_000,) * 3
+"""How long each WAIT blocks for replicas, before the batch is retried on a new connection."""
+WAITAOF_TIMEOUTS_MS = (10, 20, 40, 80, 160, 320, 640, 1_000, 1_000)
+"""How long each WAITAOF blocks. Short ones first: a replica reports what it has fsynced when it is asked, and then once a
+second; at the first request the commit is not on its disk yet."""
 
 
 class AckPolicy:
-    """What a commit must be followed by before it counts as stored: nothing, WAIT or WAITAOF, on the same connection.
+    """Which acknowledgements a commit needs: none, of replicas (WAIT), or of disks as well (WAITAOF).
 
-    `replicas` must have it; with `fsync` on their disks, and on that of the master.
+    `replicas` must have the commit. With `fsync` it must be on their disks and on that of the primary.
     """
 
     def __init__(self, replicas: int, *, fsync: bool) -> None:
-        self._wanted = [1, replicas] if fsync else [replicas]
-        name, timeouts_ms = ("WAITAOF", WAITAOF_MS) if fsync else ("WAIT", WAIT_MS)
-        self.again = [pack([name, *self._wanted, timeout_ms]) for timeout_ms in timeouts_ms]
-        """What is sent behind a commit, and then instead of it for as long as something is missing."""
-        wanted = any(self._wanted)
-        self.command = self.again[0] if wanted else b""
-        self.replies = 2 if wanted else 1
+        self._required = [1, replicas] if fsync else [replicas]
+        name, timeouts_ms = ("WAITAOF", WAITAOF_TIMEOUTS_MS) if fsync else ("WAIT", WAIT_TIMEOUTS_MS)
+        self.commands = [encode_command([name, *self._required, timeout_ms]) for timeout_ms in timeouts_ms]
+        """The first is sent with the commit; the others one by one, while acknowledgements are missing."""
+        needed = any(self._required)
+        self.command = self.commands[0] if needed else b""
+        self.replies = 2 if needed else 1
 
-    def missing(self, reply: object) -> str:
-        """What is still missing by Redis's answer; nothing where it is all there."""
+    def unmet(self, reply: object) -> str:
+        """Return which acknowledgements are missing by a reply; empty if none is."""
         if isinstance(reply, ErrorReply):
             return str(reply)
-        confirmed = reply if isinstance(reply, list) else [reply]
-        if all(count >= wanted for count, wanted in zip(confirmed, self._wanted, strict=True)):
+        acknowledged = reply if isinstance(reply, list) else [reply]
+        if all(count >= required for count, required in zip(acknowledged, self._required, strict=True)):
             return ""
-        disk = [] if len(confirmed) == 1 or confirmed[0] else ["not on the disk of the master"]
-        replicas = [f"confirmed by {confirmed[-1]} of {self._wanted[-1]} replicas"] if self._wanted[-1] else []
+        disk = [] if len(acknowledged) == 1 or acknowledged[0] else ["not on the disk of the master"]
+        replicas = [f"confirmed by {acknowledged[-1]} of {self._required[-1]} replicas"] if self._required[-1] else []
         return ", and ".join(disk + replicas)
 
 
-# -- One batch at a time on its way to Redis: sent, perhaps refused, sent again, until it is known what became of it --------
+# -- Sending ------------------------------------------------------------------------------------------
 
 COMMIT_TIMEOUT_S = 2.0
-"""How long a commit may go neither forth nor back before it is sent again on a new connection. Doubled each time, for
-Redis may only be slow with a large one."""
-MOST_HEAD = 128
-"""Bytes within which a packed batch names its script."""
+"""How long a commit may make no progress before it is retried on a new connection. Doubled each time: Redis may only be slow
+with a large batch."""
+MAX_HEAD_BYTES = 128
+"""Within how many bytes an encoded batch names its script."""
 BACKOFF_S = (0.02, 1.0)
 """The first and the longest pause between two attempts to reach Redis."""
 
 FAILURES = (RedisFailure, OSError, TimeoutError)
-"""What goes wrong for Redis's sake, and is tried again."""
+"""The exceptions after which an operation on Redis is retried."""
 T = TypeVar("T")
 
 
 class CommitWriter:
-    """Sends batches over a connection of its own to whoever is the master.
+    """Sends one batch at a time to the primary, over a connection of its own, until its outcome is known.
 
-    `answered` is told what the script said: `ok` when it is stored as far as `confirmation` wants, `lost`, `stale` or
-    `other`. `failed` is told of what no further attempt would change.
+    `on_reply` gets the script's reply: `ok` once the batch is stored as `ack_policy` requires, or `lost`, `stale`, `other`.
+    `on_defect` gets an error that no retry would change.
     """
 
     def __init__(
         self,
-        master: Primary,
-        confirmation: AckPolicy,
+        primary: Primary,
+        ack_policy: AckPolicy,
         log: FilteringBoundLogger,
-        answered: Callable[[object], None],
-        failed: Callable[[BaseException], None],
+        on_reply: Callable[[object], None],
+        on_defect: Callable[[BaseException], None],
     ) -> None:
-        self._master = master
-        self._confirmation = confirmation
+        self._primary = primary
+        self._ack_policy = ack_policy
         self._log = log
-        self._answered = answered
-        self._failed = failed
-        self.errors = 0
-        """How often Redis could not be reached, or refused something."""
+        self._on_reply = on_reply
+        self._on_defect = on_defect
+        self.failure_count = 0
+        """How often a batch failed because Redis was unreachable or rejected it."""
         self.full = False
-        """Whether Redis has no memory left but for what ends."""
-        self._link: RedisConnection | None = None
-        self._packed = b""
-        self._busy = False
-        """A batch is in flight."""
-        self._roomy = b""
-        """The name of the script that is run also where Redis is full."""
-        self._moved_at = 0.0
-        self._unsent = 0
-        self._unconfirmed = 0
-        """How often the batch in flight was waited for in vain on this connection."""
+        """Whether Redis is out of memory, and stores only releases."""
+        self._connection: RedisConnection | None = None
+        self._command = b""
+        self._in_flight = False
+        self._oom_script_sha = b""
+        """The SHA-1 of the script variant that runs while Redis is out of memory; empty if unsupported."""
+        self._progress_at = 0.0
+        """When the batch in flight was last seen to make progress (event-loop time)."""
+        self._unsent_bytes = 0
+        self._ack_attempts = 0
+        """How often the acknowledgements of the batch in flight were waited for in vain on this connection."""
         self._timeout_s = COMMIT_TIMEOUT_S
         self._backoff: Backoff | None = None
-        """While Redis is unavailable: the delays between attempts, until a commit is answered."""
-        self._task: asyncio.Task[None] | None = None
-        self._watch: asyncio.TimerHandle | None = None
+        """While Redis is unavailable, until a commit succeeds."""
+        self._unavailable_since = 0.0
+        self._recovery: asyncio.Task[None] | None = None
+        self._timeout_timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Connect. RedisFailure, OSError or TimeoutError where that fails."""
         self._loop = asyncio.get_running_loop()
         self._timeout_s = COMMIT_TIMEOUT_S
-        self._link = await self._connect()
-        if self._watch is None:
-            self._watch_commits()
+        self._connection = await self._connect()
+        if self._timeout_timer is None:
+            self._check_timeout()
 
-    def send(self, packed: bytes) -> None:
-        """Bring this batch to Redis, however often it must be sent."""
-        self._packed, self._busy = packed, True
+    def write(self, command: bytes) -> None:
+        """Send an encoded batch, and retry it until its outcome is known."""
+        self._command, self._in_flight = command, True
         self._send()
 
-    def work(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Do something else before the next batch is sent."""
-        self._task = self._loop.create_task(coroutine)
-        self._task.add_done_callback(self._worked)
+    def recover(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine before the next batch is sent; its errors go to `on_defect`."""
+        self._recovery = self._loop.create_task(coroutine)
+        self._recovery.add_done_callback(self._on_recovery_done)
 
-    async def go_on(self, packed: bytes) -> None:
-        """Bring this batch to Redis, from within such work."""
-        self._packed, self._busy = packed, True
-        if self._link is None:
-            self._link = await until_done(self._connect, self._backoff or Backoff(*BACKOFF_S), self._log)
+    async def resubmit(self, command: bytes) -> None:
+        """Send an encoded batch from within such a coroutine, connecting first if necessary."""
+        self._command, self._in_flight = command, True
+        if self._connection is None:
+            self._connection = await retry_until_done(self._connect, self._backoff or new_backoff(), self._log)
         self._send()
 
     async def stop(self) -> None:
-        """Send nothing more. What is in flight may or may not be stored."""
-        self._busy, self._backoff = False, None
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        await cancel_and_wait(self._task)
+        """Send nothing more. A batch in flight may or may not be stored."""
+        self._in_flight, self._backoff = False, None
+        if self._timeout_timer is not None:
+            self._timeout_timer.cancel()
+            self._timeout_timer = None
+        await cancel_and_wait(self._recovery)
         self.drop()
 
     @property
-    def link(self) -> RedisConnection | None:
-        """The connection, where there is one."""
-        return self._link
+    def connection(self) -> RedisConnection | None:
+        """The current connection, if there is one."""
+        return self._connection
 
     def drop(self) -> None:
-        """Close the connection. What it still carries fails with RedisFailure, and is sent again on the next."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        """Close the connection. A command in flight fails with RedisFailure, and is retried on the next connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _send(self) -> None:
-        if self._link is None:  # it is being made, and then sends what is in flight; or it was given up
-            if self._task is None:
-                self.work(self._send_again(RedisFailure("there is no connection")))
+        if self._connection is None:  # recovery connects, and then sends what is in flight; or there is none yet
+            if self._recovery is None:
+                self.recover(self._retry(RedisFailure("there is no connection")))
             return
-        self._moved_at, self._unconfirmed = self._loop.time(), 0
-        self._link.send(self._packed + self._confirmation.command, self._replied, self._confirmation.replies)
+        self._progress_at, self._ack_attempts = self._loop.time(), 0
+        self._connection.send(self._command + self._ack_policy.command, self._on_commit_reply, self._ack_policy.replies)
 
-    def _replied(self, reply: object) -> None:
-        if not self._busy:
+    def _on_commit_reply(self, reply: object) -> None:
+        if not self._in_flight:
             return
-        confirmed: object = None
+        acknowledged: object = None
         if type(reply) is list:
-            reply, confirmed = reply
+            reply, acknowledged = reply
         if isinstance(reply, RedisFailure):
-            self._refused(reply)
+            self._on_failure(reply)
             return
-        if reply == b"ok" and confirmed is not None and (missing := self._confirmation.missing(confirmed)):
-            self._wait_on(confirmed, missing)
+        if reply == b"ok" and acknowledged is not None and (unmet := self._ack_policy.unmet(acknowledged)):
+            self._wait_for_acks(acknowledged, unmet)
             return
         self._timeout_s = COMMIT_TIMEOUT_S
         if self._backoff is not None:
             self._backoff = None
-            self._log.info("Redis is back", address=None if self._link is None else str(self._link.address))
-        if reply == b"ok" and self.full and not self._urged:
+            address = None if self._connection is None else str(self._connection.address)
+            outage_ms = round((self._loop.time() - self._unavailable_since) * 1000)
+            self._log.info("store available again", address=address, outage_ms=outage_ms)
+        if reply == b"ok" and self.full and not self._uses_oom_script:
             self.full = False
-            self._log.info("Redis has room again")
-        self._busy = False
-        self._answered(reply)
+            self._log.info("store has memory again")
+        self._in_flight = False
+        self._on_reply(reply)
 
-    def _wait_on(self, confirmed: object, missing: str) -> None:
-        """The batch in flight is written, and not yet confirmed by all who must.
+    def _wait_for_acks(self, acknowledged: object, unmet: str) -> None:
+        """Wait again for acknowledgements of the batch in flight, which the primary has applied.
 
-        It is waited for again on the same connection, and not sent again: that would be one more write to wait for.
+        On the same connection and without sending the batch again: that would be one more write to acknowledge.
         """
-        self._unconfirmed += 1
-        again = self._confirmation.again
-        if self._link is None or isinstance(confirmed, RedisFailure) or self._unconfirmed >= len(again):
-            self._refused(RedisFailure(f"a commit is not stored yet: {missing}"))
+        self._ack_attempts += 1
+        commands = self._ack_policy.commands
+        if self._connection is None or isinstance(acknowledged, RedisFailure) or self._ack_attempts >= len(commands):
+            self._on_failure(RedisFailure(f"a commit is not stored yet: {unmet}"))
             return
-        self._moved_at = self._loop.time()
-        self._link.send(again[self._unconfirmed], self._waited)
+        self._progress_at = self._loop.time()
+        self._connection.send(commands[self._ack_attempts], self._on_acks)
 
-    def _waited(self, confirmed: object) -> None:
-        """An answer to that; where there is none, the connection is gone."""
-        lost = isinstance(confirmed, RedisFailure) and not isinstance(confirmed, ErrorReply)
-        self._replied(confirmed if lost else [b"ok", confirmed])
+    def _on_acks(self, acknowledged: object) -> None:
+        connection_lost = isinstance(acknowledged, RedisFailure) and not isinstance(acknowledged, ErrorReply)
+        self._on_commit_reply(acknowledged if connection_lost else [b"ok", acknowledged])
 
     @property
-    def _urged(self) -> bool:
-        """Whether the batch in flight was sent as one that is written also where Redis is full."""
-        return bool(self._roomy) and self._roomy in self._packed[:MOST_HEAD]
+    def _uses_oom_script(self) -> bool:
+        """Whether the batch in flight was sent with the script variant that runs while Redis is out of memory."""
+        return bool(self._oom_script_sha) and self._oom_script_sha in self._command[:MAX_HEAD_BYTES]
 
-    def _refused(self, error: RedisFailure) -> None:
-        """The batch in flight came to nothing, or nobody knows to what."""
-        if isinstance(error, ErrorReply) and error.code == "OOM" and self._roomy and not self._urged:
+    # -- failures -----------------------------------------------------------------------------------------
+
+    def _on_failure(self, error: RedisFailure) -> None:
+        """The batch in flight was rejected, or its outcome is unknown."""
+        out_of_memory = isinstance(error, ErrorReply) and error.code == "OOM"
+        if out_of_memory and self._oom_script_sha and not self._uses_oom_script:
             if not self.full:
                 self.full = True
-                self._log.error("Redis is full: what is held can be released, and nothing new be had", error=str(error))
-            self._packed = with_script(self._packed, self._roomy)
+                self._log.error("store out of memory, accepting releases only", error=str(error))
+            self._command = with_script(self._command, self._oom_script_sha)
             self._send()
             return
-        if self._link is not None:
-            self._master.failed(error, self._link.address)
+        if self._connection is not None:
+            self._primary.on_error(error, self._connection.address)
         self.drop()
-        self.work(self._send_again(error))
+        self.recover(self._retry(error))
 
-    # -- bad days -----------------------------------------------------------------------------------------
-
-    def _watch_commits(self) -> None:
-        """Give up a connection on which a commit is left without an answer. (A timer a commit would cost more.)"""
-        self._watch = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._watch_commits)
-        if self._link is None or not self._busy or self._task is not None:
+    def _check_timeout(self) -> None:
+        """Drop a connection on which a commit makes no progress. (One timer per commit would cost more: measured.)"""
+        self._timeout_timer = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._check_timeout)
+        if self._connection is None or not self._in_flight or self._recovery is not None:
             return
-        unsent, self._unsent = self._unsent, self._link.unsent
-        if self._unsent < unsent:
-            self._moved_at = self._loop.time()
-        elif self._loop.time() - self._moved_at > self._timeout_s:
+        unsent_bytes, self._unsent_bytes = self._unsent_bytes, self._connection.unsent_bytes
+        if self._unsent_bytes < unsent_bytes:
+            self._progress_at = self._loop.time()
+        elif self._loop.time() - self._progress_at > self._timeout_s:
             self._timeout_s *= 2
             self.drop()
 
-    def _worked(self, task: asyncio.Task[None]) -> None:
-        if self._task is task:
-            self._task = None
+    def _on_recovery_done(self, task: asyncio.Task[None]) -> None:
+        if self._recovery is task:
+            self._recovery = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._failed(error)
+            self._on_defect(error)
 
     async def _connect(self) -> RedisConnection:
-        link = await self._master.connect()
+        connection = await self._primary.connect()
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                self._roomy = await load_scripts(link)
+                self._oom_script_sha = await load_scripts(connection)
         except BaseException:
-            link.close()
+            connection.close()
             raise
-        return link
+        return connection
 
-    async def _send_again(self, error: RedisFailure) -> None:
-        """Send the batch in flight once more, to whoever is the master. One line for the loss, one for the return."""
-        self.errors += 1
+    async def _retry(self, error: RedisFailure) -> None:
+        """Send the batch in flight again, to the current primary. Logs the start of an outage; its end is logged later."""
+        self.failure_count += 1
         if self._backoff is None:
-            self._log.warning("Redis is away; commands wait", error=str(error))
-            self._backoff = Backoff(*BACKOFF_S)
-        else:  # reached, and refused again
+            self._log.warning("store unavailable, queueing commits", error=str(error))
+            self._backoff, self._unavailable_since = new_backoff(), self._loop.time()
+        else:  # Redis was reached, and has rejected the batch again
             await asyncio.sleep(round(self._backoff.next_delay(), 3))
-        await self.go_on(self._packed)
+        await self.resubmit(self._command)
 
 
-async def until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:
-    """Repeat what fails for Redis's sake, with pauses, for as long as it takes."""
-    told = ""
+async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:
+    """Repeat an operation on Redis, with pauses, until it succeeds. Each new error is logged once."""
+    logged = ""
     while True:
         try:
             return await attempt()
         except FAILURES as error:
-            if str(error) != told:
-                told = str(error)
-                log.warning("Redis can't be reached yet", error=told)
+            if str(error) != logged:
+                logged = str(error)
+                log.warning("store still unavailable", error=logged)
             await asyncio.sleep(round(backoff.next_delay(), 3))
+
+
+def new_backoff() -> Backoff:
+    """Return the backoff between attempts to reach Redis."""
+    return Backoff(*BACKOFF_S)

@@ -1,172 +1,242 @@
-"""How the namespaces spread over the nodes that are up, without anybody who decides it.
+"""Leader election without a coordinator, and the balancing of leadership over the nodes.
 
-Each node sees who leads the namespaces that it serves itself, and goes by two rules. When a namespace has no leader, it
-takes it over the later the more it leads already. When some node leads two more than itself, it leaves a wish for one of
-those, and the leader, who looks for wishes now and then, hands it over. So nodes that serve the same namespaces come to
-differ by one at most, and then nothing moves any more.
+`decide` is the election as a table: what a candidate does next, from what it has read and replicated. It neither waits
+nor calls Redis; `follower.py` does that. Candidates are ranked: first the last leader, whose lease may still be valid;
+then the candidate that has replicated the most acknowledged commits; among equals, the node that leads the fewest
+namespaces. The rank is expressed in time: a lower rank waits longer.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
+from dataclasses import dataclass
+from enum import Enum, auto
 from hashlib import blake2b
+from typing import NamedTuple
 
-from genie.storage.redis.keyspace import Keyspace, LeaderEpoch, Meta
+from genie.storage.redis.keyspace import LeaderEpoch, Meta
 from genie.storage.redis.replica import LocalReplica
 from genie.storage.store import Node
 
-HESITATION_S = 0.1
-"""How much later a node takes over for each namespace that it leads, and again for each more than another leads."""
-LONGEST_S = 0.5
-"""The most of both: so all nodes may lead many, and who leads fewest needs no longer than this."""
-GIVEN_S = 1.0
-"""How much later a node takes one over that it has just given away: else who leads many would often be faster again."""
-TOO_MANY = 2
-"""By how many more a node must lead than another before it hands one over: moving the last would only turn it round."""
+RECOVERY_GRACE_S = 1.0
+"""How much longer than a lease each lower rank waits where Redis may have lost commits: the pause that a node of the rank
+above may just be making between two attempts to connect."""
+
+
+class Action(Enum):
+    """What a candidate does next."""
+
+    READ_AGAIN = auto()
+    """Look again: the leader has changed since its lease expired."""
+    LOAD_SNAPSHOT = auto()
+    """Load all records: this node has no replica, or the log does not continue it."""
+    DISCARD_REPLICA = auto()
+    """Split brain: two leaders diverged. The surviving Redis wins, so the local replica is discarded."""
+    TAIL_LOG = auto()
+    """Follow the leader until its lease expires."""
+    ACQUIRE = auto()
+    """Acquire leadership from the stored state, restoring what Redis lacks of it."""
+    RESTORE = auto()
+    """Redis is empty: restore the snapshot that this node has, and lead."""
+
+
+class Decision(NamedTuple):
+    """The next action. The rest says what must come before it, where it is to acquire leadership."""
+
+    action: Action
+    not_before: float | None = None
+    """Event-loop time until which a higher rank may come first. Until then, and again at that time, the candidate compares
+    its position with those of the others. None: no other candidate can have a better claim."""
+    rolled_back: bool = False
+    """Redis lacks what was replicated here, or may: the wait counts from when it was first seen so."""
+    delayed: bool = False
+    """The election delay comes first: nodes that lead fewer namespaces win."""
+    unmoved: bool = False
+    """Acquire only if the leader has not committed since."""
+
+
+@dataclass
+class Candidacy:
+    """What a candidate has observed of a namespace, and when (event-loop time, seconds)."""
+
+    last_sign_of_life: float
+    """When there was news of a leader, or of Redis, last."""
+    has_seen_leader: bool
+    """A leader was seen alive at this Redis. Until then this Redis may be a replacement that lacks acknowledged commits.
+    True from the start where the primary cannot change."""
+    empty_since: float | None = None
+    """Since when the namespace is seen empty."""
+    rollback: tuple[LeaderEpoch, int] | None = None
+    """The stored position that was last seen to lack what is replicated here."""
+    expired: LeaderEpoch | None = None
+    """The epoch whose lease has just expired, as far as the log says."""
+
+    def reset(self, now: float, *, primary_may_change: bool) -> None:
+        """Start over after Redis was unreachable. The leader may have no connection either, so its lease starts again."""
+        self.last_sign_of_life = now
+        self.empty_since = self.expired = None
+        self.has_seen_leader = not primary_may_change
+
+    def note_rollback(self, meta: Meta, now: float) -> None:
+        """Give the leader of what Redis lacks a new lease, from when Redis is first seen at this position."""
+        if self.rollback != (meta.epoch, meta.index):
+            self.rollback = meta.epoch, meta.index
+            self.last_sign_of_life = now
+
+    def sign_of_life_at(self, meta: Meta, now: float) -> float:
+        """Return what `last_sign_of_life` is after `note_rollback`."""
+        return self.last_sign_of_life if self.rollback == (meta.epoch, meta.index) else now
+
+
+def is_vacant(meta: Meta, candidacy: Candidacy, node: Node) -> bool:
+    """Return whether no leader can be alive by `meta`: it has resigned, or is this node before its restart.
+
+    The latter counts only at a Redis where a leader was seen alive: at another one, others may have led since.
+    """
+    return meta.node is None or (candidacy.has_seen_leader and node.is_restart_of(meta.node))
+
+
+def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica) -> float:
+    """Return how much longer than a lease this candidate waits, by its rank.
+
+    First comes the node that has led last, as far as it knows; then a node that has replicated what Redis lacks; last a
+    node that has neither, where no leader was seen alive at a Redis that may have replaced another.
+    """
+    if replica.has_led_last:
+        return 0.0
+    if replica.history is not None and (meta is None or replica.has_commits_missing_from(meta.history)):
+        return RECOVERY_GRACE_S
+    return 0.0 if candidacy.has_seen_leader else 2 * RECOVERY_GRACE_S
+
+
+def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> Decision:
+    """Return what a candidate does next. `meta` was just read; None where the namespace is empty."""
+    if candidacy.expired is not None:
+        return _on_expired_lease(meta, candidacy, replica, now)
+    if meta is None:
+        return _on_empty(candidacy, replica, node, now)
+    diverged = replica.read_history.position > (0, 0) and not meta.history.contains(replica.read_history.position)
+    handle = _on_vacant if is_vacant(meta, candidacy, node) else _on_leader
+    return handle(meta, candidacy, replica, node, now, diverged=diverged)
+
+
+def _on_leader(
+    meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float, *, diverged: bool
+) -> Decision:
+    if not replica.is_loaded:
+        return Decision(Action.LOAD_SNAPSHOT)
+    lacks_commits = replica.has_commits_missing_from(meta.history)
+    if diverged and not lacks_commits:
+        return Decision(Action.DISCARD_REPLICA)
+    if lacks_commits and (diverged or not candidacy.has_seen_leader):
+        # Redis rolled back. The leader restores the snapshot; if it has not within a lease, this node does.
+        until = _until_prior_leader_gone(meta, candidacy, replica, node, now)
+        return Decision(Action.ACQUIRE, until, rolled_back=True, unmoved=True)
+    return Decision(Action.TAIL_LOG)
+
+
+def _on_empty(candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> Decision:
+    """The namespace is new, or Redis has lost everything. A living leader will restore it: wait for a lease."""
+    since = now if candidacy.empty_since is None else candidacy.empty_since
+    until = since + node.lease_ms / 1000 + rank_delay_s(None, candidacy, replica)
+    known = replica.history
+    action = Action.RESTORE if known is not None and known.position > (0, 0) else Action.ACQUIRE
+    return Decision(action, until, delayed=True)
+
+
+def _on_vacant(
+    meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float, *, diverged: bool
+) -> Decision:
+    if not candidacy.has_seen_leader and not replica.is_loaded:
+        return Decision(Action.LOAD_SNAPSHOT)
+    delayed = meta.node is None
+    if diverged or not candidacy.has_seen_leader:
+        # The leader of what Redis lacks may live, and not know yet that another Redis is the primary.
+        until = _until_prior_leader_gone(meta, candidacy, replica, node, now)
+        return Decision(Action.ACQUIRE, until, rolled_back=True, delayed=delayed)
+    return Decision(Action.ACQUIRE, delayed=delayed)
+
+
+def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, now: float) -> Decision:
+    """The log has nothing from the leader for its lease."""
+    if meta is None or meta.epoch != candidacy.expired:
+        return Decision(Action.READ_AGAIN)
+    if not replica.read_history.contains(meta.position):
+        return Decision(Action.LOAD_SNAPSHOT)  # the log is lost, or truncated
+    return Decision(Action.ACQUIRE, None if candidacy.has_seen_leader else now, delayed=True, unmoved=True)
+
+
+def _until_prior_leader_gone(meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> float:
+    lease_s = (meta.node or node).lease_ms / 1000
+    return candidacy.sign_of_life_at(meta, now) + lease_s + rank_delay_s(meta, candidacy, replica)
+
+
+# -- Leadership balancing -----------------------------------------------------------------------------
+
+DELAY_PER_NAMESPACE_S = 0.1
+"""Election delay for each namespace that this node leads, and again for each more than the node that leads fewest."""
+MAX_DELAY_S = 0.5
+"""The limit of either part: nodes may lead many namespaces, and the one that leads fewest need not wait longer."""
+TRANSFERRED_DELAY_S = 1.0
+"""Additional delay for a namespace that this node has just transferred: a loaded node could else take it back."""
+MIN_IMBALANCE = 2
+"""How many namespaces more a node must lead before it transfers one: with a difference of one that would only swap roles."""
 
 
 class LeadershipBalancer:
-    """Who leads what, by address, of the namespaces that this node serves."""
+    """Which node leads which namespace, by address, of the namespaces that this node serves.
+
+    Leadership is balanced without a coordinator, by two rules. Election delay: a node waits before it competes for a vacant
+    namespace, the longer the more it leads, so idle nodes win. Transfer: a node that leads at least two namespaces fewer
+    than another requests one of them, and the leader, which looks for requests regularly, resigns. So nodes that serve the
+    same namespaces end with a difference of at most one, and nothing moves any more.
+    """
 
     def __init__(self) -> None:
         self._leaders: dict[str, str] = {}
-        self._given: dict[str, str] = {}
-        """What this node has handed over, and to whom, until it hears who leads it."""
+        self._transferred: dict[str, str] = {}
+        """Namespaces that this node has transferred, with the receiver, until their new leader is known."""
 
-    def leads(self, namespace: str, address: str | None) -> None:
-        """Who is known to lead it now; None: nobody is."""
+    def set_leader(self, namespace: str, address: str | None) -> None:
+        """Record which node leads a namespace; None: unknown."""
         if address is None:
             self._leaders.pop(namespace, None)
         else:
             self._leaders[namespace] = address
-            self._given.pop(namespace, None)
+            self._transferred.pop(namespace, None)
 
     def count(self, address: str) -> int:
-        """How many it leads."""
+        """Return how many namespaces a node leads."""
         return sum(leader == address for leader in self._leaders.values())
 
-    def hesitation_s(self, own: str, namespace: str) -> float:
-        """How long this node should leave a namespace that nobody leads to nodes that lead fewer."""
+    def election_delay_s(self, own: str, namespace: str) -> float:
+        """Return how long this node leaves a vacant namespace to nodes that lead fewer."""
         count = self.count(own)
         more = count - min(Counter(self._leaders.values()).values(), default=0)
-        hesitation_s = min(HESITATION_S * count, LONGEST_S) + (min(HESITATION_S * more, LONGEST_S) if count else 0)
-        return hesitation_s + (GIVEN_S if namespace in self._given else 0)
+        delay_s = min(DELAY_PER_NAMESPACE_S * count, MAX_DELAY_S)
+        if count:
+            delay_s += min(DELAY_PER_NAMESPACE_S * more, MAX_DELAY_S)
+        return delay_s + (TRANSFERRED_DELAY_S if namespace in self._transferred else 0)
 
-    def give(self, namespace: str, own: str, other: str, count: int) -> bool:
-        """Whether this node should hand a namespace over to another that led so many when it asked.
+    def start_transfer(self, namespace: str, own: str, other: str, count: int) -> bool:
+        """Decide whether to transfer a namespace to a node that led `count` when it asked, and record it if so.
 
-        If so it counts as gone, and as the other's: who asks again before it leads the first gets no second.
+        From then on the namespace counts as the other's: a node that asks again before it leads the first gets no second.
         """
-        given = sum(receiver == other for receiver in self._given.values())
-        if other == own or self.count(own) - max(count, self.count(other) + given) < TOO_MANY:
+        transferred = sum(receiver == other for receiver in self._transferred.values())
+        if other == own or self.count(own) - max(count, self.count(other) + transferred) < MIN_IMBALANCE:
             return False
-        self.leads(namespace, None)
-        self._given[namespace] = other
+        self.set_leader(namespace, None)
+        self._transferred[namespace] = other
         return True
 
-    def wish(self, own: str) -> str | None:
-        """The namespace that this node should ask for, if any: one at a time, and of several nodes each another."""
+    def namespace_to_request(self, own: str) -> str | None:
+        """Return the namespace that this node should ask for, if any: one at a time, and each node another one."""
         counts = Counter(self._leaders.values())
-        most, leads = max(
-            ((address, count) for address, count in counts.items()), key=lambda it: it[1], default=("", 0)
+        busiest, leads = max(
+            ((address, count) for address, count in counts.items()), key=lambda item: item[1], default=("", 0)
         )
-        if leads - counts[own] < TOO_MANY:
+        if leads - counts[own] < MIN_IMBALANCE:
             return None
-        its = [namespace for namespace, leader in self._leaders.items() if leader == most]
-        return min(its, key=lambda namespace: blake2b(f"{own} {namespace}".encode()).digest())
-
-
-# -- Who comes first to take over a namespace: whoever leads and may live, then who knows more of what was told, and --------
-
-RESPECT_S = 1.0
-"""What the last leader is given to come back first, where Redis has lost something: as long as it may pause by then."""
-POLL_S = 0.1
-"""How often is looked whether the time is over."""
-
-
-class Candidacy:
-    """What one node leaves to others, from what it has heard and what it knows."""
-
-    def __init__(self, namespace: Keyspace, knowledge: LocalReplica, node: Node, balancer: LeadershipBalancer) -> None:
-        self._namespace = namespace
-        self._knowledge = knowledge
-        self._node = node
-        self._balancer = balancer
-        self._loop = asyncio.get_running_loop()
-        self._heard_at = self._loop.time()
-        """When there was news of a leader, or of Redis, last."""
-        self.newcomer = namespace.replaceable
-        """No leader was heard to live at this Redis, and it may know less than was told by one that it lacks."""
-        self._behind: tuple[LeaderEpoch, int] | None = None
-        """Where Redis stands since it was seen to have gone back behind what is known here."""
-        self._nobody_since: float | None = None
-        """Since when the namespace says nothing of itself."""
-
-    def interrupted(self) -> None:
-        """Redis could not be reached. Perhaps the leader can't reach it either, so its lease begins anew."""
-        self.heard()
-        self._nobody_since = None
-        self.newcomer = self._namespace.replaceable
-
-    def heard(self) -> None:
-        """There is news."""
-        self._heard_at = self._loop.time()
-
-    def somebody(self) -> None:
-        """The namespace says something of itself."""
-        self._nobody_since = None
-
-    def left_s(self, wait_s: float) -> float:
-        """How long until nothing was heard for so long."""
-        return self._heard_at + wait_s - self._loop.time()
-
-    def respect_s(self, meta: Meta | None) -> float:
-        """How much longer than a lease a node waits, so that those come first who know more of what was told.
-
-        That is whoever has led last, as far as it knows; then who has read what Redis lacks; and last, where no leader was
-        heard to live at a Redis that may have taken the place of another, who knows nothing more than it has.
-        """
-        known = self._knowledge
-        if known.has_led_last:
-            return 0.0
-        if known.furthest is not None and (meta is None or known.more_than(meta.history)):
-            return RESPECT_S
-        return 2 * RESPECT_S if self.newcomer else 0.0
-
-    async def waits_where_nothing_is(self, *, lost: bool) -> bool:
-        """Leave a namespace that says nothing of itself to whoever led it; `lost`: it has just come to this."""
-        if lost or self._nobody_since is None:  # somebody may have led it since the last look, and live
-            self._nobody_since = self._loop.time()
-        return await self._waits(self._nobody_since + self._node.lease_ms / 1000 + self.respect_s(None))
-
-    async def waits_for_who_led(self, meta: Meta) -> bool:
-        """Leave a Redis that lacks what was read here to whoever led then, for a lease; whether it has not ended yet."""
-        if self._behind != (meta.tenure, meta.number):
-            self._behind = meta.tenure, meta.number
-            self.heard()
-        lease_s = (meta.node or self._node).lease_ms / 1000
-        return await self._waits(self._heard_at + lease_s + self.respect_s(meta))
-
-    async def waits_for_others(self) -> bool:
-        """Leave the lead to who waits beside this node and has come further."""
-        return await self._waits(self._loop.time())
-
-    async def hesitates(self, meta: Meta | None) -> bool:
-        """Leave it to nodes that lead fewer namespaces for a moment; whether one of them was faster."""
-        self._balancer.leads(self._namespace.name, None)
-        pause_s = self._balancer.hesitation_s(self._node.address, self._namespace.name)
-        if not pause_s:
-            return False
-        await asyncio.sleep(pause_s)
-        seen = await self._namespace.read()
-        return (seen and seen.position) != (meta and meta.position)
-
-    async def _waits(self, until: float) -> bool:
-        """Leave the lead to whoever may live until then, and to who waits beside this node and has come further."""
-        history = self._knowledge.furthest
-        outdone = await self._namespace.outdone((0, 0) if history is None else history.settled)
-        left_s = until - self._loop.time()
-        if outdone or left_s > 0:
-            await asyncio.sleep(POLL_S if outdone else min(left_s, POLL_S))
-        return outdone or left_s > 0
+        candidates = [namespace for namespace, leader in self._leaders.items() if leader == busiest]
+        return min(candidates, key=lambda namespace: blake2b(f"{own} {namespace}".encode()).digest())

@@ -1,9 +1,8 @@
-"""Follow a namespace until this node leads it: what others commit is taken in as it comes, so that nothing has to be
-loaded when the leader is gone.
+"""Follow a namespace until this node leads it: tail the log into a local replica, so that taking over loads nothing.
 
-The leader has a lease: it leads for so long from each of its commits on, and commits something now and then even if it is
-idle. No clock is compared with another. A follower counts from when it read a commit, which is later than when the leader
-sent it; the leader counts from the sending. The script that takes over refuses where the leader has committed since.
+The leader has a lease: it may act for that long after sending each of its commits, and an idle leader commits a heartbeat.
+Clocks of different nodes are never compared. A follower counts the lease from when it has read a commit, which is later
+than when the leader sent it. The script that acquires leadership fails where the leader has committed since.
 """
 
 from __future__ import annotations
@@ -14,249 +13,274 @@ from math import ceil, inf
 
 import structlog
 
-from genie.storage.redis.election import Candidacy, LeadershipBalancer
+from genie.storage.redis.election import (
+    Action,
+    Candidacy,
+    Decision,
+    LeadershipBalancer,
+    decide,
+    is_vacant,
+    rank_delay_s,
+)
 from genie.storage.redis.keyspace import Keyspace, Meta
-from genie.storage.redis.log import AT_ONCE, BatchCommitted, EpochStarted, LogReader, LogTruncated, Position
-from genie.storage.redis.replica import LocalReplica, PriorLeadership, Snapshot, load
+from genie.storage.redis.log import (
+    MAX_READ_ENTRIES,
+    BatchCommitted,
+    EpochStarted,
+    LogEntry,
+    LogReader,
+    LogTruncated,
+    Position,
+)
+from genie.storage.redis.replica import LocalReplica, PriorLeadership, Snapshot, load_snapshot
 from genie.storage.store import LeadershipLost, Node, StateMachine
 
 log = structlog.get_logger()
 
-LONGEST_WAIT_MS = 1_000
-"""How long one call may wait for news: Redis, or the network to it, may die without a word."""
-BREATH_S = 0.01
-"""Between two calls, where there is news all the time: so that they don't cost Redis what the commits do."""
-WISH_S = 1.0
-"""How often a wish for the namespace is repeated."""
+MAX_READ_WAIT_MS = 1_000
+"""How long one read of the log may block: Redis, or the network to it, may have died silently."""
+READ_PAUSE_S = 0.01
+"""Pause between two reads of a busy log, so that following does not cost Redis as much as the commits."""
+TRANSFER_REQUEST_INTERVAL_S = 1.0
+"""How often a transfer request is repeated."""
+POLL_INTERVAL_S = 0.1
+"""How often a waiting candidate reads `meta` and compares positions."""
 
 
 class Follower:
-    """What one node knows of a namespace that it does not lead.
+    """One namespace on a node that does not lead it.
 
-    `following` is told who leads, whenever that changes. `led` is what the node knows from when it led, `untold` the
-    batches that it sent then and told nobody of.
+    `on_leader_changed` gets the leader's address, or None. `led` is what this node knows from when it led, and
+    `unacknowledged` are batches that it sent then without acknowledging them to clients.
     """
 
     def __init__(
         self,
-        namespace: Keyspace,
-        journal: LogReader,
+        keyspace: Keyspace,
+        reader: LogReader,
         node: Node,
         balancer: LeadershipBalancer,
-        following: Callable[[str | None], None],
+        on_leader_changed: Callable[[str | None], None],
         led: PriorLeadership | None = None,
-        untold: Collection[Position] = (),
+        unacknowledged: Collection[Position] = (),
     ) -> None:
-        self._log = log.bind(namespace=namespace.name)
-        self._namespace = namespace
-        self._journal = journal
+        self._log = log.bind(namespace=keyspace.name)
+        self._keyspace = keyspace
+        self._reader = reader
         self._node = node
         self._balancer = balancer
-        self._tell = following
-        self._wished_at = -inf
+        self._on_leader_changed = on_leader_changed
         self._loop = asyncio.get_running_loop()
-        self._knowledge = LocalReplica(journal, led, untold)
-        self._precedence = Candidacy(namespace, self._knowledge, node, balancer)
-        self._leads = False
-        self.since = 0.0
-        """Since when this node leads: when it began to take over."""
+        self._replica = LocalReplica(reader, led, unacknowledged)
+        self._candidacy = Candidacy(self._loop.time(), not keyspace.primary_may_change)
+        self._requested_transfer_at = -inf
+        self._has_acquired = False
+        self.acquired_at = 0.0
+        """When this node began to acquire leadership (event-loop time): its first lease counts from there."""
 
-    def interrupted(self) -> None:
-        """Redis could not be reached."""
-        self._precedence.interrupted()
-        self._following(None)
+    def on_store_failure(self) -> None:
+        """Start observing again: Redis could not be reached."""
+        self._candidacy.reset(self._loop.time(), primary_may_change=self._keyspace.primary_may_change)
+        self._set_leader(None)
 
-    async def lead(self) -> StateMachine:
-        """Follow until this node leads. To be called again after an error: it goes on where it was."""
+    async def run(self) -> StateMachine:
+        """Follow until this node leads, and return the state. After an error, call it again to continue."""
         while True:
-            meta = await self._namespace.read()
-            if meta is None:
-                replica = await self._nobody()
-            else:
-                self._precedence.somebody()
-                replica = await self._follow(meta)
-            if replica is not None:
-                await self._namespace.unlink_others()
-                self._balancer.leads(self._namespace.name, self._node.address)
-                return replica
+            state_machine = await self._step()
+            if state_machine is not None:
+                await self._keyspace.collect_garbage()
+                self._balancer.set_leader(self._keyspace.name, self._node.address)
+                return state_machine
 
-    def _following(self, leader: str | None) -> None:
-        self._balancer.leads(self._namespace.name, leader)
-        self._tell(leader)
+    async def _step(self) -> StateMachine | None:
+        """Read who leads, decide, and carry that out. Returns the state once this node has acquired leadership."""
+        meta = await self._read_meta()
+        decision = decide(meta, self._candidacy, self._replica, self._node, self._loop.time())
+        expired, self._candidacy.expired = self._candidacy.expired, None
+        match decision.action:
+            case Action.LOAD_SNAPSHOT:
+                await self._load()
+            case Action.DISCARD_REPLICA:
+                self._log.warning("replica diverged from primary, discarding it")
+                self._replica.discard()
+            case Action.TAIL_LOG if meta is not None and meta.node is not None:
+                await self._tail_log(meta, meta.node)
+            case Action.ACQUIRE | Action.RESTORE:
+                return await self._compete(decision, meta, lease_expired=expired is not None)
+        return None
 
-    async def _nobody(self) -> StateMachine | None:
-        """The namespace is new, or Redis has lost everything. A leader that lives will write it anew: wait a lease."""
-        self._following(None)
-        lost = await self._namespace.wait()
-        if await self._precedence.waits_where_nothing_is(lost=lost):
-            return None
-        if await self._precedence.hesitates(None):
-            return None
-        best = self._knowledge.best
-        if best is not None and best.history.position > (0, 0):
-            await self._namespace.verify()
-            return await self._write_anew(best)
-        return await self._take_over(None, unmoved=False)
+    def _set_leader(self, leader: str | None) -> None:
+        self._balancer.set_leader(self._keyspace.name, leader)
+        self._on_leader_changed(leader)
 
-    async def _follow(self, meta: Meta) -> StateMachine | None:
-        """Follow whoever leads. Returns the replica where this node leads now, None where there is something new to see."""
-        succeeds = meta.node is not None and self._node.is_restart_of(meta.node)
-        lacks = self._journal.position > (0, 0) and not meta.history.includes(self._journal.position)
-        if meta.node is None or (succeeds and not self._precedence.newcomer):
-            return await self._unled(meta, lacks=lacks)
-        self._following(None if succeeds else meta.node.address)
-        if self._knowledge.mirror is None:
-            await self._load()
-            return None  # another may lead by now
-        knows_more = self._knowledge.more_than(meta.history)
-        if lacks and not knows_more:
-            # Two have led, cut off from each other, and the Redis that is left has the last word.
-            self._log.warning("Redis is led on from another state than this node has seen; reading the records")
-            self._knowledge.forget()
+    async def _read_meta(self) -> Meta | None:
+        """Read `meta`, and note what it shows."""
+        meta, candidacy = await self._keyspace.read(), self._candidacy
+        if candidacy.expired is not None:
+            return meta
+        if meta is None:
+            self._set_leader(None)
+            mark_lost = await self._keyspace.register_candidate()
+            if mark_lost or candidacy.empty_since is None:  # a node may have led since the last look, and live
+                candidacy.empty_since = self._loop.time()
             return None
-        if knows_more and (lacks or self._precedence.newcomer):
-            return await self._behind(meta)
-        return await self._listen(meta, meta.node)
+        candidacy.empty_since = None
+        if meta.node is not None and not is_vacant(meta, candidacy, self._node):
+            self._set_leader(None if self._node.is_restart_of(meta.node) else meta.node.address)
+        return meta
 
-    async def _unled(self, meta: Meta, *, lacks: bool) -> StateMachine | None:
-        """Nobody leads, by what Redis says; or this node did before it was started again."""
-        newcomer = self._precedence.newcomer
-        if newcomer and self._knowledge.mirror is None:
-            await self._load()
-            return None
-        if (lacks or newcomer) and await self._precedence.waits_for_who_led(meta):
-            return None  # who led what Redis lacks may live, and not know yet that there is another master
-        if meta.node is None and await self._precedence.hesitates(meta):
-            return None
-        return await self._take_over(meta, unmoved=False)
+    # -- following ----------------------------------------------------------------------------------------
 
-    async def _behind(self, meta: Meta) -> StateMachine | None:
-        """Redis has gone back behind what is known here: whoever leads writes it anew, or if nobody does in a lease, we."""
-        if await self._precedence.waits_for_who_led(meta):
-            return None
-        return await self._take_over(meta, unmoved=True)
-
-    async def _listen(self, meta: Meta, leader: Node) -> StateMachine | None:
-        """Take in what one leader commits, until it has not been heard of for its lease, or another begins."""
+    async def _tail_log(self, meta: Meta, leader: Node) -> None:
+        """Replicate the log until the leader's lease expires, or `meta` must be read again."""
+        candidacy = self._candidacy
         lease_s = leader.lease_ms / 1000
-        wait_s = lease_s + self._precedence.respect_s(meta)
+        wait_s = lease_s + rank_delay_s(meta, candidacy, self._replica)
         while True:
-            left_s = self._precedence.left_s(wait_s)
-            found = await self._read(min(ceil(left_s * 1000), LONGEST_WAIT_MS) if left_s > 0 else None)
-            if found is None:
-                return None
-            if not found and left_s <= 0:
-                return await self._lapsed(meta.tenure, leader.address)
-            for news in found:
-                self._precedence.heard()
-                if news.position > meta.position:  # else it may have come with the state of another Redis
-                    self._precedence.newcomer, wait_s = False, lease_s
-                    self._knowledge.a_leader_lives()
-                if isinstance(news, EpochStarted) or news.resigned:
-                    return None
-            if not found and await self._moved_on(meta):
-                return None
-            await self._wish()
-            if 0 < len(found) < AT_ONCE:
-                await asyncio.sleep(BREATH_S)
+            left_s = candidacy.last_sign_of_life + wait_s - self._loop.time()
+            entries = await self._read_log(min(ceil(left_s * 1000), MAX_READ_WAIT_MS) if left_s > 0 else None)
+            if entries is None:
+                return
+            if not entries and left_s <= 0:
+                candidacy.expired = meta.epoch
+                return
+            for entry in entries:
+                candidacy.last_sign_of_life = self._loop.time()
+                if entry.position > meta.position:  # an older entry may have come with the state of another Redis
+                    candidacy.has_seen_leader, wait_s = True, lease_s
+                    self._replica.discard_own_leadership_state()
+                if isinstance(entry, EpochStarted) or entry.resigned:
+                    return
+            if not entries and not await self._check_unchanged(meta):
+                return
+            await self._request_transfer()
+            if 0 < len(entries) < MAX_READ_ENTRIES:
+                await asyncio.sleep(READ_PAUSE_S)
 
-    async def _wish(self) -> None:
-        """Ask the leader for the namespace, where it leads too many."""
-        now = self._loop.time()
-        if now - self._wished_at >= WISH_S and self._balancer.wish(self._node.address) == self._namespace.name:
-            self._wished_at = now
-            if not await self._namespace.findable():
-                return  # it would be handed over, and taken back
-            await self._namespace.wish(self._node.address, self._balancer.count(self._node.address))
-
-    async def _lapsed(self, tenure: object, leader: str) -> StateMachine | None:
-        """Take over, unless the leader has committed since what was read last."""
-        meta = await self._namespace.read()
-        if meta is None or meta.tenure != tenure:
-            return None
-        if not self._journal.history.includes(meta.position):
-            await self._load()  # the journal is lost, or cut off
-            return None
-        if self._precedence.newcomer and await self._precedence.waits_for_others():
-            return None
-        self._log.warning("the leader has not been heard of for its lease", leader=leader)
-        if await self._precedence.hesitates(meta):
-            return None
-        replica = await self._take_over(meta, unmoved=True)
-        self._precedence.heard()
-        return replica
-
-    async def _moved_on(self, meta: Meta) -> bool:
-        """Whether Redis has gone back behind what was read, or another way: the journal would not say so."""
-        seen = await self._namespace.read()
-        return seen is None or seen.tenure != meta.tenure or seen.number < self._journal.position[1]
-
-    async def _read(self, wait_ms: int | None) -> list[EpochStarted | BatchCommitted] | None:
-        """Take in what the journal has. None where the records had to be read: another may lead by now."""
+    async def _read_log(self, wait_ms: int | None) -> list[LogEntry] | None:
+        """Replicate the next entries. None where the snapshot had to be loaded: another node may lead since."""
         try:
-            found = await self._journal.read(wait_ms)
+            entries = await self._reader.read(wait_ms)
         except LogTruncated:
-            self._log.info("the journal does not go back to where this node is; reading the records")
+            self._log.info("log truncated, loading snapshot")
             await self._load()
             return None
-        for news in found:
-            if isinstance(news, BatchCommitted) and self._knowledge.mirror is not None:
-                self._knowledge.mirror.follow(news)
-        return found
+        for entry in entries:
+            if isinstance(entry, BatchCommitted):
+                self._replica.append(entry)
+        return entries
+
+    async def _check_unchanged(self, meta: Meta) -> bool:
+        """Read whether Redis still has this epoch and all that was replicated: after a rollback, the log shows nothing."""
+        stored = await self._keyspace.read()
+        return stored is not None and stored.epoch == meta.epoch and stored.index >= self._reader.position[1]
+
+    async def _request_transfer(self) -> None:
+        """Ask the leader to transfer the namespace, if it leads too many."""
+        now, name = self._loop.time(), self._keyspace.name
+        due = now - self._requested_transfer_at >= TRANSFER_REQUEST_INTERVAL_S
+        if due and self._balancer.namespace_to_request(self._node.address) == name:
+            self._requested_transfer_at = now
+            if not await self._keyspace.is_discoverable():
+                return  # this node could not connect as the leader: the namespace would go back
+            await self._keyspace.request_transfer(self._node.address, self._balancer.count(self._node.address))
 
     async def _load(self) -> None:
-        """Read everything anew. Where that is broken off there is no replica: the old one does not fit any more."""
-        self._knowledge.mirror = None
-        state = await load(self._namespace, self._journal, self._log)
+        """Load the whole state. If that is interrupted there is no replica: the old one does not match the log's position."""
+        self._replica.unload()
+        state = await load_snapshot(self._keyspace, self._reader, self._log)
         if state is None:
             return
-        self._precedence.heard()  # what was read may be news
-        replica = StateMachine()
-        replica.apply(state)
-        self._knowledge.read(replica)
-        if not self._leads:
-            self._log.info("caught up, and following", held=len(replica.manager.table.held))
+        self._candidacy.last_sign_of_life = self._loop.time()  # what was read may be recent
+        state_machine = StateMachine()
+        state_machine.apply(state)
+        self._replica.replace(state_machine)
+        if not self._has_acquired:
+            self._log.info("replica caught up", held=len(state_machine.manager.table.held))
 
-    async def _take_over(self, meta: Meta | None, *, unmoved: bool) -> StateMachine | None:
-        """Lead, if nobody else was faster. Nobody commits any more then, and what is missing here can be read."""
-        await self._namespace.verify()  # last, for another may have become the master while this node waited
-        self.since = self._loop.time()
-        base = await self._namespace.take_over(self._node, meta, unmoved=unmoved)
+    # -- taking over --------------------------------------------------------------------------------------
+
+    async def _compete(self, decision: Decision, meta: Meta | None, *, lease_expired: bool) -> StateMachine | None:
+        """Acquire leadership as decided, unless a higher rank comes first."""
+        if decision.rolled_back and meta is not None:
+            self._candidacy.note_rollback(meta, self._loop.time())
+        if decision.not_before is not None and not await self._wait_for_higher_ranks(decision.not_before):
+            return None
+        if lease_expired and meta is not None and meta.node is not None:
+            self._log.warning("leader lease expired", leader=meta.node.address, lease_ms=meta.node.lease_ms)
+        if decision.delayed and not await self._wait_for_less_loaded(meta):
+            return None
+        if decision.action is Action.RESTORE:
+            snapshot = self._replica.snapshot()
+            assert snapshot is not None, "only what is known is restored"  # noqa: S101
+            await self._keyspace.verify()
+            return await self._restore(snapshot)
+        state_machine = await self._acquire(meta, unmoved=decision.unmoved)
+        if lease_expired:
+            self._candidacy.last_sign_of_life = self._loop.time()
+        return state_machine
+
+    async def _wait_for_higher_ranks(self, until: float) -> bool:
+        """Wait a poll interval, or until `until`; return whether that time has come and no candidate is further."""
+        history = self._replica.history
+        position = (0, 0) if history is None else history.last_committed
+        outranked = await self._keyspace.publish_position_and_compare(position)
+        left_s = until - self._loop.time()
+        if outranked or left_s > 0:
+            await asyncio.sleep(POLL_INTERVAL_S if outranked else min(left_s, POLL_INTERVAL_S))
+            return False
+        return True
+
+    async def _wait_for_less_loaded(self, meta: Meta | None) -> bool:
+        """Wait for the election delay; return whether the namespace is still as in `meta`."""
+        self._balancer.set_leader(self._keyspace.name, None)
+        delay_s = self._balancer.election_delay_s(self._node.address, self._keyspace.name)
+        if not delay_s:
+            return True
+        await asyncio.sleep(delay_s)
+        stored = await self._keyspace.read()
+        return (stored and stored.position) == (meta and meta.position)
+
+    async def _acquire(self, meta: Meta | None, *, unmoved: bool) -> StateMachine | None:
+        """Lead, unless another node was faster. No earlier leader can commit any more, so what is missing here can be read."""
+        await self._keyspace.verify()  # last: another Redis may have become the primary while this node waited
+        self.acquired_at = self._loop.time()
+        base = await self._keyspace.acquire_leadership(self._node, meta, unmoved=unmoved)
         if base is None:
             return None
-        self._leads = True
-        history = self._namespace.history
-        missing = self._knowledge.missing(history)
+        self._has_acquired = True
+        history = self._keyspace.history
+        missing = self._replica.missing_from(history)
         if missing is not None:
-            # Redis now has a leader behind the old state: what is known here follows on that, whatever happens meanwhile.
-            on = Snapshot(missing.history.at((self._namespace.tenure.epoch, 1)), missing.state)
-            self._knowledge.keep(on)
-            return await self._write_anew(on)
-        lost = self._journal.history.knows_more_than(history)  # which nobody was told, so be it
-        if self._knowledge.mirror is None or lost or not await self._reached(base):
+            # Redis has a new epoch on top of the old state now. What is known here continues that, whatever happens next.
+            ours = Snapshot(missing.history.advanced_to((self._keyspace.epoch.number, 1)), missing.state)
+            self._replica.keep_only(ours)
+            return await self._restore(ours)
+        lost = self._reader.history.has_commits_beyond(history)  # and no client has seen what was lost
+        if not self._replica.is_loaded or lost or not await self._catch_up_to(base):
             await self._load()
-        mirror = self._knowledge.mirror
-        self._leads = mirror is not None  # or all is lost again, and there is nothing here to lead from
-        return None if mirror is None else mirror.replica
+        replica = self._replica.lazy
+        self._has_acquired = replica is not None  # None: everything was lost again, there is nothing to lead from
+        return None if replica is None else replica.state_machine()
 
-    async def _reached(self, base: Position) -> bool:
-        """Whether the journal has led here to where the last leader stopped."""
-        while not self._journal.history.includes(base):
-            if await self._read(None) == []:
+    async def _catch_up_to(self, base: Position) -> bool:
+        """Replicate the log up to where the last leader stopped; return whether it leads there."""
+        while not self._reader.history.contains(base):
+            if await self._read_log(None) == []:
                 return False
         return True
 
-    async def _write_anew(self, known: Snapshot) -> StateMachine | None:
-        """Redis has lost what a leader had told already; but we have seen it. None where somebody else was faster."""
-        self._log.warning("Redis has lost commits that this node has seen; writing the whole state anew")
-        self.since = self._loop.time()
+    async def _restore(self, snapshot: Snapshot) -> StateMachine | None:
+        """Restore acknowledged commits that Redis has lost and this node has, and lead. None where another was faster."""
+        self._log.warning("primary lacks acknowledged commits, restoring snapshot")
+        self.acquired_at = self._loop.time()
         try:
-            await self._namespace.write_anew(self._node, known.state, known.history)
+            await self._keyspace.restore_snapshot(self._node, snapshot.state, snapshot.history)
         except LeadershipLost as error:
-            self._log.info("another node was faster", why=str(error))
-            self._leads = False
+            self._log.info("snapshot restore lost to another node", reason=str(error))
+            self._has_acquired = False
             return None
-        self._leads = True
-        replica = StateMachine()
-        replica.apply(known.state)
-        return replica
+        self._has_acquired = True
+        state_machine = StateMachine()
+        state_machine.apply(snapshot.state)
+        return state_machine

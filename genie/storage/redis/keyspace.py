@@ -1,16 +1,17 @@
-"""A namespace in Redis: who leads it, what is in it, and how it is taken over and written anew.
+"""The keys of a namespace in Redis, and the atomic operations on them.
 
-Keys, all in one hash slot by the tag `{namespace}`:
+All keys are in one hash slot, by the tag `{namespace}`:
 
-- `{namespace}:meta`, a hash: `epoch` and `nonce` of the server that leads it, or led it last; the `node` that this is
-  (empty: it has resigned); its `counters` (the number of its last batch, its clock in ms, its next id and next fence); the
-  `base` from which it went on, and the `history` of the epochs before (`history.py`); and `records`, the key of
-- `{namespace}:records:…`, a hash from id to record (`records.py`), and a field `0` that keeps it from vanishing;
-- `{namespace}:journal`, a stream of the last batches (`journal.py`);
-- `{namespace}:waiting`, a set of those who wait to see whether somebody leads it;
-- `{namespace}:furthest`, a hash from each of those who wait to lead it to how far it has come, until one leads it;
-- `{namespace}:wish`, who asks its leader for it and how many that one leads (`balancer.py`), for a moment;
-- `{namespace}:copies`, a set of every records key that was ever begun, so that one left over is found and unlinked.
+| key | type | content |
+|---|---|---|
+| `{namespace}:meta` | hash | `epoch`, `nonce` of the last leader; its `node` (empty: resigned); `counters`; `base`; |
+| | | `history`; `records`, the key of the current snapshot (see `Meta`) |
+| `{namespace}:records:…` | hash | id to record (`records.py`), and a field `0` so that the hash is never empty |
+| `{namespace}:log` | stream | the last batches, for followers (`log.py`) |
+| `{namespace}:candidates` | set | markers of the nodes that wait while the namespace is empty |
+| `{namespace}:positions` | hash | candidate to its replicated position, during an election |
+| `{namespace}:transfer_request` | string | which node asks for leadership, and how many namespaces it leads; expires |
+| `{namespace}:snapshots` | set | every snapshot key ever begun, so that abandoned ones are found and deleted |
 """
 
 from __future__ import annotations
@@ -21,278 +22,291 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from importlib.resources import files
 
 from genie.storage.redis.connection import RedisFailure
-from genie.storage.redis.log import EpochHistory, Position, ends, read_ends, read_position
-from genie.storage.redis.primary import Primary
+from genie.storage.redis.log import EpochHistory, Position, decode_ends, decode_position, encode_ends
+from genie.storage.redis.primary import SCRIPTS, Primary
 from genie.storage.redis.records import encode
 from genie.storage.store import Batch, LeadershipLost, Node, decode_node, encode_node
 
-WISH_MS = 3_000
-"""How long a wish counts that is not repeated."""
-WAITS_S = 1.0
-"""How long it counts how far somebody has come who does not repeat it."""
+TRANSFER_REQUEST_TTL_MS = 3_000
+"""When a transfer request expires that is not repeated."""
+POSITION_TTL_S = 1.0
+"""How long a candidate's published position counts without being repeated."""
 CHUNK = 1000
-"""Records read or written in one call: Redis serves nobody else meanwhile."""
+"""Records read or written in one call: Redis serves no other client meanwhile."""
 
-_BEGIN = files("genie.storage").joinpath("lua/begin.lua").read_bytes()
-_RESIGN = files("genie.storage").joinpath("lua/resign.lua").read_bytes()
-_COPY = files("genie.storage").joinpath("lua/copy.lua").read_bytes()
-_UNLINK = files("genie.storage").joinpath("lua/unlink.lua").read_bytes()
+_ACQUIRE = SCRIPTS.joinpath("acquire.lua").read_bytes()
+_RESIGN = SCRIPTS.joinpath("resign.lua").read_bytes()
+_REGISTER_SNAPSHOT = SCRIPTS.joinpath("register_snapshot.lua").read_bytes()
+_COLLECT_GARBAGE = SCRIPTS.joinpath("collect_garbage.lua").read_bytes()
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-"""What a namespace may be called."""
+"""The valid names of a namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpoch:
-    """Who leads the namespace: an epoch that only grows, a nonce in case two reach for the same, and its records."""
+    """One generation of leadership: a number that only grows, a nonce in case two nodes choose the same, a snapshot key."""
 
-    epoch: int
+    number: int
     nonce: str
     records: str
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a namespace says of itself. `state` has its counters, and no changes."""
+    """The `meta` key, decoded: who leads or led last, and how far the namespace has come.
 
-    tenure: LeaderEpoch
+    `node` is None where the last leader has resigned. `index` is that of its last batch. `state` has the counters, without
+    changes. `before` are the ends of the earlier epochs.
+    """
+
+    epoch: LeaderEpoch
     node: Node | None
-    number: int
+    index: int
     state: Batch
     before: tuple[Position, ...]
 
     @property
     def history(self) -> EpochHistory:
-        """By which epochs it has come there."""
+        """The lineage of the stored state."""
         return EpochHistory((*self.before, self.position))
 
     @property
     def position(self) -> Position:
-        """How far it has come."""
-        return self.tenure.epoch, self.number
+        """The position of the stored state."""
+        return self.epoch.number, self.index
 
 
 class Keyspace:
-    """One server's view of a namespace, and its hold on it: `tenure` is its own, once it has taken it over."""
+    """One node's access to the keys of a namespace. `epoch` is its own, once it has acquired leadership."""
 
-    def __init__(self, master: Primary, name: str) -> None:
-        self._master = master
+    def __init__(self, primary: Primary, name: str) -> None:
+        self._primary = primary
         prefix = f"{{{name}}}:"
         self._prefix = prefix
-        self._copies = f"{prefix}copies"
-        self._waiting = f"{prefix}waiting"
-        self._furthest = f"{prefix}furthest"
-        self._wish = f"{prefix}wish"
+        self._snapshots = f"{prefix}snapshots"
+        self._candidates = f"{prefix}candidates"
+        self._positions = f"{prefix}positions"
+        self._transfer_request = f"{prefix}transfer_request"
         self.name = name
-        self._mark = secrets.token_hex(8)
-        self._turn = 0
-        self._others: dict[bytes, tuple[bytes, float]] = {}
-        """Who else waits to lead it: what was read of each last, and since when it says so."""
+        self._candidate_id = secrets.token_hex(8)
+        self._publish_count = 0
+        self._rivals: dict[bytes, tuple[bytes, float]] = {}
+        """The other candidates: the last position that each has published, and when it was first seen here."""
         self._attempted: LeaderEpoch | None = None
-        self._seen = 0
+        """The epoch of a snapshot restore whose outcome is unknown."""
+        self._highest_epoch = 0
         """The highest epoch that was ever read here."""
         self.meta = meta_key(name)
-        self.journal = f"{prefix}journal"
-        self.tenure = LeaderEpoch(0, "", "")
+        self.log = f"{prefix}log"
+        self.epoch = LeaderEpoch(0, "", "")
         self.history = EpochHistory()
-        """By which epochs the own tenure was come to, which is at its beginning."""
+        """The lineage of the own epoch, which is at its start."""
 
     @property
-    def replaceable(self) -> bool:
-        """Whether another Redis may become the master, which may lack what the one before had."""
-        return self._master.replaceable
+    def primary_may_change(self) -> bool:
+        """Whether another Redis may become the primary, which may lack commits."""
+        return self._primary.may_change
 
     async def read(self) -> Meta | None:
-        """What it says of itself; None where it says nothing: it is new, or all is lost."""
-        stored = await self._master.look([self.meta, self.journal], "HGETALL")
+        """Read `meta`; None where the namespace is empty: it is new, or Redis has lost everything."""
+        stored = await self._primary.read([self.meta, self.log], "HGETALL")
         meta = {field.decode(): value for field, value in zip(stored[::2], stored[1::2], strict=True)}
         if "epoch" not in meta:
-            if self._master.asking:
+            if self._primary.asking:
                 raise RedisFailure("the slot is being moved, and this key is not there yet")
             return None
         if "counters" not in meta or "node" not in meta:
             raise ValueError(
                 f"{self.meta} was not written by this version of Genie; let the one that wrote it serve it"
             )
-        tenure = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["records"].decode())
-        self._seen = max(self._seen, tenure.epoch)
-        number, state = read_counters(meta["counters"])
-        return Meta(tenure, decode_node(meta["node"]), number, state, read_ends(meta.get("history", b"")))
+        epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["records"].decode())
+        self._highest_epoch = max(self._highest_epoch, epoch.number)
+        index, state = decode_counters(meta["counters"])
+        return Meta(epoch, decode_node(meta["node"]), index, state, decode_ends(meta.get("history", b"")))
 
-    async def take_over(self, node: Node, before: Meta | None, *, unmoved: bool) -> Position | None:
-        """Lead it from here on: whoever led it before can't commit any more.
+    async def acquire_leadership(self, node: Node, before: Meta | None, *, unmoved: bool) -> Position | None:
+        """Start a new epoch, from which on no earlier leader can commit.
 
-        Returns how far it had come. None where it is not as it was `before`: somebody else has taken it over, or (where
-        it must be `unmoved`) its leader has committed since.
+        Returns the position from which the epoch continues. None where `meta` is not as it was `before`: another node has
+        taken over, or (with `unmoved`) the leader has committed since.
         """
-        tenure, self._attempted = self._next(), None
+        epoch, self._attempted = self._next_epoch(), None
         if before is not None:
-            tenure = LeaderEpoch(tenure.epoch, tenure.nonce, before.tenure.records)
-        return await self._begin(node, tenure, before, unmoved=unmoved)
+            epoch = LeaderEpoch(epoch.number, epoch.nonce, before.epoch.records)
+        return await self._acquire(node, epoch, before, unmoved=unmoved)
 
     async def verify(self) -> None:
-        """RedisFailure where the Redis that is asked is the master no more, though it does not know."""
-        await self._master.verify()
+        """Raise RedisFailure where the connected Redis is not the primary any more, though it may not know."""
+        await self._primary.verify()
 
-    async def findable(self) -> bool:
-        """Whether this node could lead it: whoever leads makes connections of its own."""
-        return await self._master.findable()
+    async def is_discoverable(self) -> bool:
+        """Ask discovery whether this node could connect as the leader, which uses connections of its own."""
+        return await self._primary.is_discoverable()
 
-    async def wait(self) -> bool:
-        """Leave a mark that this node waits. Returns whether it had to be left: Redis may have lost more than the mark."""
-        return bool(await self._master.write("SADD", self._waiting, self._mark))
+    async def register_candidate(self) -> bool:
+        """Mark that this node waits while the namespace is empty.
 
-    async def outdone(self, position: Position) -> bool:
-        """Whether another that waits to lead it has come further. The others see how far this one has come.
-
-        To be repeated more often than once in `WAITS_S`: who is silent for so long does not count any more.
+        Returns whether the mark was missing: Redis may have lost more than that since the last call.
         """
-        now, self._turn = asyncio.get_running_loop().time(), self._turn + 1
-        await self._master.write("HSET", self._furthest, self._mark, f"{position[0]}-{position[1]} {self._turn}")
-        stored = await self._master.call("HGETALL", self._furthest)
-        said = dict(zip(stored[::2], stored[1::2], strict=True))
-        self._others = {
-            other: self._others[other] if self._others.get(other, (b"", 0.0))[0] == what else (what, now)
-            for other, what in said.items()
-            if other != self._mark.encode()
+        return bool(await self._primary.write("SADD", self._candidates, self._candidate_id))
+
+    async def publish_position_and_compare(self, position: Position) -> bool:
+        """Publish this candidate's replicated position; return whether another candidate's is further.
+
+        Must be repeated more often than every `POSITION_TTL_S`: an older publication does not count.
+        """
+        now, self._publish_count = asyncio.get_running_loop().time(), self._publish_count + 1
+        published = f"{position[0]}-{position[1]} {self._publish_count}"
+        await self._primary.write("HSET", self._positions, self._candidate_id, published)
+        stored = await self._primary.call("HGETALL", self._positions)
+        rivals = dict(zip(stored[::2], stored[1::2], strict=True))
+        self._rivals = {
+            rival: self._rivals[rival] if self._rivals.get(rival, (b"", 0.0))[0] == value else (value, now)
+            for rival, value in rivals.items()
+            if rival != self._candidate_id.encode()
         }
         return any(
-            now - heard_at < WAITS_S and read_position(what.partition(b" ")[0]) > position
-            for what, heard_at in self._others.values()
+            now - seen_at < POSITION_TTL_S and decode_position(value.partition(b" ")[0]) > position
+            for value, seen_at in self._rivals.values()
         )
 
-    async def wish(self, address: str, leads: int) -> None:
-        """Ask the leader for the namespace, as a node that leads so many."""
-        await self._master.write("SET", self._wish, f"{leads} {address}", "PX", WISH_MS)
+    async def request_transfer(self, address: str, leads: int) -> None:
+        """Ask the leader to transfer the namespace to the node at `address`, which leads so many namespaces."""
+        await self._primary.write("SET", self._transfer_request, f"{leads} {address}", "PX", TRANSFER_REQUEST_TTL_MS)
 
-    async def wished(self) -> tuple[str, int] | None:
-        """Who asks for it, and how many that node leads."""
-        stored = await self._master.call("GET", self._wish)
+    async def read_transfer_request(self) -> tuple[str, int] | None:
+        """Return the address of the node that asks for the namespace, and how many it leads."""
+        stored = await self._primary.call("GET", self._transfer_request)
         if stored is None:
             return None
         leads, _, address = stored.decode().partition(" ")
         return address, int(leads)
 
-    async def unwish(self) -> None:
-        """Forget who asks for it."""
-        await self._master.call("UNLINK", self._wish)
+    async def delete_transfer_request(self) -> None:
+        """Delete the transfer request."""
+        await self._primary.call("UNLINK", self._transfer_request)
 
-    async def load(self) -> AsyncIterator[dict[bytes, bytes]]:
-        """The records, some at a time. Some may be shown twice, and each as it was at some time meanwhile."""
+    async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
+        """Read the records in chunks. A record may come twice, each time as it was at some moment of the scan."""
         meta = await self.read()
         cursor, more = b"0", meta is not None
         while meta is not None and more:
-            keys = [meta.tenure.records, self.meta, self.journal]
-            cursor, found = await self._master.look(keys, "HSCAN", cursor, "COUNT", CHUNK)
+            keys = [meta.epoch.records, self.meta, self.log]
+            cursor, found = await self._primary.read(keys, "HSCAN", cursor, "COUNT", CHUNK)
             records = dict(zip(found[::2], found[1::2], strict=True))
             records.pop(b"0", None)
             yield records
             more = cursor != b"0"
 
-    async def write_anew(self, node: Node, state: Batch, history: EpochHistory) -> None:
-        """Write a whole state, which `history` has led to, where the namespace lost what it had acknowledged.
+    async def restore_snapshot(self, node: Node, state: Batch, history: EpochHistory) -> None:
+        """Write a whole state with its lineage, where Redis has lost acknowledged commits, and lead from there.
 
-        Into new keys, and the pointer to them is turned last: who dies midway leaves nothing half. LeadershipLost where
-        the namespace is another server's; any other error leaves it to be tried again.
+        The records go to a new snapshot key, and `meta` is switched to it at the end: dying midway leaves nothing half.
+        LeadershipLost where another node leads; after any other error it can be called again.
         """
         meta = await self.read()
-        if meta is not None and meta.tenure == self._attempted:
-            self._began(meta.tenure, meta.before)  # it was done, and only the answer was lost, or what comes behind it
-            await self._written()
+        if meta is not None and meta.epoch == self._attempted:
+            self._on_acquired(meta.epoch, meta.before)  # the attempt succeeded, and only a reply was lost
+            await self._finish_restore()
             return
-        if meta is not None and not history.includes(meta.position):
-            raise LeadershipLost(f"{self.meta} is another server's")
-        self._attempted = tenure = self._next()
-        await self._note_copy(tenure)
-        stored = [(id_, what) for id_, what in state.changes.items() if what is not None]
+        if meta is not None and not history.contains(meta.position):
+            raise LeadershipLost(f"{self.meta} belongs to another leader")
+        self._attempted = epoch = self._next_epoch()
+        await self._register_snapshot(epoch)
+        stored = [(id_, change) for id_, change in state.changes.items() if change is not None]
         for start in range(0, len(stored), CHUNK):
-            chunk = [part for id_, what in stored[start : start + CHUNK] for part in (id_, encode(what))]
-            await self._master.write("HSET", tenure.records, *chunk)
-        numbers = counters(0, state.clock_ms, state.next_id, state.next_fence)
-        anew = (numbers, len(stored), ends(history))
-        if await self._begin(node, tenure, meta, unmoved=True, anew=anew) is None:
-            raise LeadershipLost(f"{self.meta} changed hands while it was written")
-        await self._written()
+            chunk = [part for id_, change in stored[start : start + CHUNK] for part in (id_, encode(change))]
+            await self._primary.write("HSET", epoch.records, *chunk)
+        counters = encode_counters(0, state.clock_ms, state.next_id, state.next_fence)
+        snapshot = (counters, len(stored), encode_ends(history))
+        if await self._acquire(node, epoch, meta, unmoved=True, snapshot=snapshot) is None:
+            raise LeadershipLost(f"{self.meta} changed while the snapshot was written")
+        await self._finish_restore()
 
-    async def _written(self) -> None:
-        """An error leads to another attempt, which must know its own work."""
-        await self.unlink_others()
+    async def _finish_restore(self) -> None:
+        """Clean up, then forget the attempt: after an error the next call must still recognize its own work."""
+        await self.collect_garbage()
         self._attempted = None
 
-    async def resign(self, sent: int) -> None:
-        """Let somebody else lead it at once; not where Redis lacks the batch that was sent last.
+    async def resign(self, last_index: int) -> None:
+        """Mark that the namespace has no leader; not where Redis lacks the batch at `last_index`, the last one sent.
 
-        That may be on another Redis, where followers have read it: the resignation must not have its number.
+        That batch may be on another Redis, where followers have read it: the resignation must not have its index.
         """
-        await self._master.eval(_RESIGN, [self.meta, self.journal], self.tenure.epoch, self.tenure.nonce, sent)
+        await self._primary.eval(_RESIGN, [self.meta, self.log], self.epoch.number, self.epoch.nonce, last_index)
 
-    async def unlink_others(self) -> None:
-        """Remove records that nothing points to: from before they were written anew, or of an attempt that died."""
-        for key in (self._waiting, self._furthest):  # one by one: while a slot moves, several need not be in one place
-            await self._master.call("UNLINK", key)
-        copies = sorted(key.decode() for key in await self._master.call("SMEMBERS", self._copies))
-        if copies != [self.tenure.records]:
-            keys = [self.meta, self._copies, *copies]
-            await self._master.eval(_UNLINK, keys, self.tenure.epoch, self.tenure.nonce)
+    async def collect_garbage(self) -> None:
+        """Delete the keys of the election, and the snapshots to which `meta` does not point."""
+        for key in (self._candidates, self._positions):  # one by one: during a slot migration they may be apart
+            await self._primary.call("UNLINK", key)
+        snapshots = sorted(key.decode() for key in await self._primary.call("SMEMBERS", self._snapshots))
+        if snapshots != [self.epoch.records]:
+            keys = [self.meta, self._snapshots, *snapshots]
+            await self._primary.eval(_COLLECT_GARBAGE, keys, self.epoch.number, self.epoch.nonce)
 
-    async def _begin(
+    async def _acquire(
         self,
         node: Node,
-        tenure: LeaderEpoch,
+        epoch: LeaderEpoch,
         before: Meta | None,
         *,
         unmoved: bool,
-        anew: tuple[bytes, int, str] = (b"", 0, ""),
+        snapshot: tuple[bytes, int, str] = (b"", 0, ""),
     ) -> Position | None:
+        """Run `acquire.lua`. `snapshot`: the counters, the number of records and the lineage of a restored snapshot."""
         expected: tuple[object, object, object] = ("", "", "")
         if before is not None:
-            expected = (before.tenure.epoch, before.tenure.nonce, before.number if unmoved else "")
-        await self._note_copy(tenure)
-        answer, base, before_it = await self._master.eval(
-            _BEGIN,
-            [self.meta, tenure.records, self.journal],
-            *(tenure.epoch, tenure.nonce, *expected, encode_node(node), *anew),
+            expected = (before.epoch.number, before.epoch.nonce, before.index if unmoved else "")
+        await self._register_snapshot(epoch)
+        answer, base, history = await self._primary.eval(
+            _ACQUIRE,
+            [self.meta, epoch.records, self.log],
+            *(epoch.number, epoch.nonce, *expected, encode_node(node), *snapshot),
         )
         if answer == b"lost":
-            raise RedisFailure("Redis has lost what was being written")
+            raise RedisFailure("Redis has lost records of the snapshot that was being written")
         if answer != b"ok":
             return None
-        self._began(tenure, read_ends(before_it))
-        return read_position(base)
+        self._on_acquired(epoch, decode_ends(history))
+        return decode_position(base)
 
-    async def _note_copy(self, tenure: LeaderEpoch) -> None:
-        """Note a records key before it is begun. (With the other key, so that it is not done where only some keys are.)"""
-        await self._master.eval(_COPY, [self.meta, self._copies], tenure.records)
+    async def _register_snapshot(self, epoch: LeaderEpoch) -> None:
+        """Register a snapshot key before it is written.
 
-    def _began(self, tenure: LeaderEpoch, before: tuple[Position, ...]) -> None:
-        self.tenure = tenure
-        self.history = EpochHistory((*before, (tenure.epoch, 0)))
+        The script also names `meta`, so that during a slot migration it fails on the node that has only one of the keys.
+        """
+        await self._primary.eval(_REGISTER_SNAPSHOT, [self.meta, self._snapshots], epoch.records)
 
-    def _next(self) -> LeaderEpoch:
-        """The next leader. Its epoch is new even where Redis lost the last one, and the clock was set back."""
-        self._seen = max(
-            self._seen + 1, time.time_ns() // 1000
-        )  # two that are cut off from each other don't choose the same
+    def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
+        self.epoch = epoch
+        self.history = EpochHistory((*before, (epoch.number, 0)))
+
+    def _next_epoch(self) -> LeaderEpoch:
+        """Return a new epoch: higher than all seen, even where Redis lost the last one or the clock was set back.
+
+        It follows the wall clock (µs), so that two partitioned nodes do not choose the same.
+        """
+        self._highest_epoch = max(self._highest_epoch + 1, time.time_ns() // 1000)
         nonce = secrets.token_hex(8)
-        return LeaderEpoch(self._seen, nonce, f"{self._prefix}records:{self._seen}-{nonce}")
+        return LeaderEpoch(self._highest_epoch, nonce, f"{self._prefix}records:{self._highest_epoch}-{nonce}")
 
 
 def meta_key(name: str) -> str:
-    """The key of a namespace's meta. ValueError where nothing may be called so."""
+    """Return the `meta` key of a namespace. ValueError where the name is invalid."""
     if not NAME.fullmatch(name):
         raise ValueError(f"a namespace must be 1 to 128 letters, digits or any of _.:- , not {name!r}")
     return f"{{{name}}}:meta"
 
 
-def counters(number: int, clock_ms: float, next_id: int, next_fence: int) -> bytes:
-    """The field of that name: the number of a batch, and what the lock manager counts, as it is stored with it."""
-    return b"%d %.3f %d %d" % (number, clock_ms, next_id, next_fence)
+def encode_counters(index: int, clock_ms: float, next_id: int, next_fence: int) -> bytes:
+    """Return the field `counters`: the index of a batch, and the lock manager's clock and counters with it."""
+    return b"%d %.3f %d %d" % (index, clock_ms, next_id, next_fence)
 
 
-def read_counters(stored: bytes) -> tuple[int, Batch]:
-    """The number of a batch, and a batch with what was counted, and no changes."""
-    number, clock_ms, next_id, next_fence = stored.split()
-    return int(number), Batch({}, int(next_id), int(next_fence), float(clock_ms))
+def decode_counters(stored: bytes) -> tuple[int, Batch]:
+    """Return the index of a batch, and a batch with the counters and without changes."""
+    index, clock_ms, next_id, next_fence = stored.split()
+    return int(index), Batch({}, int(next_id), int(next_fence), float(clock_ms))

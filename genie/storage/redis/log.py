@@ -1,9 +1,9 @@
-"""The way by which a namespace came to where it is: whether one state of it is before another, or on another branch.
+"""The replication log of a namespace, and the epoch history that tells a rollback from a fork.
 
-A Redis may go back to an earlier state (its last writes were lost with its machine), or two may have gone on from one
-state, each with a leader of its own (they were cut off from each other). By the numbers of epochs alone these two can't be
-told apart, and they want the opposite: in the first whoever knows more writes it anew, in the second whoever the surviving
-Redis does not know must give in.
+A Redis may go back to an earlier state: its last writes were lost with its machine. Or two Redis instances may have gone on
+from one state, each with a leader of its own, while they were partitioned. Epoch numbers alone cannot tell these cases
+apart, and they need opposite treatment. After a rollback, a node that has replicated more restores the snapshot. After a
+fork, a node whose commits the surviving Redis never had must discard them.
 """
 
 from __future__ import annotations
@@ -16,84 +16,84 @@ from genie.storage.redis.primary import Primary
 from genie.storage.store import Node, decode_node
 
 Position = tuple[int, int]
-"""How far the batches have come: the epoch, and the number of the batch within it."""
+"""A position in the log: the epoch, and the index of the batch within it. Index 0 is the start of the epoch."""
 
-LONGEST = 50
-"""Epochs that are remembered. A Redis that has gone back by more is believed."""
+MAX_EPOCHS = 50
+"""Epochs in a history. A Redis that has gone back by more is taken for a fork: it wins."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """A position, last, behind the last batch of each of the epochs before that led to it."""
+    """The lineage of a state: the last position of each epoch that led to it, and at the end its own position."""
 
     ends: tuple[Position, ...] = ((0, 0),)
 
     @property
     def position(self) -> Position:
-        """Where it has come to."""
+        """The position of the state itself."""
         return self.ends[-1]
 
     @property
-    def settled(self) -> Position:
-        """Where it had come to before those who led last and committed nothing: they have told nobody anything."""
+    def last_committed(self) -> Position:
+        """The last position at which a batch was committed. Later epochs without a batch have acknowledged nothing."""
         return next((end for end in reversed(self.ends) if end[1]), self.ends[0])
 
-    def includes(self, position: Position) -> bool:
-        """Whether it has come by there, or has just got there."""
-        return any(epoch == position[0] and position[1] <= number for epoch, number in self.ends)
+    def contains(self, position: Position) -> bool:
+        """Return whether the state at `position` is this one, or led to it."""
+        return any(epoch == position[0] and position[1] <= index for epoch, index in self.ends)
 
-    def ahead_of(self, position: Position) -> bool:
-        """Whether it has come by there, and gone on."""
-        return position != self.position and self.includes(position)
+    def extends(self, position: Position) -> bool:
+        """Return whether the state at `position` led to this one, which is later."""
+        return position != self.position and self.contains(position)
 
-    def knows_more_than(self, other: EpochHistory) -> bool:
-        """Whether something was committed on this way that the other, which has come by there, does not have."""
-        return self.settled != other.settled and self.ahead_of(other.settled)
+    def has_commits_beyond(self, other: EpochHistory) -> bool:
+        """Return whether this is the lineage of `other`, continued by at least one commit."""
+        return self.last_committed != other.last_committed and self.extends(other.last_committed)
 
-    def without(self, untold: Collection[Position]) -> EpochHistory:
-        """The same, where some batches are known to have been told to nobody: a state with them is none that somebody saw."""
-        return EpochHistory(tuple((epoch, number - ((epoch, number) in untold)) for epoch, number in self.ends))
+    def without(self, unacknowledged: Collection[Position]) -> EpochHistory:
+        """Return this history without those of its last batches: no client has seen their effects."""
+        return EpochHistory(tuple((epoch, index - ((epoch, index) in unacknowledged)) for epoch, index in self.ends))
 
-    def at(self, position: Position) -> EpochHistory:
-        """The same, further on in the same epoch or in the one that follows."""
+    def advanced_to(self, position: Position) -> EpochHistory:
+        """Return this history, continued to a position of the same epoch or of the next one."""
         ends = self.ends[:-1] if position[0] == self.position[0] else self.ends
-        return EpochHistory((*ends, position)[-LONGEST:])
+        return EpochHistory((*ends, position)[-MAX_EPOCHS:])
 
 
-def read_position(stored: bytes) -> Position:
-    """A position, as it is stored; nothing is the very beginning."""
-    epoch, _, number = stored.partition(b"-")
-    return int(epoch or 0), int(number or 0)
+def decode_position(stored: bytes) -> Position:
+    """Return a stored position; (0, 0), the beginning, where it is empty."""
+    epoch, _, index = stored.partition(b"-")
+    return int(epoch or 0), int(index or 0)
 
 
-def read_ends(stored: bytes) -> tuple[Position, ...]:
-    """Positions, as they are stored."""
-    return tuple(map(read_position, stored.split()))
+def decode_ends(stored: bytes) -> tuple[Position, ...]:
+    """Return stored positions."""
+    return tuple(map(decode_position, stored.split()))
 
 
-def ends(history: EpochHistory) -> str:
-    """The same as it is stored."""
-    return " ".join(f"{epoch}-{number}" for epoch, number in history.ends)
+def encode_ends(history: EpochHistory) -> str:
+    """Return the positions of a history as they are stored."""
+    return " ".join(f"{epoch}-{index}" for epoch, index in history.ends)
 
 
-# -- The journal: the last batches in the order in which they were committed, for those who follow the leader --------
+# -- The replication log ------------------------------------------------------------------------------
 
-KEPT_BYTES = 32 << 20
-"""So much of the journal is kept, more or less: what a follower that was held up can catch up with."""
+MAX_LOG_BYTES = 32 << 20
+"""About how many bytes of the log are retained: what a lagging follower can catch up on."""
 
-KEPT = 100_000
-"""Entries that are kept at most."""
+MAX_LOG_ENTRIES = 100_000
+"""How many entries of the log are retained at most."""
 
-PIECE = 6_000
-"""Fields and values in one entry of a large batch (`commit.lua`)."""
+MAX_ENTRY_FIELDS = 6_000
+"""Fields and values in one entry. A larger batch is several entries (`commit.lua`)."""
 
-AT_ONCE = 200
-"""Entries that are read in one call."""
+MAX_READ_ENTRIES = 200
+"""Entries read in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """Another server leads from here on. It went on from `base`; from (0, 0) where it wrote everything anew."""
+    """A new leader, `node`, continues from `base`; from (0, 0) where it restored a snapshot."""
 
     position: Position
     base: Position
@@ -102,96 +102,100 @@ class EpochStarted:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """A batch. Behind the last one of a leader that has `resigned`, anybody may lead."""
+    """A batch. After one with `resigned`, its leader does not lead any more and any node may take over."""
 
     position: Position
     records: dict[bytes, bytes]
-    """By id, as they are stored; nothing where nothing is to be known any more."""
+    """By id, as stored; empty where the id is deleted."""
     counters: bytes
     resigned: bool
 
 
+LogEntry = EpochStarted | BatchCommitted
+
+
 class LogTruncated(Exception):
-    """The journal does not go back to where we are: read the records."""
+    """The log does not continue at the reader's position: load the snapshot instead."""
 
 
 class LogReader:
-    """Reads the journal on from a position."""
+    """Reads the log from a position on."""
 
-    def __init__(self, master: Primary, key: str) -> None:
-        self._master = master
+    def __init__(self, primary: Primary, key: str) -> None:
+        self._primary = primary
         self._key = key
         self._parts: dict[bytes, bytes] = {}
-        self._pieces = 0
+        self._part_count = 0
         self.history = EpochHistory()
-        """How far it has been read."""
+        """The lineage of the last batch that was read."""
         self._cursor = "0-0"
 
     @property
     def position(self) -> Position:
-        """How far it has been read."""
+        """The position of the last batch that was read."""
         return self.history.position
 
-    def start(self, history: EpochHistory) -> None:
-        """Read on behind this batch."""
+    def seek(self, history: EpochHistory) -> None:
+        """Continue after the last batch of `history`."""
         self.history = history
-        epoch, number = history.position
-        self._cursor = f"{epoch}-{1000 * number + 999}"
-        self._parts, self._pieces = {}, 0
+        epoch, index = history.position
+        self._cursor = f"{epoch}-{1000 * index + 999}"
+        self._parts, self._part_count = {}, 0
 
-    async def read(self, wait_ms: int | None) -> list[EpochStarted | BatchCommitted]:
-        """What comes next, or nothing where nothing comes within a time (None: that is there by now). LogTruncated, where it begins
-        further on.
+    async def read(self, wait_ms: int | None) -> list[LogEntry]:
+        """Return the next entries, or none where none arrives within `wait_ms` (None: do not wait).
+
+        LogTruncated where the log does not continue at this reader's position.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
-        command = ("XREAD", "COUNT", AT_ONCE, *block, "STREAMS", self._key, self._cursor)
-        found = await self._master.call(*command, wait_s=(wait_ms or 0) / 1000)
+        command = ("XREAD", "COUNT", MAX_READ_ENTRIES, *block, "STREAMS", self._key, self._cursor)
+        found = await self._primary.call(*command, wait_s=(wait_ms or 0) / 1000)
         entries = (
             [(id_, dict(zip(parts[::2], parts[1::2], strict=True))) for id_, parts in found[0][1]] if found else []
         )
-        return list(self._follow(entries))
+        return list(self._decode(entries))
 
-    def _follow(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[EpochStarted | BatchCommitted]:
+    def _decode(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[LogEntry]:
         for id_, fields in entries:
-            epoch, _, place = id_.partition(b"-")
-            number, piece = divmod(int(place), 1000)
-            at = int(epoch), number
+            epoch, _, sequence = id_.partition(b"-")
+            index, part = divmod(int(sequence), 1000)
+            position = int(epoch), index
             if b"base" in fields:
-                base = read_position(fields[b"base"])
+                base = decode_position(fields[b"base"])
                 if base != self.position:
                     raise LogTruncated
-                self.start(self.history.at(at))
-                yield EpochStarted(at, base, decode_node(fields[b"node"]))
+                self.seek(self.history.advanced_to(position))
+                yield EpochStarted(position, base, decode_node(fields[b"node"]))
                 continue
-            if at != (self.position[0], self.position[1] + 1) or piece != self._pieces:
+            if position != (self.position[0], self.position[1] + 1) or part != self._part_count:
                 raise LogTruncated
             self._cursor = id_.decode()
-            self._pieces += 1
+            self._part_count += 1
             counters, resigned = fields.pop(b"counters", None), fields.pop(b"resigned", None)
             self._parts |= fields
             if counters is not None:
-                records, self._parts, self._pieces = self._parts, {}, 0
-                self.history = self.history.at(at)
-                yield BatchCommitted(at, records, counters, resigned is not None)
+                records, self._parts, self._part_count = self._parts, {}, 0
+                self.history = self.history.advanced_to(position)
+                yield BatchCommitted(position, records, counters, resigned is not None)
 
 
 class LogRetention:
-    """How many entries the journal may have, by their bytes. For the leader, who writes them."""
+    """How many entries the log may keep, by their sizes. For the leader, which appends them."""
 
     def __init__(self) -> None:
         self._sizes: deque[int] = deque()
         self._bytes = 0
-        self._full = False
+        self._trimming = False
 
     def add(self, size: int, changes: int) -> int:
-        """One more batch of so many bytes and changes; returns how many entries are to be kept.
+        """Count one more batch of `size` bytes and so many changes; return how many entries to keep.
 
-        Nothing is known of what an earlier leader wrote: it is kept until there would be too much without it.
+        The sizes of an earlier leader's entries are unknown: they are kept until this leader's own exceed the limits.
         """
-        sizes, pieces = self._sizes, 1 + max(0, 2 * changes - 1) // PIECE
-        sizes.extend([size // pieces] * pieces)
-        self._bytes += size // pieces * pieces
-        while (self._bytes > KEPT_BYTES or len(sizes) > KEPT) and len(sizes) > 1:
+        sizes, parts = self._sizes, 1 + max(0, 2 * changes - 1) // MAX_ENTRY_FIELDS
+        sizes.extend([size // parts] * parts)
+        self._bytes += size // parts * parts
+        while (self._bytes > MAX_LOG_BYTES or len(sizes) > MAX_LOG_ENTRIES) and len(sizes) > 1:
             self._bytes -= sizes.popleft()
-            self._full = True
-        return len(sizes) if self._full else KEPT
+            self._trimming = True
+        return len(sizes) if self._trimming else MAX_LOG_ENTRIES

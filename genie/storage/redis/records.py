@@ -1,4 +1,4 @@
-"""What is to be known of an id as a record, and back. The only place that knows what a record looks like."""
+"""Records: the JSON form of a held or waiting request, or of a retained reply. Only this module knows the format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SESSION_TIMEOUT_MS = 10_000.0
 
 
 class Record(Struct, omit_defaults=True, gc=False):
-    """A held or waiting request, or an reply, as JSON, but for its id.
+    """A held or waiting request, or a retained reply, without its id. Default values are left out to save memory.
 
-    What has its usual value is left out: records are many.
+    `since` and `deadline` are times of the lock manager (ms). `state` is held, queued or ended.
     """
 
     since: float
@@ -32,14 +32,14 @@ class Record(Struct, omit_defaults=True, gc=False):
     ref: str | None = None
     release_on_disconnect: bool = False
     moved: dict[str, tuple[float, int]] | None = None
-    """Its places (minus the priority, ticket) in lines where a reordering gave it another."""
+    """By resource, the queue positions (negated priority, ticket) that a queue rearrangement has assigned."""
     session: str | None = None
     session_timeout_ms: float = SESSION_TIMEOUT_MS
     chosen: str | None = None
     principal: str | None = None
     note: str | None = None
     line: str = ""
-    """Of an reply: the message, without its end. Empty: the session released the request itself."""
+    """Of a retained reply: the message, without its newline. Empty: the session released the request itself."""
 
 
 class _EndedPayload(Struct, gc=False):
@@ -47,7 +47,7 @@ class _EndedPayload(Struct, gc=False):
 
 
 class _EndedLine(Struct, gc=False):
-    """What is read of the `line` of an reply."""
+    """What is decoded of the `line` of a retained reply."""
 
     payload: _EndedPayload
 
@@ -58,7 +58,7 @@ _decode = json.Decoder(Record).decode
 
 
 def encode(change: Request | RetainedReply) -> bytes:
-    """A held or waiting request, or an reply, as its record."""
+    """Return the record of a request or a retained reply."""
     if isinstance(change, RetainedReply):
         return _encode_retained_reply(change)
     moved, origin = change.moved, change.origin
@@ -103,14 +103,14 @@ def _encode_retained_reply(reply: RetainedReply) -> bytes:
     )
 
 
-class Reader:
-    """Reads records. What has one session is given one origin."""
+class RecordDecoder:
+    """Decodes records. All records of one session share one origin."""
 
     def __init__(self) -> None:
         self._origins: WeakValueDictionary[str, StoredOrigin] = WeakValueDictionary()
 
-    def read(self, id: int, record: bytes | str) -> Request | RetainedReply:
-        """What was stored under an id. Whoever made it is not connected to this process."""
+    def decode(self, id: int, record: bytes | str) -> Request | RetainedReply:
+        """Return what is stored under an id. Its client is not connected to this process."""
         stored = _decode(record)
         if stored.state == "ended":
             line = stored.line.encode() + b"\n" if stored.line else b""
@@ -150,5 +150,5 @@ class Reader:
         origin = self._origins.get(key)
         if origin is None:
             origin = self._origins[key] = StoredOrigin(key, 0)
-        origin.timeout_ms = stored.session_timeout_ms  # the last word counts
+        origin.timeout_ms = stored.session_timeout_ms  # the latest record has the valid timeout
         return origin

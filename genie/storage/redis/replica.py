@@ -1,8 +1,4 @@
-"""What a follower has of its namespace: a replica, and behind it what was read lately, as it is stored.
-
-Most locks are over soon. Of those that have come and gone in between nothing need be read, so that following costs a small
-part of leading, and a node can stand by for many namespaces.
-"""
+"""What this node has replicated of a namespace: the snapshot that it has loaded, the log since, and what it led before."""
 
 from __future__ import annotations
 
@@ -11,174 +7,201 @@ from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
-from genie.storage.redis.keyspace import Keyspace, read_counters
+from genie.storage.redis.keyspace import Keyspace, decode_counters
 from genie.storage.redis.log import BatchCommitted, EpochHistory, LogReader, LogTruncated, Position
-from genie.storage.redis.records import Reader
+from genie.storage.redis.records import RecordDecoder
 from genie.storage.store import Batch, Change, StateMachine
 
-MOST_BEHIND = 2_000
-"""Ids of which the replica may lack the last word: so many are taken in within a few hundredths of a second."""
+MAX_PENDING_IDS = 2_000
+"""Ids whose last records wait undecoded: applying so many takes a few hundredths of a second."""
 
 
 class LazyReplica:
-    """Follows batch by batch. `replica` is complete whenever it is asked for."""
+    """A state machine, and the log since then, not decoded yet.
 
-    def __init__(self, replica: StateMachine) -> None:
-        self._replica = replica
-        self._reader = Reader()
-        self._behind: dict[bytes, bytes] = {}
-        """The last word on each id since, as it is stored; nothing where nothing is to be known of it any more."""
+    Most locks are released soon. Of those that came and went meanwhile nothing has to be decoded, so following costs a
+    small part of leading, and one node can follow many namespaces.
+    """
+
+    def __init__(self, state_machine: StateMachine) -> None:
+        self._state_machine = state_machine
+        self._decoder = RecordDecoder()
+        self._pending: dict[bytes, bytes] = {}
+        """The last record of each id since, as stored; empty where the id was deleted."""
         self._counters = b""
 
-    def follow(self, news: BatchCommitted) -> None:
-        """Take note of one batch."""
-        self._behind |= news.records
-        self._counters = news.counters
-        if len(self._behind) > MOST_BEHIND:
-            self._catch_up()
+    def append(self, entry: BatchCommitted) -> None:
+        """Add one batch."""
+        self._pending |= entry.records
+        self._counters = entry.counters
+        if len(self._pending) > MAX_PENDING_IDS:
+            self._apply_pending()
 
-    @property
-    def replica(self) -> StateMachine:
-        """The state that the batches so far have led to."""
+    def state_machine(self) -> StateMachine:
+        """Apply what is pending, and return the state that the batches so far have led to."""
         if self._counters:
-            self._catch_up()
-        return self._replica
+            self._apply_pending()
+        return self._state_machine
 
-    def _catch_up(self) -> None:
-        behind, self._behind = self._behind, {}
-        _, batch = read_counters(self._counters)
+    def _apply_pending(self) -> None:
+        pending, self._pending = self._pending, {}
+        _, batch = decode_counters(self._counters)
         self._counters = b""
         batch.changes = {
             id_: change
-            for id_, change in sorted(decoded(behind, self._reader).items())
-            if change is not None or id_ in self._replica
+            for id_, change in sorted(decode_records(pending, self._decoder).items())
+            if change is not None or id_ in self._state_machine
         }
-        self._replica.apply(batch)
+        self._state_machine.apply(batch)
 
 
-def decoded(records: dict[bytes, bytes], reader: Reader) -> dict[int, Change]:
-    """Records by id, as they are stored, as changes."""
-    return {int(id_): reader.read(int(id_), record) if record else None for id_, record in records.items()}
+def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[int, Change]:
+    """Return stored records, by id, as changes."""
+    return {int(id_): decoder.decode(int(id_), record) if record else None for id_, record in records.items()}
 
 
-# -- Read all of a namespace while its leader goes on to change it --------
+# -- Initial load -------------------------------------------------------------------------------------
 
 
-async def load(namespace: Keyspace, journal: LogReader, log: FilteringBoundLogger) -> Batch | None:
-    """Read the records, and the journal on from before that, for they may have changed meanwhile.
+async def load_snapshot(keyspace: Keyspace, reader: LogReader, log: FilteringBoundLogger) -> Batch | None:
+    """Read all records while the leader goes on changing them, then the log from before that to one point in time.
 
-    Returns everything as one batch, as it is where the journal is read from then on; None where there is nothing.
+    Returns the whole state at the position where `reader` continues; None where the namespace is empty.
     """
     while True:
-        meta = await namespace.read()
+        meta = await keyspace.read()
         if meta is None:
             return None
-        state, reader = meta.state, Reader()
+        state, decoder = meta.state, RecordDecoder()
         loaded: dict[int, Change] = {}
-        journal.start(meta.history)
-        async for records in namespace.load():
-            loaded |= decoded(records, reader)
+        reader.seek(meta.history)
+        async for records in keyspace.scan_records():
+            loaded |= decode_records(records, decoder)
         state.changes = loaded
         try:
-            if await _catch_up(namespace, journal, reader, state):
+            if await _catch_up(keyspace, reader, decoder, state):
                 state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
                 return state
         except LogTruncated:
-            log.warning("the journal does not go back to where loading began; loading again")
+            log.warning("log truncated while loading, loading snapshot again")
 
 
-async def _catch_up(namespace: Keyspace, journal: LogReader, reader: Reader, state: Batch) -> bool:
-    """Bring loaded records to one point in time. False where somebody has written them anew meanwhile."""
-    meta = await namespace.read()
-    while meta is not None and journal.position < meta.position:
-        found = await journal.read(None)
-        for news in found:
-            if isinstance(news, BatchCommitted):
-                _, counted = read_counters(news.counters)
-                state.changes |= decoded(news.records, reader)
-                state.next_id, state.next_fence = counted.next_id, counted.next_fence
-                state.clock_ms = counted.clock_ms
-        if not found:
+async def _catch_up(keyspace: Keyspace, reader: LogReader, decoder: RecordDecoder, state: Batch) -> bool:
+    """Apply the log to the loaded records, up to one point in time. False where another snapshot was restored meanwhile."""
+    meta = await keyspace.read()
+    while meta is not None and reader.position < meta.position:
+        entries = await reader.read(None)
+        for entry in entries:
+            if isinstance(entry, BatchCommitted):
+                _, counters = decode_counters(entry.counters)
+                state.changes |= decode_records(entry.records, decoder)
+                state.next_id, state.next_fence = counters.next_id, counters.next_fence
+                state.clock_ms = counters.clock_ms
+        if not entries:
             raise LogTruncated
-    return meta is not None and journal.position >= meta.position
+    return meta is not None and reader.position >= meta.position
 
 
-# -- What one node knows of a namespace that it does not lead: what it has read, and what there was when it led --------
+# -- What this node knows -----------------------------------------------------------------------------
 
 
 class Snapshot(NamedTuple):
-    """Everything that there was when the namespace had come so far."""
+    """A whole state and its lineage."""
 
     history: EpochHistory
     state: Batch
 
 
 class PriorLeadership(NamedTuple):
-    """What a node knew when it stopped leading, and how far of that it had told: what is behind may as well be lost."""
+    """What a node knew when it stopped leading, and the last position that it may have acknowledged to clients."""
 
-    known: Snapshot
-    told: Position
+    snapshot: Snapshot
+    acknowledged: Position
 
 
 class LocalReplica:
-    """Of these two the one that has come further. `untold` are batches that this node sent and told nobody of: some Redis
-    may have them, and another may not.
+    """What this node knows: what it has replicated, or what it knew as the leader, whichever is further.
+
+    `unacknowledged` are batches that this node sent as the leader without acknowledging them: one Redis may have them,
+    another may not.
     """
 
-    def __init__(self, journal: LogReader, led: PriorLeadership | None, untold: Collection[Position]) -> None:
-        self._journal = journal
-        self._led = None if led is None else led.known
-        self._told = None if led is None else led.told
-        self._untold = untold
-        self.mirror: LazyReplica | None = None
-        """What was read, as far as the journal has come. None where nothing was, or it fell behind."""
+    def __init__(
+        self, reader: LogReader, led: PriorLeadership | None = None, unacknowledged: Collection[Position] = ()
+    ) -> None:
+        self._reader = reader
+        self._led = None if led is None else led.snapshot
+        self._acknowledged = None if led is None else led.acknowledged
+        self._unacknowledged = unacknowledged
+        self.lazy: LazyReplica | None = None
+        """What was loaded, as far as the log was read. None where nothing was, or the log was truncated."""
 
     @property
-    def furthest(self) -> EpochHistory | None:
-        """How far this node has seen the namespace come, of what it could still write."""
-        if self._led is None or (self.mirror is not None and self._led.history.position < self._journal.position):
-            return None if self.mirror is None else self._journal.history
+    def is_loaded(self) -> bool:
+        """Whether there is a state that the log can be applied to."""
+        return self.lazy is not None
+
+    @property
+    def read_history(self) -> EpochHistory:
+        """The lineage of what was read, whether or not this node still has the state."""
+        return self._reader.history
+
+    @property
+    def history(self) -> EpochHistory | None:
+        """The lineage of the latest state that this node could restore; None where it has none."""
+        if self._led is None or (self.lazy is not None and self._led.history.position < self._reader.position):
+            return None if self.lazy is None else self._reader.history
         return self._led.history
 
     @property
-    def best(self) -> Snapshot | None:
-        """The same, and what there was then."""
+    def has_led_last(self) -> bool:
+        """Whether no other node has led since this one, as far as it knows."""
+        return self._led is not None and self.history is self._led.history
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the latest state that this node could restore."""
         if self.has_led_last:
             return self._led
-        return None if self.mirror is None else Snapshot(self._journal.history, self.mirror.replica.snapshot())
+        return None if self.lazy is None else Snapshot(self._reader.history, self.lazy.state_machine().snapshot())
 
-    @property
-    def has_led_last(self) -> bool:
-        """Whether nobody has led since, as far as this node knows."""
-        return self._led is not None and self.furthest is self._led.history
+    def has_commits_missing_from(self, other: EpochHistory) -> bool:
+        """Return whether this node has a continuation of `other`, by at least one commit."""
+        history = self.history
+        return history is not None and history.has_commits_beyond(other)
 
-    def more_than(self, other: EpochHistory) -> bool:
-        """Whether it has something on the way of the other that the other lacks."""
-        furthest = self.furthest
-        return furthest is not None and furthest.knows_more_than(other)
-
-    def missing(self, history: EpochHistory) -> Snapshot | None:
-        """What must be written anew where Redis has come so far: None if it has all that was told."""
-        found, furthest = history.without(self._untold), self.furthest
-        if furthest is None or not furthest.knows_more_than(found):
+    def missing_from(self, history: EpochHistory) -> Snapshot | None:
+        """Return what must be restored where Redis has only `history`; None where it has all that was acknowledged."""
+        stored, own = history.without(self._unacknowledged), self.history
+        if own is None or not own.has_commits_beyond(stored):
             return None
-        told_all = found.settled == self._told and furthest.settled[0] == found.settled[0]
-        return None if told_all else self.best
+        all_acknowledged = (
+            stored.last_committed == self._acknowledged and own.last_committed[0] == stored.last_committed[0]
+        )
+        return None if all_acknowledged else self.snapshot()
 
-    def read(self, replica: StateMachine) -> None:
-        """Everything was read anew, and this is it."""
-        if self._led is not None and not self._led.history.ahead_of(self._journal.position):
+    def replace(self, state_machine: StateMachine) -> None:
+        """Use a state that was just loaded."""
+        if self._led is not None and not self._led.history.extends(self._reader.position):
             self._led = None
-        self.mirror = LazyReplica(replica)
+        self.lazy = LazyReplica(state_machine)
 
-    def a_leader_lives(self) -> None:
-        """It has the last word, not who has led before."""
+    def append(self, entry: BatchCommitted) -> None:
+        """Add one batch, where a state was loaded."""
+        if self.lazy is not None:
+            self.lazy.append(entry)
+
+    def unload(self) -> None:
+        """Drop what was read: the log does not continue it."""
+        self.lazy = None
+
+    def discard_own_leadership_state(self) -> None:
+        """Drop what this node knew as the leader: another leader was seen alive, and its state counts."""
         self._led = None
 
-    def forget(self) -> None:
-        """Another way is the one that counts."""
-        self.mirror = self._led = None
+    def discard(self) -> None:
+        """Drop everything: the surviving Redis has another lineage."""
+        self.lazy = self._led = None
 
-    def keep(self, known: Snapshot) -> None:
-        """Let this alone count until it is written."""
-        self._led, self.mirror = known, None
+    def keep_only(self, snapshot: Snapshot) -> None:
+        """Replace everything by a snapshot that is being restored, until that is done."""
+        self._led, self.lazy = snapshot, None

@@ -1,8 +1,7 @@
-"""Locks in Redis: one atomic script a batch, applied once however often it must be sent.
+"""The durable store: locks in Redis, one atomic script per batch.
 
-Every batch names the epoch, the nonce and its own number. So a lost answer is no question: the same batch is sent again,
-to whichever Redis is the master by then. What the keys are, and how the namespace is taken over, loaded and written anew:
-`namespace.py`. Who the master is: `master.py`.
+`RedisStore` connects the parts: it follows the namespace until it leads (`follower.py`), commits batches (`commit.py`),
+restores the snapshot after a rollback of Redis, and resigns. `genie/storage/README.md` is the theory of operation.
 """
 
 from __future__ import annotations
@@ -15,21 +14,20 @@ from dataclasses import replace
 
 import structlog
 
-from genie.backoff import Backoff
 from genie.storage.redis.commit import (
-    BACKOFF_S,
     COMMIT_TIMEOUT_S,
     FAILURES,
     AckPolicy,
     BatchEncoder,
     CommitWriter,
-    until_done,
+    new_backoff,
+    retry_until_done,
 )
 from genie.storage.redis.connection import RedisFailure
-from genie.storage.redis.election import TOO_MANY, LeadershipBalancer
+from genie.storage.redis.election import MIN_IMBALANCE, LeadershipBalancer
 from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Keyspace, meta_key
-from genie.storage.redis.log import LONGEST, EpochHistory, LogReader, Position
+from genie.storage.redis.log import MAX_EPOCHS, EpochHistory, LogReader, Position
 from genie.storage.redis.primary import Primary, warn_if_lossy
 from genie.storage.redis.replica import PriorLeadership, Snapshot
 from genie.storage.redis.url import RedisUrl
@@ -38,18 +36,17 @@ from genie.tasks import cancel_and_wait
 
 log = structlog.get_logger()
 
-TOLD_AGAIN_S = 10.0
-"""How often the same trouble with Redis is logged, while it lasts."""
-LOOK_S = 1.0
-"""How long it is at most until the sentinels are asked again whether the master is still the same."""
+LOG_INTERVAL_S = 10.0
+"""How often the same error is logged, while an outage lasts."""
+CHECK_INTERVAL_S = 1.0
+"""How often a leader looks for transfer requests and, at most, asks the sentinels whether the primary has changed."""
 
 
 class RedisStore:
-    """The store that lasts.
+    """Stores a namespace in Redis.
 
-    `url` is read by `url.py`; `namespace` keeps several services' locks apart. A commit counts as stored when
-    `min_replicas` replicas have it, and with `fsync` when it is on the disk of the master, and on theirs. `balancer` is
-    what all namespaces of this node have in common.
+    `url` is parsed by `url.py`. A commit is stored once `min_replicas` replicas have it; with `fsync`, once it is on the disk
+    of the primary and on theirs. `balancer` is shared by all namespaces of this node.
     """
 
     durable = True
@@ -65,182 +62,181 @@ class RedisStore:
     ) -> None:
         self._log = log.bind(namespace=namespace)
         self._balancer = balancer or LeadershipBalancer()
-        self._master = Primary(RedisUrl.read(url), meta_key(namespace), min_replicas, fsync=fsync)
-        self._namespace = Keyspace(self._master, namespace)
-        self._delivery = CommitWriter(
-            self._master, AckPolicy(min_replicas, fsync=fsync), self._log, self._answered, self._settle
+        self._primary = Primary(RedisUrl.parse(url), meta_key(namespace), min_replicas, fsync=fsync)
+        self._keyspace = Keyspace(self._primary, namespace)
+        self._writer = CommitWriter(
+            self._primary, AckPolicy(min_replicas, fsync=fsync), self._log, self._on_reply, self._finish
         )
-        self._errors = 0
+        self._failure_count = 0
         self._node = Node()
         self._snapshot: Callable[[], Batch] = Batch
-        self._packer = BatchEncoder(self._namespace)
-        self._sent_at = self._answered_at = 0.0
-        """When the last batch was sent first, and when the last one was that has been answered."""
+        self._encoder = BatchEncoder(self._keyspace)
+        self._sent_at = self._lease_start = 0.0
+        """When the last batch was first sent; and the last one that was acknowledged, from which the lease counts."""
         self._done: Callable[[BaseException | None], None] | None = None
-        """Whom to tell of the batch in flight, if there is one."""
-        self._untold: deque[Position] = deque(maxlen=LONGEST)
-        """Batches of this node that were in flight when it stood down."""
-        self._looking: asyncio.Task[None] | None = None
+        """The callback of the batch in flight."""
+        self._unacknowledged: deque[Position] = deque(maxlen=MAX_EPOCHS)
+        """Batches of this node that were in flight when it stepped down."""
+        self._primary_watch: asyncio.Task[None] | None = None
 
     @property
     def failure_count(self) -> int:
-        """How often Redis could not be reached, or refused something."""
-        return self._errors + self._delivery.errors
+        """How many operations failed because Redis was unreachable or rejected them."""
+        return self._failure_count + self._writer.failure_count
 
     @property
     def full(self) -> bool:
-        """Whether Redis has no memory left but for what ends."""
-        return self._delivery.full
+        """Whether Redis is out of memory, and stores only releases."""
+        return self._writer.full
 
     async def open(
-        self, node: Node, whole: Callable[[], Batch], following: Callable[[str | None], None]
+        self, node: Node, snapshot: Callable[[], Batch], on_leader_changed: Callable[[str | None], None]
     ) -> StateMachine:
-        """Follow whoever leads the namespace until this node does, however long Redis can't be reached."""
+        """Follow the namespace until this node leads it, retrying while Redis is unavailable."""
         self._loop = asyncio.get_running_loop()
-        led = self._led() if self._namespace.tenure.epoch else None
+        led = self._prior_leadership() if self._keyspace.epoch.number else None
         if self._done is not None:
-            self._untold.append((self._namespace.tenure.epoch, self._packer.number))
-        await self._stand_down()
-        self._node, self._snapshot = node, whole
-        journal = LogReader(self._master, self._namespace.journal)
-        follower = Follower(self._namespace, journal, node, self._balancer, following, led, self._untold)
-        backoff = Backoff(*BACKOFF_S)
-        replica, told_at = None, 0.0
-        told: str | None = None
+            self._unacknowledged.append((self._keyspace.epoch.number, self._encoder.index))
+        await self._step_down()
+        self._node, self._snapshot = node, snapshot
+        reader = LogReader(self._primary, self._keyspace.log)
+        follower = Follower(self._keyspace, reader, node, self._balancer, on_leader_changed, led, self._unacknowledged)
+        backoff = new_backoff()
+        state_machine, logged_at, failed_at = None, 0.0, 0.0
+        logged: str | None = None
         while True:
             try:
-                replica = replica or await follower.lead()
-                await self._delivery.open()
-                await warn_if_lossy(self._master)
+                state_machine = state_machine or await follower.run()
+                await self._writer.open()
+                await warn_if_lossy(self._primary)
             except FAILURES as error:
-                pause = round(backoff.next_delay(), 3)
-                self._errors += 1
-                if str(error) != told or self._loop.time() - told_at >= TOLD_AGAIN_S:
-                    told, told_at = str(error), self._loop.time()
-                    self._log.warning("Redis can't be reached; nothing is served before it is", error=told)
-                self._delivery.drop()
-                follower.interrupted()
-                await asyncio.sleep(pause)
+                delay_s = round(backoff.next_delay(), 3)
+                self._failure_count += 1
+                failed_at = failed_at or self._loop.time()
+                if str(error) != logged or self._loop.time() - logged_at >= LOG_INTERVAL_S:
+                    logged, logged_at = str(error), self._loop.time()
+                    self._log.warning("store unavailable, not serving", error=logged)
+                self._writer.drop()
+                follower.on_store_failure()
+                await asyncio.sleep(delay_s)
             else:
-                if told is not None:
-                    self._log.info("Redis is back", address=str(self._master.address))
-                self._packer = BatchEncoder(self._namespace)
-                self._answered_at = follower.since
-                if self._master.watched:
-                    self._looking = self._loop.create_task(self._look_for_another())
-                return replica
+                if logged is not None:
+                    outage_ms = round((self._loop.time() - failed_at) * 1000)
+                    address = str(self._primary.address)
+                    self._log.info("store available again", address=address, outage_ms=outage_ms)
+                self._encoder = BatchEncoder(self._keyspace)
+                self._lease_start = follower.acquired_at
+                if self._primary.has_sentinels:
+                    self._primary_watch = self._loop.create_task(self._watch_primary())
+                return state_machine
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch, once, however often it must be sent."""
+        """Write a batch, which is applied once however often it is sent, then call `done`."""
         self._sent_at = self._loop.time()
         self._done = done
-        self._delivery.send(self._packer.pack(batch))
+        self._writer.write(self._encoder.encode(batch))
 
     async def wait_for_transfer_request(self) -> None:
-        """Wait until a node asks for the namespace that leads fewer than this one."""
+        """Wait until a node asks for the namespace that leads at least two namespaces fewer than this one."""
         own = self._node.address
         while True:
-            await asyncio.sleep(LOOK_S)
-            if self._balancer.count(own) < TOO_MANY:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            if self._balancer.count(own) < MIN_IMBALANCE:
                 continue
             try:
-                wish = await self._namespace.wished()
+                request = await self._keyspace.read_transfer_request()
             except RedisFailure:
-                continue  # a commit will see to it
-            if wish is not None and self._balancer.give(self._namespace.name, own, *wish):
+                continue  # commits handle the failure
+            if request is not None and self._balancer.start_transfer(self._keyspace.name, own, *request):
                 with suppress(RedisFailure):
-                    await self._namespace.unwish()  # who is still there repeats it
+                    await self._keyspace.delete_transfer_request()  # a node that still asks repeats its request
                 return
 
     async def resign(self) -> None:
-        """Let another node lead at once. A Redis that can't be told leaves them to wait for the lease."""
-        if not self._namespace.tenure.epoch:
+        """Let another node lead at once. If Redis is unavailable, it must wait for the lease to end."""
+        if not self._keyspace.epoch.number:
             return
-        sent = self._packer.number
-        await self._stand_down()  # a batch that comes later would be taken for the last one, which this is
+        last_index = self._encoder.index
+        await self._step_down()  # no batch may follow: the resignation takes the next index
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
-                    await self._namespace.resign(sent)
-                except RedisFailure:  # this connection was idle for long, and may have ended: the next one is new
-                    await self._namespace.resign(sent)
+                    await self._keyspace.resign(last_index)
+                except RedisFailure:  # this connection was idle for long and may have ended: the next one is new
+                    await self._keyspace.resign(last_index)
         except FAILURES as error:
-            self._log.warning("Redis can't be reached; another server must wait for the lease to end", error=str(error))
+            self._log.warning("resignation failed, the next leader must wait for the lease to end", error=str(error))
 
     async def close(self) -> None:
-        """Leave. The namespace stays as it is."""
-        await self._stand_down()
-        self._master.drop()
+        """Disconnect. The namespace stays as it is."""
+        await self._step_down()
+        self._primary.drop()
 
-    def _led(self) -> PriorLeadership:
-        """What this node has told, or might have, as the leader that it was: it must not be lost if Redis has lost it.
+    def _prior_leadership(self) -> PriorLeadership:
+        """Return what this node has acknowledged as the leader, which must not be lost if Redis has lost it.
 
-        A batch in flight is in it, and was told to nobody: the last is how far Redis must have come.
+        The state includes a batch in flight, which was not acknowledged.
         """
-        number = self._packer.number
-        return PriorLeadership(
-            Snapshot(self._history(number), self._snapshot()), (self._namespace.tenure.epoch, self._told)
-        )
+        snapshot = Snapshot(self._history_at(self._encoder.index), self._snapshot())
+        acknowledged = self._encoder.index - (self._done is not None)
+        return PriorLeadership(snapshot, (self._keyspace.epoch.number, acknowledged))
 
-    @property
-    def _told(self) -> int:
-        """The number of the last batch that may have been told: not that of one in flight."""
-        return self._packer.number - (self._done is not None)
+    def _history_at(self, index: int) -> EpochHistory:
+        """Return the lineage of a batch of this node's epoch."""
+        return self._keyspace.history.advanced_to((self._keyspace.epoch.number, index))
 
-    def _history(self, number: int) -> EpochHistory:
-        """That of a batch of this tenure."""
-        return self._namespace.history.at((self._namespace.tenure.epoch, number))
-
-    async def _stand_down(self) -> None:
-        """Commit nothing more. What is in flight may or may not be stored."""
+    async def _step_down(self) -> None:
+        """Commit nothing more. A batch in flight may or may not be stored."""
         self._done = None
-        self._balancer.leads(self._namespace.name, None)
-        await self._delivery.stop()
-        await cancel_and_wait(self._looking)
+        self._balancer.set_leader(self._keyspace.name, None)
+        await self._writer.stop()
+        await cancel_and_wait(self._primary_watch)
 
-    def _answered(self, answer: object) -> None:
-        """What the script has said of the batch in flight."""
-        if answer == b"ok":
-            self._answered_at = self._sent_at
-            self._settle(None)
-        elif answer != b"lost":
-            self._settle(LeadershipLost(f"{self._namespace.meta} is another server's"))
-        elif self._sent_at - self._answered_at > self._node.lease_ms / 1000:
-            self._settle(
-                LeadershipLost("Redis has lost commits, and another may have led since the last one was stored")
-            )
+    def _on_reply(self, reply: object) -> None:
+        """Handle the script's reply to the batch in flight."""
+        if reply == b"ok":
+            self._lease_start = self._sent_at
+            self._finish(None)
+        elif reply != b"lost":
+            self._finish(LeadershipLost(f"{self._keyspace.meta} belongs to another leader"))
+        elif self._sent_at - self._lease_start > self._node.lease_ms / 1000:
+            self._finish(LeadershipLost("Redis has lost commits, and the lease has expired since the last one"))
         else:
-            self._delivery.work(self._write_anew())
+            self._writer.recover(self._restore_snapshot())
 
-    def _settle(self, error: BaseException | None) -> None:
+    def _finish(self, error: BaseException | None) -> None:
         done, self._done = self._done, None
         if done is not None:
             done(error)
 
-    async def _look_for_another(self) -> None:
-        """Ask the sentinels now and then: one that was cut off goes on as a master, and loses all that it is given.
+    async def _watch_primary(self) -> None:
+        """Ask the sentinels regularly: an isolated primary accepts commits, all of which it will lose.
 
-        Several times within a lease: a follower that already reads at the new master takes over there when that is over.
+        Several times per lease: a follower that already reads from the new primary takes over when the lease has expired.
         """
         while True:
-            await asyncio.sleep(min(LOOK_S, self._node.lease_ms / 4000))
-            link = self._delivery.link
-            if link is not None and await self._master.elsewhere(link) and self._delivery.link is link:
-                self._log.warning("the sentinels name another master", before=str(link.address))
-                self._master.drop()
-                self._delivery.drop()
+            await asyncio.sleep(min(CHECK_INTERVAL_S, self._node.lease_ms / 4000))
+            connection = self._writer.connection
+            if connection is None or not await self._primary.has_moved(connection):
+                continue
+            if self._writer.connection is connection:
+                self._log.warning("primary changed, reconnecting", previous=str(connection.address))
+                self._primary.drop()
+                self._writer.drop()
 
-    async def _write_anew(self) -> None:
-        """Redis lost what it had acknowledged. We have not, and nothing has changed since: the batch in flight is in it.
+    async def _restore_snapshot(self) -> None:
+        """Write the whole state again after Redis has lost acknowledged commits. It includes the batch in flight.
 
-        A batch without changes comes behind: when that is stored and confirmed, everything is.
+        A batch without changes follows: once that is stored and acknowledged, so is the snapshot.
         """
-        self._log.warning("Redis has lost commits that it had acknowledged; writing the whole state anew")
-        history, whole = self._history(self._packer.number), self._snapshot()
-        await until_done(lambda: self._namespace.write_anew(self._node, whole, history), Backoff(*BACKOFF_S), self._log)
-        self._packer = BatchEncoder(self._namespace)
-        self._log.info("the state is written anew", epoch=self._namespace.tenure.epoch)
-        link = self._delivery.link
-        if link is not None and link.address != self._master.address:
-            self._delivery.drop()
-        await self._delivery.go_on(self._packer.pack(replace(whole, changes={})))
+        self._log.warning("primary rolled back acknowledged commits, restoring snapshot")
+        history, snapshot = self._history_at(self._encoder.index), self._snapshot()
+        await retry_until_done(
+            lambda: self._keyspace.restore_snapshot(self._node, snapshot, history), new_backoff(), self._log
+        )
+        self._encoder = BatchEncoder(self._keyspace)
+        self._log.info("snapshot restored", epoch=self._keyspace.epoch.number)
+        connection = self._writer.connection
+        if connection is not None and connection.address != self._primary.address:
+            self._writer.drop()
+        await self._writer.resubmit(self._encoder.encode(replace(snapshot, changes={})))

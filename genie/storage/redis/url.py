@@ -1,10 +1,10 @@
-"""Which Redis: the URL of one server, of the sentinels that know the present master, or of some nodes of a cluster.
+"""Redis URLs: of one server, of the sentinels that know the current primary, or of some nodes of a cluster.
 
 - `redis://[user:password@]host[:port][/db]`, `unix:///path`
 - `redis+sentinel://[user:password@]host[:port],host[:port],.../master-name[/db]`
 - `redis+cluster://[user:password@]host[:port],...`
 
-and the same with `rediss` for TLS, with the options of redis-py for it behind a `?` (`ssl_ca_certs`, ...).
+and the same with `rediss` for TLS, with redis-py's TLS options as the query (`?ssl_ca_certs=...`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from redis.asyncio.connection import SSLConnection, parse_url
 
 from genie.net import parse_host_port
 
-Kind = Literal["alone", "sentinel", "cluster"]
+Kind = Literal["standalone", "sentinel", "cluster"]
 
 FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
-"""Options that name a file or a folder."""
+"""TLS options that name a file or a directory."""
 DATABASE = re.compile("(/[0-9]*)?")
 ENCODE = "in a user or password, write / ? # @ and , as %2F %3F %23 %40 and %2C"
 SENTINEL_PORT = 26379
@@ -31,7 +31,7 @@ REDIS_PORT = 6379
 
 
 class Address(NamedTuple):
-    """Where a Redis listens; without a port `host` is the path of a Unix socket."""
+    """The address of a Redis. With port 0, `host` is the path of a Unix socket."""
 
     host: str
     port: int
@@ -44,7 +44,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How to begin a connection. `tls` has the options of redis-py's SSLConnection; None: it is not encrypted."""
+    """Credentials, database and TLS of a connection. `tls` has the options of redis-py's SSLConnection; None: no TLS."""
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -54,9 +54,10 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """What a URL says. `nodes` are the server itself, or sentinels, or nodes of a cluster, to be asked for the master.
+    """A parsed Redis URL. `nodes` are the server itself, or the sentinels or cluster nodes that name the primary.
 
-    `sentinel_login` is for those; their password is behind the `?` (`sentinel_username`, `sentinel_password`).
+    `master` is the name under which sentinels know the primary. `sentinel_login` is for the sentinels: its credentials are
+    the options `sentinel_username` and `sentinel_password`.
     """
 
     kind: Kind
@@ -66,8 +67,8 @@ class RedisUrl:
     sentinel_login: Login = Login()
 
     @classmethod
-    def read(cls, url: str) -> RedisUrl:
-        """ValueError says what is wrong with it, and does not repeat it: it may have a password in it."""
+    def parse(cls, url: str) -> RedisUrl:
+        """Parse a URL. The ValueError of an invalid one never repeats it: it may contain a password."""
         scheme, separator, rest = url.partition("://")
         base, _, kind = scheme.partition("+")
         if not separator or base not in ("redis", "rediss", "unix") or (base == "unix" and kind):
@@ -77,22 +78,22 @@ class RedisUrl:
         if kind not in ("", "sentinel", "cluster"):
             raise ValueError(f"the Redis URL: +{kind} is not known; there are +sentinel and +cluster")
         if base == "unix":
-            return _alone(_options(url))
-        return _READERS[kind](base, rest)
+            return _standalone(_options(url))
+        return _PARSERS[kind](base, rest)
 
 
-def _one(base: str, rest: str) -> RedisUrl:
+def _single_server(base: str, rest: str) -> RedisUrl:
     if "," in rest.partition("/")[0].rpartition("@")[2]:
         raise ValueError("the Redis URL: several hosts need redis+sentinel:// or redis+cluster://")
-    return _alone(_options(f"{base}://{rest}"))
+    return _standalone(_options(f"{base}://{rest}"))
 
 
-def _alone(options: dict[str, Any]) -> RedisUrl:
+def _standalone(options: dict[str, Any]) -> RedisUrl:
     path = options.pop("path", None)
     if path is not None:
-        return RedisUrl("alone", (Address(path, 0),), _login(options))
+        return RedisUrl("standalone", (Address(path, 0),), _login(options))
     host, port = options.pop("host", "localhost"), options.pop("port", REDIS_PORT)
-    return RedisUrl("alone", (Address(host, port),), _login(options))
+    return RedisUrl("standalone", (Address(host, port),), _login(options))
 
 
 def _sentinels(base: str, rest: str) -> RedisUrl:
@@ -116,11 +117,11 @@ def _cluster(base: str, rest: str) -> RedisUrl:
     return RedisUrl("cluster", nodes, login)
 
 
-_READERS = {"": _one, "sentinel": _sentinels, "cluster": _cluster}
+_PARSERS = {"": _single_server, "sentinel": _sentinels, "cluster": _cluster}
 
 
 def _split(rest: str, port: int) -> tuple[str, tuple[Address, ...], str, str]:
-    """The user with its `@`, the nodes, the path without its first slash, and the query with its `?`."""
+    """Return the user with its `@`, the nodes, the path without its first slash, and the query with its `?`."""
     before, question, query = rest.partition("?")
     authority, _, path = before.partition("/")
     user, at, hosts = authority.rpartition("@")
@@ -139,14 +140,14 @@ def _address(text: str, port: int, place: int) -> Address:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What redis-py makes of a URL of one server. What it, or Python, would say of one may repeat parts of a password."""
+    """Return what redis-py parses from the URL of one server. Its own errors could repeat parts of a password."""
     try:
         options = dict(parse_url(url))
         parsed = urlsplit(url)
     except ValueError:
         raise ValueError(f"the Redis URL: its host, port or options can't be read; {ENCODE}") from None
     if "path" not in options and not DATABASE.fullmatch(parsed.path):
-        raise ValueError(f"the Redis URL: behind the host there may be /NUMBER, the database, and options; {ENCODE}")
+        raise ValueError(f"the Redis URL: after the host only /NUMBER, the database, and options are allowed; {ENCODE}")
     return options
 
 
@@ -155,7 +156,7 @@ def _login(options: dict[str, Any]) -> Login:
     tls = {key: options.pop(key) for key in list(options) if key.startswith("ssl_")}
     login = Login(options.pop("username", None), options.pop("password", None), int(options.pop("db", 0)))
     if options and any("@" in str(value) for value in (options | tls).values()):
-        raise ValueError(f"the Redis URL: not all behind the ? are options; {ENCODE}")
+        raise ValueError(f"the Redis URL: the text after the ? is not only options; {ENCODE}")
     if options or (tls and not encrypted):
         unknown = ", ".join(sorted(options) or sorted(tls))
         raise ValueError(f"the Redis URL: {unknown} is no option{' without TLS' if tls and not options else ''}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from genie.storage.redis.log import EpochHistory, read_ends
+from genie.storage.redis.log import EpochHistory, decode_ends
 from genie.testing.simulation.network import Connection, SimTransport
 from genie.testing.simulation.redis.commands import StreamRead
 from genie.testing.simulation.redis.keyspace import Undo
@@ -305,7 +305,7 @@ class LineageRecorder:
         self._history = history
         self._min_replicas = min_replicas
         self._meta = f"{{{namespace}}}:meta".encode()
-        self._journal = f"{{{namespace}}}:journal".encode()
+        self._log = f"{{{namespace}}}:log".encode()
         self._known: dict[str, StoreState] = {}
         """The latest state that each server is known to know, of the lineage that it continues."""
         self._stored: dict[str, StoreState] = {}
@@ -338,7 +338,7 @@ class LineageRecorder:
 
     def _read_observer(self, redis: ReplicatedRedis) -> Callable[[str, StreamRead], None]:
         def on_blocking_read(reader: str, read: StreamRead) -> None:
-            epoch, rest = read.after.get(self._journal, (0, 0))
+            epoch, rest = read.after.get(self._log, (0, 0))
             state = self.head(redis)
             while state is not None and state.position > (epoch, rest // 1000):
                 state = state.parent
@@ -374,7 +374,7 @@ class LineageRecorder:
             write.state = earlier  # a retry of the same batch
             return
         is_snapshot, known = index == b"0" and not meta.get(b"base"), self._known.get(sender)
-        epochs = EpochHistory(read_ends(meta.get(b"history", b"")))
+        epochs = EpochHistory(decode_ends(meta.get(b"history", b"")))
         parent = self._snapshot_source(sender, known, replaced, records, epochs) if is_snapshot else replaced
         self._count += 1
         state = StoreState(
@@ -434,7 +434,7 @@ class LineageRecorder:
         """
         had, stored = before_takeover(replaced, writer), self._stored.get(writer)
         if known is not None and stored is not None and stored.descends_from(known):
-            known = stored if stored.acknowledged_at is not None or epochs.includes(stored.position) else known
+            known = stored if stored.acknowledged_at is not None or epochs.contains(stored.position) else known
         if known is not None and known.records == records:
             return known
         least = (

@@ -22,7 +22,7 @@ from genie.protocol.commands import read_hello
 from genie.protocol.resources import parse_resource
 from genie.server.dispatcher import Dispatcher
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
-from genie.storage.redis.records import Reader, encode
+from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine
 from searches import examples
 
@@ -99,7 +99,7 @@ class Server:
         self.told()
 
     def start_again(self, stored: dict[int, bytes], now: float) -> None:
-        read = Reader().read
+        read = RecordDecoder().decode
         replica = StateMachine()
         changes = {id_: read(id_, data) for id_, data in stored.items()}
         # Without a store ids begin at the time of the start, which is beyond all that were given out.

@@ -171,11 +171,11 @@ TestTakes.settings = examples(40, stateful_step_count=30)
 
 @pytest.mark.parametrize("chosen", [None, "", "0123"])
 def test_the_choice_digest_is_stored(chosen: str | None) -> None:
-    from genie.storage.redis.records import Reader, encode
+    from genie.storage.redis.records import RecordDecoder, encode
 
     driver = Driver()
     driver.step(core.Take(core.Request(choice_digest=chosen), [("A", True)], [1], 1))
     (request,) = driver.manager.table.held.values()
-    again = Reader().read(request.id, encode(request))
+    again = RecordDecoder().decode(request.id, encode(request))
     assert isinstance(again, core.Request)
     assert again.choice_digest == chosen

@@ -15,7 +15,7 @@ from genie.protocol.commands import Hello
 from genie.server import dispatcher
 from genie.server.dispatcher import Dispatcher
 from genie.server.peer import END_OF_INPUT, ConnectionState, Item, Peer
-from genie.storage.redis.records import Reader, encode
+from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine, is_stored
 from genie.testing.simulation.invariants import check
 
@@ -59,7 +59,7 @@ class Pair:
         self.chance, self.manager, self.now = chance, manager, now
         self.dispatcher = Dispatcher(manager, Limits(), Stats())
         self.peers: list[Client] = []
-        self.reader = Reader()
+        self.decoder = RecordDecoder()
         self.dispatcher.notifier.now = now
         self.dispatcher.recover(endings)
 
@@ -80,7 +80,7 @@ class Pair:
             gone = change is None or (
                 isinstance(change, Request) and id_ not in (self.manager.table.held | self.manager.table.waiting)
             )
-            batch.changes[id_] = None if gone else self.reader.read(id_, encode(change))  # type: ignore[arg-type]
+            batch.changes[id_] = None if gone else self.decoder.decode(id_, encode(change))  # type: ignore[arg-type]
         replica.apply(batch)
 
     def act(self) -> None:
@@ -154,7 +154,7 @@ def test_a_replica_is_what_the_leader_is(seed: int) -> None:
 
 def _again(batch: Batch) -> Batch:
     """What another process would have read."""
-    read = Reader().read
+    read = RecordDecoder().decode
     changes = {id_: read(id_, encode(change)) for id_, change in batch.changes.items()}  # type: ignore[arg-type]
     return Batch(dict(changes), batch.next_id, batch.next_fence, batch.clock_ms)
 
@@ -209,9 +209,9 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
     handler.execute(peer, iter([wait]))
     handler.notifier.now = 6
     handler.expire()
-    reader = Reader()
+    decoder = RecordDecoder()
     stored = [
-        reader.read(id_, encode(change)) for id_, change in handler.snapshot(100).changes.items() if change is not None
+        decoder.decode(id_, encode(change)) for id_, change in handler.snapshot(100).changes.items() if change is not None
     ]
     again, peer = Dispatcher(LockManager(), Limits(), Stats()), Client()
     again.recover([ending for ending in stored if isinstance(ending, RetainedReply)])

@@ -17,14 +17,14 @@ NOWHERE = "/there/is/no/such/file"
 @pytest.mark.parametrize(
     ("url", "kind", "nodes", "db", "master"),
     [
-        ("redis://", "alone", [("localhost", 6379)], 0, ""),
-        ("redis://one", "alone", [("one", 6379)], 0, ""),
-        ("redis://one/", "alone", [("one", 6379)], 0, ""),
-        ("redis://one:7/3", "alone", [("one", 7)], 3, ""),
-        ("redis://[::1]:7/3", "alone", [("::1", 7)], 3, ""),
-        ("redis://one?db=4", "alone", [("one", 6379)], 4, ""),
-        ("unix:///run/redis.sock", "alone", [("/run/redis.sock", 0)], 0, ""),
-        ("unix:///run/redis.sock?db=2", "alone", [("/run/redis.sock", 0)], 2, ""),
+        ("redis://", "standalone", [("localhost", 6379)], 0, ""),
+        ("redis://one", "standalone", [("one", 6379)], 0, ""),
+        ("redis://one/", "standalone", [("one", 6379)], 0, ""),
+        ("redis://one:7/3", "standalone", [("one", 7)], 3, ""),
+        ("redis://[::1]:7/3", "standalone", [("::1", 7)], 3, ""),
+        ("redis://one?db=4", "standalone", [("one", 6379)], 4, ""),
+        ("unix:///run/redis.sock", "standalone", [("/run/redis.sock", 0)], 0, ""),
+        ("unix:///run/redis.sock?db=2", "standalone", [("/run/redis.sock", 0)], 2, ""),
         ("redis+sentinel://a/locks", "sentinel", [("a", 26379)], 0, "locks"),
         ("redis+sentinel://a:1,b,[::1]:2,[fe80::1]/locks/5", "sentinel", [("a", 1), ("b", 26379), ("::1", 2), ("fe80::1", 26379)], 5, "locks"),
         ("redis+sentinel://a/my%2Flocks", "sentinel", [("a", 26379)], 0, "my/locks"),
@@ -34,7 +34,7 @@ NOWHERE = "/there/is/no/such/file"
     ],
 )  # fmt: skip
 def test_what_it_says(url: str, kind: str, nodes: list[tuple[str, int]], db: int, master: str) -> None:
-    read = RedisUrl.read(url)
+    read = RedisUrl.parse(url)
     assert (read.kind, list(read.nodes), read.login.db, read.master) == (kind, nodes, db, master)
     assert read.login.tls is None
     assert read.login.password is None
@@ -51,14 +51,14 @@ def test_what_it_says(url: str, kind: str, nodes: list[tuple[str, int]], db: int
     ],
 )
 def test_who_it_logs_in_as(kind: str, user: str, login: tuple[str | None, str]) -> None:
-    read = RedisUrl.read(kind.format(user))
+    read = RedisUrl.parse(kind.format(user))
     assert (read.login.username, read.login.password) == login
     assert login[1] not in repr(read)
     assert read.sentinel_login.password is None, "sentinels have their own"
 
 
 def test_sentinels_have_a_password_of_their_own() -> None:
-    read = RedisUrl.read("redis+sentinel://me:one@a/locks/3?sentinel_username=you&sentinel_password=o%26ther")
+    read = RedisUrl.parse("redis+sentinel://me:one@a/locks/3?sentinel_username=you&sentinel_password=o%26ther")
     assert read.login == Login("me", "one", 3)
     assert read.sentinel_login == Login("you", "o&ther", 0)
     assert "ther" not in repr(read).replace("other", "")
@@ -66,7 +66,7 @@ def test_sentinels_have_a_password_of_their_own() -> None:
 
 def test_options_of_tls(tmp_path: Path) -> None:
     for kind in ("rediss://a", "rediss+sentinel://a/locks", "rediss+cluster://a"):
-        read = RedisUrl.read(
+        read = RedisUrl.parse(
             f"{kind}?ssl_cert_reqs=none&ssl_check_hostname=false&ssl_ca_path={tmp_path}&ssl_password=hush"
         )
         expected = {"ssl_cert_reqs": "none", "ssl_check_hostname": False, "ssl_ca_path": str(tmp_path)}
@@ -74,7 +74,7 @@ def test_options_of_tls(tmp_path: Path) -> None:
         assert "hush" not in repr(read)
         if read.kind == "sentinel":
             assert read.sentinel_login.tls == read.login.tls
-    assert RedisUrl.read("rediss://a").login.tls == {}
+    assert RedisUrl.parse("rediss://a").login.tls == {}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_options_of_tls(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_it(url: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        RedisUrl.read(url)
+        RedisUrl.parse(url)
 
 
 HARD = st.text(st.sampled_from("/?#@,:[]%=&℀\\ é"), min_size=1, max_size=4).map(lambda text: f"hun{text}ter2")
@@ -132,7 +132,7 @@ def test_no_part_of_a_password_is_repeated(scheme: str, password: str) -> None:
 def complaint(url: str) -> str:
     """All that would be shown of the error; nothing where there is none."""
     try:
-        RedisUrl.read(url)
+        RedisUrl.parse(url)
     except ValueError as error:
         return "".join(traceback.format_exception_only(error)) + str(error.__cause__ or "")
     return ""

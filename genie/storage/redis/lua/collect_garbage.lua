@@ -1,5 +1,5 @@
--- Remove copies of the records that nothing points to, for the server that leads, and for nobody who once did.
--- KEYS: meta, copies, then the copies   ARGV: epoch, nonce
+-- Delete the snapshots to which `meta` does not point. Only for the current leader, never for an earlier one.
+-- KEYS: meta, snapshots, then the snapshot keys   ARGV: epoch, nonce
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce', 'records')
 if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then
   return 'other'

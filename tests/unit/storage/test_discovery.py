@@ -11,7 +11,7 @@ from redis.crc import key_slot
 
 from genie.storage.redis import discovery
 from genie.storage.redis.connection import ErrorReply, RedisFailure
-from genie.storage.redis.discovery import PrimaryLocation, finder
+from genie.storage.redis.discovery import PrimaryLocation, discovery_for
 from genie.storage.redis.url import Address, RedisUrl
 from ports import free_port
 from relay import Command, Relay, Rule, encoded, error, relay
@@ -40,14 +40,14 @@ def says(value: object) -> Script:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that comes is waited for, however slow the machine is."""
-    monkeypatch.setattr(discovery, "LATEST_S", WAIT_S)
+    monkeypatch.setattr(discovery, "QUERY_TIMEOUT_S", WAIT_S)
 
 
 def wait_for_all(monkeypatch: pytest.MonkeyPatch, servers: list[Server]) -> None:
     """Nobody's answer may be left out of what is believed; but one who hangs is not waited for."""
     if hangs not in servers:
-        monkeypatch.setattr(discovery, "ANSWER_S", WAIT_S)
-        monkeypatch.setattr(discovery, "MORE_S", WAIT_S)
+        monkeypatch.setattr(discovery, "FIRST_ANSWER_GRACE_S", WAIT_S)
+        monkeypatch.setattr(discovery, "MAJORITY_GRACE_S", WAIT_S)
 
 
 @asynccontextmanager
@@ -103,8 +103,8 @@ async def test_the_sentinel_that_knows_the_latest_election_is_believed(
 ) -> None:
     wait_for_all(monkeypatch, servers)
     async with running(*servers) as (_, places):
-        asked = finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY)
-        assert asked.strict
+        asked = discovery_for(RedisUrl.parse(f"redis+sentinel://{places}/locks"), KEY)
+        assert asked.primary_may_change
         assert await asked.find() == PrimaryLocation(Address("new", 1))
 
 
@@ -121,17 +121,17 @@ async def test_the_sentinel_that_knows_the_latest_election_is_believed(
 )
 async def test_nobody_knows_the_master(monkeypatch: pytest.MonkeyPatch, servers: list[Server], reason: str) -> None:
     if hangs in servers:
-        monkeypatch.setattr(discovery, "LATEST_S", 1.0)
+        monkeypatch.setattr(discovery, "QUERY_TIMEOUT_S", 1.0)
     async with running(*servers) as (_, places):
         with pytest.raises(RedisFailure, match=f"no sentinel names a master 'locks'.*({reason})"):
-            await finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY).find()
+            await discovery_for(RedisUrl.parse(f"redis+sentinel://{places}/locks"), KEY).find()
 
 
 async def test_one_that_is_late_is_waited_for_where_no_other_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "ANSWER_S", 0.05)
+    monkeypatch.setattr(discovery, "FIRST_ANSWER_GRACE_S", 0.05)
     async with running(NOBODY, NEW, None) as (made, places):
         held = made[1].rule(Rule("SENTINEL", encoded(["config-epoch", "4"]), held=asyncio.Event()))
-        finding = asyncio.create_task(finder(RedisUrl.read(f"redis+sentinel://{places}/locks"), KEY).find())
+        finding = asyncio.create_task(discovery_for(RedisUrl.parse(f"redis+sentinel://{places}/locks"), KEY).find())
         await held.met.wait()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(finding), 0.1)  # beyond the time that all are given
@@ -146,9 +146,9 @@ async def test_sentinels_are_logged_in_to_with_their_own_password() -> None:
 
     async with running(script, script) as (made, places):
         url = f"redis+sentinel://me:one@{places.split(',')[0]}/locks/3?sentinel_username=you&sentinel_password=two"
-        await finder(RedisUrl.read(url), KEY).find()
+        await discovery_for(RedisUrl.parse(url), KEY).find()
         assert made[0].seen[0][1] == (b"AUTH", b"you", b"two")
-        await finder(RedisUrl.read(f"redis+sentinel://me:one@{places.split(',')[1]}/locks/3"), KEY).find()
+        await discovery_for(RedisUrl.parse(f"redis+sentinel://me:one@{places.split(',')[1]}/locks/3"), KEY).find()
         assert made[1].names() == ["SENTINEL", "SENTINEL"], "no password, and no database"
 
 
@@ -177,15 +177,15 @@ def slots(*masters: tuple[str | None, int]) -> Script:
 async def test_most_nodes_are_believed(monkeypatch: pytest.MonkeyPatch, servers: list[Server]) -> None:
     wait_for_all(monkeypatch, servers)
     async with running(*servers) as (_, places):
-        asked = finder(RedisUrl.read(f"redis+cluster://{places}"), KEY)
-        assert asked.strict
+        asked = discovery_for(RedisUrl.parse(f"redis+cluster://{places}"), KEY)
+        assert asked.primary_may_change
         assert await asked.find() == PrimaryLocation(Address("new", 1))
 
 
 @pytest.mark.parametrize("host", ["", None])
 async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(host: str | None) -> None:
     async with running(slots((host, 77))) as (_, places):
-        assert await finder(RedisUrl.read(f"redis+cluster://{places}"), KEY).find() == PrimaryLocation(
+        assert await discovery_for(RedisUrl.parse(f"redis+cluster://{places}"), KEY).find() == PrimaryLocation(
             Address(HERE, 77)
         )
 
@@ -193,15 +193,15 @@ async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(host
 @pytest.mark.parametrize("servers", [[says([])], [None], [slots(("?", 1))]])
 async def test_nobody_serves_the_slot(servers: list[Server]) -> None:
     async with running(*servers) as (_, places):
-        with pytest.raises(RedisFailure, match=f"says who serves slot {SLOT}"):
-            await finder(RedisUrl.read(f"redis+cluster://{places}"), KEY).find()
+        with pytest.raises(RedisFailure, match=f"names a server for slot {SLOT}"):
+            await discovery_for(RedisUrl.parse(f"redis+cluster://{places}"), KEY).find()
 
 
 async def test_nodes_that_were_named_are_asked_and_those_of_the_url_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "MOST_NODES", 2)
+    monkeypatch.setattr(discovery, "MAX_QUERIED_NODES", 2)
     async with running(slots((HERE, 1)), slots((HERE, 1))) as ((seed, named), _):
         seed._script = slots((HERE, named.port), ("gone", 1))
-        asked = finder(RedisUrl.read(f"redis+cluster://{HERE}:{seed.port}"), KEY)
+        asked = discovery_for(RedisUrl.parse(f"redis+cluster://{HERE}:{seed.port}"), KEY)
         assert await asked.find() == PrimaryLocation(Address(HERE, named.port))
         assert named.seen == []
         seed._script = refuses("LOADING Redis is loading the dataset in memory")
@@ -232,14 +232,14 @@ async def test_nodes_that_were_named_are_asked_and_those_of_the_url_always(monke
 )
 async def test_a_hint_is_followed_once(text: str, found: PrimaryLocation | None) -> None:
     async with running(slots(("asked", 1))) as (_, places):
-        asked = finder(RedisUrl.read(f"redis+cluster://{places}"), KEY)
-        asked.hint(ErrorReply(text), Address("who.said.it", 1))
+        asked = discovery_for(RedisUrl.parse(f"redis+cluster://{places}"), KEY)
+        asked.on_error_reply(ErrorReply(text), Address("who.said.it", 1))
         assert await asked.find() == (found or PrimaryLocation(Address("asked", 1)))
         assert await asked.find() == PrimaryLocation(Address("asked", 1))
 
 
 async def test_one_alone_is_always_the_master() -> None:
-    asked = finder(RedisUrl.read("redis://one:7"), KEY)
-    asked.hint(ErrorReply("MOVED 3999 10.0.0.1:6381"), Address("one", 7))
+    asked = discovery_for(RedisUrl.parse("redis://one:7"), KEY)
+    asked.on_error_reply(ErrorReply("MOVED 3999 10.0.0.1:6381"), Address("one", 7))
     assert await asked.find() == PrimaryLocation(Address("one", 7))
-    assert not asked.strict
+    assert not asked.primary_may_change

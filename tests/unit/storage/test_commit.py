@@ -46,14 +46,14 @@ def test_a_confirmation(
     enough: list[int | tuple[int, int]],
     missing: dict[int | tuple[int, int], str],
 ) -> None:
-    confirmation = AckPolicy(replicas, fsync=fsync)
-    assert confirmation.replies == (1 if command is None else 2)
-    assert parsed(confirmation.command) == command
+    policy = AckPolicy(replicas, fsync=fsync)
+    assert policy.replies == (1 if command is None else 2)
+    assert parsed(policy.command) == command
     for reply in enough:
-        assert confirmation.missing(list(reply) if isinstance(reply, tuple) else reply) == ""
+        assert policy.unmet(list(reply) if isinstance(reply, tuple) else reply) == ""
     for reply, said in missing.items():
-        assert confirmation.missing(list(reply) if isinstance(reply, tuple) else reply) == said
-    assert confirmation.missing(ErrorReply("ERR no")) == "ERR no"
+        assert policy.unmet(list(reply) if isinstance(reply, tuple) else reply) == said
+    assert policy.unmet(ErrorReply("ERR no")) == "ERR no"
 
 
 def parsed(command: bytes) -> list[bytes] | None:
@@ -64,32 +64,32 @@ def parsed(command: bytes) -> list[bytes] | None:
     return found if isinstance(found, list) else None
 
 
-def packer() -> BatchEncoder:
-    namespace = Keyspace(Primary(RedisUrl.read("redis://"), "k"), "n")
-    namespace.tenure = LeaderEpoch(7, "nonce", "{n}:records:7-nonce")
-    return BatchEncoder(namespace)
+def encoder() -> BatchEncoder:
+    keyspace = Keyspace(Primary(RedisUrl.parse("redis://"), "k"), "n")
+    keyspace.epoch = LeaderEpoch(7, "nonce", "{n}:records:7-nonce")
+    return BatchEncoder(keyspace)
 
 
 def test_a_batch_is_one_command() -> None:
-    manager, packed = LockManager(), packer()
+    manager, packed = LockManager(), encoder()
     one, other = Request(exclusive=("a",)), Request(exclusive=("b",))
     for request in (one, other):
         manager.step(request, 0)
     manager.step(Release(one.id), 0)
-    head = [b"EVALSHA", _sha(_COMMIT), b"3", b"{n}:meta", b"{n}:records:7-nonce", b"{n}:journal", b"7", b"nonce"]
-    parts = parsed(packed.pack(Batch({one.id: one, other.id: other, 9: None}, 10, 20, 1.5)))
+    head = [b"EVALSHA", _sha(_COMMIT), b"3", b"{n}:meta", b"{n}:records:7-nonce", b"{n}:log", b"7", b"nonce"]
+    parts = parsed(packed.encode(Batch({one.id: one, other.id: other, 9: None}, 10, 20, 1.5)))
     assert parts is not None
     assert parts[:8] == head
     assert parts[8] == b"1 1.500 10 20"
     assert parts[10:16] == [b"2", b"1", b"", b"9", b"", b"2"]
     assert len(parts) == 17
-    following = parsed(packed.pack(Batch({}, 10, 20, 2)))
+    following = parsed(packed.encode(Batch({}, 10, 20, 2)))
     assert following is not None
     assert following[8:] == [b"2 2.000 10 20", following[9], b"0"]
 
 
 def test_a_batch_for_another_script_is_the_same_but_for_its_name() -> None:
-    name, batch = _sha(b"another"), packer().pack(Batch({1: None}))
+    name, batch = _sha(b"another"), encoder().encode(Batch({1: None}))
     again = with_script(batch, name)
     assert parsed(again) == [name if part == _sha(_COMMIT) else part for part in parsed(batch) or []]
     assert again != batch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.storage.redis.election import HESITATION_S, LONGEST_S, LeadershipBalancer
+from genie.storage.redis.election import DELAY_PER_NAMESPACE_S, MAX_DELAY_S, LeadershipBalancer
 
 WISH_LASTS = 3
 """Rounds: a wish is looked at once a second, and lasts for three."""
@@ -29,7 +29,7 @@ class World:
     def node(self, name: str) -> None:
         self.nodes[name] = balancer = LeadershipBalancer()
         for namespace, leader in self.leaders.items():
-            balancer.leads(namespace, leader)
+            balancer.set_leader(namespace, leader)
 
     def die(self, name: str) -> None:
         del self.nodes[name]
@@ -42,7 +42,7 @@ class World:
         self.leaders[namespace] = leader
         for name, balancer in self.nodes.items():
             if name != giver or leader == giver:
-                balancer.leads(namespace, leader)
+                balancer.set_leader(namespace, leader)
 
     def take_over(self, namespace: str, giver: str = "") -> None:
         """The fastest takes it. Of those who are equally fast the one that helps least: who has given it."""
@@ -51,10 +51,10 @@ class World:
         self.moves += 1
 
     def hesitation(self, name: str, namespace: str) -> float:
-        return self.nodes[name].hesitation_s(name, namespace)
+        return self.nodes[name].election_delay_s(name, namespace)
 
     def wish(self) -> bool:
-        said = {name: balancer.wish(name) for name, balancer in self.nodes.items()}
+        said = {name: balancer.namespace_to_request(name) for name, balancer in self.nodes.items()}
         for name, namespace in said.items():
             if namespace is not None:
                 assert self.leaders[namespace] != name
@@ -74,7 +74,11 @@ class World:
         given = {}
         for namespace, leader in self.leaders.items():
             who, count, lasts = self.wishes.get(namespace, ("", 0, -1))
-            if leader is not None and lasts >= self.now and self.nodes[leader].give(namespace, leader, who, count):
+            if (
+                leader is not None
+                and lasts >= self.now
+                and self.nodes[leader].start_transfer(namespace, leader, who, count)
+            ):
                 given[namespace] = leader
         for namespace in given:
             self.led(namespace, None)
@@ -151,13 +155,13 @@ def test_who_leads_less_takes_over_first() -> None:
     made.led("new", None)
     assert made.hesitation("node1", "new") < made.hesitation("node0", "new") < made.hesitation("node2", "new")
     idle = LeadershipBalancer()
-    assert idle.hesitation_s("idle", "new") == 0, "who leads nothing need not wait"
+    assert idle.election_delay_s("idle", "new") == 0, "who leads nothing need not wait"
 
 
 def test_nobody_hesitates_for_long() -> None:
     made = world(2, [0] * 1_000 + [1] * 900)
-    assert made.hesitation("node1", "new") == LONGEST_S
-    assert made.hesitation("node0", "new") == 2 * LONGEST_S
+    assert made.hesitation("node1", "new") == MAX_DELAY_S
+    assert made.hesitation("node0", "new") == 2 * MAX_DELAY_S
 
 
 @pytest.mark.parametrize("least", [0, 1, 5, 30])
@@ -165,51 +169,53 @@ def test_who_leads_least_is_the_fastest_however_many_that_is(least: int) -> None
     made = world(4, [0] * least + [1] * (least + 1) + [2] * (least + 2) + [3] * (least + 9))
     hesitations = [made.hesitation(f"node{i}", "new") for i in range(4)]
     assert sorted(hesitations) == hesitations
-    assert hesitations[1] - hesitations[0] >= HESITATION_S - 1e-9
+    assert hesitations[1] - hesitations[0] >= DELAY_PER_NAMESPACE_S - 1e-9
 
 
 @pytest.mark.parametrize("own", [2, 8, 9, 30])
 def test_who_has_given_one_away_leaves_it_to_others(own: int) -> None:
     made = world(2, [0] * own + [1] * (own - 2))
     balancer = made.nodes["node0"]
-    assert balancer.give("ns0", "node0", "node1", own - 2)
-    assert made.hesitation("node0", "ns0") > 2 * LONGEST_S, "however many both lead"
-    balancer.leads("ns0", None)
-    assert made.hesitation("node0", "ns0") > 2 * LONGEST_S
-    balancer.leads("ns0", "node1")
-    balancer.leads("ns0", None)
-    assert made.hesitation("node0", "ns0") <= 2 * LONGEST_S, "another has led it since"
+    assert balancer.start_transfer("ns0", "node0", "node1", own - 2)
+    assert made.hesitation("node0", "ns0") > 2 * MAX_DELAY_S, "however many both lead"
+    balancer.set_leader("ns0", None)
+    assert made.hesitation("node0", "ns0") > 2 * MAX_DELAY_S
+    balancer.set_leader("ns0", "node1")
+    balancer.set_leader("ns0", None)
+    assert made.hesitation("node0", "ns0") <= 2 * MAX_DELAY_S, "another has led it since"
 
 
 def test_no_more_is_given_than_is_too_much() -> None:
     made = world(5, [0, 0, 0, 1, 2, 3, 4])
     balancer = made.nodes["node0"]
-    given = [balancer.give(f"ns{i}", "node0", f"node{i + 1}", 1) for i in range(3)]
+    given = [balancer.start_transfer(f"ns{i}", "node0", f"node{i + 1}", 1) for i in range(3)]
     assert given == [True, False, False], "what is about to go does not count any more"
 
 
 def test_who_asks_again_before_it_leads_what_it_was_given_gets_no_second() -> None:
     balancer = world(2, [0, 0, 0]).nodes["node0"]
-    assert balancer.give("ns0", "node0", "node1", 0)
-    assert not balancer.give("ns1", "node0", "node1", 0)
-    balancer.leads("ns0", "node0")  # it was not taken
-    assert balancer.give("ns1", "node0", "node1", 0)
+    assert balancer.start_transfer("ns0", "node0", "node1", 0)
+    assert not balancer.start_transfer("ns1", "node0", "node1", 0)
+    balancer.set_leader("ns0", "node0")  # it was not taken
+    assert balancer.start_transfer("ns1", "node0", "node1", 0)
 
 
 def test_an_old_wish_counts_for_what_the_other_leads_by_now() -> None:
     balancer = world(2, [0, 0, 0, 1, 1]).nodes["node0"]
-    assert not balancer.give("ns0", "node0", "node1", 0)
+    assert not balancer.start_transfer("ns0", "node0", "node1", 0)
 
 
 def test_nobody_gives_to_itself_or_what_would_only_turn_it_round() -> None:
     balancer = world(2, [0, 0, 0]).nodes["node0"]
-    assert not balancer.give("ns0", "node0", "node0", 0)
-    assert not balancer.give("ns0", "node0", "node1", 2)
-    assert balancer.give("ns0", "node0", "node1", 1)
+    assert not balancer.start_transfer("ns0", "node0", "node0", 0)
+    assert not balancer.start_transfer("ns0", "node0", "node1", 2)
+    assert balancer.start_transfer("ns0", "node0", "node1", 1)
 
 
 def test_of_several_nodes_each_asks_for_another() -> None:
     made = world(3, [0] * 30)
-    assert made.nodes["node0"].wish("node0") is None
-    assert len({made.nodes[name].wish(name) for name in ("node1", "node2")}) == 2
-    assert made.nodes["node1"].wish("node1") == made.nodes["node1"].wish("node1"), "the same as long as nothing moves"
+    assert made.nodes["node0"].namespace_to_request("node0") is None
+    assert len({made.nodes[name].namespace_to_request(name) for name in ("node1", "node2")}) == 2
+    assert made.nodes["node1"].namespace_to_request("node1") == made.nodes["node1"].namespace_to_request("node1"), (
+        "the same as long as nothing moves"
+    )

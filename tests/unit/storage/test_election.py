@@ -1,0 +1,156 @@
+"""The election as a table: what a candidate does next, by what it has read, replicated and observed."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from genie.storage.redis.election import Action, Candidacy, Decision, decide, rank_delay_s
+from genie.storage.redis.keyspace import LeaderEpoch, Meta
+from genie.storage.redis.log import EpochHistory, LogReader, Position
+from genie.storage.redis.replica import LazyReplica, LocalReplica, PriorLeadership, Snapshot
+from genie.storage.store import Batch, Node, StateMachine
+
+NODE = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
+RESTARTED = NODE
+"""How this node is stored from before its restart."""
+OTHER = Node(address="other", lease_ms=5_000)
+EPOCH = LeaderEpoch(7, "nonce", "records")
+NOW = 100.0
+EMPTY: tuple[Position, ...] = ((0, 0),)
+
+
+def meta_of(node: Node | None, *, index: int = 3) -> Meta:
+    return Meta(EPOCH, node, index, Batch(), ((0, 0),))
+
+
+def replica_of(*read: Position, loaded: bool = True, led: Position | None = None) -> LocalReplica:
+    """A replica that has read the log by these positions, of a node that may have led up to another one."""
+    reader = LogReader(cast("Any", None), "log")
+    reader.seek(EpochHistory(((0, 0), *read)))
+    prior = None if led is None else PriorLeadership(Snapshot(EpochHistory(((0, 0), led)), Batch()), led)
+    replica = LocalReplica(reader, prior)
+    replica.lazy = LazyReplica(StateMachine()) if loaded else None
+    return replica
+
+
+def candidacy_of(*, confirmed: bool = True, **observed: Any) -> Candidacy:
+    """A candidate that saw its last sign of life ten seconds ago; `confirmed`: of a leader at this Redis."""
+    return Candidacy(NOW - 10, confirmed, **observed)
+
+
+UP_TO_DATE = replica_of((7, 3))
+AHEAD = replica_of((7, 5))
+FORKED = replica_of((7, 2), (6, 9))
+NOT_LOADED = replica_of(loaded=False)
+GRACE_S = 1.0
+
+
+@pytest.mark.parametrize(
+    ("meta", "candidacy", "replica", "decision"),
+    [
+        # -- an empty namespace: a living leader would restore it within its lease
+        (None, candidacy_of(), NOT_LOADED, Decision(Action.ACQUIRE, NOW + 3, delayed=True)),
+        (None, candidacy_of(empty_since=NOW - 2), NOT_LOADED, Decision(Action.ACQUIRE, NOW + 1, delayed=True)),
+        (None, candidacy_of(confirmed=False), NOT_LOADED, Decision(Action.ACQUIRE, NOW + 3 + 2 * GRACE_S, delayed=True)),
+        (None, candidacy_of(), UP_TO_DATE, Decision(Action.RESTORE, NOW + 3 + GRACE_S, delayed=True)),
+        (None, candidacy_of(), replica_of(loaded=False, led=(7, 3)), Decision(Action.RESTORE, NOW + 3, delayed=True)),
+        # -- a leader is stored
+        (meta_of(OTHER), candidacy_of(), NOT_LOADED, Decision(Action.LOAD_SNAPSHOT)),
+        (meta_of(OTHER), candidacy_of(), UP_TO_DATE, Decision(Action.TAIL_LOG)),
+        (meta_of(OTHER), candidacy_of(confirmed=False), UP_TO_DATE, Decision(Action.TAIL_LOG)),
+        (meta_of(RESTARTED), candidacy_of(confirmed=False), UP_TO_DATE, Decision(Action.TAIL_LOG)),
+        (meta_of(OTHER), candidacy_of(), FORKED, Decision(Action.DISCARD_REPLICA)),
+        # -- Redis rolled back: its leader restores what it lacks, or else this node, a lease after it was first seen
+        (meta_of(OTHER), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 5 + GRACE_S, rolled_back=True, unmoved=True)),
+        (
+            meta_of(OTHER),
+            candidacy_of(rollback=(EPOCH, 3)),
+            AHEAD,
+            Decision(Action.ACQUIRE, NOW - 10 + 5 + GRACE_S, rolled_back=True, unmoved=True),
+        ),
+        (
+            meta_of(OTHER),
+            candidacy_of(rollback=(EPOCH, 2)),
+            AHEAD,
+            Decision(Action.ACQUIRE, NOW + 5 + GRACE_S, rolled_back=True, unmoved=True),
+        ),
+        # -- the leader has resigned
+        (meta_of(None), candidacy_of(), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
+        (meta_of(None), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 3 + GRACE_S, rolled_back=True, delayed=True)),
+        (meta_of(None), candidacy_of(confirmed=False), NOT_LOADED, Decision(Action.LOAD_SNAPSHOT)),
+        (
+            meta_of(None),
+            candidacy_of(confirmed=False),
+            UP_TO_DATE,
+            Decision(Action.ACQUIRE, NOW + 3 + 2 * GRACE_S, rolled_back=True, delayed=True),
+        ),
+        # -- the stored leader is this node before its restart
+        (meta_of(RESTARTED), candidacy_of(), NOT_LOADED, Decision(Action.ACQUIRE)),
+        (meta_of(RESTARTED), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 3 + GRACE_S, rolled_back=True)),
+        # -- the lease of the leader has expired
+        (meta_of(OTHER), candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True, unmoved=True)),
+        (
+            meta_of(OTHER),
+            candidacy_of(expired=EPOCH, confirmed=False),
+            UP_TO_DATE,
+            Decision(Action.ACQUIRE, NOW, delayed=True, unmoved=True),
+        ),
+        (meta_of(OTHER, index=4), candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.LOAD_SNAPSHOT)),
+        (
+            meta_of(OTHER),
+            candidacy_of(expired=LeaderEpoch(6, "before", "records")),
+            UP_TO_DATE,
+            Decision(Action.READ_AGAIN),
+        ),
+        (None, candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.READ_AGAIN)),
+    ],
+)  # fmt: skip
+def test_a_candidate_decides_by_what_it_has_observed(
+    meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, decision: Decision
+) -> None:
+    before = repr(candidacy)
+    assert decide(meta, candidacy, replica, NODE, NOW) == decision
+    assert repr(candidacy) == before, "deciding changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("led", "read", "delay_s"),
+    [
+        ((7, 4), None, 0.0),  # it has led on from what is stored
+        ((7, 4), (8, 2), 1.0),  # and has replicated what a later leader committed
+        (None, (7, 4), 1.0),
+        (None, (7, 3), 2.0),
+        ((7, 3), None, 0.0),
+        (None, None, 2.0),
+    ],
+)
+def test_the_last_leader_ranks_first_and_then_the_most_complete_replica(
+    led: Position | None, read: Position | None, delay_s: float
+) -> None:
+    meta = meta_of(RESTARTED)
+    if read is None:
+        replica = replica_of((7, 3), loaded=False, led=led)
+    else:
+        replica = replica_of(*([(7, 3), read] if read[0] > 7 else [read]), led=led)
+    assert rank_delay_s(meta, candidacy_of(confirmed=False), replica) == delay_s
+    assert rank_delay_s(meta, candidacy_of(), replica) == (delay_s if delay_s < 2 else 0)
+
+
+def test_a_rollback_restarts_the_lease_once() -> None:
+    candidacy = candidacy_of()
+    for now, index, last in [(NOW, 3, NOW), (NOW + 1, 3, NOW), (NOW + 2, 2, NOW + 2)]:
+        meta = meta_of(OTHER, index=index)
+        assert candidacy.sign_of_life_at(meta, now) == last
+        candidacy.note_rollback(meta, now)
+        assert candidacy.last_sign_of_life == last
+
+
+@pytest.mark.parametrize("may_change", [True, False])
+def test_after_an_outage_no_leader_is_confirmed_at_a_primary_that_may_have_changed(may_change: bool) -> None:
+    candidacy = candidacy_of(empty_since=NOW - 5, expired=EPOCH)
+    candidacy.reset(NOW, primary_may_change=may_change)
+    assert candidacy.has_seen_leader == (not may_change)
+    assert candidacy.last_sign_of_life == NOW
+    assert candidacy.empty_since is candidacy.expired is None
