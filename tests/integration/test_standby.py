@@ -254,7 +254,7 @@ async def test_a_follower_behind_the_journal_reads_the_records(redis: Redis) -> 
         ids = [await client.lock(f"exclusive:{number}", transactionTimeout=600_000) for number in range(20)]
         for id_ in ids[::2]:
             await client.release(id_)
-        assert int(redis.call("XTRIM", "{genie}:journal", "MAXLEN", "5")) > 0
+        assert int(redis.call("XTRIM", "{genie}:log", "MAXLEN", "5")) > 0
         follower.send(signal.SIGCONT)
         follower.until("log truncated")
         last = await client.lock("exclusive:last", transactionTimeout=600_000)

@@ -20,7 +20,7 @@ FIRST_ANSWER_GRACE_S = 0.5
 MAJORITY_GRACE_S = 0.05
 """How long the remaining nodes have once more than half have answered."""
 MAX_QUERIED_NODES = 16
-"""Cluster nodes queried at a time: so many of the URL, and so many of those that they have named."""
+"""Cluster nodes queried at a time: this many of the URL, and as many of those that they have named."""
 UNKNOWN_HOST = "?"
 """How a cluster node reports a host that it does not know."""
 T = TypeVar("T")

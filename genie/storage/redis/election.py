@@ -45,12 +45,12 @@ class Decision(NamedTuple):
 
     action: Action
     not_before: float | None = None
-    """Event-loop time until which a higher rank may come first. Until then, and again at that time, the candidate compares
+    """Event-loop time until which a higher rank may take over. Until then, and again at that time, the candidate compares
     its position with those of the others. None: no other candidate can have a better claim."""
     rolled_back: bool = False
     """Redis lacks what was replicated here, or may: the wait counts from when it was first seen so."""
     delayed: bool = False
-    """The election delay comes first: nodes that lead fewer namespaces win."""
+    """The candidate waits for the election delay: nodes that lead fewer namespaces win."""
     unmoved: bool = False
     """Acquire only if the leader has not committed since."""
 

@@ -201,7 +201,7 @@ class Follower:
     # -- taking over --------------------------------------------------------------------------------------
 
     async def _compete(self, decision: Decision, meta: Meta | None, *, lease_expired: bool) -> StateMachine | None:
-        """Acquire leadership as decided, unless a higher rank comes first."""
+        """Acquire leadership as decided, unless a candidate of a higher rank is faster."""
         if decision.rolled_back and meta is not None:
             self._candidacy.note_rollback(meta, self._loop.time())
         if decision.not_before is not None and not await self._wait_for_higher_ranks(decision.not_before):

@@ -174,7 +174,7 @@ class Keyspace:
         )
 
     async def request_transfer(self, address: str, leads: int) -> None:
-        """Ask the leader to transfer the namespace to the node at `address`, which leads so many namespaces."""
+        """Ask the leader to transfer the namespace to the node at `address`, which leads `leads` namespaces."""
         await self._primary.write("SET", self._transfer_request, f"{leads} {address}", "PX", TRANSFER_REQUEST_TTL_MS)
 
     async def read_transfer_request(self) -> tuple[str, int] | None:

@@ -188,7 +188,7 @@ class LogRetention:
         self._trimming = False
 
     def add(self, size: int, changes: int) -> int:
-        """Count one more batch of `size` bytes and so many changes; return how many entries to keep.
+        """Count one more batch of `size` bytes and `changes` changes; return how many entries to keep.
 
         The sizes of an earlier leader's entries are unknown: they are kept until this leader's own exceed the limits.
         """

@@ -13,7 +13,7 @@ from genie.storage.redis.records import RecordDecoder
 from genie.storage.store import Batch, Change, StateMachine
 
 MAX_PENDING_IDS = 2_000
-"""Ids whose last records wait undecoded: applying so many takes a few hundredths of a second."""
+"""Ids whose last records wait undecoded: applying that many takes a few hundredths of a second."""
 
 
 class LazyReplica:
@@ -64,7 +64,7 @@ def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[
 
 
 async def load_snapshot(keyspace: Keyspace, reader: LogReader, log: FilteringBoundLogger) -> Batch | None:
-    """Read all records while the leader goes on changing them, then the log from before that to one point in time.
+    """Read all records while the leader changes them, then the log from before that to one point in time.
 
     Returns the whole state at the position where `reader` continues; None where the namespace is empty.
     """

@@ -211,7 +211,9 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
     handler.expire()
     decoder = RecordDecoder()
     stored = [
-        decoder.decode(id_, encode(change)) for id_, change in handler.snapshot(100).changes.items() if change is not None
+        decoder.decode(id_, encode(change))
+        for id_, change in handler.snapshot(100).changes.items()
+        if change is not None
     ]
     again, peer = Dispatcher(LockManager(), Limits(), Stats()), Client()
     again.recover([ending for ending in stored if isinstance(ending, RetainedReply)])

@@ -46,11 +46,11 @@ class World:
 
     def take_over(self, namespace: str, giver: str = "") -> None:
         """The fastest takes it. Of those who are equally fast the one that helps least: who has given it."""
-        first = min(self.nodes, key=lambda name: (self.hesitation(name, namespace), name != giver))
+        first = min(self.nodes, key=lambda name: (self.election_delay(name, namespace), name != giver))
         self.led(namespace, first, giver)
         self.moves += 1
 
-    def hesitation(self, name: str, namespace: str) -> float:
+    def election_delay(self, name: str, namespace: str) -> float:
         return self.nodes[name].election_delay_s(name, namespace)
 
     def wish(self) -> bool:
@@ -118,7 +118,7 @@ OWNERS = st.lists(st.integers(0, 4), min_size=1, max_size=24)
 
 
 @given(nodes=st.integers(1, 5), owners=OWNERS)
-def test_from_anywhere_they_come_to_rest_with_a_difference_of_one(nodes: int, owners: list[int]) -> None:
+def test_leadership_is_balanced_from_any_start_to_a_difference_of_one(nodes: int, owners: list[int]) -> None:
     made = world(nodes, owners)
     made.rest()
     assert max(made.counts()) - min(made.counts()) <= 1
@@ -126,7 +126,7 @@ def test_from_anywhere_they_come_to_rest_with_a_difference_of_one(nodes: int, ow
 
 
 @given(owners=OWNERS)
-def test_of_two_nodes_neither_gives_more_than_it_must(owners: list[int]) -> None:
+def test_two_nodes_transfer_only_the_difference(owners: list[int]) -> None:
     made = world(2, owners)
     one, other = made.counts()
     made.rest()
@@ -134,7 +134,9 @@ def test_of_two_nodes_neither_gives_more_than_it_must(owners: list[int]) -> None
 
 
 @given(nodes=st.integers(1, 4), owners=OWNERS, events=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=8))
-def test_nodes_come_and_die_at_any_time(nodes: int, owners: list[int], events: list[tuple[bool, int]]) -> None:
+def test_balancing_survives_nodes_that_start_and_crash(
+    nodes: int, owners: list[int], events: list[tuple[bool, int]]
+) -> None:
     made = world(nodes, owners)
     for number, (comes, which) in enumerate(events):
         if comes or len(made.nodes) == 1:
@@ -150,49 +152,51 @@ def test_nodes_come_and_die_at_any_time(nodes: int, owners: list[int], events: l
     assert max(made.counts()) - min(made.counts()) <= 1
 
 
-def test_who_leads_less_takes_over_first() -> None:
+def test_the_election_delay_grows_with_the_namespaces_led() -> None:
     made = world(3, [0, 0, 1, 2, 2, 2])
     made.led("new", None)
-    assert made.hesitation("node1", "new") < made.hesitation("node0", "new") < made.hesitation("node2", "new")
+    assert (
+        made.election_delay("node1", "new") < made.election_delay("node0", "new") < made.election_delay("node2", "new")
+    )
     idle = LeadershipBalancer()
     assert idle.election_delay_s("idle", "new") == 0, "who leads nothing need not wait"
 
 
-def test_nobody_hesitates_for_long() -> None:
+def test_the_election_delay_is_bounded() -> None:
     made = world(2, [0] * 1_000 + [1] * 900)
-    assert made.hesitation("node1", "new") == MAX_DELAY_S
-    assert made.hesitation("node0", "new") == 2 * MAX_DELAY_S
+    assert made.election_delay("node1", "new") == MAX_DELAY_S
+    assert made.election_delay("node0", "new") == 2 * MAX_DELAY_S
 
 
 @pytest.mark.parametrize("least", [0, 1, 5, 30])
-def test_who_leads_least_is_the_fastest_however_many_that_is(least: int) -> None:
+def test_the_node_that_leads_fewest_is_fastest_at_any_count(least: int) -> None:
     made = world(4, [0] * least + [1] * (least + 1) + [2] * (least + 2) + [3] * (least + 9))
-    hesitations = [made.hesitation(f"node{i}", "new") for i in range(4)]
-    assert sorted(hesitations) == hesitations
-    assert hesitations[1] - hesitations[0] >= DELAY_PER_NAMESPACE_S - 1e-9
+    delays = [made.election_delay(f"node{i}", "new") for i in range(4)]
+    assert sorted(delays) == delays
+    assert delays[1] - delays[0] >= DELAY_PER_NAMESPACE_S - 1e-9
 
 
 @pytest.mark.parametrize("own", [2, 8, 9, 30])
-def test_who_has_given_one_away_leaves_it_to_others(own: int) -> None:
+def test_a_transferred_namespace_has_a_longer_election_delay(own: int) -> None:
     made = world(2, [0] * own + [1] * (own - 2))
     balancer = made.nodes["node0"]
     assert balancer.start_transfer("ns0", "node0", "node1", own - 2)
-    assert made.hesitation("node0", "ns0") > 2 * MAX_DELAY_S, "however many both lead"
+    assert made.election_delay("node0", "ns0") > 2 * MAX_DELAY_S, "however many both lead"
     balancer.set_leader("ns0", None)
-    assert made.hesitation("node0", "ns0") > 2 * MAX_DELAY_S
+    assert made.election_delay("node0", "ns0") > 2 * MAX_DELAY_S
     balancer.set_leader("ns0", "node1")
     balancer.set_leader("ns0", None)
-    assert made.hesitation("node0", "ns0") <= 2 * MAX_DELAY_S, "another has led it since"
+    assert made.election_delay("node0", "ns0") <= 2 * MAX_DELAY_S, "another has led it since"
 
 
-def test_no_more_is_given_than_is_too_much() -> None:
+def test_only_the_excess_is_transferred() -> None:
     made = world(5, [0, 0, 0, 1, 2, 3, 4])
     balancer = made.nodes["node0"]
     given = [balancer.start_transfer(f"ns{i}", "node0", f"node{i + 1}", 1) for i in range(3)]
     assert given == [True, False, False], "what is about to go does not count any more"
 
 
-def test_who_asks_again_before_it_leads_what_it_was_given_gets_no_second() -> None:
+def test_a_receiver_gets_no_second_namespace_before_it_leads_the_first() -> None:
     balancer = world(2, [0, 0, 0]).nodes["node0"]
     assert balancer.start_transfer("ns0", "node0", "node1", 0)
     assert not balancer.start_transfer("ns1", "node0", "node1", 0)
@@ -200,19 +204,19 @@ def test_who_asks_again_before_it_leads_what_it_was_given_gets_no_second() -> No
     assert balancer.start_transfer("ns1", "node0", "node1", 0)
 
 
-def test_an_old_wish_counts_for_what_the_other_leads_by_now() -> None:
+def test_an_old_transfer_request_is_compared_with_the_current_count() -> None:
     balancer = world(2, [0, 0, 0, 1, 1]).nodes["node0"]
     assert not balancer.start_transfer("ns0", "node0", "node1", 0)
 
 
-def test_nobody_gives_to_itself_or_what_would_only_turn_it_round() -> None:
+def test_no_transfer_to_itself_or_one_that_only_swaps_roles() -> None:
     balancer = world(2, [0, 0, 0]).nodes["node0"]
     assert not balancer.start_transfer("ns0", "node0", "node0", 0)
     assert not balancer.start_transfer("ns0", "node0", "node1", 2)
     assert balancer.start_transfer("ns0", "node0", "node1", 1)
 
 
-def test_of_several_nodes_each_asks_for_another() -> None:
+def test_each_node_requests_another_namespace() -> None:
     made = world(3, [0] * 30)
     assert made.nodes["node0"].namespace_to_request("node0") is None
     assert len({made.nodes[name].namespace_to_request(name) for name in ("node1", "node2")}) == 2

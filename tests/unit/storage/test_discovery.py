@@ -38,7 +38,7 @@ def says(value: object) -> Script:
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that comes is waited for, however slow the machine is."""
     monkeypatch.setattr(discovery, "QUERY_TIMEOUT_S", WAIT_S)
 
@@ -77,7 +77,7 @@ def sentinel(epoch: int, host: str, port: int, named: str | None = None) -> Scri
     return script
 
 
-NOBODY = refuses("ERR No such master with that name")
+UNKNOWN_MASTER = refuses("ERR No such master with that name")
 OLD, NEW = sentinel(3, "old", 1), sentinel(4, "new", 1)
 
 
@@ -89,7 +89,7 @@ OLD, NEW = sentinel(3, "old", 1), sentinel(4, "new", 1)
         [NEW, OLD, OLD],
         [sentinel(9, "z", 1), sentinel(10, "new", 1)],
         [None, NEW, None],
-        [NOBODY, NEW, NOBODY],
+        [UNKNOWN_MASTER, NEW, UNKNOWN_MASTER],
         [NEW, says([]), says(None), says(7), says(["config-epoch", "x"])],
         [OLD, sentinel(4, "old", 1, named="new"), OLD],
         [sentinel(4, "zzz", 1), NEW, NEW],
@@ -98,7 +98,7 @@ OLD, NEW = sentinel(3, "old", 1), sentinel(4, "new", 1)
     ids=["one", "two are stale", "the first knows", "by number", "others are dead", "others know nobody", "others talk nonsense",
          "it is just being replaced", "most of one epoch", "one hangs"],
 )  # fmt: skip
-async def test_the_sentinel_that_knows_the_latest_election_is_believed(
+async def test_the_sentinel_that_knows_the_latest_election_is_followed(
     monkeypatch: pytest.MonkeyPatch, servers: list[Server]
 ) -> None:
     wait_for_all(monkeypatch, servers)
@@ -112,14 +112,16 @@ async def test_the_sentinel_that_knows_the_latest_election_is_believed(
     ("servers", "reason"),
     [
         ([None], "refused|Connect"),
-        ([NOBODY, None], "No such master"),
+        ([UNKNOWN_MASTER, None], "No such master"),
         ([says([])], "does not say what a sentinel"),
         ([refuses("NOAUTH Authentication required.")], "NOAUTH"),
         ([refuses("ERR unknown command 'SENTINEL', with args beginning with: 'MASTER'")], "unknown command"),
-        ([hangs, NOBODY], "No such master.*no answer|no answer.*No such master"),
+        ([hangs, UNKNOWN_MASTER], "No such master.*no answer|no answer.*No such master"),
     ],
 )
-async def test_nobody_knows_the_master(monkeypatch: pytest.MonkeyPatch, servers: list[Server], reason: str) -> None:
+async def test_no_sentinel_knows_the_primary(
+    monkeypatch: pytest.MonkeyPatch, servers: list[Server], reason: str
+) -> None:
     if hangs in servers:
         monkeypatch.setattr(discovery, "QUERY_TIMEOUT_S", 1.0)
     async with running(*servers) as (_, places):
@@ -127,9 +129,9 @@ async def test_nobody_knows_the_master(monkeypatch: pytest.MonkeyPatch, servers:
             await discovery_for(RedisUrl.parse(f"redis+sentinel://{places}/locks"), KEY).find()
 
 
-async def test_one_that_is_late_is_waited_for_where_no_other_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_answer_is_waited_for_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "FIRST_ANSWER_GRACE_S", 0.05)
-    async with running(NOBODY, NEW, None) as (made, places):
+    async with running(UNKNOWN_MASTER, NEW, None) as (made, places):
         held = made[1].rule(Rule("SENTINEL", encoded(["config-epoch", "4"]), held=asyncio.Event()))
         finding = asyncio.create_task(discovery_for(RedisUrl.parse(f"redis+sentinel://{places}/locks"), KEY).find())
         await held.met.wait()
@@ -174,7 +176,7 @@ def slots(*masters: tuple[str | None, int]) -> Script:
     ],
     ids=["one", "most", "one is stale, one dead", "others talk nonsense", "others do not know", "one hangs"],
 )
-async def test_most_nodes_are_believed(monkeypatch: pytest.MonkeyPatch, servers: list[Server]) -> None:
+async def test_the_majority_of_nodes_is_followed(monkeypatch: pytest.MonkeyPatch, servers: list[Server]) -> None:
     wait_for_all(monkeypatch, servers)
     async with running(*servers) as (_, places):
         asked = discovery_for(RedisUrl.parse(f"redis+cluster://{places}"), KEY)
@@ -191,7 +193,7 @@ async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(host
 
 
 @pytest.mark.parametrize("servers", [[says([])], [None], [slots(("?", 1))]])
-async def test_nobody_serves_the_slot(servers: list[Server]) -> None:
+async def test_no_node_serves_the_slot(servers: list[Server]) -> None:
     async with running(*servers) as (_, places):
         with pytest.raises(RedisFailure, match=f"names a server for slot {SLOT}"):
             await discovery_for(RedisUrl.parse(f"redis+cluster://{places}"), KEY).find()
@@ -230,7 +232,7 @@ async def test_nodes_that_were_named_are_asked_and_those_of_the_url_always(monke
         ("ERR MOVED 3999 10.0.0.1:6381", None),
     ],
 )
-async def test_a_hint_is_followed_once(text: str, found: PrimaryLocation | None) -> None:
+async def test_a_redirection_is_followed_once(text: str, found: PrimaryLocation | None) -> None:
     async with running(slots(("asked", 1))) as (_, places):
         asked = discovery_for(RedisUrl.parse(f"redis+cluster://{places}"), KEY)
         asked.on_error_reply(ErrorReply(text), Address("who.said.it", 1))
@@ -238,7 +240,7 @@ async def test_a_hint_is_followed_once(text: str, found: PrimaryLocation | None)
         assert await asked.find() == PrimaryLocation(Address("asked", 1))
 
 
-async def test_one_alone_is_always_the_master() -> None:
+async def test_a_standalone_redis_is_always_the_primary() -> None:
     asked = discovery_for(RedisUrl.parse("redis://one:7"), KEY)
     asked.on_error_reply(ErrorReply("MOVED 3999 10.0.0.1:6381"), Address("one", 7))
     assert await asked.find() == PrimaryLocation(Address("one", 7))

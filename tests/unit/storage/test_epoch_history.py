@@ -27,7 +27,7 @@ def walks(draw: st.DrawFn, start: EpochHistory | None = None, epochs: int = 0) -
 
 
 @given(walks())
-def test_it_includes_what_it_came_by_and_is_ahead_of_all_but_the_last(walk: list[EpochHistory]) -> None:
+def test_a_history_contains_its_past_and_extends_all_but_the_last(walk: list[EpochHistory]) -> None:
     last = walk[-1]
     for seen in walk:
         assert last.contains(seen.position)
@@ -37,7 +37,7 @@ def test_it_includes_what_it_came_by_and_is_ahead_of_all_but_the_last(walk: list
 
 
 @given(st.data())
-def test_of_two_that_went_on_from_one_state_neither_is_before_the_other(data: st.DataObject) -> None:
+def test_of_two_forks_neither_contains_the_other(data: st.DataObject) -> None:
     walk = data.draw(walks())
     parted = walk[-1]
     branches = [data.draw(walks(parted.advanced_to((parted.position[0] + number, 0)))) for number in (1_000, 2_000)]
@@ -50,7 +50,7 @@ def test_of_two_that_went_on_from_one_state_neither_is_before_the_other(data: st
 
 
 @given(walks(), st.integers(0, 9))
-def test_a_batch_that_was_told_and_lost_is_ahead(walk: list[EpochHistory], lost: int) -> None:
+def test_a_lost_commit_is_an_extension(walk: list[EpochHistory], lost: int) -> None:
     last = walk[-1]
     epoch, number = last.position
     further = last.advanced_to((epoch, number + lost))
@@ -61,7 +61,7 @@ def test_a_batch_that_was_told_and_lost_is_ahead(walk: list[EpochHistory], lost:
 
 
 @given(walks())
-def test_it_is_read_as_it_is_stored(walk: list[EpochHistory]) -> None:
+def test_a_history_is_decoded_as_encoded(walk: list[EpochHistory]) -> None:
     assert EpochHistory(decode_ends(encode_ends(walk[-1]).encode())) == walk[-1]
 
 
@@ -76,12 +76,12 @@ def test_the_last_epochs_are_remembered(epochs: int) -> None:
 
 
 @given(st.tuples(NUMBERS, NUMBERS))
-def test_nothing_is_the_very_beginning(position: Position) -> None:
+def test_an_empty_position_is_the_beginning(position: Position) -> None:
     assert decode_position(b"") == EpochHistory().position == (0, 0)
     assert decode_position(f"{position[0]}-{position[1]}".encode()) == position
 
 
-def test_who_led_without_a_commit_has_not_gone_on() -> None:
+def test_epochs_without_a_commit_do_not_count() -> None:
     known = EpochHistory(((0, 0), (1, 7), (2, 3)))
     assert EpochHistory(((0, 0), (1, 7), (4, 0), (5, 0))).last_committed == (1, 7)
     assert EpochHistory(((0, 0), (3, 0))).last_committed == (0, 0)
@@ -95,7 +95,7 @@ def test_who_led_without_a_commit_has_not_gone_on() -> None:
     assert not known.has_commits_beyond(EpochHistory(((0, 0), (1, 9))))
 
 
-def test_a_state_with_what_was_told_to_nobody_is_none_that_somebody_saw() -> None:
+def test_unacknowledged_batches_are_left_out_of_a_comparison() -> None:
     known, found = EpochHistory(((0, 0), (1, 7), (2, 3))), EpochHistory(((0, 0), (1, 8), (4, 0)))
     assert not known.has_commits_beyond(found)
     assert known.has_commits_beyond(found.without([(1, 8)]))
