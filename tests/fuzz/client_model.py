@@ -13,8 +13,8 @@ from fuzz.sent_commands import ALLOWED, MALFORMED, LineSplitter, SentCommand
 from fuzz.shared_model import KnownRequest, SharedModel, Violation
 from genie.core import Take
 
-CUT_OFF = "and more: the connection ends here"
-FULL = "this server takes "
+SLOW_CONSUMER = "slow consumer: "
+TOO_MANY_CONNECTIONS = "too many connections"
 
 
 class Phase(Enum):
@@ -200,9 +200,9 @@ class ClientModel:
     def _error(self, payload: dict[str, Any]) -> None:
         code, why = payload["code"], payload["message"]
         self.coverage[f"received error {code}"] += 1
-        if code == "too-many" and why.endswith(CUT_OFF):
+        if code == "too-many" and why.startswith(SLOW_CONSUMER):
             self.ends = "cut off"
-        elif code == "too-many" and why.startswith(FULL):
+        elif code == "too-many" and why.startswith(TOO_MANY_CONNECTIONS):
             self.ends = "full"
             self.due.clear()
         elif code == "unavailable" and self._matches_earlier_release(payload):
