@@ -13,7 +13,7 @@ from faults.link import Address, Lost, ask
 from faults.watch import Broken, Watch
 from servers import WAIT_S, Genie, Ground, Redis
 
-CAUGHT_UP = "caught up"
+CAUGHT_UP = "replica caught up"
 LEAD_S = WAIT_S
 """A bound: so long may it take until somebody leads."""
 

@@ -98,7 +98,7 @@ def test_a_second_server_while_the_first_one_starts() -> None:
         first = Genie(redis, admin_port=free_port())
         first.start(wait=False)
         try:
-            first.until("Redis can't be reached")
+            first.until("store unavailable")
             done = genie_cli("serve", **first.settings)
         finally:
             first.kill()

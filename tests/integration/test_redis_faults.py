@@ -246,7 +246,7 @@ async def test_an_idle_server_finds_the_loss_by_itself(redis: Redis) -> None:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.call("FLUSHALL")
-        genie.until("the state is written anew")
+        genie.until("snapshot restored")
         assert set(records(redis)) == {held}
         await client.close()
 
@@ -312,7 +312,7 @@ async def test_in_a_full_redis_locks_can_be_given_back_and_no_new_ones_be_had(re
         assert await client.release(last) == "success"
         assert records(redis) == {}
         redis.call("CONFIG", "SET", "maxmemory", "0")
-        await asyncio.to_thread(genie.until, "Redis has room again")
+        await asyncio.to_thread(genie.until, "store has memory again")
         await client.lock("exclusive:c")
         await client.close()
 
@@ -327,7 +327,7 @@ async def test_two_servers_on_one_address_do_not_fight_over_redis(redis: Redis) 
     second = Genie(redis, port=first.port)
     try:
         first.start(wait=False)
-        first.until("Redis can't be reached")
+        first.until("store unavailable")
         second.start(wait=False)
         assert second.wait() != 0
         redis.start()

@@ -79,7 +79,7 @@ async def test_redis_may_come_later() -> None:
         genie = Genie(redis)
         genie.start(wait=False)
         try:
-            genie.until("Redis can't be reached")
+            genie.until("store unavailable")
             redis.start()
             genie.until("listening")
             client = await Wire.connect(genie.address)
@@ -121,7 +121,7 @@ def test_a_stop_while_redis_is_missing_ends_at_once() -> None:
     genie = Genie()
     genie.redis_url = f"redis://127.0.0.1:{free_port()}/0"
     genie.start(wait=False)
-    genie.until("Redis can't be reached")
+    genie.until("store unavailable")
     genie.send(signal.SIGTERM)
     assert genie.wait() == 0
 

@@ -155,7 +155,7 @@ async def test_an_idle_node_gets_what_dies(redis: Redis) -> None:
         first, second, third = three(made)
         idle = made.start()
         for _ in NAMES:
-            idle.until("caught up")
+            idle.until("replica caught up")
         second.kill()
         until_leading(idle, 1)  # what has died, or another for it where somebody else was faster
         assert set(spread(redis).values()) == {first.port, third.port, idle.port}

@@ -26,7 +26,7 @@ def pair(redis: Redis, lease: float = 60, **settings: object) -> Iterator[tuple[
         running_server(redis, lease=60, **settings) as follower,
     ):
         assert follower.log[-1]["role"] == "follower"
-        follower.until("caught up")
+        follower.until("replica caught up")
         yield leader, follower
 
 
@@ -232,7 +232,7 @@ def blocked(redis: Redis) -> bool:
 
 async def test_what_redis_lost_with_its_leader_a_follower_has_seen(redis: Redis) -> None:
     with running_server(redis, lease=60) as leader, running_server(redis, lease=2) as follower:
-        follower.until("caught up")
+        follower.until("replica caught up")
         client = await Wire.connect(leader.address)
         id_ = await client.lock("exclusive:a", transactionTimeout=600_000)
         while not blocked(redis):  # noqa: ASYNC110 - Redis has no event for it
