@@ -262,7 +262,7 @@ async def test_what_a_raw_client_is_told_on_each_node(redis: Redis) -> None:
         wire = await hello(first, moved, session=SECRET)
         told = await wire.expect("error")
         assert (told["code"], told["leader"]) == ("unavailable", address(second))
-        assert f"the namespace '{moved}'; {address(second)} does" in told["message"]
+        assert f"the namespace '{moved}'; its leader is {address(second)}" in told["message"]
         wire.send("request", resources=["exclusive:x"], ref="r")
         told = await wire.expect("error")
         assert (told["code"], told["ref"], told["leader"]) == ("unavailable", "r", address(second))
