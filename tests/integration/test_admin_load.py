@@ -170,7 +170,7 @@ async def test_no_look_at_many_lines_holds_the_loop_for_long(monkeypatch: pytest
         async def on_and_on(_: WorkBudget, __: int) -> bool:
             return False
 
-        monkeypatch.setattr(WorkBudget, "did", on_and_on)
+        monkeypatch.setattr(WorkBudget, "spend", on_and_on)
         turns = ResponseCache()
         with turns.counted():
             await asyncio.to_thread(poll, port, "/api/waits?limit=998", 1)
