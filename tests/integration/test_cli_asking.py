@@ -170,7 +170,7 @@ def test_the_store_is_away(redis: Redis, args: list[str]) -> None:
                     client.ping()
         result = patiently(genie.port, *args)
     assert (result.returncode, result.stdout) == (1, "")
-    assert "the store can't be reached" in result.stderr
+    assert "the store is unavailable" in result.stderr
     assert is_one_line(result.stderr)
 
 

@@ -393,7 +393,7 @@ def test_an_error_that_was_counted_is_no_success(code: str) -> None:
 
 
 def test_a_server_without_its_store_is_named() -> None:
-    why = "the store can't be reached, try again later"
+    why = "the store is unavailable, try again later"
 
     def talk(connection: socket.socket) -> None:
         with connection, suppress(OSError):

@@ -200,8 +200,8 @@ async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) ->
         f"  {waiter} of D1 asks for b",
         f"    which {a + 1} of D2 holds",
     ]
-    leads = f"127.0.0.1:{genie.port} leads"
-    assert of_follower.stderr == f"Error: unavailable: this server has no locks to show; {leads}\n"
+    leads = f"the leader is 127.0.0.1:{genie.port}"
+    assert of_follower.stderr == f"Error: unavailable: this server is not the leader; {leads}\n"
     assert follows.returncode == 0
     assert (
         f"This server does not lead (follower), 127.0.0.1:{genie.port} does: ask the admin port there."
