@@ -183,7 +183,7 @@ def test_the_admin_port_tells_a_wrong_token_from_a_missing_one(words: tuple[str,
         port = server.settings["admin_port"]
         missing, wrong = genie_cli(*words, admin_port=port), genie_cli(*words, admin_port=port, token=WRONG)
         assert genie_cli(*words, admin_port=port, token=TOKEN).returncode == 0
-        reasons = [server.until("authentication failed at the admin port")["reason"] for _ in range(2)]
+        reasons = [server.until("admin authentication failed")["reason"] for _ in range(2)]
     assert reasons == ["no token", "unknown token"]
     assert "the request carried no token" in missing.stderr
     assert "(no token was sent: GENIE_TOKEN and GENIE_TOKEN_FILE are not set)" in missing.stderr
