@@ -14,7 +14,7 @@ from genie.client.config import KEEPALIVE_IDLE_S, Address
 from genie.client.failover import ServerList
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
-from genie.errors import ConnectionLost, GenieError, Unavailable
+from genie.errors import ConnectionLost, GenieError, RequestRejected, Unavailable
 from genie.net import enable_keepalive
 from genie.tls import reason
 
@@ -167,7 +167,9 @@ class AsyncConnection:
 
     async def _round(self) -> bool:
         """Try every address once, and those that are named as leaders."""
+        rejections: list[RequestRejected | None] = []
         for address in self._servers.round():
+            self.session.handshake_rejection = None
             handler = TransportHandler(self, address)
             try:
                 async with asyncio.timeout(self._servers.attempt_timeout):
@@ -182,6 +184,10 @@ class AsyncConnection:
                 raise
             if handler is self._handler:
                 return True
+            rejections.append(self.session.handshake_rejection)
+            if rejections[-1] is not None:
+                self._servers.on_rejection(address, rejections[-1])
+        self.session.end_round(rejections)
         return False
 
     def _abandon_transport(self, handler: TransportHandler, why: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from genie.backoff import Backoff
 from genie.client.config import Address, format_address, parse_address
-from genie.errors import Unavailable
+from genie.errors import RequestRejected, Unavailable
 from genie.tls import reason
 
 STABLE_CONNECTION_S = 2.0
@@ -35,6 +35,7 @@ class ServerList:
         self._backoff = Backoff()
         self._leader: Address | None = None
         self._why = "no answer"
+        self._rejection = ""
 
     def round(self) -> Iterator[Address]:
         """Each address once, and first of what is left whichever was named as the leader; the next round has to wait.
@@ -64,6 +65,11 @@ class ServerList:
             why = "no answer" if isinstance(why, TimeoutError) else reason(why)
         self._why = why or self._why
 
+    def on_rejection(self, address: Address, error: RequestRejected) -> None:
+        """Note that a server rejected this client for good, while another one may accept it."""
+        self.answered = True
+        self._rejection = f"{format_address(address)} answered {error}"
+
     def on_redirect(self, node: Address, leader: str) -> None:
         """A node has answered that it doesn't lead, and who does where it knows that. That is reached as the node was."""
         self.answered = True
@@ -77,6 +83,7 @@ class ServerList:
         if self.delay:
             self.delay = 0.0
             self._backoff.reset()
+            self._rejection = ""
 
     def on_disconnect(self, address: Address, why: str, stood: float) -> str:
         """The connection to this one ended, which `stood` for so many seconds: the others are tried first.
@@ -93,4 +100,5 @@ class ServerList:
 
     def unavailable_error(self) -> Unavailable:
         """None of them can be reached."""
-        return Unavailable(f"no server at {', '.join(map(format_address, self.order))}: {self._why}")
+        rejection = f" ({self._rejection})" if self._rejection else ""
+        return Unavailable(f"no server at {', '.join(map(format_address, self.order))}: {self._why}{rejection}")

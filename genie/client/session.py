@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 from itertools import count
@@ -96,6 +96,8 @@ class ClientSession:
         self._hello = commands.hello(secret, session_timeout, token, namespace)
         self._namespace = namespace
         self._rejection: RequestRejected | None = None
+        self.handshake_rejection: RequestRejected | None = None
+        """The final error in reply to the last `hello`; the shell resets it before each attempt."""
         self._ref_prefix = "" if session is None else secrets.token_urlsafe(6) + "-"
         self._phase = Phase.DOWN
         self._connection = 0
@@ -271,6 +273,15 @@ class ClientSession:
     def rejection(self) -> RequestRejected | None:
         """The final error by which a server refused this client; None where one has accepted it since, or none was asked."""
         return None if self._rejection is None else errors.copy_rejection(self._rejection)
+
+    def end_round(self, rejections: Sequence[RequestRejected | None]) -> None:
+        """Note how a round over the addresses failed: `rejections` has the final error of each attempt, or None.
+
+        Only where all of them rejected this client it is rejected for good. A server that could not be reached, or
+        failed otherwise, may accept it in the next round.
+        """
+        final = [error for error in rejections if error is not None]
+        self._rejection = final[-1] if final and len(final) == len(rejections) else None
 
     def fail_callers(self, now: float) -> list[Outcome]:
         """Fail everything that waits for a server, since one has refused this client for good.
@@ -562,7 +573,7 @@ class ClientSession:
         error = errors.from_error_reply(refusal)
         unavailable = isinstance(error, Unavailable)
         if isinstance(error, RequestRejected) and error.code in FINAL and self._phase is Phase.HANDSHAKE:
-            self._rejection = error
+            self.handshake_rejection = error
         if unavailable or not self.up:
             self.close_reason = self.close_reason or f"the server answered {error}"
             self.redirect = (refusal.leader or "") if unavailable else self.redirect

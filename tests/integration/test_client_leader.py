@@ -10,7 +10,7 @@ import pytest
 
 from clocks import LONG_S, pass_the_first_by_soon, skip
 from fake import PONG, Fake, error, fake_server
-from genie import ConnectionLost, Unavailable, connect, sync
+from genie import ConnectionLost, RequestRejected, Unavailable, connect, sync
 from genie.client import sync_connection
 from ports import free_port
 from servers import WAIT_S, Genie
@@ -228,3 +228,56 @@ async def test_threads_the_next_leader_goes_on_with_the_session(nodes):
     line = await second.accept()
     await line.grant()
     assert await task == 101
+
+
+class TestFinalErrors:
+    """A server that rejects a client for good does not speak for the others."""
+
+    @pytest.mark.parametrize("threads", [False, True])
+    @pytest.mark.parametrize("code", ["unauthorized", "unknown-namespace", "unsupported-protocol"])
+    async def test_of_one_server_do_not_end_the_search(self, nodes, code, threads):
+        def work() -> None:
+            with sync.connect(addresses(first, second), connect_timeout=WAIT_S) as client:
+                client.ping()
+
+        async def wait() -> None:
+            async with connect(addresses(first, second), connect_timeout=WAIT_S) as client:
+                await client.ping()
+
+        first, second, _ = nodes
+        first.refusal = error(code)
+        working = asyncio.create_task(asyncio.to_thread(work) if threads else wait())
+        await second.accept()
+        await second.accept()
+        second.refusal = None
+        line = await second.accept()
+        await line.expect("ping")
+        line.say(PONG)
+        await working
+
+    async def test_of_one_server_do_not_fail_calls_that_wait_for_another(self, nodes):
+        first, second, _ = nodes
+        first.refusal = None
+        async with connect(addresses(first, second), connect_timeout=WAIT_S) as client:
+            line = await first.accept()
+            waiting = asyncio.create_task(client.acquire("a"))
+            await line.expect("request")
+            first.refusal = error("unauthorized")
+            line.cut()
+            await second.accept()
+            await second.accept()
+            second.refusal = None
+            await (await second.accept()).grant()
+            assert (await waiting).id == 101
+
+    async def test_of_one_server_are_named_when_no_other_one_accepts(self, nodes):
+        first, second, _ = nodes
+        first.refusal = error("unauthorized", "hello carried no token")
+        with pytest.raises(Unavailable, match="unauthorized: hello carried no token"):
+            await connect(addresses(first, second), connect_timeout=2).__aenter__()
+
+    async def test_of_all_servers_are_raised(self, nodes):
+        for node in nodes:
+            node.refusal = error("unauthorized")
+        with pytest.raises(RequestRejected, match="unauthorized"):
+            await connect(addresses(*nodes), connect_timeout=WAIT_S).__aenter__()
