@@ -19,7 +19,7 @@ from genie.testing.simulation.loop import NODE, Node, SimLoop, Stuck, determinis
 from genie.testing.simulation.nemesis import Nemesis
 from genie.testing.simulation.network import Network, RandomDelays
 from genie.testing.simulation.redis.sentinel import CHECK_INTERVAL_S
-from genie.testing.simulation.scenario import ClientContext, Plan
+from genie.testing.simulation.scenario import ClientContext, Scenario
 from genie.testing.simulation.stores import OneRedis, ThreeRedises
 from genie.testing.simulation.wire_client import WireClient
 
@@ -33,11 +33,11 @@ INVARIANT_CHECK_INTERVAL_S = 0.5
 class Cluster:
     """One run of a scenario. `run` returns the problems that it meets; the checkers examine the history afterwards."""
 
-    def __init__(self, scenario: Plan) -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.loop = SimLoop(step_s=1e-6)
         self.history = History(self.loop.time)
-        delays = RandomDelays(self._random("network"), slow=scenario.slow)
+        delays = RandomDelays(self._random("network"), slow=scenario.slow_ratio)
         self.network = Network(self.loop, delays, self.history)
         self.store: OneRedis | ThreeRedises = (
             OneRedis(self.loop, self.history)
@@ -80,7 +80,7 @@ class Cluster:
 
     async def _run(self) -> None:
         scenario = self.scenario
-        self.history.note(NOTE, "world", str(scenario))
+        self.history.note(NOTE, "cluster", str(scenario))
         await self.store.start()
         if isinstance(self.store, ThreeRedises):
             self._impairments = self.loop.spawn(self.loop.node("observer"), self._record_impairments())
@@ -101,22 +101,22 @@ class Cluster:
         nemesis = self._nemesis = Nemesis(
             scenario, self.network, self.history, self.store, self.hosts, list(self.clients)
         )
-        await nemesis.run_for(scenario.active_s)
+        await nemesis.run_for(scenario.fault_phase_s)
         nemesis.heal()
-        self.history.note(FAULT, "world", "all is well from here on")
+        self.history.note(FAULT, "nemesis", "all faults are healed")
         self._context.stopping.set()
         await self._check_recovery()
         checking.cancel()
 
     def _start_clients(self) -> None:
         scenario, context = self.scenario, self._context
-        for number in range(1, scenario.raw + 1):
+        for number in range(1, scenario.wire_clients + 1):
             name = f"raw{number}"
             self._start_client(WireClient(context, name, self._random(name), None))
-        for number in range(1, scenario.sessions + 1):
+        for number in range(1, scenario.session_clients + 1):
             name = f"ses{number}"
             self._start_client(WireClient(context, name, self._random(name), f"the secret of {name}"))
-        for number in range(1, scenario.shipped + 1):
+        for number in range(1, scenario.library_clients + 1):
             name = f"aio{number}"
             self._start_client(LibraryClient(context, name, self._random(name)))
 

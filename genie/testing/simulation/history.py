@@ -21,11 +21,11 @@ from genie.testing.simulation.redis.server import SimRedis
 
 Message = dict[str, Any]
 
-CLIENT_SENT = "say"
-SERVER_SENT = "tell"
-CLIENT_RECEIVED = "hear"
-CONNECTED = "open"
-DISCONNECTED = "left"
+CLIENT_SENT = "client sent"
+SERVER_SENT = "server sent"
+CLIENT_RECEIVED = "client received"
+CONNECTED = "connected"
+DISCONNECTED = "disconnected"
 STORE = "store"
 """A server changed the store."""
 FAULT = "fault"
@@ -59,15 +59,16 @@ class Entry:
 class Change:
     """A change of the store: records that were written, and the former contents of those that were removed, by id.
 
-    `counters` are the fields of that name; `anew` says that the whole state was compared, not only what a batch wrote.
+    `counters` are the fields of that name: index, clock, next id and next fencing token. `is_snapshot`: the whole state was
+    compared with the one before, not only the records that a batch wrote.
     """
 
     written: dict[int, Message]
-    gone: dict[int, Message]
+    removed: dict[int, Message]
     epoch: int
     counters: tuple[int, float, int, int]
-    anew: bool = False
-    forgotten: bool = False
+    is_snapshot: bool = False
+    unrecoverable: bool = False
     """The store had lost acknowledged writes, and no server was left that had seen them."""
     state: StoreState | None = field(default=None, repr=False)
     """The state that the change led to, where there are several Redises."""

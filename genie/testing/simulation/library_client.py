@@ -30,7 +30,7 @@ class LibraryClient:
             try:
                 async with connect(",".join(self.context.addresses), connect_timeout=3.0) as client:
                     async with asyncio.TaskGroup() as tasks:
-                        for _ in range(min(4, self.context.scenario.at_once)):
+                        for _ in range(min(4, self.context.scenario.max_live_requests)):
                             tasks.create_task(self._task(client))
                     break
             except genie.GenieError:
@@ -42,7 +42,7 @@ class LibraryClient:
     async def _task(self, client: Client) -> None:
         random = self.random
         while not self.context.stopping.is_set():
-            await asyncio.sleep(random.expovariate(1 / self.context.scenario.think_s))
+            await asyncio.sleep(random.expovariate(1 / self.context.scenario.think_time_s))
             ways = [self._hold, self._hold, self._nested, self._by_hand, self._try, self._cancelled, self._watched]
             try:
                 await random.choice(ways)(client)

@@ -13,7 +13,7 @@ from genie.testing.simulation.loop import Node, SimLoop
 from genie.testing.simulation.network import Connection, Network
 from genie.testing.simulation.redis.replication import ReplicatedRedis
 from genie.testing.simulation.redis.server import CUT_AFTER, CUT_BEFORE, REJECT
-from genie.testing.simulation.scenario import Plan
+from genie.testing.simulation.scenario import Scenario
 from genie.testing.simulation.stores import OneRedis, ThreeRedises
 
 PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
@@ -25,7 +25,7 @@ class Nemesis:
 
     def __init__(
         self,
-        scenario: Plan,
+        scenario: Scenario,
         network: Network,
         history: History,
         store: OneRedis | ThreeRedises,
@@ -42,7 +42,7 @@ class Nemesis:
         self._random = Random(f"{scenario.seed} faults")
         self._failovers = Failovers(Random(f"{scenario.seed} failovers"), network, store, hosts, clients)
         self._commands_fail_until = 0.0
-        self._stop_next_committer_s: float | None = None
+        self._pause_next_committer_s: float | None = None
         """How long to stop the next server that sends a commit, right after it has sent it."""
         for redis in store.redises:
             redis.fault = self._command_fault
@@ -57,14 +57,14 @@ class Nemesis:
         loop, faults = self._loop, self._scenario.faults
         until = loop.time() + duration_s
         while faults:
-            pause = self._random.expovariate(1 / self._scenario.every_s)
+            pause = self._random.expovariate(1 / self._scenario.fault_interval_s)
             if loop.time() + pause >= until:
                 break
             await asyncio.sleep(pause)
             kind = self._random.choice(faults)
             description = _FAULTS[kind](self)
             if description:
-                self._history.note(FAULT, "world", f"{kind}: {description}")
+                self._history.note(FAULT, "nemesis", f"{kind}: {description}")
         await asyncio.sleep(max(0.0, until - loop.time()))
 
     def heal(self) -> None:
@@ -84,10 +84,10 @@ class Nemesis:
 
     # -- network faults ---------------------------------------------------------------------------------
 
-    def _cut_a_client(self) -> str:
+    def _reset_a_client_connection(self) -> str:
         return self._cut(lambda connection: connection.address[1] != 6379)
 
-    def _cut_the_store(self) -> str:
+    def _reset_a_store_connection(self) -> str:
         return self._cut(lambda connection: connection.address[1] == 6379)
 
     def _cut(self, matches: Callable[[Connection], bool]) -> str:
@@ -98,9 +98,9 @@ class Nemesis:
         learnt_after_s = [self._random.choice([0.0, 0.001, 0.5, 3.0, 20.0]) for _ in range(2)]
         learnt_after_s[self._random.randrange(2)] = self._random.uniform(0, 0.01)
         self._network.cut(connection, *learnt_after_s)
-        return f"{connection}, known after {learnt_after_s[0]:.3f} s and {learnt_after_s[1]:.3f} s"
+        return f"{connection}, noticed after {learnt_after_s[0]:.3f} s and {learnt_after_s[1]:.3f} s"
 
-    def _separate(self) -> str:
+    def _partition_hosts(self) -> str:
         stores = self._store.hosts
         hosts = [*stores, *[host.name for host in self._hosts], *[node.host for node in self._clients]]
         one, other = self._random.sample(hosts, 2)
@@ -114,37 +114,37 @@ class Nemesis:
     # -- store faults ------------------------------------------------------------------------------------
 
     def _command_fault(self, command: list[bytes], sender: str) -> str | None:
-        if self._stop_next_committer_s is not None and command[0] == b"EVALSHA":
+        if self._pause_next_committer_s is not None and command[0] == b"EVALSHA":
             for host in self._hosts:
                 if host.node.name == sender:
-                    self._stop(host.node, self._stop_next_committer_s)
-                    self._stop_next_committer_s = None
+                    self._pause(host.node, self._pause_next_committer_s)
+                    self._pause_next_committer_s = None
         if self._loop.time() >= self._commands_fail_until or self._random.random() > 0.2:
             return None
         fault = self._random.choice([CUT_BEFORE, CUT_AFTER, CUT_AFTER, REJECT])
         self._history.note(FAULT, "redis", f"{fault} {command[0].decode()}")
         return fault
 
-    def _bad_commands(self) -> str:
+    def _fail_commands(self) -> str:
         pause = self._random.choice(PAUSES_S)
         self._commands_fail_until = self._loop.time() + pause
         return f"for {pause} s"
 
-    def _stall_the_store(self) -> str:
-        return self._stop(self._store.process)
+    def _pause_the_store(self) -> str:
+        return self._pause(self._store.process)
 
     def _restart_the_store(self) -> str:
         self._store.master.restart()
-        return "with all it had"
+        return "without loss"
 
-    def _forget_scripts(self) -> str:
+    def _flush_scripts(self) -> str:
         self._store.master.flush_scripts()
         return "SCRIPT FLUSH"
 
     def _lose_writes(self) -> str:
         lost = self._store.master.restart(self._random.choice([1, 2, 5, 20]))
         self._store.check_for_loss()
-        return f"{lost} of them, in a restart"
+        return f"{lost} writes, in a restart"
 
     def _flush_the_store(self) -> str:
         self._store.master.flush()
@@ -153,7 +153,7 @@ class Nemesis:
 
     # -- process faults -----------------------------------------------------------------------------------
 
-    def _stop(self, node: Node, pause: float | None = None) -> str:
+    def _pause(self, node: Node, pause: float | None = None) -> str:
         pause = self._random.choice(PAUSES_S) if pause is None else pause
         loop = self._loop
         if node.dead or node.stopped:
@@ -165,14 +165,14 @@ class Nemesis:
     def _random_host(self) -> Host:
         return self._random.choice(self._hosts)
 
-    def _stop_a_server(self) -> str:
+    def _pause_a_server(self) -> str:
         if self._random.random() < 0.5:
-            self._stop_next_committer_s = self._random.choice(PAUSES_S)
-            return f"the next that commits, before it has the answer, for {self._stop_next_committer_s} s"
-        return self._stop(self._random_host().node)
+            self._pause_next_committer_s = self._random.choice(PAUSES_S)
+            return f"the next one that commits, before it has the reply, for {self._pause_next_committer_s} s"
+        return self._pause(self._random_host().node)
 
-    def _stop_a_client(self) -> str:
-        return self._stop(self._random.choice(list(self._clients)))
+    def _pause_a_client(self) -> str:
+        return self._pause(self._random.choice(list(self._clients)))
 
     def _kill_a_server(self) -> str:
         host = self._random_host()
@@ -198,25 +198,25 @@ class Nemesis:
 
 
 _FAULTS: dict[str, Callable[[Nemesis], str]] = {
-    "cut a client": Nemesis._cut_a_client,
-    "cut the store": Nemesis._cut_the_store,
-    "stall the store": Nemesis._stall_the_store,
+    "reset a client connection": Nemesis._reset_a_client_connection,
+    "reset a store connection": Nemesis._reset_a_store_connection,
+    "pause the store": Nemesis._pause_the_store,
     "restart the store": Nemesis._restart_the_store,
-    "forget scripts": Nemesis._forget_scripts,
-    "bad commands": Nemesis._bad_commands,
+    "flush scripts": Nemesis._flush_scripts,
+    "fail commands": Nemesis._fail_commands,
     "kill a server": Nemesis._kill_a_server,
     "restart a server": Nemesis._restart_a_server,
-    "stop a server": Nemesis._stop_a_server,
-    "stop a client": Nemesis._stop_a_client,
+    "pause a server": Nemesis._pause_a_server,
+    "pause a client": Nemesis._pause_a_client,
     "kill a client": Nemesis._kill_a_client,
-    "separate": Nemesis._separate,
+    "partition hosts": Nemesis._partition_hosts,
     "lose writes": Nemesis._lose_writes,
     "flush the store": Nemesis._flush_the_store,
-    "lag": lambda nemesis: nemesis._failovers.lag(),
+    "delay replication": lambda nemesis: nemesis._failovers.delay_replication(),
     "kill a master": lambda nemesis: nemesis._failovers.kill(),
     "fail over": lambda nemesis: nemesis._failovers.fail_over(),
-    "stall a master": lambda nemesis: nemesis._failovers.stall(),
-    "split": lambda nemesis: nemesis._failovers.split(),
+    "pause a master": lambda nemesis: nemesis._failovers.pause(),
+    "partition the master": lambda nemesis: nemesis._failovers.partition(),
 }
 
 
@@ -255,7 +255,7 @@ class Failovers:
         assert isinstance(self._any_store, ThreeRedises)
         return self._any_store
 
-    def lag(self) -> str:
+    def delay_replication(self) -> str:
         """Delay the replication to one replica."""
         replica = self._random.choice([redis for redis in self._store.redises if redis is not self._store.master])
         return self._lag(replica, self._random.choice(LAGS_S))
@@ -284,7 +284,7 @@ class Failovers:
         elected = self._store.sentinels.fail_over()
         return elected and f"to {elected}{lagging}"
 
-    def stall(self) -> str:
+    def pause(self) -> str:
         """Stop the primary; when it continues it still believes to be the primary."""
         process, stall_s = self._store.process, self._random.choice(STALLS_S)
         lagging = self._maybe_lag_all()
@@ -294,7 +294,7 @@ class Failovers:
         self._loop.call_later(stall_s, self._loop.continue_node, process)
         return f"{process} for {stall_s} s{lagging}"
 
-    def split(self) -> str:
+    def partition(self) -> str:
         """Partition the primary, with some servers and clients, from the rest. A few can reach both sides."""
         random = self._random
         others = [host.name for host in self._hosts] + [node.host for node in self._clients]

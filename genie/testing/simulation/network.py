@@ -27,7 +27,7 @@ class Listener:
         self.sockets = (SimSocket(address),)
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Stop accepting connections."""
         if self._network.listeners.get(self.address) is self:
             del self._network.listeners[self.address]
 

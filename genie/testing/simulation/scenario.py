@@ -10,18 +10,18 @@ from typing import Any
 from genie.testing.simulation.history import History
 
 FAULTS = (
-    "cut a client",
-    "cut the store",
-    "stall the store",
+    "reset a client connection",
+    "reset a store connection",
+    "pause the store",
     "restart the store",
-    "forget scripts",
-    "bad commands",
+    "flush scripts",
+    "fail commands",
     "kill a server",
     "restart a server",
-    "stop a server",
-    "stop a client",
+    "pause a server",
+    "pause a client",
     "kill a client",
-    "separate",
+    "partition hosts",
 )
 """The kinds of faults of every scenario. (Those that lose acknowledged writes are in `LOSSES`.)"""
 
@@ -38,11 +38,11 @@ rejected `hello`s, repeated refs of ended requests, unlimited waits, amounts as 
 Redises, and in every second one clients also request any of several resources."""
 
 FAILOVERS = (
-    "lag",
+    "delay replication",
     "kill a master",
     "fail over",
-    "stall a master",
-    "split",
+    "pause a master",
+    "partition the master",
 )
 """Additional kinds with three Redises. (`LOSSES` are not among them: a replica would take over.)"""
 
@@ -50,40 +50,40 @@ LOSSES = ("lose writes", "flush the store")
 
 
 @dataclass(slots=True)
-class Plan:
+class Scenario:
     """The parameters of one simulation. Durations are virtual."""
 
     seed: int
     servers: int = 1
-    raw: int = 2
-    sessions: int = 2
-    shipped: int = 1
+    wire_clients: int = 2
+    session_clients: int = 2
+    library_clients: int = 1
     """Numbers of clients: on the bare wire without and with sessions, and of the library."""
     resources: list[str] = field(default_factory=lambda: ["a", "b", "c"])
-    shared: float = 0.3
+    shared_ratio: float = 0.3
     transactions: bool = True
     priorities: bool = True
-    choosing: bool = False
+    any_of: bool = False
     featured: bool = False
     """Clients use what version 1 of the protocol added; see `FEATURED`."""
-    at_once: int = 6
+    max_live_requests: int = 6
     """Live requests of one client, at most."""
-    think_s: float = 0.3
-    active_s: float = 20.0
+    think_time_s: float = 0.3
+    fault_phase_s: float = 20.0
     """How long the clients send requests and faults are injected, before everything must recover."""
     faults: list[str] = field(default_factory=list)
-    every_s: float = 3.0
+    fault_interval_s: float = 3.0
     """The mean time between two faults."""
-    slow: float = 0.02
+    slow_ratio: float = 0.02
     """The share of slow network segments."""
     redises: int = 1
     """One, or three with sentinels."""
     min_replicas: int = 0
-    lag_s: float = 0.0
+    max_lag_s: float = 0.0
     """The longest replication lag, in addition to the network delay."""
 
 
-def scenario_of(seed: int) -> Plan:
+def scenario_of(seed: int) -> Scenario:
     """Return the scenario of a seed: a few kinds of faults in each, so that kinds are combined in many ways."""
     random = Random(f"{seed} plan")
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
@@ -99,29 +99,29 @@ def scenario_of(seed: int) -> Plan:
     servers = random.choice([1, 1, 2, 3])
     if replicated:
         servers = replicated_random.choice([1, 2, 2, 3, 3])
-    return Plan(
+    return Scenario(
         seed=seed,
         servers=servers,
-        raw=clients[0],
-        sessions=clients[1],
-        shipped=clients[2],
+        wire_clients=clients[0],
+        session_clients=clients[1],
+        library_clients=clients[2],
         resources=[chr(97 + i) for i in range(random.choice([1, 2, 3, 3, 4, 6]))],
-        shared=random.choice([0.0, 0.3, 0.6]),
+        shared_ratio=random.choice([0.0, 0.3, 0.6]),
         transactions=random.random() < 0.6,
         priorities=random.random() < 0.5,
-        at_once=random.choice([3, 6, 10]),
-        think_s=random.choice([0.1, 0.25, 0.5]),
-        active_s=random.choice([8.0, 15.0, 25.0]),
+        max_live_requests=random.choice([3, 6, 10]),
+        think_time_s=random.choice([0.1, 0.25, 0.5]),
+        fault_phase_s=random.choice([8.0, 15.0, 25.0]),
         faults=faults,
-        every_s=random.choice([0.7, 1.5, 3.0]),
-        slow=random.choice([0.0, 0.02, 0.1]),
-        choosing=seed % 2 == 0
+        fault_interval_s=random.choice([0.7, 1.5, 3.0]),
+        slow_ratio=random.choice([0.0, 0.02, 0.1]),
+        any_of=seed % 2 == 0
         if featured
         else seed >= CHOOSING and (not replicated or replicated_random.random() < 0.25),
         featured=featured,
         redises=3 if replicated else 1,
         min_replicas=replicated_random.choice([0, 0, 1]) if replicated else 0,
-        lag_s=replicated_random.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,
+        max_lag_s=replicated_random.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,
     )
 
 
@@ -136,7 +136,7 @@ NOTES = ("cron@host-7", "ä note with \U0001f510", "x" * 256)
 class ClientContext:
     """What the clients of one simulation share."""
 
-    scenario: Plan
+    scenario: Scenario
     addresses: list[str]
     """Of the servers, as `HOST:PORT`."""
     history: History
@@ -156,7 +156,7 @@ class Workload:
     `extra` decides the fields that only `featured` scenarios have, so that the requests of other seeds stay the same.
     """
 
-    def __init__(self, scenario: Plan, random: Random, extra: Random | None = None) -> None:
+    def __init__(self, scenario: Scenario, random: Random, extra: Random | None = None) -> None:
         self.scenario = scenario
         self.random = random
         self._extra = extra if scenario.featured else None
@@ -165,7 +165,7 @@ class Workload:
         """Return one to three resources with their modes."""
         random, scenario = self.random, self.scenario
         count = min(random.choice([1, 1, 1, 2, 2, 3]), len(scenario.resources))
-        shared = scenario.shared
+        shared = scenario.shared_ratio
         return [
             ("shared:" if random.random() < shared else "exclusive:") + name
             for name in random.sample(scenario.resources, count)
@@ -181,7 +181,7 @@ class Workload:
     def request(self, client: str) -> dict[str, Any]:
         """Return the payload of a `request`, without its `ref`."""
         random = self.random
-        if self.scenario.choosing and random.random() < 0.4:
+        if self.scenario.any_of and random.random() < 0.4:
             return self._add_features(self.any_of_request(client))
         payload: dict[str, Any] = {"resources": self.resources()}
         if random.random() < 0.8:
@@ -218,7 +218,9 @@ class Workload:
         random, scenario = self.random, self.scenario
         names = random.sample(scenario.resources, random.randint(1, len(scenario.resources)))
         payload: dict[str, Any] = {
-            "anyOf": [("shared:" if random.random() < scenario.shared else "exclusive:") + name for name in names],
+            "anyOf": [
+                ("shared:" if random.random() < scenario.shared_ratio else "exclusive:") + name for name in names
+            ],
             "target": random.choice([2, 2, 4, 5]),
             "transactionTimeout": random.choice([20, 300, 1_000, 3_000, 12_000]),
         }

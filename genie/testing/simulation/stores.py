@@ -18,7 +18,7 @@ from genie.testing.simulation.network import Network
 from genie.testing.simulation.redis.replication import ReplicatedRedis, ReplicationLog
 from genie.testing.simulation.redis.sentinel import CHECK_INTERVAL_S, NAME, SentinelQuorum
 from genie.testing.simulation.redis.server import SimRedis
-from genie.testing.simulation.scenario import Plan
+from genie.testing.simulation.scenario import Scenario
 
 
 class OneRedis:
@@ -64,14 +64,14 @@ class OneRedis:
 class ThreeRedises:
     """A primary and two replicas, each with a sentinel on its machine."""
 
-    def __init__(self, scenario: Plan, network: Network, history: History) -> None:
+    def __init__(self, scenario: Scenario, network: Network, history: History) -> None:
         self._loop = network.loop
         self._history = history
         self.hosts = tuple(f"redis{number}" for number in (1, 2, 3))
         self.url = f"redis+sentinel://{','.join(self.hosts)}/{NAME}"
         log = ReplicationLog()
         self.redises = [
-            ReplicatedRedis(self._loop, host, log, Random(f"{scenario.seed} {host}"), scenario.lag_s)
+            ReplicatedRedis(self._loop, host, log, Random(f"{scenario.seed} {host}"), scenario.max_lag_s)
             for host in self.hosts
         ]
         for replica in self.redises[1:]:

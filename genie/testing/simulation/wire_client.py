@@ -79,7 +79,7 @@ class WireClient:
         """Send random commands until the scenario ends, then wait until every request has ended."""
         stopping = self.context.stopping
         while not stopping.is_set():
-            await asyncio.sleep(self.random.expovariate(1 / self.context.scenario.think_s))
+            await asyncio.sleep(self.random.expovariate(1 / self.context.scenario.think_time_s))
             if self._connection is None:
                 await self._connect()
             elif self._ready and not stopping.is_set():
@@ -170,7 +170,7 @@ class WireClient:
         return dice < 0.14
 
     def _request(self) -> None:
-        if sum(not request.ended for request in self.requests.values()) >= self.context.scenario.at_once:
+        if sum(not request.ended for request in self.requests.values()) >= self.context.scenario.max_live_requests:
             return
         payload = self._workload.request(self.name) | {"ref": self._next_ref()}
         request = PendingRequest(payload, self.random.random() < 0.2, self.generation)

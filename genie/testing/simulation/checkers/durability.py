@@ -73,7 +73,7 @@ class SurvivingLineage:
                 text = f"{id_} has fence {record['fence']}, as had {self._fences[record['fence']]}"
                 self.violations.append((entry.at, text))
         if state not in self._path:
-            for id_ in [*change.written, *change.gone]:
+            for id_ in [*change.written, *change.removed]:
                 self.diverged.setdefault(id_, entry.at)
         return state in self._path
 

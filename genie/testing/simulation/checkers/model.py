@@ -60,7 +60,7 @@ class RequestHistory:
     """The resources in `locked`, of a request with `anyOf`."""
     reason: str = ""
     end_received: bool = False
-    heard: set[int] = field(default_factory=set)
+    notified_connections: set[int] = field(default_factory=set)
     """The connections that got messages about it."""
 
     @property
@@ -210,7 +210,7 @@ class Model:
         request = self.request(entry)
         if request is None:
             return
-        request.heard.add(connection.number)
+        request.notified_connections.add(connection.number)
         if command == "queued" and request.queued_at is None:
             request.queued_at = entry.at
         elif command == "locked" and request.locked_at is None:
@@ -280,9 +280,9 @@ class Model:
             self.leader, self.leader_since = entry.node, entry.at
         if change.epoch != self._epoch or (change.state is not None and change.state.acquires_leadership):
             self.leadership_acquired_at, self._epoch = entry.at, change.epoch
-        if change.forgotten:
+        if change.unrecoverable:
             self.lost_below = max([self.lost_below, *self.requests, *self.records, *self.locks]) + 1
-        for id_ in change.gone:
+        for id_ in change.removed:
             self.records.pop(id_, None)
             self._record_end(id_, entry.at)
         self._stored_ids.update(change.written)

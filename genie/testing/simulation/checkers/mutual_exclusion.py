@@ -30,18 +30,18 @@ class LockChecker(Checker):
         if entry.kind != STORE:
             return
         change: Change = entry.data
-        ends = [*change.gone, *[id_ for id_, record in change.written.items() if record.get("state") == "ended"]]
+        ends = [*change.removed, *[id_ for id_, record in change.written.items() if record.get("state") == "ended"]]
         for id_, record in change.written.items():
             if "fence" in self.model.records.get(id_, {}) and record.get("state") == "queued":
                 self._drop(id_, record)
-                if not change.forgotten and not self.model.exempt(id_):
+                if not change.unrecoverable and not self.model.exempt(id_):
                     self.model.violation(entry.at, f"{id_} was held, and is queued again")
         for id_ in ends:
             before = self.model.records.get(id_)
             if before is None or before.get("state") == "ended":
                 continue
             self._drop(id_, before)
-            if not change.forgotten and not self.model.exempt(id_):
+            if not change.unrecoverable and not self.model.exempt(id_):
                 self._check_reason(id_, before, entry)
 
     def after(self, entry: Entry) -> None:
@@ -172,40 +172,40 @@ class FairnessChecker(Checker):
             if not model.exempt(request.id) and (request.queued_at is not None or request.connection.quiet)
         ]
         waits.sort(key=lambda wait: wait[0].id)
-        for place, (first, first_modes, ahead_lock) in enumerate(waits):
-            for second, second_modes, behind_lock in waits[place + 1 :]:
+        for place, (first, first_modes, earlier_lock) in enumerate(waits):
+            for second, second_modes, later_lock in waits[place + 1 :]:
                 if not _conflict(first_modes, second_modes):
                     continue
                 if _priority(first) >= _priority(second):
-                    self._check_pair(first, ahead_lock, second, behind_lock, since=None)
+                    self._check_pair(first, earlier_lock, second, later_lock, since=None)
                 elif second.queued_at is not None:
-                    self._check_pair(second, behind_lock, first, ahead_lock, since=second.queued_at)
+                    self._check_pair(second, later_lock, first, earlier_lock, since=second.queued_at)
 
     def _check_pair(
         self,
-        ahead: RequestHistory,
-        ahead_lock: HeldLock | None,
-        behind: RequestHistory,
-        behind_lock: HeldLock | None,
+        earlier: RequestHistory,
+        earlier_lock: HeldLock | None,
+        later: RequestHistory,
+        later_lock: HeldLock | None,
         since: float | None,
     ) -> None:
-        """Check that `ahead` was not overtaken. `since` is when it was queued, if that was after `behind` was."""
-        if behind_lock is None:
+        """Check that `earlier` was not overtaken. `since` is when it was queued, if that was after `later` was."""
+        if later_lock is None:
             return
-        granted = behind_lock.granted_at
+        granted = later_lock.granted_at
         if since is not None and granted <= since + TOLERANCE_S:
             return
-        if ahead_lock is not None:
-            if ahead_lock.record["fence"] > behind_lock.record["fence"]:
-                self._overtaken(ahead, behind, granted)
-        elif ahead.ended_at is not None and ahead.reason == "queue-timeout":
+        if earlier_lock is not None:
+            if earlier_lock.record["fence"] > later_lock.record["fence"]:
+                self._overtaken(earlier, later, granted)
+        elif earlier.ended_at is not None and earlier.reason == "queue-timeout":
             # The message was sent some time after the end: only the timeout bounds when that was.
-            due = ahead.sent_at + ahead.payload.get("queueTimeout", 10_000) / 1000
-            if ahead.payload.get("queueTimeout") != 0 and granted + TOLERANCE_S < due:
-                self._overtaken(ahead, behind, granted)
+            due = earlier.sent_at + earlier.payload.get("queueTimeout", 10_000) / 1000
+            if earlier.payload.get("queueTimeout") != 0 and granted + TOLERANCE_S < due:
+                self._overtaken(earlier, later, granted)
 
-    def _overtaken(self, ahead: RequestHistory, behind: RequestHistory, at: float) -> None:
-        self.model.violation(at, f"{behind.id} was granted before {ahead.id}, which was ahead of it in the queue")
+    def _overtaken(self, earlier: RequestHistory, later: RequestHistory, at: float) -> None:
+        self.model.violation(at, f"{later.id} was granted before {earlier.id}, which was ahead of it in the queue")
 
     # -- deadlocks ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from genie.testing.simulation.redis.commands import Commands, StreamRead
 from genie.testing.simulation.redis.keyspace import Undo
 from genie.testing.simulation.redis.resp import CommandParser, Failure, encode
 
-CUT_BEFORE, CUT_AFTER, REJECT = "cut before", "cut after", "refuse"
+CUT_BEFORE, CUT_AFTER, REJECT = "reset before", "reset after", "reject"
 """Faults of a command: the connection ends before it is executed, or after; or the reply is an error."""
 
 NOT_YET = object()
@@ -90,7 +90,7 @@ class RedisConnection(asyncio.Protocol):
             return
         fault = self._redis.fault(command, self.peer)
         if fault is REJECT:
-            self.send_reply(Failure("ERR it is a bad day"))
+            self.send_reply(Failure("ERR injected fault."))
         elif fault is CUT_BEFORE:
             self.cut()
         else:
