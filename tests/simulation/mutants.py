@@ -1,13 +1,12 @@
-"""Would the judges see it? Each mutant has one defect; a seed must be found in which it shows.
+"""Mutation tests of the checkers. Each mutant has one defect; the simulation of some seed must reveal it.
 
     python tests/simulation/mutants.py [NAME...]
 
-A mutant that lives on in all seeds means that the judges are blind for it. (Not among them, for no promise is broken by
-it: a batch that is carried out twice, which writes the same again; and a follower that takes over from a living leader,
-which loses nothing, and steps down; and one that takes a replica for a master, which refuses whatever it is to write. Nor
-one that answers a look without a commit when its lease is over: nearly always another look at the lease comes first, so it
-has a test of its own. So have, since who takes over asks last who is the master, one that believes the sentinel that knows
-least, and one that still calls the old master.)
+A mutant that survives all seeds means that the checkers are blind to its defect. These defects are no mutants because they
+break no promise: a batch that is executed twice, which writes the same again; a follower that takes over from a live leader,
+which loses nothing and steps down; a replica that is taken for a primary, which rejects every write. These have unit tests of
+their own, because another check nearly always comes first: a lease that expires during a read without a commit; a node that
+believes the sentinel with the oldest view; a node that still sends commands to the old primary.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ PROCESSES = 2
 
 @dataclass(frozen=True)
 class Mutant:
-    """One defect: in a file, a text that is there exactly once becomes another. `first` is where to begin to look."""
+    """One defect: in `file`, `text`, which must occur exactly once, is replaced by `other`. `first` is the first seed."""
 
     name: str
     file: str
@@ -41,77 +40,77 @@ class Mutant:
 
 
 MUTANTS = [
-    # -- what is told, and when
+    # -- notifications
     Mutant(
-        "tells before it has stored",
+        "notifies before the commit is acknowledged",
         "server/pipeline.py",
         "self._commit(write_set, now)",
         "self._deliver(); self._commit(write_set, now)",
     ),
     Mutant(
-        "a refusal takes along what is not stored yet",
+        "a rejection flushes messages that are not stored yet",
         "server/notifier.py",
         "        if in_order:\n",
         "        if True:\n",
         first=17,
     ),
     Mutant(
-        "does not tell who lost a lock",
+        "the owner of an expired lock is not notified",
         "server/notifier.py",
         "            self.send(session.connection, message)\n        if requester",
         "            pass\n        if requester",
     ),
     Mutant(
-        "ids are told that may be given again",
+        "ids are sent that are not reserved",
         "server/pipeline.py",
         "self._store.commit(Batch(write_set, self._ids_reserved_below,",
         "self._store.commit(Batch(write_set, 1,",
     ),
     # -- the store
     Mutant(
-        "the script lets in who leads no more",
+        "the commit script accepts a former leader",
         "storage/redis/lua/commit.lua",
         "if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then",
         "if false then",
         first=REPLICATED + 94,
     ),
     Mutant(
-        "who has just come leads before those who have seen more",
+        "a new node takes over before nodes with a later position",
         "storage/redis/election.py",
         "return meta.node is None or (candidacy.has_seen_leader and node.is_restart_of(meta.node))",
         "return meta.node is None or node.is_restart_of(meta.node)",
         first=REPLICATED + 3416,
     ),
     Mutant(
-        "who resigns does not look whether Redis has what was told",
+        "resigning does not check that Redis has all acknowledged batches",
         "storage/redis/lua/resign.lua",
         "if tonumber(index) < tonumber(ARGV[3]) then",
         "if false then",
         first=5423,
     ),
     Mutant(
-        "who took over without a commit is taken for one who went on",
+        "a take-over without a commit counts as a commit",
         "storage/redis/log.py",
         "next((end for end in reversed(self.ends) if end[1]), self.ends[0])",
         "self.position",
         first=REPLICATED + 5639,
     ),
     Mutant(
-        "what was told to nobody counts as a way of its own",
+        "an unacknowledged batch counts as a fork",
         "storage/redis/replica.py",
         "history.without(self._unacknowledged), self.history",
         "history, self.history",
         first=REPLICATED + 7943,
     ),
     Mutant(
-        "takes over without a last look for the master",
+        "takes over without verifying the primary",
         "storage/redis/follower.py",
         "await self._keyspace.verify()  # last",
         "pass  # last",
         first=REPLICATED + 31197,
     ),
     Mutant(
-        "the script does not see a gap",
+        "the commit script accepts a gap",
         "storage/redis/lua/commit.lua",
         "if index > applied + 1 then",
         "if false then",
@@ -124,82 +123,82 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "what is lost twice is written anew once",
+        "a snapshot that is lost again is not restored again",
         "storage/redis/keyspace.py",
         "        await self.collect_garbage()\n        self._attempted = None",
         "        await self.collect_garbage()",
         first=40,
     ),
     Mutant(
-        "ids and fences rest on the store alone",
+        "ids and fencing tokens depend on the store alone",
         "server/namespace.py",
         "floor = time.time_ns() // 1000",
         "floor = 0",
     ),
     Mutant(
-        "the next fence is not stored",
+        "the next fencing token is not stored",
         "storage/redis/commit.py",
         "batch.next_id, batch.next_fence)",
         "batch.next_id, 1)",
     ),
     # -- leading
     Mutant(
-        "tells what was stored before its lease ended",
+        "acknowledges a commit after its lease has expired",
         "server/pipeline.py",
         "if error is None and took_s > self._lease_s:",
         "if False:",
     ),
     Mutant(
-        "a follower does not take in what others commit",
+        "a follower does not apply the log",
         "storage/redis/follower.py",
         "                self._replica.append(entry)",
         "                pass",
     ),
     # -- several Redises
     Mutant(
-        "writes anew over another branch",
+        "restores a snapshot over a diverged state",
         "storage/redis/keyspace.py",
         "if meta is not None and not history.contains(meta.position):",
         "if False:",
         first=REPLICATED,
     ),
     Mutant(
-        "a follower forgets what Redis has lost",
+        "a follower discards what Redis has lost",
         "storage/redis/election.py",
         "if diverged and not lacks_commits:",
         "if diverged:",
         first=REPLICATED + 17,
     ),
     Mutant(
-        "who led before does not know what it told",
+        "a former leader does not know what it acknowledged",
         "storage/redis/replica.py",
         "None if led is None else led.snapshot",
         "None",
         first=REPLICATED + 90143,
     ),
     Mutant(
-        "the count of WAIT is not looked at",
+        "the result of WAIT is ignored",
         "storage/redis/commit.py",
         "(unmet := self._ack_policy.unmet(acknowledged))",
         '(unmet := "")',
         first=REPLICATED,
     ),
     Mutant(
-        "what is written anew need not be confirmed",
+        "a restored snapshot needs no acknowledgement of replicas",
         "storage/redis/store.py",
         "        await self._writer.resubmit(self._encoder.encode(replace(snapshot, changes={})))",
         "        self._finish(None)",
         first=REPLICATED,
     ),
     Mutant(
-        "a master that the sentinels have left is not left",
+        "a primary that the sentinels have replaced is kept",
         "storage/redis/store.py",
         "if connection is None or not await self._primary.has_moved(connection):",
         "if True:",
         first=REPLICATED,
     ),
     Mutant(
-        "a follower takes over without asking the sentinels",
+        "a follower takes over without querying the sentinels",
         "storage/redis/primary.py",
         "if self._connection is not None and await self.has_moved(self._connection):",
         "if False:",
@@ -207,25 +206,25 @@ MUTANTS = [
     ),
     # -- sessions
     Mutant(
-        "a session loses its place with its connection",
+        "a session ends with its connection",
         "server/dispatcher.py",
         "        if session.key is not None:\n            if session.connection is connection:",
         "        if session.key is not None and not session.bound:\n            if session.connection is connection:",
     ),
     Mutant(
-        "a resume forgets what has ended",
+        "a resumed session gets no retained replies",
         "server/dispatcher.py",
         "for reply in session.unreceived_replies():",
         "for reply in ():",
     ),
     Mutant(
-        "a resume forgets what lives",
+        "a resumed session gets no live requests",
         "server/dispatcher.py",
         "for request in session.bound.values():",
         "for request in ():",
     ),
     Mutant(
-        "what waits for a session is not stored",
+        "waiting requests of a session are not stored",
         "server/notifier.py",
         "if session.key is not None and request.state is not State.ENDED:",
         "if False:",
@@ -237,14 +236,14 @@ MUTANTS = [
         "self.sessions.restore([], [], self.notifier.now)",
     ),
     Mutant(
-        "every held lock goes with its session",
+        "every held lock ends with its session",
         "core/manager.py",
         "elif request.state is HELD and request.release_on_disconnect:",
         "elif request.state is HELD:",
     ),
     # -- version 1 of the wire
     Mutant(
-        "the ref of an own release is forgotten",
+        "the ref of a client's own release is not stored",
         "server/dispatcher.py",
         'change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")',
         "change = request",
@@ -258,14 +257,14 @@ MUTANTS = [
         first=FEATURED,
     ),
     Mutant(
-        "the refs of living requests are not stored",
+        "the refs of live requests are not stored",
         "storage/redis/records.py",
         "            change.ref,",
         "            None,",
         first=FEATURED,
     ),
     Mutant(
-        "how a request ended is not read from the store",
+        "the reason of an end is not read from the store",
         "storage/redis/records.py",
         "_decode_ended(line).payload.reason if line else SUCCESS",
         "SUCCESS",
@@ -279,19 +278,19 @@ MUTANTS = [
         first=FEATURED,
     ),
     Mutant(
-        "the answer to a release carries the ref of the request",
+        "the reply to a release carries the ref of the request",
         "server/dispatcher.py",
         "outbox.append(released(event, now, command.ref))",
         "outbox.append(released(event, now, request.ref))",
     ),
     Mutant(
-        "the answer to a release of another connection's request carries the ref of the request",
+        "the reply to a release of another connection's request carries the ref of the request",
         "server/notifier.py",
         "self.send(requester, replies.released(event, self.now, ref))",
         "self.send(requester, replies.released(event, self.now, request.ref))",
     ),
     Mutant(
-        "a refused release does not echo its ref",
+        "a rejected release does not echo its ref",
         "server/notifier.py",
         "self.reject(requester, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))",
         "self.reject(requester, RequestRejected(Code.UNKNOWN_ID, why, id=event.id))",
@@ -318,7 +317,7 @@ MUTANTS = [
         first=FEATURED,
     ),
     Mutant(
-        "a repeated ref of an ended request is not answered",
+        "a repeated ref of an ended request gets no reply",
         "server/dispatcher.py",
         "            send(connection, known.message or replies.ended(known.id, known.reason, known.ref))",
         "            pass",
@@ -340,7 +339,7 @@ MUTANTS = [
         first=FEATURED,
     ),
     Mutant(
-        "a connection goes on after bye",
+        "a connection stays open after bye",
         "server/dispatcher.py",
         "        connection.detach()\n        self.notifier.closing.append(connection)",
         "        connection.detach()",
@@ -360,19 +359,19 @@ MUTANTS = [
         "else ceil(now + timeout_ms - 5)",
     ),
     Mutant(
-        "a restart makes time pass",
+        "a restart advances the clock",
         "server/namespace.py",
         "loop.time() * 1000 - state.clock_ms",
         "loop.time() * 1000 - state.clock_ms - 1000",
     ),
     Mutant(
-        "shared locks don't mind an exclusive one",
+        "shared locks ignore an exclusive one",
         "core/grant.py",
         "    return not resource.exclusives or table.grant_count(owner, name) > 0",
         "    return True",
     ),
     Mutant(
-        "requests overtake those who wait",
+        "requests overtake waiters",
         "core/grant.py",
         "    if resource.wait_queue is not None:\n        return False",
         "",
@@ -430,7 +429,7 @@ MUTANTS = [
 
 
 def try_out(mutant: Mutant) -> tuple[Mutant, str]:
-    """Look for a seed that shows it. Returns what was found, or nothing."""
+    """Run seeds until one reveals the mutant; return a description, or nothing."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "genie", Path(folder, "genie"), ignore=shutil.ignore_patterns("__pycache__"))
         file = Path(folder, "genie", mutant.file)
@@ -459,7 +458,7 @@ def try_out(mutant: Mutant) -> tuple[Mutant, str]:
 
 
 def main() -> int:
-    """Try the mutants that are named, or all. The exit status is 1 where one lives on."""
+    """Run the named mutants, or all; return 1 if one survives."""
     wanted = [mutant for mutant in MUTANTS if not sys.argv[1:] or any(name in mutant.name for name in sys.argv[1:])]
     if not wanted:
         print("no mutant is named so; there are", *(f"    {mutant.name}" for mutant in MUTANTS), sep="\n")
@@ -468,8 +467,8 @@ def main() -> int:
     with ThreadPoolExecutor(PROCESSES) as pool:
         for mutant, found in pool.map(try_out, wanted):
             alive += not found.startswith("seed")
-            print(f"{mutant.name}\n    {found or f'LIVES ON in {SEEDS} seeds'}", flush=True)
-    print(f"{len(wanted)} mutants, {alive} of them not caught")
+            print(f"{mutant.name}\n    {found or f'SURVIVES {SEEDS} seeds'}", flush=True)
+    print(f"{len(wanted)} mutants, {alive} survived")
     return 1 if alive else 0
 
 

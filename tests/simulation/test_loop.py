@@ -18,7 +18,7 @@ def test_an_hour_passes_in_no_time(loop: SimLoop) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_what_is_ready_runs_in_its_order_and_timers_in_theirs(loop: SimLoop) -> None:
+def test_callbacks_run_in_the_order_in_which_they_became_ready(loop: SimLoop) -> None:
     seen: list[object] = []
 
     async def main() -> None:
@@ -32,22 +32,22 @@ def test_what_is_ready_runs_in_its_order_and_timers_in_theirs(loop: SimLoop) -> 
     assert seen == [0, 1, 2, 3, 4, "sooner", "later"]
 
 
-def test_waiting_for_what_can_not_come_is_said(loop: SimLoop) -> None:
+def test_waiting_for_an_event_that_can_not_occur_raises(loop: SimLoop) -> None:
     with pytest.raises(Stuck):
         loop.run_until_complete(loop.create_future())
 
 
-def test_a_cancelled_timer_does_not_hold_the_clock_up(loop: SimLoop) -> None:
+def test_a_cancelled_timer_does_not_advance_the_clock(loop: SimLoop) -> None:
     loop.call_later(100, print).cancel()
     loop.run_until_complete(asyncio.sleep(1))
     assert loop.time() == 1
 
 
-def test_threads_are_none(loop: SimLoop) -> None:
+def test_an_executor_runs_synchronously(loop: SimLoop) -> None:
     assert loop.run_until_complete(asyncio.wait_for(loop.run_in_executor(None, sum, [1, 2]), 1)) == 3
 
 
-def test_a_killed_node_runs_no_more_not_even_what_it_would_do_at_last(loop: SimLoop) -> None:
+def test_a_killed_node_runs_no_finally_blocks(loop: SimLoop) -> None:
     seen: list[str] = []
 
     async def work() -> None:
@@ -91,7 +91,7 @@ def test_a_stopped_node_catches_up_when_it_is_continued(loop: SimLoop) -> None:
     assert seen == [10, 20]
 
 
-def test_children_belong_to_the_node_of_their_parent(loop: SimLoop) -> None:
+def test_child_tasks_belong_to_the_node_of_their_parent(loop: SimLoop) -> None:
     seen: list[str] = []
 
     async def child() -> None:

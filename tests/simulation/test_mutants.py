@@ -1,4 +1,4 @@
-"""The mutants fit the code that there is: each finds the text that it changes, once."""
+"""The mutants fit the current code: the text that each replaces occurs exactly once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from simulation.mutants import MUTANTS, ROOT, Mutant
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_finds_its_text(mutant: Mutant) -> None:
+def test_the_text_of_a_mutant_occurs_once(mutant: Mutant) -> None:
     assert (ROOT / "genie" / mutant.file).read_text().count(mutant.text) == 1
     assert mutant.other != mutant.text

@@ -68,7 +68,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_bytes_come_in_order_in_whatever_pieces(loop: SimLoop, seed: int) -> None:
+def test_bytes_arrive_in_order_in_random_pieces(loop: SimLoop, seed: int) -> None:
     async def main() -> None:
         pair = await Pair(loop, RandomDelays(Random(seed), slow=0.3)).open()
         sent = b""
@@ -84,13 +84,13 @@ def test_bytes_come_in_order_in_whatever_pieces(loop: SimLoop, seed: int) -> Non
     loop.run_until_complete(main())
 
 
-def test_nobody_listens(loop: SimLoop) -> None:
+def test_connecting_without_a_listener_is_refused(loop: SimLoop) -> None:
     Network(loop)
     with pytest.raises(ConnectionRefusedError):
         loop.run_until_complete(loop.create_connection(Side, "b", 1))
 
 
-def test_an_address_is_taken_once(loop: SimLoop) -> None:
+def test_an_address_can_be_bound_once(loop: SimLoop) -> None:
     async def main() -> None:
         listener = await loop.create_server(Side, "b", 1)
         with pytest.raises(OSError, match="in use"):
@@ -101,7 +101,7 @@ def test_an_address_is_taken_once(loop: SimLoop) -> None:
     loop.run_until_complete(main())
 
 
-def test_close_sends_what_is_buffered_and_then_the_end(loop: SimLoop) -> None:
+def test_close_sends_the_buffer_and_then_eof(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         pair.server.transport.pause_reading()
@@ -119,7 +119,7 @@ def test_close_sends_what_is_buffered_and_then_the_end(loop: SimLoop) -> None:
     loop.run_until_complete(main())
 
 
-def test_a_writer_is_paused_and_goes_on(loop: SimLoop) -> None:
+def test_a_writer_is_paused_and_resumed(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         pair.server.transport.pause_reading()
@@ -134,7 +134,7 @@ def test_a_writer_is_paused_and_goes_on(loop: SimLoop) -> None:
     loop.run_until_complete(main())
 
 
-def test_a_half_closed_connection_still_answers(loop: SimLoop) -> None:
+def test_a_half_closed_connection_can_still_send(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         pair.server.keep_open = True
@@ -148,7 +148,7 @@ def test_a_half_closed_connection_still_answers(loop: SimLoop) -> None:
     loop.run_until_complete(main())
 
 
-def test_who_writes_to_a_closed_connection_learns_of_it(loop: SimLoop) -> None:
+def test_writing_to_a_closed_connection_resets_it(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         pair.server.keep_open = True
@@ -162,7 +162,7 @@ def test_who_writes_to_a_closed_connection_learns_of_it(loop: SimLoop) -> None:
     loop.run_until_complete(main())
 
 
-def test_each_side_learns_of_a_cut_in_its_own_time(loop: SimLoop) -> None:
+def test_each_side_notices_a_broken_connection_after_its_own_delay(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         pair.client.transport.write(b"on its way")
@@ -178,7 +178,7 @@ def test_each_side_learns_of_a_cut_in_its_own_time(loop: SimLoop) -> None:
     loop.run_until_complete(main())
 
 
-def test_what_is_separated_comes_together_again(loop: SimLoop) -> None:
+def test_after_a_partition_heals_bytes_arrive(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         pair.network.separate("a", "b")
@@ -194,7 +194,7 @@ def test_what_is_separated_comes_together_again(loop: SimLoop) -> None:
     loop.run_until_complete(main())
 
 
-def test_the_end_of_a_process_is_the_end_of_its_connections(loop: SimLoop) -> None:
+def test_a_crash_ends_the_connections_of_the_process(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         loop.kill(pair.b)
@@ -206,7 +206,7 @@ def test_the_end_of_a_process_is_the_end_of_its_connections(loop: SimLoop) -> No
     loop.run_until_complete(main())
 
 
-def test_a_machine_that_vanishes_is_missed_late(loop: SimLoop) -> None:
+def test_a_power_failure_is_noticed_by_keepalive(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         loop.kill(pair.b, silently=True)
@@ -219,7 +219,7 @@ def test_a_machine_that_vanishes_is_missed_late(loop: SimLoop) -> None:
     loop.run_until_complete(main())
 
 
-def test_a_stopped_process_finds_what_its_kernel_has_kept(loop: SimLoop) -> None:
+def test_a_stopped_process_reads_buffered_bytes_when_it_continues(loop: SimLoop) -> None:
     async def main() -> None:
         pair = await Pair(loop).open()
         loop.stop_node(pair.b)

@@ -86,7 +86,7 @@ def plain(reply: Any) -> Any:
 
 
 @pytest.mark.server
-def test_it_answers_as_the_real_one_does(real: Redis) -> None:
+def test_replies_equal_those_of_a_real_redis(real: Redis) -> None:
     client = redis_py.connection.Connection(host="127.0.0.1", port=real.port, protocol=2)
     client.connect()
     sim = SimRedis()
@@ -111,7 +111,7 @@ def test_it_answers_as_the_real_one_does(real: Redis) -> None:
     client.disconnect()
 
 
-def test_writes_are_lost_from_the_end_each_as_a_whole() -> None:
+def test_the_last_writes_are_lost_atomically() -> None:
     sim = SimRedis()
 
     def do(line: str) -> object:
@@ -140,7 +140,7 @@ def test_writes_are_lost_from_the_end_each_as_a_whole() -> None:
     assert sim.restart(5) == 0
 
 
-def test_a_restart_forgets_the_scripts() -> None:
+def test_a_restart_drops_the_scripts() -> None:
     sim = SimRedis()
     sha = sim.execute_write([b"SCRIPT", b"LOAD", _COMMIT])
     assert isinstance(sha, bytes)
@@ -150,14 +150,14 @@ def test_a_restart_forgets_the_scripts() -> None:
     assert str(sim.execute_write(command)).startswith("NOSCRIPT")
 
 
-def test_commands_are_read_in_any_pieces() -> None:
+def test_commands_are_parsed_in_any_pieces() -> None:
     data = b"*2\r\n$4\r\nPING\r\n$2\r\n\r\n\r\n*1\r\n$1\r\nx\r\n"
     for place in range(len(data)):
         parser = CommandParser()
         assert parser.feed(data[:place]) + parser.feed(data[place:]) == [[b"PING", b"\r\n"], [b"x"]]
 
 
-def test_replies_of_both_versions() -> None:
+def test_replies_are_encoded_in_resp2_and_resp3() -> None:
     assert encode({b"a": 1}) == b"*2\r\n$1\r\na\r\n:1\r\n"
     assert encode({b"a": 1}, 3) == b"%1\r\n$1\r\na\r\n:1\r\n"
     assert (encode(None), encode(None, 3)) == (b"$-1\r\n", b"_\r\n")

@@ -26,7 +26,7 @@ def test_an_hour_in_a_test() -> None:
     assert genie.testing.run(main()) == (True, 3601, 3601)
 
 
-def test_what_the_environment_says_of_other_servers_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_of_other_servers_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with genie.connect() as client:
             await client.ping()
@@ -36,7 +36,7 @@ def test_what_the_environment_says_of_other_servers_does_not_count(monkeypatch: 
     genie.testing.run(main())
 
 
-def test_a_run_repeats_itself() -> None:
+def test_a_run_is_reproducible() -> None:
     async def main() -> list[object]:
         async with genie.connect("localhost:7077") as client, client.lock("a") as lock:
             return [lock.id, lock.fence, random.random(), secrets.token_hex(), time.time_ns()]
@@ -45,7 +45,7 @@ def test_a_run_repeats_itself() -> None:
     assert genie.testing.run(main()) != genie.testing.run(main(), seed=1)
 
 
-def test_services_talk_to_each_other_in_it() -> None:
+def test_services_can_connect_to_each_other() -> None:
     async def main() -> bytes:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(await reader.readline())
@@ -61,7 +61,7 @@ def test_services_talk_to_each_other_in_it() -> None:
     assert genie.testing.run(main()) == b"hello\n"
 
 
-def test_who_waits_for_ever_is_told() -> None:
+def test_waiting_for_ever_raises_stuck() -> None:
     async def main() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -69,7 +69,7 @@ def test_who_waits_for_ever_is_told() -> None:
         genie.testing.run(main())
 
 
-def test_errors_come_out_and_clocks_are_put_right() -> None:
+def test_errors_propagate_and_clocks_are_restored() -> None:
     async def main() -> None:
         raise ValueError("of the service")
 
