@@ -86,7 +86,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 # -- One connection's part of the load, without a socket: bytes come in, the bytes to be sent go out --------
 
 SUCCESS = "success"
-BY_SOMEBODY_ELSE = "released-by-somebody-else"
+RELEASED_BY_OTHER = "released-by-other"
 NO_MESSAGE = "no-message"
 
 _BEFORE_ID, _BEHIND_ID = messages.command("release", id=0).split(b"0")
@@ -118,7 +118,7 @@ class _Slot:
         """Its release is sent."""
 
 
-class Cycles:
+class LoadConnection:
     """The slots of one connection, one for each of `lines`. Times are nanoseconds of a clock that never goes back."""
 
     def __init__(self, lines: list[Lines], tally: Tally) -> None:
@@ -199,7 +199,7 @@ class Cycles:
         if slot is None:  # it ended by itself, and this answers the release that came too late
             return
         if told.reason != SUCCESS or not slot.leaving:
-            self._tally.errors[BY_SOMEBODY_ELSE if told.reason == SUCCESS else told.reason] += 1
+            self._tally.errors[RELEASED_BY_OTHER if told.reason == SUCCESS else told.reason] += 1
             self._resting.append(slot)
             return
         if self._tally.measuring and slot.locked_ns:

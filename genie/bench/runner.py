@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from genie.bench.generator import WORKLOADS, Cycles, Shape, Tally
+from genie.bench.generator import WORKLOADS, LoadConnection, Shape, Tally
 from genie.client.config import KEEPALIVE_IDLE_S, Address, find_token, format_address
 from genie.errors import Unavailable
 from genie.net import enable_keepalive
@@ -24,10 +24,10 @@ from genie.tls import reason
 
 TICK_S = 0.1
 """How often those who rest ask again, and the progress is told."""
-AT_ONCE = 64
+MAX_CONCURRENT_CONNECTS = 64
 """Connections that are opened at the same time: fewer than a server's queue for new ones has places."""
 
-IMPATIENT = 2
+MAX_INTERRUPTS = 2
 """So many interrupts end the cleaning up, too."""
 
 NOT_RELEASED = "not-released"
@@ -38,8 +38,8 @@ Watch = Callable[[str, float | None, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How to run each workload. `patience_s` bounds the connecting, and the cleaning up."""
+class BenchOptions:
+    """How to run each workload. `timeout_s` bounds the connecting, and the cleaning up."""
 
     address: Address
     connections: int
@@ -47,7 +47,7 @@ class Plan:
     """Requests in flight on each connection."""
     measure_s: float
     warm_up_s: float
-    patience_s: float
+    timeout_s: float
     shape: Shape
     namespace: str | None = None
     """None: the server's first."""
@@ -83,8 +83,8 @@ class Result:
         return 100 * self.client_cpu_s / self.measured_s if self.measured_s else 0.0
 
 
-class _Wire(asyncio.Protocol):
-    def __init__(self, cycles: Cycles, load: Load) -> None:
+class _LoadProtocol(asyncio.Protocol):
+    def __init__(self, cycles: LoadConnection, load: LoadRunner) -> None:
         self.cycles = cycles
         self.ending = False
         self._load = load
@@ -127,15 +127,15 @@ class _Wire(asyncio.Protocol):
             self._transport.close()
 
 
-def _same(wire: _Wire) -> _Wire:
+def _same(wire: _LoadProtocol) -> _LoadProtocol:
     return wire
 
 
-class Load:
+class LoadRunner:
     """Runs workloads, one after the other. `interrupt` ends it early, with what was measured until then."""
 
-    def __init__(self, plan: Plan, watch: Watch) -> None:
-        self.wires: set[_Wire] = set()
+    def __init__(self, plan: BenchOptions, watch: Watch) -> None:
+        self.wires: set[_LoadProtocol] = set()
         """The connections that are open."""
         self.interrupts = 0
         self._plan = plan
@@ -156,7 +156,7 @@ class Load:
         if self._connecting is not None:
             self._connecting.reschedule(0)
 
-    def lost(self, wire: _Wire, why: str) -> None:
+    def lost(self, wire: _LoadProtocol, why: str) -> None:
         """A connection has ended."""
         self.wires.discard(wire)
         if not wire.ending:
@@ -207,24 +207,27 @@ class Load:
         """Open the connections; False, if that was interrupted."""
         plan = self._plan
         slots = WORKLOADS[workload].slots(f"{self._prefix}{workload}/", plan.shape, plan.connections * plan.depth)
-        wires = [_Wire(Cycles(slots[n :: plan.connections], self._tally), self) for n in range(plan.connections)]
+        wires = [
+            _LoadProtocol(LoadConnection(slots[n :: plan.connections], self._tally), self)
+            for n in range(plan.connections)
+        ]
         try:
-            async with asyncio.timeout(plan.patience_s) as bound:
+            async with asyncio.timeout(plan.timeout_s) as bound:
                 self._connecting = bound
                 try:
-                    for first in range(0, plan.connections, AT_ONCE):
-                        await self._open(wires[first : first + AT_ONCE])
+                    for first in range(0, plan.connections, MAX_CONCURRENT_CONNECTS):
+                        await self._open(wires[first : first + MAX_CONCURRENT_CONNECTS])
                 finally:
                     self._connecting = None
         except (OSError, UnicodeError) as error:
             if self.interrupts:
                 return False
-            why = f"no more within {plan.patience_s:g} s" if isinstance(error, TimeoutError) else reason(error)
+            why = f"no more within {plan.timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
             took = f"{len(self.wires)} of {plan.connections} connections"
             raise Unavailable(f"{format_address(plan.address)} took {took}: {why}") from None
         return True
 
-    async def _open(self, wires: list[_Wire]) -> None:
+    async def _open(self, wires: list[_LoadProtocol]) -> None:
         loop = asyncio.get_running_loop()
         host, port, tls = self._plan.address
         creating = [loop.create_connection(partial(_same, wire), host, port, ssl=tls) for wire in wires]
@@ -244,8 +247,8 @@ class Load:
         """Release all, and wait for the answers; what stays open is cut, and so the server releases it."""
         for wire in self.wires.copy():
             wire.stop()
-        end_s = time.perf_counter() + self._plan.patience_s
-        while self.wires and self.interrupts < IMPATIENT and (left_s := end_s - time.perf_counter()) > 0:
+        end_s = time.perf_counter() + self._plan.timeout_s
+        while self.wires and self.interrupts < MAX_INTERRUPTS and (left_s := end_s - time.perf_counter()) > 0:
             await self._pause(left_s)
             self._tick()
         for wire in self.wires:

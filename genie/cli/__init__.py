@@ -1,4 +1,4 @@
-"""`genie`: the command line. One file a command."""
+"""The command line `genie`: one module for each command."""
 
 from __future__ import annotations
 

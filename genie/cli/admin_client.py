@@ -1,4 +1,4 @@
-"""What the commands that ask the admin port have in common: where it is, the token, one answer after another."""
+"""The HTTP client of the commands that query the admin port, and their common options."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from genie.protocol import codec
 _DEFAULTS = Settings()
 TLS = "https://"
 SCHEMES = (TLS, "http://")
-MAX_ANSWER = 64 << 20
-"""Bytes. Answers are far smaller: what sends more is something else."""
+MAX_RESPONSE_BYTES = 64 << 20
+"""Maximum size of a response. Those of the admin port are far smaller."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -32,7 +32,7 @@ Command = Callable[P, T]
 
 
 def admin_options(command: Command[P, T]) -> Command[P, T]:
-    """`--admin-host`, `--admin-port` and `--namespace`: where to ask, and about whose locks."""
+    """`--admin-host`, `--admin-port` and `--namespace`: the address and the namespace."""
     host = click.option(
         "--admin-host",
         cls=SourcedOption,
@@ -40,7 +40,7 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
         envvar="GENIE_ADMIN_HOST",
         show_envvar=True,
         show_default=True,
-        help="Host of the admin port; https://HOST where the server has a certificate.",
+        help="Host of the admin port; https://HOST if the server has a certificate.",
     )
     port = click.option(
         "--admin-port",
@@ -49,26 +49,29 @@ def admin_options(command: Command[P, T]) -> Command[P, T]:
         envvar="GENIE_ADMIN_PORT",
         show_envvar=True,
         show_default=True,
-        help="The admin port.",
+        help="Admin port.",
     )
     return host(port(namespace_option(command)))
 
 
-class AdminPort:
-    """Asks the admin port of one server. ValueError where that can't be one, GenieError where it gives no answer.
+class AdminClient:
+    """Queries the admin port of one server. ValueError for an invalid address, GenieError if the query fails.
 
-    GENIE_TOKEN, else the word in the file at GENIE_TOKEN_FILE, is what it is told. By TLS, GENIE_TLS_CA names who signs its certificate,
-    and GENIE_TLS_CERT with GENIE_TLS_KEY is the one that it is shown. `namespace` is asked about, or the server's first.
+    The token is that of GENIE_TOKEN, or the content of GENIE_TOKEN_FILE. For TLS, GENIE_TLS_CA is the
+    CA to trust, GENIE_TLS_CERT and GENIE_TLS_KEY are the client certificate. Queries are about
+    `namespace`, by default the first of the server.
     """
 
-    def __init__(self, host: str, port: str, namespace: str | None, patience: float) -> None:
+    def __init__(self, host: str, port: str, namespace: str | None, timeout: float) -> None:
         if not port.strip():
-            raise ValueError(f"there is no admin port: {source_of('admin_port')} is empty")
+            raise ValueError(f"no admin port: {source_of('admin_port')} is empty")
         self._scheme = next((scheme for scheme in SCHEMES if host.lower().startswith(scheme)), SCHEMES[-1])
         bare = host[len(self._scheme) :] if host.lower().startswith(self._scheme) else host
         bare = bare.strip().rstrip("/")
         if not bare or any(sign in bare for sign in "/?#@ "):
-            raise ValueError(f"{source_of('admin_host')}: it is a name or an address, also as {TLS}HOST, not {host!r}")
+            raise ValueError(
+                f"{source_of('admin_host')}: must be a host name or an address, also as {TLS}HOST, not {host!r}"
+            )
         try:
             to = parse_address(bare, int(port) if port.strip().isdecimal() else 0)
         except ValueError as error:
@@ -76,8 +79,8 @@ class AdminPort:
         if not 0 < to[1] < 1 << 16:
             raise ValueError(f"{source_of('admin_port')}: a port is a number from 1 to 65535, not {port!r}")
         self.where = format_address(to)
-        self._asked = {} if namespace is None else {"namespace": namespace}
-        self._patience = patience
+        self._parameters = {} if namespace is None else {"namespace": namespace}
+        self._timeout = timeout
         self._token = _token()
         self._ssl = tls_context() if self._scheme == TLS else True
         self._session: aiohttp.ClientSession | None = None
@@ -86,7 +89,7 @@ class AdminPort:
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         self._session = aiohttp.ClientSession(
             headers=headers,
-            timeout=aiohttp.ClientTimeout(total=self._patience),
+            timeout=aiohttp.ClientTimeout(total=self._timeout),
             connector=aiohttp.TCPConnector(ssl=self._ssl),
         )
         return self
@@ -98,41 +101,42 @@ class AdminPort:
         await self._session.close()
 
     async def get(self, path: str, limit: int | None = None) -> Any:
-        """What is answered at a path, as plain data; at most `limit` of what there may be many of.
+        """Return the decoded JSON at a path, with at most `limit` rows.
 
-        RequestRejected says what the server says is wrong; Unavailable, that it can't be reached or is no admin port.
+        RequestRejected if the server responds with an error; Unavailable if it cannot be reached or
+        is not an admin port.
         """
         assert self._session is not None  # noqa: S101 - it was entered
         try:
-            asked = self._asked | ({} if limit is None else {"limit": str(limit)})
+            parameters = self._parameters | ({} if limit is None else {"limit": str(limit)})
             url = f"{self._scheme}{self.where}{path}"
-            # a redirection would take the token to somebody else
-            async with self._session.get(url, params=asked, allow_redirects=False) as response:
+            # A redirect would send the token to another server.
+            async with self._session.get(url, params=parameters, allow_redirects=False) as response:
                 status, body = response.status, bytearray()
                 async for part in response.content.iter_any():
                     body += part
-                    if len(body) > MAX_ANSWER:
-                        raise Unavailable(f"{self.where} answers with more than {MAX_ANSWER >> 20} MiB")
+                    if len(body) > MAX_RESPONSE_BYTES:
+                        raise Unavailable(f"{self.where} sent a response of more than {MAX_RESPONSE_BYTES >> 20} MiB")
         except TimeoutError:
-            raise Unavailable(f"{self.where} does not answer within {self._patience:g} s") from None
+            raise Unavailable(f"{self.where} did not respond within {self._timeout:g} s") from None
         except aiohttp.ClientConnectorCertificateError as error:
             raise Unavailable(
-                f"{self.where} shows a certificate that is not trusted (GENIE_TLS_CA names who signs it): "
+                f"{self.where} has an untrusted certificate (GENIE_TLS_CA is the CA to trust): "
                 f"{error.certificate_error}"
             ) from None
         except aiohttp.ClientConnectorError as error:
-            raise Unavailable(f"can't connect to the admin port, {self.where}: {error.os_error}") from None
+            raise Unavailable(f"cannot connect to the admin port {self.where}: {error.os_error}") from None
         except (aiohttp.ClientError, OSError) as error:
-            tls = "" if self._scheme == TLS else f"; if it has a certificate, ask {TLS}{self.where}"
-            raise Unavailable(f"{self.where} gives no answer by HTTP: {error or type(error).__name__}{tls}") from None
+            tls = "" if self._scheme == TLS else f"; if it has a certificate, use {TLS}{self.where}"
+            raise Unavailable(f"{self.where} did not respond in HTTP: {error or type(error).__name__}{tls}") from None
         return self._read(status, body)
 
     def _read(self, status: int, body: bytearray) -> Any:
         try:
-            told = codec.loads(bytes(body))
+            response = codec.loads(bytes(body))
             if status == HTTPStatus.OK:
-                return told
-            problem = msgspec.convert(told, Problem)
+                return response
+            problem = msgspec.convert(response, Problem)
         except ValueError:
             raise Unavailable(
                 f"{self.where} answers {status}, and not as the admin port of this version does"
@@ -140,33 +144,33 @@ class AdminPort:
         raise RequestRejected(printable(problem.code), printable(problem.message) + _hint(problem))
 
 
-def ask_admin(port: AdminPort, question: Callable[[AdminPort], Awaitable[T]]) -> T:
-    """Ask and leave."""
+def query_admin(client: AdminClient, operation: Callable[[AdminClient], Awaitable[T]]) -> T:
+    """Run one operation with the client and close it."""
 
-    async def asking() -> T:
-        async with port:
-            return await question(port)
+    async def run() -> T:
+        async with client:
+            return await operation(client)
 
-    return asyncio.run(asking())
+    return asyncio.run(run())
 
 
-def known(told: Any, kind: type[T]) -> T:
-    """An answer as its type; GenieError where its fields are others."""
+def decode_response(response: Any, kind: type[T]) -> T:
+    """Convert a response to its type. GenieError if its fields differ, as of another version."""
     try:
-        return msgspec.convert(told, kind)
+        return msgspec.convert(response, kind)
     except msgspec.ValidationError as error:
-        raise GenieError(f"the server's answer is not as this version knows it: {error}") from None
+        raise GenieError(f"unexpected reply, the server may have another version: {error}") from None
 
 
 def _hint(problem: Problem) -> str:
     if isinstance(problem.leader, str) and problem.leader not in problem.message:
-        return f" ({printable(problem.leader)} leads: ask the admin port there)"
+        return f" ({printable(problem.leader)} leads: query its admin port)"
     return ""
 
 
 def _token() -> str | None:
-    """What the clients say. It goes into a header, where a line break would begin another."""
-    said = find_token()
-    if said is not None and not said.isprintable():
+    """Return the token of the environment. In a header, a line break would start another header."""
+    token = find_token()
+    if token is not None and not token.isprintable():
         raise ValueError("the token, from GENIE_TOKEN or GENIE_TOKEN_FILE, must not contain control characters")
-    return said
+    return token

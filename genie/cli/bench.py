@@ -15,18 +15,18 @@ import click
 
 from genie.bench.generator import WORKLOADS, Shape
 from genie.bench.histogram import Histogram
-from genie.bench.runner import Load, Plan, Result
+from genie.bench.runner import BenchOptions, LoadRunner, Result
 from genie.cli.format import table
 from genie.cli.options import (
     INTERRUPTED,
-    Asker,
+    Querier,
     WholeNumber,
-    ask,
     json_option,
-    patience_option,
-    plain_errors,
+    one_line_errors,
+    query,
     seconds,
     server_options,
+    timeout_option,
 )
 from genie.client.config import Address, format_address
 from genie.errors import ConnectionLost, GenieError, Unavailable
@@ -41,7 +41,7 @@ NUMBERS = range(1, len(HEADERS))
 
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
-LEAST_MS_NS = 999_500
+MIN_MS_DISPLAY_NS = 999_500
 """Shorter times are shown in µs. This one, rounded to them, would have four digits."""
 CLEAR_LINE = "\r\x1b[K"
 
@@ -59,7 +59,7 @@ def end_progress() -> None:
     sys.stderr.flush()
 
 
-def headline(plan: Plan) -> str:
+def headline(plan: BenchOptions) -> str:
     """What is asked, and how."""
     each = "1 request" if plan.depth == 1 else f"{plan.depth:,} requests"
     return f"{format_address(plan.address)}, connections: {plan.connections:,}, in flight on each: {each}"
@@ -70,7 +70,7 @@ def errors(result: Result) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(result.tally.errors.items())) or "none"
 
 
-def lines(result: Result, plan: Plan) -> list[str]:
+def lines(result: Result, plan: BenchOptions) -> list[str]:
     """A workload's result for people."""
     tally = result.tally
     busy = round(result.client_cpu_percent)
@@ -78,13 +78,13 @@ def lines(result: Result, plan: Plan) -> list[str]:
     fewer = ""
     if result.connections < plan.connections:
         fewer = f", connections: {result.connections:,} of {plan.connections:,}"
-    limit = ", so the server may do more" if busy >= BUSY_PERCENT else ""
+    limit = ": the client is the bottleneck" if busy >= BUSY_PERCENT else ""
     found = [
         f"{result.workload}: {WORKLOADS[result.workload].title(plan.shape)}",
         f"{rate}{fewer}, errors: {errors(result)}, client CPU: {busy} %{limit}",
     ]
     rows = [
-        [name, *(_time(ns) for ns in (*_quantiles(histogram), histogram.greatest_ns))]
+        [name, *(_time(ns) for ns in (*_quantiles(histogram), histogram.max_ns))]
         for name, histogram in (("locked", tally.to_locked), ("released", tally.to_released))
         if histogram.count
     ]
@@ -93,7 +93,7 @@ def lines(result: Result, plan: Plan) -> list[str]:
     return [found[0], *("  " + line for line in found[1:])]
 
 
-def document(plan: Plan, results: list[Result], *, interrupted: bool) -> dict[str, Any]:
+def document(plan: BenchOptions, results: list[Result], *, interrupted: bool) -> dict[str, Any]:
     """Everything for programs; units are last in the names."""
     return {
         "address": format_address(plan.address),
@@ -125,7 +125,7 @@ def _row(result: Result) -> dict[str, Any]:
 
 def _times(histogram: Histogram) -> dict[str, float | None]:
     found = {f"{name}_us": ns for name, ns in zip(QUANTILES, _quantiles(histogram), strict=True)}
-    found["max_us"] = histogram.greatest_ns if histogram.count else None
+    found["max_us"] = histogram.max_ns if histogram.count else None
     return {name: None if ns is None else round(ns / NS_PER_US, 1) for name, ns in found.items()}
 
 
@@ -136,12 +136,12 @@ def _quantiles(histogram: Histogram) -> list[int | None]:
 def _time(ns: int | None) -> str:
     if ns is None:
         return ""
-    return f"{ns / NS_PER_US:.0f} µs" if ns < LEAST_MS_NS else f"{ns / NS_PER_MS:.2f} ms"
+    return f"{ns / NS_PER_US:.0f} µs" if ns < MIN_MS_DISPLAY_NS else f"{ns / NS_PER_MS:.2f} ms"
 
 
 # -- `genie bench` --------
 
-MOST_IN_FLIGHT = 1_000_000
+MAX_IN_FLIGHT = 1_000_000
 
 
 @click.command()
@@ -207,8 +207,8 @@ MOST_IN_FLIGHT = 1_000_000
 )
 @json_option
 @server_options
-@patience_option
-@plain_errors
+@timeout_option
+@one_line_errors
 def bench(
     workloads: tuple[str, ...],
     keys: int,
@@ -218,7 +218,7 @@ def bench(
     host: str,
     port: int,
     namespace: str | None,
-    patience: float,
+    timeout: float,
     **options: Any,
 ) -> None:
     """Measure how many locks a running server gives and takes back in a second, and how long that takes.
@@ -251,20 +251,20 @@ def bench(
                                  that connection is cut
       not-released               that a request has ended was not confirmed
                                  within --timeout, or before a second Ctrl-C
-      released-by-somebody-else  a request was ended, but not by this command
+      released-by-other  a request was ended, but not by this command
 
     Connections are counted behind the rate where not all were there for all of the measured time.
 
     Exit status: 0; 1 where any error was counted, or a workload could not be measured; 130 after Ctrl-C, which leaves
     out a workload that still warms up.
     """  # noqa: D301 - click wants the character itself before a text that must keep its lines
-    if options["connections"] * options["depth"] > MOST_IN_FLIGHT:
-        raise click.UsageError(f"--connections times --depth may be {MOST_IN_FLIGHT:,} at most.")
+    if options["connections"] * options["depth"] > MAX_IN_FLIGHT:
+        raise click.UsageError(f"--connections times --depth may be {MAX_IN_FLIGHT:,} at most.")
     shape = Shape(keys=keys, shared_percent=shared_percent, resources=resources)
-    plan = Plan(
-        address=ask(host, port, namespace, patience, _address),
+    plan = BenchOptions(
+        address=query(host, port, namespace, timeout, _address),
         namespace=namespace,
-        patience_s=patience,
+        timeout_s=timeout,
         shape=shape,
         **options,
     )
@@ -274,11 +274,11 @@ def bench(
     session.finish()
 
 
-async def _address(client: Asker) -> Address:
+async def _address(client: Querier) -> Address:
     """The server that leads; all connections go there."""
     await client.ping()
     if client.address is None:
-        raise Unavailable("the server that answered has gone")
+        raise Unavailable("the connection to the server was lost")
     return client.address
 
 
@@ -290,7 +290,7 @@ def _print(text: str | bytes) -> None:
     except OSError as error:
         with suppress(OSError):  # what could not be written is not tried again at the exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise click.ClickException(f"the result can't be written: {error.strerror}") from None
+        raise click.ClickException(f"cannot write the result: {error.strerror}") from None
 
 
 def _run(session: Coroutine[Any, Any, None]) -> None:
@@ -307,7 +307,7 @@ def _run(session: Coroutine[Any, Any, None]) -> None:
 class _Session:
     """One call of the command: what it runs, and what has come of it so far."""
 
-    plan: Plan
+    plan: BenchOptions
     names: list[str]
     as_json: bool
     results: list[Result] = field(default_factory=list)
@@ -317,7 +317,7 @@ class _Session:
     async def run(self) -> None:
         """Run the workloads until something ends it."""
         shown = sys.stderr.isatty()
-        load = Load(self.plan, show_progress if shown else lambda *_: None)
+        load = LoadRunner(self.plan, show_progress if shown else lambda *_: None)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as behind `&` in a script
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, load.interrupt)
         if not self.as_json:
@@ -354,7 +354,7 @@ class _Session:
             raise SystemExit(INTERRUPTED)
         idle = [result.workload for result in self.results if not result.cycles]
         if idle:
-            raise Unavailable(f"nothing could be measured of {', '.join(idle)}: no cycle ended within its time")
+            raise Unavailable(f"no result for {', '.join(idle)}: no cycle completed in the measured time")
         wrong = [f"{result.workload}: {errors(result)}" for result in self.results if result.tally.errors]
         if wrong:
-            raise click.ClickException(f"errors were counted: {'; '.join(wrong)}")
+            raise click.ClickException(f"errors occurred: {'; '.join(wrong)}")

@@ -1,4 +1,4 @@
-"""Tables for people: aligned columns, readable durations, nothing that could confuse a terminal."""
+"""Text output: aligned tables, readable durations, and names with control characters escaped."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DAY = 24 * HOUR
 
 
 def remaining(row: Mapping[str, Any]) -> str:
-    """How long until a request of `inspect` times out; `never` where it waits without a limit."""
+    """Return the time until a request of `inspect` times out; `never` if it waits without a limit."""
     return duration(row["expiresIn"]) if "expiresIn" in row else "never"
 
 
 def duration(ms: float) -> str:
-    """How long something lasted or will last: two units at most, 11 characters at most for up to 999 days."""
+    """Format a duration with at most two units; at most 11 characters for up to 999 days."""
     ms = max(0.0, ms)
     if ms < SECOND - 0.5:
         return f"{ms:.0f} ms"
@@ -38,7 +38,7 @@ def duration(ms: float) -> str:
 
 
 def printable(text: str) -> str:
-    """A name as it can be shown: what would move the cursor or turn the direction of writing is escaped."""
+    """Escape characters that would move the cursor or change the writing direction."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -54,14 +54,14 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def width(text: str) -> int:
-    """Columns that a text takes on a terminal."""
+    """Return the number of terminal columns of a text."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )
 
 
 def clip(text: str, columns: int) -> str:
-    """The text, cut to so many columns."""
+    """Truncate a text to a number of columns."""
     text = printable(text)
     if width(text) <= columns:
         return text
@@ -71,7 +71,7 @@ def clip(text: str, columns: int) -> str:
 
 
 def fold(text: str, columns: int) -> list[str]:
-    """The whole text, in lines of so many columns at most."""
+    """Break a text into lines of at most `columns` columns."""
     lines = [""]
     for char in printable(text):
         if lines[-1] and width(lines[-1] + char) > columns:
@@ -81,7 +81,7 @@ def fold(text: str, columns: int) -> list[str]:
 
 
 def some(names: Sequence[str], total: int, columns: int) -> str:
-    """As many names as there is room for, at least one, and how many more there are."""
+    """Join as many names as fit, at least one, and add the number of the others."""
     shown: list[str] = []
     for name in names:
         left = total - len(shown) - 1
@@ -95,7 +95,7 @@ def some(names: Sequence[str], total: int, columns: int) -> str:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Lines with every column as wide as its widest cell; the columns in `right` are aligned to the right."""
+    """Return the lines of a table; the columns in `right` are right-aligned."""
     widths = [max(map(width, column)) for column in zip(headers, *rows, strict=True)]
     lines = []
     for row in (headers, *rows):
@@ -107,15 +107,15 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
     return lines
 
 
-# -- Tables that fit: columns give way, and the least important go, until the rest has room --------
+# -- Tables of a given width: columns shrink, then the least important are dropped --------
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: where room is short, that of the highest `rank` goes first, and one of rank 0 never.
+    """A column of `fitted`. If the table is too wide, the column of the highest `rank` is dropped first, rank 0 never.
 
-    A text gives way, down to its `least` columns; without any it doesn't. Other columns go before it has less than
-    `preferred`, and those whose cells are all empty before any text gives way. Numbers are aligned to the `right`.
+    A text column can shrink to `least` columns; without `least` it keeps its width. Other columns are
+    dropped before it shrinks below `preferred`, and empty columns before any column shrinks.
     """
 
     header: str
@@ -126,7 +126,7 @@ class Column:
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> list[str]:
-    """The header and the rows as lines of at most `room` columns, safe to be shown."""
+    """Return the header and the rows as lines of at most `room` columns, escaped."""
     cells = [[printable(cell) for cell in row] for row in rows]
     natural = [
         max(width(text) for text in (column.header, *(row[i] for row in cells))) for i, column in enumerate(columns)
@@ -156,7 +156,7 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) 
 def _grown(
     columns: Sequence[Column], kept: Sequence[int], widths: Sequence[int], wanted: Sequence[int], room: int
 ) -> list[int]:
-    """Widths that share what room is left: up to what is wanted, a lower rank first, equal ranks evenly."""
+    """Distribute the spare room up to the wanted widths: lower ranks first, equal ranks evenly."""
     grown = list(widths)
     spare = room - _needed(grown, kept)
     for rank in sorted({columns[i].rank for i in kept}):
@@ -170,7 +170,7 @@ def _grown(
 
 
 def wrapped(items: Sequence[str], room: int, gap: str = GAP) -> list[str]:
-    """The items, or words, beside each other, in as many lines as it takes."""
+    """Wrap items into lines of at most `room` columns."""
     lines: list[str] = []
     for item in map(printable, items):
         if lines and width(lines[-1]) + len(gap) + width(item) <= room:

@@ -10,46 +10,46 @@ import click
 
 from genie.cli.format import clip, duration, printable, remaining, some, table, width
 from genie.cli.options import (
-    Asker,
+    Querier,
     WholeNumber,
-    as_known,
-    ask,
     bare_name,
+    checked_reply,
     json_option,
-    patience_option,
-    plain_errors,
+    one_line_errors,
+    query,
     server_options,
+    timeout_option,
 )
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 
 COLUMNS = 100
-"""What every line fits into."""
+"""Maximum width of a line."""
 TRANSACTION_COLUMNS = 20
 NOTE_COLUMNS = 16
 INDENT = "  "
 RESOURCES = 2
-"""The column of the resources, which take what room the others leave."""
+"""Index of the resources column, which gets the remaining width."""
 NUMBERS = (3, 4, 5)
-"""The columns behind it, which are aligned to the right."""
+"""Indexes of the right-aligned columns."""
 
 Row = dict[str, Any]
 
 
 @click.command()
-@click.option("--resource", metavar="NAME", help="Only who holds this resource or waits for it, in the order they go.")
+@click.option("--resource", metavar="NAME", help="Only holders and waiters of this resource, in queue order.")
 @click.option("--transaction", metavar="NAME", help="Only this transaction.")
 @click.option("--id", type=int, metavar="N", help="Only this request.")
 @click.option(
     "--limit",
     type=WholeNumber(1, MAX_ROWS),
     metavar="N",
-    help="Holders and waiters to show at most, each. [default: 100]",
+    help="Maximum number of holders, and of waiters. [default: 100]",
 )
 @json_option
 @server_options
-@patience_option
-@plain_errors
+@timeout_option
+@one_line_errors
 def inspect(
     resource: str | None,
     transaction: str | None,
@@ -59,43 +59,43 @@ def inspect(
     host: str,
     port: int,
     namespace: str | None,
-    patience: float,
+    timeout: float,
 ) -> None:
-    """Show who holds what, who waits, and who blocks whom.
+    """Show held locks, waiting requests and their blockers.
 
     --limit applies to holders and to waiters separately. --json prints the rows as the server sends them: times in
     milliseconds.
     """
     if sum(choice is not None for choice in (resource, transaction, id)) > 1:
-        raise click.UsageError("--resource, --transaction and --id each ask for something else; give one of them.")
+        raise click.UsageError("--resource, --transaction and --id exclude each other.")
     name = None if resource is None else bare_name(resource)
-    payload = ask(
+    payload = query(
         host,
         port,
         namespace,
-        patience,
+        timeout,
         lambda client: _query(client, limit, resource=name, transaction=transaction, id=id),
     )
     if as_json:
         click.echo(codec.dumps(payload))
         return
-    with as_known():
+    with checked_reply():
         text = "\n".join(_report(payload, time.time() * 1000))
     click.echo(text)
 
 
-async def _query(client: Asker, limit: int | None, **filters: Any) -> dict[str, Any]:
+async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str, Any]:
     """Return the payload of `inspected` with up to `limit` holders and up to `limit` waiters.
 
     The server counts holders first against one limit. Where holders leave too little of it to the waiters, a second
-    command asks for waiters only, so these are as of a moment later.
+    command requests the waiters only, so these are as of a moment later.
     """
     payload = await client.inspected(limit=limit, **filters)
-    with as_known():
+    with checked_reply():
         incomplete = len(payload["queue"]) < payload["queueTotal"] and len(payload["holders"]) > 0
     if incomplete:
         waiters = await client.inspected(limit=limit, only="queue", **filters)
-        with as_known():
+        with checked_reply():
             payload |= {field: waiters[field] for field in ("queue", "queueTotal")}
     return payload
 
@@ -103,7 +103,7 @@ async def _query(client: Asker, limit: int | None, **filters: Any) -> dict[str, 
 def _report(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
     holders, queue = payload["holders"], payload["queue"]
     if not payload["holdersTotal"] and not payload["queueTotal"]:
-        yield "Nothing is held, and nobody waits."
+        yield "No locks are held and no requests wait."
         return
     yield _title("Held", holders, payload["holdersTotal"])
     yield from holder_lines(holders, now_ms)
@@ -112,7 +112,7 @@ def _report(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
 
 
 def holder_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
-    """Requests that hold their locks, as a table; no line where there are none."""
+    """Yield a table of held requests; nothing if there are none."""
     if not rows:
         return
     header, *lines = _table(rows, now_ms, "HELD FOR", "ENDS IN")
@@ -122,7 +122,7 @@ def holder_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
 
 
 def waiter_lines(rows: list[Row], now_ms: float) -> Iterator[str]:
-    """Requests that wait, as a table with the blockers of each; no line where there are none."""
+    """Yield a table of waiting requests with their blockers; nothing if there are none."""
     if not rows:
         return
     header, *lines = _table(rows, now_ms, "WAITS FOR", "GIVES UP IN")
@@ -142,7 +142,7 @@ def _title(what: str, rows: list[Row], total: int) -> str:
 
 
 def _table(rows: list[Row], now_ms: float, since: str, until: str) -> list[str]:
-    """One line a request. Priorities have a column only where a request has one."""
+    """Return one line for each request; with priorities only if any request has one."""
     priorities = any(row["priority"] for row in rows)
     headers = ["ID", "TRANSACTION", "RESOURCES", since, until, *(["PRIORITY"] if priorities else [])]
     cells = [
@@ -163,10 +163,10 @@ def _table(rows: list[Row], now_ms: float, since: str, until: str) -> list[str]:
 
 
 def blocker_lines(row: Row, now_ms: float) -> Iterator[str]:
-    """Who is in the way of a request that waits: a line each, and how many there are that the server doesn't name."""
+    """Yield a line for each blocker of a waiting request, and the number of blockers that the server did not list."""
     for blocker in row["blockers"]:
         owner = f" of {clip(blocker['transactionName'], TRANSACTION_COLUMNS)}" if "transactionName" in blocker else ""
-        verb = "holds" if blocker["state"] == "held" else "is ahead for"
+        verb = "holds" if blocker["state"] == "held" else "is ahead in the queue for"
         lasted = f" ({duration(now_ms - blocker['since'])})"
         note = f", {clip(blocker['note'], NOTE_COLUMNS)}" if "note" in blocker else ""
         lasted = note + lasted

@@ -1,4 +1,4 @@
-"""A click group that imports each command when it is used, so that one starts without what the others need."""
+"""A click group that imports a command when it is used: commands start fast and need only their own dependencies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from genie.cli.options import one_line
 
 
 class LazyGroup(click.Group):
-    """The commands `names` of `package`: each is a function of its name in the module of its name.
+    """The commands `names` of `package`: each is a function in the module of the same name.
 
     `modules` maps the commands whose module has another name. A module may need an extra that is not installed: then
     the error is one line, and the other commands work.

@@ -1,7 +1,7 @@
-"""Which option or variable a value came from, for error messages.
+"""Options of the commands, the client that they use, and errors in one line.
 
-An option may be given on the command line or by a variable of the environment. A message that names the other one sends
-its reader to the wrong place.
+An option may come from the command line or from an environment variable; error messages name the one
+that was used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EmptiableOption(SourcedOption):
 
 
 class WrongValue(click.ClickException):
-    """A usage error: a value that no server, file or database had to be asked about. One line, exit status 2."""
+    """A usage error that is found without a server, file or database. One line, exit status 2."""
 
     exit_code = 2
 
@@ -155,7 +155,7 @@ def _variables(param: click.Parameter) -> list[str]:
     return [param.envvar] if isinstance(param.envvar, str) else list(param.envvar)
 
 
-# -- What the commands that talk to a server have in common: where it is, how long it may take, errors in one line --------
+# -- Options and helpers of the commands that connect to a server --------
 
 MAX_SECONDS = MAX_TIMEOUT_MS / 1000
 INTERRUPTED = 130
@@ -167,7 +167,7 @@ Command = Callable[P, T]
 
 
 def server_options(command: Command[P, T]) -> Command[P, T]:
-    """`--host`, `--port` and `--namespace`: the server to ask, and whose locks it is asked for."""
+    """Add `--host`, `--port` and `--namespace`."""
     host = click.option(
         "--host",
         cls=SourcedOption,
@@ -175,7 +175,7 @@ def server_options(command: Command[P, T]) -> Command[P, T]:
         envvar="GENIE_HOST",
         show_envvar=True,
         show_default=True,
-        help="Server to ask, genies://HOST:PORT for TLS; several with commas between them.",
+        help="Server to connect to; genies://HOST:PORT for TLS. Separate several with commas.",
     )
     port = click.option(
         "--port",
@@ -185,13 +185,13 @@ def server_options(command: Command[P, T]) -> Command[P, T]:
         envvar="GENIE_PORT",
         show_envvar=True,
         show_default=True,
-        help="Its port.",
+        help="Port of the server.",
     )
     return host(port(namespace_option(command)))
 
 
 def namespace_option(command: Command[P, T]) -> Command[P, T]:
-    """`--namespace`: whose locks. None where it is not said: those of the server's first."""
+    """Add `--namespace`. None, the default, selects the first namespace of the server."""
     return click.option(
         "--namespace",
         cls=SourcedOption,
@@ -199,7 +199,7 @@ def namespace_option(command: Command[P, T]) -> Command[P, T]:
         metavar="NAME",
         envvar="GENIE_NAMESPACE",
         show_envvar=True,
-        help="Whose locks. [default: the server's first namespace]",
+        help="Namespace of the locks. [default: the first of the server]",
     )(command)
 
 
@@ -210,58 +210,58 @@ def _namespace(text: str) -> str:
     return text
 
 
-def patience_option(command: Command[P, T]) -> Command[P, T]:
-    """`--timeout`: how long the server may take. A port where something else listens may never answer at all."""
+def timeout_option(command: Command[P, T]) -> Command[P, T]:
+    """Add `--timeout`, the response timeout. Another program on the port might never respond."""
     return click.option(
         "--timeout",
-        "patience",
+        "timeout",
         type=seconds(0.001),
         metavar="SECONDS",
         default=5,
         show_default=True,
-        help="How long the server may take to answer.",
+        help="Response timeout of the server.",
     )(command)
 
 
 def json_option(command: Command[P, T]) -> Command[P, T]:
-    """`--json`: for programs."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(command)
+    """Add `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-def seconds(least: float) -> Callable[[str | float], float]:
-    """The type of an option in seconds. click's own ranges let `nan` pass, which no comparison stops."""
+def seconds(minimum: float) -> Callable[[str | float], float]:
+    """Return the type of an option in seconds. Unlike click's own ranges it rejects `nan`."""
 
     def convert(text: str | float) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not least <= value <= MAX_SECONDS:
-            raise click.BadParameter(f"{text!r} is not a number of seconds from {least:g} to {MAX_SECONDS:.3f}.")
+        if not minimum <= value <= MAX_SECONDS:
+            raise click.BadParameter(f"{text!r} is not a number of seconds from {minimum:g} to {MAX_SECONDS:.3f}.")
         return value
 
     return convert
 
 
 def bare_name(resource: str) -> str:
-    """The name of a resource, whether it was written with its mode, as tables show it, or without."""
+    """Return the name of a resource that may be written with its mode, as tables show it."""
     for mode in (SHARED, EXCLUSIVE):
         if resource.startswith(mode):
             return resource[len(mode) :]
     return resource
 
 
-def whereabouts(host: str, port: int) -> str:
-    """The address as messages name it."""
+def format_server(host: str, port: int) -> str:
+    """Return the address for messages."""
     return ", ".join(map(format_address, parse_addresses(host, port)))
 
 
-class Asker(Client):
-    """A client that says why it waits, and where it is."""
+class Querier(Client):
+    """A client that exposes its server, the reason of a failed connection, and raw replies."""
 
     @property
     def address(self) -> Address | None:
-        """The server that answers: the one that leads."""
+        """Address of the connected server, the leader."""
         return self._connection.address
 
     async def inspected(
@@ -277,51 +277,53 @@ class Asker(Client):
         return cast("dict[str, Any]", await self._connection.call(Inspect(resource, transaction, id, limit, only)))
 
     @property
-    def trouble(self) -> str:
-        """Why there is no connection; empty if there is one."""
+    def connection_error(self) -> str:
+        """Why there is no connection; empty while connected."""
         return "" if self._connection.session.up else self._connection.session.explain_unavailable()
 
 
-def ask(host: str, port: int, namespace: str | None, patience: float, question: Callable[[Asker], Awaitable[T]]) -> T:
-    """Connect, ask one thing and leave, within `patience` seconds in all; GenieError or ValueError otherwise.
+def query(
+    host: str, port: int, namespace: str | None, timeout: float, operation: Callable[[Querier], Awaitable[T]]
+) -> T:
+    """Connect, run one operation and disconnect, within `timeout` seconds in all. GenieError or ValueError on failure.
 
-    The client bounds the first connection itself, for it knows what the servers have said.
+    The client bounds the first connection itself: its error names what the servers replied.
     """
 
-    async def asking() -> T:
-        end = asyncio.get_running_loop().time() + patience
-        client = Asker(parse_addresses(host, port), connect_timeout=patience, namespace=namespace)
+    async def run() -> T:
+        end = asyncio.get_running_loop().time() + timeout
+        client = Querier(parse_addresses(host, port), connect_timeout=timeout, namespace=namespace)
         try:
             async with asyncio.timeout(None) as bound, AsyncExitStack() as stack:
                 await stack.enter_async_context(client)
                 bound.reschedule(end)
                 try:
-                    return await question(client)
+                    return await operation(client)
                 except asyncio.CancelledError:
-                    stack.pop_all()  # no polite end: it would wait for the same server, which doesn't answer
+                    stack.pop_all()  # no orderly close: it would wait for the server that does not respond
                     raise
         except TimeoutError:
-            silent = f"{whereabouts(host, port)} does not answer within {patience:g} s"
-            raise Unavailable(client.trouble or silent) from None
+            silent = f"{format_server(host, port)} did not respond within {timeout:g} s"
+            raise Unavailable(client.connection_error or silent) from None
 
-    return asyncio.run(asking())
+    return asyncio.run(run())
 
 
 @contextmanager
-def as_known() -> Iterator[None]:
-    """While an answer is read: say in one line that its fields are others than those of this version."""
+def checked_reply() -> Iterator[None]:
+    """Turn missing or unexpected fields of a reply into an error in one line."""
     try:
         yield
     except (LookupError, TypeError, AttributeError) as error:
-        raise click.ClickException(f"the server's answer is not as this version knows it: {error!r}") from None
+        raise click.ClickException(f"unexpected reply, the server may have another version: {error!r}") from None
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text without line breaks, wherever it has come from; with where a token came from that was rejected."""
+    """Return the text of an error without line breaks, and the source of a rejected token."""
     return (" ".join(str(error).split()) or type(error).__name__) + token_hint(error)
 
 
-def plain_errors(command: Command[P, T]) -> Command[P, T]:
+def one_line_errors(command: Command[P, T]) -> Command[P, T]:
     """Print an error as one line instead of a traceback. Exit status: 2 for a ValueError, which is a usage error; 1 for
     a GenieError; 130 after Ctrl-C.
 

@@ -1,4 +1,4 @@
-"""`genie release`"""
+"""`genie release`: end locks, and cancel waiting requests."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import click
 from genie.cli.format import natural_key, printable
 from genie.cli.inspect import Row, holder_lines, waiter_lines
 from genie.cli.options import (
-    Asker,
-    as_known,
-    ask,
+    Querier,
     bare_name,
+    checked_reply,
     json_option,
     one_line,
-    patience_option,
-    plain_errors,
+    one_line_errors,
+    query,
     server_options,
+    timeout_option,
 )
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 
-CONCURRENT_COMMANDS = 100
-"""Commands that are sent before their answers have come."""
+MAX_CONCURRENT_COMMANDS = 100
+"""Commands in flight."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Requests to be released, as rows of `inspected`. `complete` is False where the server has more than it listed."""
+    """Requests to release, as rows of `inspected`. `complete` is False if the server did not list all."""
 
     holders: list[Row]
     queue: list[Row]
@@ -45,19 +45,19 @@ class Found:
 
     @property
     def ids(self) -> list[int]:
-        """Waiting requests first: else one could be granted what another one releases."""
+        """Ids, waiting requests first: otherwise a release could grant one of them."""
         return [row["id"] for row in (*self.queue, *self.holders)]
 
 
 @click.command()
 @click.argument("id", type=int, required=False)
-@click.option("--transaction", metavar="NAME", help="All locks and waiting requests of this transaction.")
-@click.option("--prefix", metavar="PREFIX", help="All locks that hold a resource whose name begins with PREFIX.")
-@click.option("--yes", is_flag=True, help="Do not ask before several are released.")
+@click.option("--transaction", metavar="NAME", help="Release all locks and waiting requests of this transaction.")
+@click.option("--prefix", metavar="PREFIX", help="Release all locks on resources whose names start with PREFIX.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @server_options
-@patience_option
-@plain_errors
+@timeout_option
+@one_line_errors
 def release(
     id: int | None,
     transaction: str | None,
@@ -67,35 +67,36 @@ def release(
     host: str,
     port: int,
     namespace: str | None,
-    patience: float,
+    timeout: float,
 ) -> None:
-    """End the lock ID, or cancel the request ID that waits, whoever made it.
+    """End the lock ID, or cancel the waiting request ID, of any client.
 
-    Prints why it ended: "success", or an earlier reason if it had ended before. An ID that the server doesn't know is
-    an error.
+    Prints the reason of its end: "success", or an earlier reason if it had already ended. An unknown ID is an error.
 
-    --transaction and --prefix clean up after a crash. They list what they would release and ask first. --prefix
-    releases locks only: requests that wait for them are granted next. Locks that are taken after the list was made are
-    not released. --json needs --yes.
+    --transaction and --prefix clean up after a crash. They list the requests and ask for confirmation. --prefix
+    releases locks only: requests that wait for them are granted next. Locks granted after the list was made are not
+    released. --json needs --yes.
     """
     _check(id, transaction, prefix, yes=yes, as_json=as_json)
 
-    def query(question: Callable[[Asker], Coroutine[Any, Any, T]]) -> T:
-        return ask(host, port, namespace, patience, question)
+    def run(operation: Callable[[Querier], Coroutine[Any, Any, T]]) -> T:
+        return query(host, port, namespace, timeout, operation)
 
     if id is not None:
-        reason = query(lambda client: client.release(id))
+        reason = run(lambda client: client.release(id))
         click.echo(codec.dumps({"id": id, "reason": reason}) if as_json else f"{id} is released: {reason}")
         return
-    found = query(lambda client: _by_prefix(client, prefix) if prefix else _by_transaction(client, str(transaction)))
+    found = run(lambda client: _by_prefix(client, prefix) if prefix else _by_transaction(client, str(transaction)))
     if not as_json:
-        with as_known():
+        with checked_reply():
             text = "\n".join(_listing(found, time.time() * 1000))
         click.echo(text)
     if found.ids and not yes:
-        click.confirm(f"Release {'this one' if len(found.ids) == 1 else f'these {len(found.ids):,}'}?", abort=True)
+        click.confirm(
+            f"Release {'this request' if len(found.ids) == 1 else f'these {len(found.ids):,} requests'}?", abort=True
+        )
     if found.ids or as_json:
-        _report(found, query(lambda client: _release(client, found.ids)), as_json)
+        _report(found, run(lambda client: _release(client, found.ids)), as_json)
 
 
 def _check(id: int | None, transaction: str | None, prefix: str | None, *, yes: bool, as_json: bool) -> None:
@@ -103,40 +104,40 @@ def _check(id: int | None, transaction: str | None, prefix: str | None, *, yes: 
     if sum(choice is not None for choice in (id, transaction, prefix)) != 1:
         raise click.UsageError("give one of ID, --transaction and --prefix.")
     if id is not None and yes:
-        raise click.UsageError("--yes is for --transaction and --prefix: an ID is released without a question.")
+        raise click.UsageError("--yes requires --transaction or --prefix: an ID is released without confirmation.")
     if id is None and as_json and not yes:
-        raise click.UsageError("--json does not ask: give --yes, too.")
+        raise click.UsageError("--json cannot ask for confirmation: add --yes.")
     if prefix == "":
-        raise click.UsageError("an empty --prefix stands for every lock, which is not released at once.")
+        raise click.UsageError("--prefix must not be empty: that would release every lock.")
 
 
-async def _by_transaction(client: Asker, transaction: str) -> Found:
+async def _by_transaction(client: Querier, transaction: str) -> Found:
     """Find the locks and the waiting requests of a transaction."""
     rows: dict[str, list[Row]] = {}
     complete = True
     for part in ("holders", "queue"):
         only: Any = part
         payload = await client.inspected(transaction=transaction, limit=MAX_ROWS, only=only)
-        with as_known():
+        with checked_reply():
             rows[part] = payload[part]
             complete = complete and len(rows[part]) == payload[f"{part}Total"]
     granted = {row["id"] for row in rows["holders"]}
     return Found(rows["holders"], [row for row in rows["queue"] if row["id"] not in granted], complete)
 
 
-async def _by_prefix(client: Asker, prefix: str) -> Found:
+async def _by_prefix(client: Querier, prefix: str) -> Found:
     """Find the locks that hold a resource with this prefix: `watch` lists their ids, and `inspect` describes each."""
     ids: dict[int, None] = {}
     async with client.watch(prefix) as watch:
-        await client.ping()  # the answer to `watch` comes before this one's
+        await client.ping()  # replies are in order: the reply to `watch` has arrived
         with suppress(TimeoutError):
-            async with asyncio.timeout(0):  # ends when no more change is there
+            async with asyncio.timeout(0):  # ends once all received changes are read
                 async for change in watch:
                     if change.state == "locked":
                         ids[change.id] = None
         complete = not watch.truncated
     payloads = await _each([*ids], lambda id_: client.inspected(id=id_))
-    with as_known():
+    with checked_reply():
         holders = [row for payload in payloads for row in payload["holders"]]
         holders.sort(key=lambda row: (_first_name(row, prefix), row["id"]))
     return Found(holders, [], complete)
@@ -149,7 +150,7 @@ def _first_name(row: Row, prefix: str) -> list[tuple[int, int, str]]:
     return min(map(natural_key, with_prefix or names), default=[])
 
 
-async def _release(client: Asker, ids: list[int]) -> list[str]:
+async def _release(client: Querier, ids: list[int]) -> list[str]:
     """Release each; return for each why it ended, or why it was not released."""
 
     async def release_one(id_: int) -> str:
@@ -166,8 +167,8 @@ async def _release(client: Asker, ids: list[int]) -> list[str]:
 async def _each(items: list[T], call: Callable[[T], Coroutine[Any, Any, R]]) -> list[R]:
     """Call with each item, some of them at the same time; return the results in order."""
     results: list[R] = []
-    for start in range(0, len(items), CONCURRENT_COMMANDS):
-        results += await asyncio.gather(*map(call, items[start : start + CONCURRENT_COMMANDS]))
+    for start in range(0, len(items), MAX_CONCURRENT_COMMANDS):
+        results += await asyncio.gather(*map(call, items[start : start + MAX_CONCURRENT_COMMANDS]))
     return results
 
 
@@ -182,13 +183,13 @@ def _listing(found: Found, now_ms: float) -> Iterator[str]:
         yield f"Waiting: {len(found.queue):,}"
         yield from waiter_lines(found.queue, now_ms)
     if not found.complete:
-        yield "There are more than the server lists at once: repeat the command afterwards."
+        yield "The list is incomplete: run the command again afterwards."
 
 
 def _report(found: Found, reasons: list[str], as_json: bool) -> None:
-    """Print what became of each; exit status 1 where the server refused one."""
+    """Print the outcome of each; exit status 1 if the server rejected one."""
     ended = dict(zip(found.ids, reasons, strict=True))
-    refused = [reason for reason in reasons if reason.startswith("not released")]
+    rejected = [reason for reason in reasons if reason.startswith("not released")]
     if as_json:
         rows = [{"id": id_, "reason": reason} for id_, reason in ended.items()]
         click.echo(codec.dumps({"released": rows, "complete": found.complete}))
@@ -198,5 +199,5 @@ def _report(found: Found, reasons: list[str], as_json: bool) -> None:
         for id_, reason in ended.items():
             if reason != "success":
                 click.echo(f"  {id_}: {printable(reason)}")
-    if refused:
+    if rejected:
         raise SystemExit(1)

@@ -1,14 +1,16 @@
-"""A command that runs while locks are held: what `genie run` does once its arguments are read.
+"""`genie run`: run a command while locks are held.
 
-One event loop hears all that can happen (the grant, the loss of the lock, signals, the end of the command), one thing
-after another, so every race has an order:
+One event loop handles every event (the grant, the loss of the lock, signals, the exit of the
+command), so every race has a defined order:
 
-- A signal before the command is started ends us, and what was asked for is given back. Once the command is started it
-  is passed on. Starting is one step of the loop: a signal in that moment is heard behind it, and so is passed on.
-- What is heard between the grant and the start counts: then nothing is started.
-- The command is reaped in the same loop that sends it signals, so no signal can hit a process that got its number.
-- If the lock is lost when the command has just ended, nobody can tell which was first, and the status says `lost`: a
-  false alarm costs a repetition, and the opposite costs what the lock was there for.
+- A signal before the command is started ends genie, and its request is released. After the start,
+  signals are forwarded to the command. Starting is one step of the loop: a signal during the start
+  is handled after it, and forwarded.
+- A signal or a loss between the grant and the start prevents the start.
+- The command is reaped in the same loop that sends it signals, so no signal can reach another
+  process that reuses its pid.
+- If the lock is lost when the command has just ended, their order is unknown, and the status is
+  `LOST`: a false alarm costs a repetition, the opposite costs the mutual exclusion.
 """
 
 from __future__ import annotations
@@ -22,35 +24,35 @@ from typing import Any
 
 import click
 
-from genie.cli.options import INTERRUPTED, MAX_SECONDS, WholeNumber, one_line, plain_errors, seconds, server_options
+from genie.cli.options import INTERRUPTED, MAX_SECONDS, WholeNumber, one_line, one_line_errors, seconds, server_options
 from genie.client.aio import Client, Lock, connect
 from genie.errors import GenieError, LockError, LockLost, QueueTimeout
 from genie.protocol.resources import parse_resource_arg
 
 LOST = 124
-"""The lock was lost before the command had ended; the number that timeout(1) has for a command that it ends."""
+"""The lock was lost before the command ended; the status of timeout(1)."""
 WRONG = 2
-"""The arguments can't be right; the number that click has for that."""
+"""Invalid arguments; the status of click."""
 FAILED = 125
-"""Genie itself failed: no server, or one that refuses the request."""
+"""Genie failed: no server, or the request was rejected."""
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 SIGNAL = 128
-"""Added to the number of the signal that ended the command, or us while we waited."""
+"""Added to the number of the signal that ended the command, or genie while it waited."""
 
-WATCHED_HOLD = 30.0
-"""Seconds that an extended hold lasts beyond the last extension: what an unreachable server may be away for."""
+WATCHDOG_TIMEOUT_S = 30.0
+"""Hold time after each extension: how long the server may be unreachable."""
 
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-FROM_KEYBOARD = (signal.SIGINT, signal.SIGQUIT)
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 
-LOOP_TURNS = 3
-"""After so many, a signal or a timeout that is due has been heard: the loop reads it, queues it, runs it."""
+LOOP_ITERATIONS = 3
+"""Loop iterations after which a pending signal or timeout has been handled: it is read, queued and run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What to run under which locks. Times in seconds; `wait` None: as long as it takes, `hold` None: extended."""
+class RunOptions:
+    """What to run under which locks. Times in seconds. `wait` None: no limit; `hold` None: extended while it runs."""
 
     command: tuple[str, ...]
     resources: tuple[str, ...]
@@ -65,33 +67,33 @@ class Order:
     kill_after: float
 
 
-class HeldCommand:
-    """One order, carried out once."""
+class LockedCommand:
+    """Runs one command under its locks."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
         self._task: asyncio.Task[object] | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._ended = asyncio.Event()
         self._status: int | None = None
-        """Decided already, whatever comes from the command."""
+        """Exit status that takes precedence over that of the command."""
         self._stopped_by: int | None = None
 
     async def run(self) -> int:
-        """Wait for the locks, run the command, give the locks back; returns the exit status."""
+        """Wait for the locks, run the command, release the locks; return the exit status."""
         self._task = asyncio.current_task()
-        self._listen()
+        self._handle_signals()
         try:
-            async with connect(self._order.host, self._order.port, namespace=self._order.namespace) as client:
+            async with connect(self._options.host, self._options.port, namespace=self._options.namespace) as client:
                 await self._with_locks(client)
         except asyncio.CancelledError:
             if self._outcome() is None:
                 raise
         except LockError as error:
-            self._fail(error, self._order.conflict_status)
+            self._fail(error, self._options.conflict_status)
         except GenieError as error:
             self._fail(error, FAILED)
-        except ValueError as error:  # the client's word on what it was asked for
+        except ValueError as error:  # the client rejected the arguments
             self._fail(error, WRONG)
         outcome = self._outcome()
         return FAILED if outcome is None else outcome
@@ -99,65 +101,65 @@ class HeldCommand:
     # -- the locks ----------------------------------------------------------------------------------------
 
     async def _with_locks(self, client: Client) -> None:
-        order = self._order
+        options = self._options
         while True:
             try:
                 async with client.lock(
-                    *order.resources,
-                    transaction=order.transaction,
-                    queue_timeout=MAX_SECONDS if order.wait is None else order.wait,
-                    transaction_timeout=order.hold or WATCHED_HOLD,
-                    watchdog=order.hold is None,
-                    priority=order.priority,
+                    *options.resources,
+                    transaction=options.transaction,
+                    queue_timeout=MAX_SECONDS if options.wait is None else options.wait,
+                    transaction_timeout=options.hold or WATCHDOG_TIMEOUT_S,
+                    watchdog=options.hold is None,
+                    priority=options.priority,
                 ) as lock:
-                    for _ in range(LOOP_TURNS):
+                    for _ in range(LOOP_ITERATIONS):
                         await asyncio.sleep(0)
                     if self._start(lock):
                         await self._ended.wait()
             except LockLost as lost:
                 await self._lost(lost)
             except QueueTimeout:
-                if order.wait is None:
-                    continue  # the wire's longest wait is over, ours is not
+                if options.wait is None:
+                    continue  # the longest wait of the wire format is over; wait again
                 raise
             return
 
     async def _lost(self, lost: LockLost) -> None:
         self._status = LOST
         if self._child is None:
-            _say(f"{one_line(lost)}; {self._order.command[0]} was not started")
+            _print_message(f"{one_line(lost)}; {self._options.command[0]} was not started")
         elif self._child.poll() is not None:
-            _say(f"{one_line(lost)}; {self._order.command[0]} had just ended")
+            _print_message(f"{one_line(lost)}; {self._options.command[0]} had just ended")
         else:
-            _say(f"{one_line(lost)}; ending {self._order.command[0]}")
+            _print_message(f"{one_line(lost)}; ending {self._options.command[0]}")
             await self._end()
 
     def _fail(self, error: Exception, status: int) -> None:
         if self._child is None:
             self._status = status
-            _say(one_line(error))
-        else:  # it ran under its locks to its end
-            _say(f"the locks were not given back, they end by themselves: {one_line(error)}")
+            _print_message(one_line(error))
+        else:  # the command ended under its locks
+            _print_message(f"the locks were not released and will time out: {one_line(error)}")
 
     # -- the command --------------------------------------------------------------------------------------
 
     def _start(self, lock: Lock) -> bool:
-        """Start the command; what was open for us (`<(…)` of a shell, a make's job server) is open for it."""
-        program = self._order.command[0]
+        """Start the command. It inherits open files, as `<(…)` of a shell or the job server of make."""
+        program = self._options.command[0]
         environment = os.environ | {"GENIE_LOCK_ID": str(lock.id), "GENIE_LOCK_FENCE": str(lock.fence)}
         try:
-            self._child = subprocess.Popen(self._order.command, env=environment, close_fds=False)  # noqa: S603 - its purpose
+            self._child = subprocess.Popen(self._options.command, env=environment, close_fds=False)  # noqa: S603 - its purpose
         except OSError as error:
             self._status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-            _say(f"{program}: {error.strerror or error}")
+            _print_message(f"{program}: {error.strerror or error}")
             return False
         return True
 
     async def _end(self) -> None:
         self._send(signal.SIGTERM)
-        self._send(signal.SIGCONT)  # one that is stopped would not hear it
+        self._send(signal.SIGCONT)  # a stopped process would not handle SIGTERM
         try:
-            async with asyncio.timeout(self._order.kill_after):
+            async with asyncio.timeout(self._options.kill_after):
                 await self._ended.wait()
         except TimeoutError:
             self._send(signal.SIGKILL)
@@ -168,7 +170,9 @@ class HeldCommand:
             try:
                 self._child.send_signal(number)
             except PermissionError:
-                _say(f"{self._order.command[0]} runs as somebody else: no permission to send it signal {number}")
+                _print_message(
+                    f"{self._options.command[0]} runs as another user: no permission to send it signal {number}"
+                )
 
     def _outcome(self) -> int | None:
         if self._status is not None:
@@ -180,20 +184,20 @@ class HeldCommand:
 
     # -- signals ------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        for number in PASSED_ON:
+        for number in FORWARDED_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or `&` in a script: leave it ignored
-                loop.add_signal_handler(number, self._signalled, number)
+                loop.add_signal_handler(number, self._on_signal, number)
 
     def _reap(self) -> None:
         if self._child is not None and self._child.poll() is not None:
             self._ended.set()
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._child is not None and self._child.poll() is None:
-            if not (number in FROM_KEYBOARD and _in_foreground()):
+            if not (number in KEYBOARD_SIGNALS and _in_foreground()):
                 self._send(number)
         elif self._task is not None:
             self._stopped_by = number
@@ -201,9 +205,9 @@ class HeldCommand:
 
 
 def _in_foreground() -> bool:
-    """Whether a terminal sends the signals of its keys to us, and so to the command by itself.
+    """Return whether the terminal sends the signals of its keys to genie, and so also to the command.
 
-    A second Ctrl-C means "now at once" to many programs, so the one that was pressed must not become two.
+    Many programs abort at a second Ctrl-C, so one key press must not arrive twice.
     """
     try:
         terminal = os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY)
@@ -217,15 +221,15 @@ def _in_foreground() -> bool:
         os.close(terminal)
 
 
-def _say(text: str) -> None:
+def _print_message(text: str) -> None:
     click.echo(f"genie: {text}", err=True)
 
 
-def run_locked(order: Order) -> int:
-    """Carry out an order; returns the exit status."""
+def run_locked(options: RunOptions) -> int:
+    """Run the command; return the exit status."""
     try:
-        return asyncio.run(HeldCommand(order).run())
-    except KeyboardInterrupt:  # before the loop listened
+        return asyncio.run(LockedCommand(options).run())
+    except KeyboardInterrupt:  # before the signal handlers were installed
         return INTERRUPTED
 
 
@@ -234,17 +238,17 @@ def run_locked(order: Order) -> int:
 COMMAND = "genie.cli.run.command"
 
 
-class _TwoParts(click.Command):
-    """Takes what stands behind the first `--` away before click reads the rest: click knows only one open end."""
+class _CommandWithArguments(click.Command):
+    """Splits the arguments at the first `--`: click supports only one variadic argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, found, command = _split(args)
         ctx.meta[COMMAND] = tuple(command)
         rest = super().parse_args(ctx, own)
         if not found:
-            raise click.UsageError("COMMAND is missing: write -- between the resources and the command.", ctx)
+            raise click.UsageError("COMMAND is missing: put -- between the resources and the command.", ctx)
         if not any(command[:1]):
-            raise click.UsageError("COMMAND is missing behind --.", ctx)
+            raise click.UsageError("COMMAND is missing after --.", ctx)
         return rest
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -265,26 +269,28 @@ def _resource(text: str) -> str:
         raise click.BadParameter(f"{error}.") from None
 
 
-@click.command(cls=_TwoParts)
+@click.command(cls=_CommandWithArguments)
 @click.argument("resources", nargs=-1, required=True, type=_resource, metavar="RESOURCE...")
-@click.option("-n", "--no-wait", is_flag=True, help="Don't wait: give up if the locks can't be had at once.")
+@click.option("-n", "--no-wait", is_flag=True, help="Fail if the locks cannot be granted immediately.")
 @click.option(
     "-w",
     "--wait",
     type=seconds(0),
     metavar="SECONDS",
-    help="Give up after so long in the queue. Without -n and -w: never.",
+    help="Queue timeout. Without -n and -w there is none.",
 )
 @click.option(
     "--timeout",
     "hold",
     type=seconds(0.001),
     metavar="SECONDS",
-    help="Hold the locks for so long at most; COMMAND is ended when they are lost. "
-    "Without it they are held for as long as COMMAND runs.",
+    help="Maximum hold time; COMMAND is ended when the locks are lost. "
+    "Without it the locks are held while COMMAND runs.",
 )
-@click.option("--transaction", metavar="NAME", help="The one transaction that this is a step of.")
-@click.option("--priority", type=float, metavar="N", default=0, help="Higher goes first in the queue. [default: 0]")
+@click.option("--transaction", metavar="NAME", help="Transaction of the request.")
+@click.option(
+    "--priority", type=float, metavar="N", default=0, help="Higher priorities are granted first. [default: 0]"
+)
 @click.option(
     "-E",
     "--conflict-exit-code",
@@ -293,7 +299,7 @@ def _resource(text: str) -> str:
     metavar="N",
     default=1,
     show_default=True,
-    help="Exit status when the locks could not be had.",
+    help="Exit status if the locks were not granted.",
 )
 @click.option(
     "--kill-after",
@@ -301,33 +307,33 @@ def _resource(text: str) -> str:
     metavar="SECONDS",
     default=10,
     show_default=True,
-    help="How long COMMAND may take to end when the locks are lost, between SIGTERM and SIGKILL.",
+    help="Time between SIGTERM and SIGKILL when the locks are lost.",
 )
 @server_options
 @click.pass_context
-@plain_errors
+@one_line_errors
 def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any) -> None:
     """Hold locks while COMMAND runs, as flock(1) does.
 
-    RESOURCE is shared:NAME, exclusive:NAME, or a NAME without a colon, which is exclusive. All are locked at once.
+    RESOURCE is shared:NAME, exclusive:NAME, or a NAME without a colon, which is exclusive. All are granted together.
 
-    COMMAND finds GENIE_LOCK_ID and GENIE_LOCK_FENCE in its environment, and is sent the SIGTERM, SIGINT, SIGHUP,
-    SIGQUIT, SIGUSR1 and SIGUSR2 that genie gets (a Ctrl-C reaches it from the terminal itself). A signal while genie
-    still waits for the locks ends genie.
+    COMMAND gets GENIE_LOCK_ID and GENIE_LOCK_FENCE in its environment. SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and
+    SIGUSR2 are forwarded to it (Ctrl-C reaches it from the terminal). A signal while genie waits for the locks ends
+    genie.
 
     \b
     Exit status: that of COMMAND (128 + N if signal N ended it), or
-      1    the locks could not be had: taken, or a deadlock (-E sets another)
-      2    these arguments are wrong
-      124  the locks were lost before COMMAND had ended; it was sent SIGTERM,
-           and SIGKILL if it went on: undo or repeat what it did
-      125  genie failed: no server, or it refused the request
+      1    the locks were not granted: timeout or deadlock (-E sets another)
+      2    invalid arguments
+      124  the locks were lost before COMMAND ended; it was sent SIGTERM,
+           and SIGKILL if it continued: undo or repeat its work
+      125  genie failed: no server, or the request was rejected
       126  COMMAND could not be executed
       127  COMMAND was not found
       128 + N  signal N came while genie waited
 
-    Without --timeout, locks whose genie was killed end 30 seconds later.
+    Without --timeout, the locks of a killed genie time out after 30 seconds.
     """  # noqa: D301 - click wants the character itself before a text that must keep its lines
     if no_wait and wait is not None:
-        raise click.UsageError("-n does not wait and -w waits: give one of them.", ctx)
-    raise SystemExit(run_locked(Order(command=ctx.meta[COMMAND], wait=0 if no_wait else wait, **options)))
+        raise click.UsageError("-n and -w exclude each other.", ctx)
+    raise SystemExit(run_locked(RunOptions(command=ctx.meta[COMMAND], wait=0 if no_wait else wait, **options)))

@@ -34,8 +34,8 @@ log = structlog.get_logger()
 _DEFAULTS = Settings().options()
 PORT = PortType(minimum=0)
 _ADVERTISE = (
-    "HOST:PORT at which clients reach this server; with TLS the host must be in its certificate. "
-    "[default: where it listens; on 0.0.0.0 under the name of the machine, in a container its id]"
+    "HOST:PORT that clients are sent to; with TLS the host must be in the certificate. "
+    "[default: the address it listens on; for 0.0.0.0 the host name, in a container its id]"
 )
 _REDIS = (
     "Redis that keeps the locks: redis://[user:password@]host:port/db, redis+sentinel://host,host,host/master-name or "
@@ -47,7 +47,7 @@ Command = Callable[..., Any]
 def _option(
     name: str, kind: click.ParamType[Any] | type[str | bool], text: str, variable: list[str] | None = None
 ) -> Callable[[Command], Command]:
-    """An option of `serve` with its variable, `GENIE_` and its name."""
+    """Return an option of `serve`; its environment variable is `GENIE_` and its name."""
     field = name.removeprefix("--").replace("-", "_")
     return click.option(
         name,
@@ -63,24 +63,24 @@ def _option(
 
 
 class AdminPortType(click.ParamType[int | None]):
-    """A port, or none where the text is empty."""
+    """A port; None for an empty text."""
 
     name = "port"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Read what was given."""
+        """Convert the text of the option."""
         if value in ("", None):
             return None
         return PORT.convert(value, param, ctx)
 
 
 class Names(click.ParamType[tuple[str, ...]]):
-    """Names of namespaces."""
+    """Comma-separated namespaces."""
 
     name = "names"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Read what was given."""
+        """Convert the text of the option."""
         if isinstance(value, tuple):
             return value
         names = tuple(name.strip() for name in value.split(","))
@@ -89,13 +89,13 @@ class Names(click.ParamType[tuple[str, ...]]):
             if wrong is not None:
                 self.fail(f"{name!r}: a namespace {wrong}", param, ctx)
         if len(set(names)) < len(names):
-            self.fail("a namespace is named twice", param, ctx)
+            self.fail("the list contains a namespace twice", param, ctx)
         return names
 
 
 @click.command()
 @_option("--host", str, "Address to listen on.")
-@_option("--port", PORT, "Port to listen on; 0 takes a free one.")
+@_option("--port", PORT, "Port to listen on; 0 selects a free one.")
 @_option(
     "--namespaces",
     Names(),
@@ -143,13 +143,13 @@ class Names(click.ParamType[tuple[str, ...]]):
 def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> None:
     """Serve locks until SIGTERM.
 
-    With none of the --redis options the locks are kept in memory and end with the process.
+    Without a --redis option the locks are kept in memory and end with the process.
     """
     if options["redis_url"] is None and (redis_host or redis_port):
         host = redis_host or "127.0.0.1"
         options["redis_url"] = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
     if options["redis_url"] is None and (options["redis_min_replicas"] or options["redis_fsync"]):
-        raise WrongValue("--redis-min-replicas and --redis-fsync are about a Redis, and none is given")
+        raise WrongValue("--redis-min-replicas and --redis-fsync require --redis-url or --redis-host")
     settings = Settings.from_options(**options)
     try:
         _check_advertised(settings.advertise)
@@ -158,7 +158,7 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
         status = _run(settings)
     except OSError as error:
         raise click.ClickException(
-            f"can't serve on {settings.host}:{settings.port}: {_reason(error, settings)}"
+            f"cannot listen on {settings.host}:{settings.port}: {_reason(error, settings)}"
         ) from None
     except ValueError as error:
         raise WrongValue(with_sources(str(error))) from None
@@ -180,7 +180,7 @@ def _reason(error: OSError, settings: Settings) -> str:
 
 
 def _check_advertised(text: str | None) -> None:
-    """Clients are sent there as it stands, with no port of their own."""
+    """Check the advertised address: clients are sent there as it stands, so it needs a host and a port."""
     if text is None:
         return
     try:
@@ -188,7 +188,7 @@ def _check_advertised(text: str | None) -> None:
     except ValueError:
         host, port = "", None
     if not host or port is None or any(sign in host for sign in "[]/, "):
-        raise ValueError(f"GENIE_ADVERTISE: it is one HOST:PORT or [IPv6]:PORT, not {text!r}")
+        raise ValueError(f"GENIE_ADVERTISE: must be one HOST:PORT or [IPv6]:PORT, not {text!r}")
 
 
 def _run(settings: Settings) -> int:
@@ -203,11 +203,11 @@ def _run(settings: Settings) -> int:
 async def _serve(settings: Settings) -> int:
     server = Server(settings)
     if server.access.open:
-        _keep_strangers_out(settings)
-    server.bind_address()  # before the admin port: a second server by mistake is told about its main port
+        _check_exposure(settings)
+    server.bind_address()  # before the admin port: a second server started by mistake reports its main port
     if settings.admin.port is None:
         return await server.run()
-    from genie.admin import AdminServer  # noqa: PLC0415 - a web server is much to load, and no other command needs it
+    from genie.admin import AdminServer  # noqa: PLC0415 - slow to import, and no other command needs it
 
     admin = AdminServer(server)
     try:
@@ -216,7 +216,7 @@ async def _serve(settings: Settings) -> int:
         server.release_address()
         port = settings.admin.port
         raise click.ClickException(
-            f"can't have the admin port, {settings.admin.host}:{port}: {error}; GENIE_ADMIN_PORT says which, empty for none"
+            f"cannot listen on the admin port {settings.admin.host}:{port}: {error}; set GENIE_ADMIN_PORT, empty to disable it"
         ) from None
     try:
         return await server.run()
@@ -224,8 +224,8 @@ async def _serve(settings: Settings) -> int:
         await admin.stop()
 
 
-def _keep_strangers_out(settings: Settings) -> None:
-    """Where nobody has to say who they are, only this machine's own processes may come in."""
+def _check_exposure(settings: Settings) -> None:
+    """Without authentication, allow only loopback addresses unless `insecure` is set."""
     hosts = [(settings.host, "GENIE_HOST")]
     if settings.admin.port is not None:
         hosts.append((settings.admin.host, "GENIE_ADMIN_HOST"))
@@ -233,18 +233,18 @@ def _keep_strangers_out(settings: Settings) -> None:
         try:
             exposed = is_exposed(host)
         except OSError:
-            continue  # whoever listens there will say so
+            continue  # binding the address reports it
         if exposed and not settings.insecure:
             raise ValueError(
-                f"{variable}={host} would let in anybody who can reach this machine: set GENIE_TOKEN or GENIE_TOKEN_FILE "
-                "(or GENIE_TLS_CA), or GENIE_INSECURE=1 if that is meant"
+                f"{variable}={host} would allow unauthenticated access from other machines: set GENIE_TOKEN or GENIE_TOKEN_FILE "
+                "(or GENIE_TLS_CA), or GENIE_INSECURE=1 to allow it"
             )
         if exposed:
-            log.warning("anybody who can reach this address is let in", host=host, variable=variable)
+            log.warning("unauthenticated access allowed", host=host, variable=variable)
 
 
 def _allow_connections(wanted: int) -> None:
-    """Each connection needs a file; the usual limit of a shell is 1,024."""
+    """Raise the limit of open files: each connection needs one, and shells usually allow 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + 64
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,4 +1,4 @@
-"""Keys that are pressed on a terminal, one by one, without a line's end and without being shown."""
+"""`genie top`: a live view of a server, rendered to fit the terminal."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rich.live import Live
 from rich.text import Text
 
 from genie.admin.models import Edge, HotList, State, Waits
-from genie.cli.admin_client import AdminPort, admin_options, ask_admin, known
+from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
 from genie.cli.format import Column, clip, duration, fitted, wrapped
-from genie.cli.options import json_option, one_line, patience_option, plain_errors, seconds
+from genie.cli.options import json_option, one_line, one_line_errors, seconds, timeout_option
 from genie.errors import GenieError
 from genie.protocol import codec
 
 MAX_READ_BYTES = 1024
-"""Bytes that are read at once."""
+"""Bytes of input that are read at once."""
 
 
-class Keys:
-    """While its block runs, `pressed` is told of what is typed. Where the input is no terminal, nothing is.
+class KeyReader:
+    """Calls `pressed` with each key typed on a terminal, in cbreak mode; Ctrl-C and Ctrl-Z keep their effect.
 
-    Ctrl-C and Ctrl-Z stay what they are.
+    Does nothing if the input is not a terminal.
     """
 
     def __init__(self, source: TextIO | None, pressed: Callable[[str], None]) -> None:
@@ -44,7 +44,7 @@ class Keys:
     def __enter__(self) -> Self:
         if self._file is not None:
             self._before = termios.tcgetattr(self._file)
-            self.take()
+            self.enable()
             asyncio.get_running_loop().add_reader(self._file, self._read)
         return self
 
@@ -53,8 +53,8 @@ class Keys:
             asyncio.get_running_loop().remove_reader(self._file)
             termios.tcsetattr(self._file, termios.TCSANOW, self._before)
 
-    def take(self) -> None:
-        """Have them one by one, also where somebody else has set that back."""
+    def enable(self) -> None:
+        """Set cbreak mode; call it again when another program has used the terminal."""
         if self._file is not None:
             tty.setcbreak(self._file, termios.TCSANOW)
 
@@ -66,20 +66,20 @@ class Keys:
             keys = b""
         if keys:
             self._pressed(keys.decode(errors="replace"))
-        else:  # the terminal has gone
+        else:  # the terminal was closed
             asyncio.get_running_loop().remove_reader(self._file)
 
 
-# -- What `genie top` shows: a picture of a server, made to fit a terminal --------
+# -- Rendering --------
 
 LEADER = "leader"
 BOLD, DIM, BAD = "bold", "dim", "bold red"
 MAX_ROWS = 20
-"""Rows of a part, however tall the terminal is."""
-SMALL = 10
-"""Rates, and waits in ms, have a digit behind the point below this."""
+"""Rows of a section at most."""
+MAX_DECIMAL = 10
+"""Rates, and waits in ms, below this are shown with one decimal."""
 
-LINES = (
+QUEUE_COLUMNS = (
     Column("RESOURCE", 0, least=12, preferred=20),
     Column("WAITING", 0, right=True),
     Column("LONGEST", 2, right=True),
@@ -88,7 +88,7 @@ LINES = (
     Column("HELD FOR", 3, right=True),
     Column("HOLDERS", 4, right=True),
 )
-WAITS = (
+WAIT_COLUMNS = (
     Column("WAITER", 0, least=12, preferred=28),
     Column("ID", 6),
     Column("WAITS", 0, right=True),
@@ -99,8 +99,8 @@ WAITS = (
     Column("STATE", 4),
     Column("FOR", 2, right=True),
 )
-"""Ids go first where room is short: operators know transactions by their names, and a request without has its id there."""
-HOT = (
+"""Ids are dropped first: transactions are known by name, and a request without one shows its id there."""
+CONTENTION_COLUMNS = (
     Column("RESOURCE", 0, least=20),
     Column("WAITED", 0, right=True),
     Column("CONFLICTS", 2, right=True),
@@ -110,15 +110,15 @@ HOT = (
 
 
 class Line(NamedTuple):
-    """A line of the screen. Its text is shown as it is; the style is one of the above."""
+    """A line of the screen, and its style."""
 
     text: str
     style: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the admin port told; the locks only of a server that leads."""
+class Snapshot:
+    """The responses of the admin port; the locks only of a leader."""
 
     state: State
     waits: Waits | None = None
@@ -126,8 +126,8 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A table with its title, or the `note` where it has no rows. There are `total` rows, of which it has the first."""
+class Section:
+    """A table with its title, or the `note` if it has no rows; it contains the first of `total` rows."""
 
     title: str
     columns: Sequence[Column]
@@ -137,7 +137,7 @@ class Part:
     incomplete: str = ""
 
     def lines(self, most: int, room: int) -> Iterator[Line]:
-        """At most so many rows, behind an empty line."""
+        """Yield an empty line and the table with at most `most` rows."""
         yield Line("")
         if not self.rows:
             yield Line(clip(self.note, room), DIM)
@@ -150,40 +150,40 @@ class Part:
         yield from map(Line, rows)
 
     @property
-    def beside_rows(self) -> int:
-        """Lines that are no rows."""
+    def overhead(self) -> int:
+        """Lines beside the rows."""
         return 3 if self.rows else 2
 
 
-def picture(seen: Seen, columns: int, rows: int | None, *hints: str) -> list[Line]:
-    """Lines of at most so many columns, and at most `rows` of them if that is given. `hints` stand at the top."""
-    lines = [*_head(seen.state, columns, hints), *_trouble(seen.state, columns)]
-    if seen.waits is not None and seen.hot is not None:
-        parts = [_lines(seen), _waits(seen.waits, seen.state.now), _hot(seen.hot)]
-        if not seen.state.waiting and not seen.waits.nodes:
-            del parts[1]  # it would say once more that nobody waits
+def render(snapshot: Snapshot, columns: int, rows: int | None, *hints: str) -> list[Line]:
+    """Return at most `rows` lines (None: no limit) of at most `columns` columns. `hints` are shown at the top."""
+    lines = [*_head(snapshot.state, columns, hints), *_problems(snapshot.state, columns)]
+    if snapshot.waits is not None and snapshot.hot is not None:
+        sections = [_lines(snapshot), _waits(snapshot.waits, snapshot.state.now), _hot(snapshot.hot)]
+        if not snapshot.state.waiting and not snapshot.waits.nodes:
+            del sections[1]  # it would repeat that no requests wait
         room = None if rows is None else rows - len(lines)
-        for part, most in _shares(parts, room):
-            lines += part.lines(most, columns)
+        for section, most in _fit(sections, room):
+            lines += section.lines(most, columns)
     return lines[:rows]
 
 
-def _shares(parts: list[Part], room: int | None) -> Iterator[tuple[Part, int]]:
-    """The parts for which there is room, and how many rows each has. The last ones go first."""
-    wanted = [min(MAX_ROWS, len(part.rows)) for part in parts]
+def _fit(sections: list[Section], room: int | None) -> Iterator[tuple[Section, int]]:
+    """Yield the sections that fit, each with its number of rows. The last ones are dropped first."""
+    wanted = [min(MAX_ROWS, len(section.rows)) for section in sections]
     if room is None:
-        yield from zip(parts, wanted, strict=True)
+        yield from zip(sections, wanted, strict=True)
         return
-    while parts and room < sum(part.beside_rows + min(1, len(part.rows)) for part in parts):
-        parts = parts[:-1]
-    left = room - sum(part.beside_rows for part in parts)
-    shares = [0] * len(parts)
+    while sections and room < sum(section.overhead + min(1, len(section.rows)) for section in sections):
+        sections = sections[:-1]
+    left = room - sum(section.overhead for section in sections)
+    shares = [0] * len(sections)
     while left > 0 and any(share < want for share, want in zip(shares, wanted, strict=False)):
         for i, share in enumerate(shares):
             if left > 0 and share < wanted[i]:
                 shares[i] += 1
                 left -= 1
-    yield from zip(parts, shares, strict=True)
+    yield from zip(sections, shares, strict=True)
 
 
 def _head(state: State, columns: int, hints: Sequence[str]) -> Iterator[Line]:
@@ -206,56 +206,56 @@ def _head(state: State, columns: int, hints: Sequence[str]) -> Iterator[Line]:
 
 
 def _rate(rate: float) -> str:
-    return f"{rate:.1f}" if 0 < rate < SMALL else f"{rate:,.0f}"
+    return f"{rate:.1f}" if 0 < rate < MAX_DECIMAL else f"{rate:,.0f}"
 
 
 def _quantile(wait: float | None) -> str:
-    return "-" if wait is None else f"{wait:.1f} ms" if wait < SMALL else duration(wait)
+    return "-" if wait is None else f"{wait:.1f} ms" if wait < MAX_DECIMAL else duration(wait)
 
 
-def _trouble(state: State, columns: int) -> Iterator[Line]:
-    troubles = []
+def _problems(state: State, columns: int) -> Iterator[Line]:
+    problems = []
     if not state.store_available:
-        troubles.append("The store does not answer.")
+        problems.append("The store does not answer.")
     if state.role != LEADER:
-        troubles.append(
+        problems.append(
             f"This server does not lead ({state.role}), "
-            + (f"{state.leader} does: ask the admin port there." if state.leader else "and knows of none that does.")
+            + (f"{state.leader} does: query its admin port." if state.leader else "and no leader is known.")
         )
-    for trouble in troubles:
-        yield from (Line(line, BAD) for line in wrapped(trouble.split(), columns, " "))
+    for problem in problems:
+        yield from (Line(line, BAD) for line in wrapped(problem.split(), columns, " "))
 
 
-def _lines(seen: Seen) -> Part:
-    """The longest lines. How long a holder holds is known of those that stand in somebody's way."""
-    state, since = seen.state, {}
-    if seen.waits is not None:
-        since = {node.id: node.since for node in seen.waits.nodes if node.state == "held"}
+def _lines(snapshot: Snapshot) -> Section:
+    """The longest queues. The hold time is only known of holders in the wait-for graph."""
+    state, since = snapshot.state, {}
+    if snapshot.waits is not None:
+        since = {node.id: node.since for node in snapshot.waits.nodes if node.state == "held"}
     rows = [
         [
             line.resource,
             f"{line.waiting:,}",
             duration(state.now - line.since),
-            "-" if line.holder is None else _called(line.holder, line.transaction_name),
+            "-" if line.holder is None else _label(line.holder, line.transaction_name),
             "-" if line.holder is None else str(line.holder),
             duration(state.now - since[line.holder]) if line.holder in since else "-",
             f"{line.holders:,}",
         ]
         for line in state.queues
     ]
-    incomplete = "" if state.queues_complete else ", of those who came first"
-    return Part("Longest lines", LINES, rows, "Nobody waits.", len(rows), incomplete)
+    incomplete = "" if state.queues_complete else ", among the oldest waiters"
+    return Section("Longest queues", QUEUE_COLUMNS, rows, "No requests wait.", len(rows), incomplete)
 
 
-def _waits(waits: Waits, now_ms: float) -> Part:
-    """Who waits longest, each with the first that is in its way."""
+def _waits(waits: Waits, now_ms: float) -> Section:
+    """The longest waits, each with its first blocker."""
     nodes = {node.id: node for node in waits.nodes}
     edges: dict[int, list[Edge]] = {}
     for edge in waits.edges:
         edges.setdefault(edge.waiter, []).append(edge)
     rows = []
     for node in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
-        who = [_called(node.id, node.transaction_name), str(node.id), duration(now_ms - node.since)]
+        who = [_label(node.id, node.transaction_name), str(node.id), duration(now_ms - node.since)]
         if node.id not in edges:
             rows.append([*who, "-", "-", "", *node.resources[:1], *["-"] * (3 - len(node.resources[:1]))])
             continue
@@ -265,150 +265,157 @@ def _waits(waits: Waits, now_ms: float) -> Part:
         rows.append(
             [
                 *who,
-                _called(first.blocker, blocker.transaction_name if blocker else None),
+                _label(first.blocker, blocker.transaction_name if blocker else None),
                 str(first.blocker),
                 f"+{more:,}" if more else "",
                 *[f"{first.mode}:{first.resource}", first.state, duration(now_ms - first.since)],
             ]
         )
-    return Part("Who waits longest, and for whom", WAITS, rows, "Nobody waits.", waits.queue_total)
+    return Section("Longest waits", WAIT_COLUMNS, rows, "No requests wait.", waits.queue_total)
 
 
-def _called(id_: int, transaction: str | UnsetType | None) -> str:
-    """A request by the name of its transaction, else by its id."""
+def _label(id_: int, transaction: str | UnsetType | None) -> str:
+    """Return the name of the transaction of a request, else its id."""
     return transaction or f"#{id_}"
 
 
-def _hot(hot: HotList) -> Part:
+def _hot(hot: HotList) -> Section:
     rows = [
         [row.resource, duration(row.waited), f"{row.conflicts:,}", f"{row.waiting:,}", f"{row.holders:,}"]
         for row in hot.resources
     ]
-    return Part("Hot within the last minutes", HOT, rows, "Nothing was fought for within the last minutes.", len(rows))
+    return Section(
+        "Hot resources (last minutes)",
+        CONTENTION_COLUMNS,
+        rows,
+        "No contention in the last minutes.",
+        len(rows),
+    )
 
 
 # -- `genie top` --------
 
 COLUMNS = 100
-"""What a line fits into where there is no terminal."""
-NODES = 250
-"""Requests that are asked for: those that can be shown, each with at most ten that are in its way, and some more."""
-TERMINATED = 128 + signal.SIGTERM
+"""Width of the output if stdout is not a terminal."""
+MAX_NODES = 250
+"""Nodes to query: as many waiters as can be shown, each with up to ten blockers."""
+SIGTERM_STATUS = 128 + signal.SIGTERM
 """The exit status after SIGTERM, as a shell gives it."""
 
 
 @click.command()
-@click.option(
-    "--every", type=seconds(0.1), metavar="SECONDS", default=1, show_default=True, help="How often to look anew."
-)
-@click.option("--once", is_flag=True, help="Print one picture and end, as where the output is no terminal.")
+@click.option("--every", type=seconds(0.1), metavar="SECONDS", default=1, show_default=True, help="Refresh interval.")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit, as if stdout were not a terminal.")
 @json_option
 @admin_options
-@patience_option
-@plain_errors
+@timeout_option
+@one_line_errors
 def top(
-    every: float, once: bool, as_json: bool, admin_host: str, admin_port: str, namespace: str | None, patience: float
+    every: float, once: bool, as_json: bool, admin_host: str, admin_port: str, namespace: str | None, timeout: float
 ) -> None:
-    """Show what a server does, as it does it: the longest lines, who waits for whom, what is fought for. q ends it.
+    """Show a live view of a server: longest queues, longest waits, hot resources. Press q to quit.
 
-    Asks the admin port. While there is no answer it says why, and goes on when there is one. --json prints the state
-    of the server once.
+    Queries the admin port, and retries while it does not respond. --json prints the state of the server once.
     """
-    port = AdminPort(admin_host, admin_port, namespace, patience)
+    port = AdminClient(admin_host, admin_port, namespace, timeout)
     console = Console(markup=False, highlight=False, emoji=False)
     if as_json:
-        click.echo(codec.dumps(ask_admin(port, _state)))
+        click.echo(codec.dumps(query_admin(port, _state)))
     elif once or not console.is_terminal or console.is_dumb_terminal:
         columns = console.width if console.is_terminal else COLUMNS
-        for line in picture(ask_admin(port, _look), columns, None):
+        for line in render(query_admin(port, _fetch), columns, None):
             click.echo(line.text)
     else:
         raise SystemExit(asyncio.run(_Screen(console, port, every).run()))
 
 
-async def _state(port: AdminPort) -> Any:
+async def _state(port: AdminClient) -> Any:
     told = await port.get("/api/state")
-    known(told, State)
+    decode_response(told, State)
     return told
 
 
-async def _look(port: AdminPort) -> Seen:
-    state = known(await port.get("/api/state"), State)
+async def _fetch(port: AdminClient) -> Snapshot:
+    state = decode_response(await port.get("/api/state"), State)
     if state.role != LEADER:
-        return Seen(state)
-    return Seen(
-        state, known(await port.get("/api/waits", NODES), Waits), known(await port.get("/api/hot", MAX_ROWS), HotList)
+        return Snapshot(state)
+    return Snapshot(
+        state,
+        decode_response(await port.get("/api/waits", MAX_NODES), Waits),
+        decode_response(await port.get("/api/hot", MAX_ROWS), HotList),
     )
 
 
 class _Screen:
-    """The whole terminal, until it is given back."""
+    """The live view on the whole terminal."""
 
-    def __init__(self, console: Console, port: AdminPort, every: float) -> None:
+    def __init__(self, console: Console, port: AdminClient, every: float) -> None:
         self._console = console
         self._live = Live(
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
         self._port = port
         self._every = every
-        self._seen: Seen | None = None
-        self._seen_at = 0.0
-        self._trouble = ""
+        self._snapshot: Snapshot | None = None
+        self._snapshot_at = 0.0
+        self._problems = ""
         self._end: asyncio.Future[int] | None = None
 
     async def run(self) -> int:
-        """Show until somebody ends it; returns the exit status."""
+        """Refresh until a key or a signal ends it; return the exit status."""
         loop = asyncio.get_running_loop()
         self._end = loop.create_future()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._port)
-            keys = stack.enter_context(Keys(sys.stdin, self._pressed))
+            keys = stack.enter_context(KeyReader(sys.stdin, self._pressed))
             stack.enter_context(self._live)
             for number, does in {
                 signal.SIGWINCH: self._draw,
-                signal.SIGCONT: lambda: self._again(keys),
-                signal.SIGTERM: lambda: self._finish(TERMINATED),
+                signal.SIGCONT: lambda: self._resume(keys),
+                signal.SIGTERM: lambda: self._finish(SIGTERM_STATUS),
             }.items():
                 loop.add_signal_handler(number, does)
                 stack.callback(loop.remove_signal_handler, number)
             self._draw()
-            looking = loop.create_task(self._keep_looking())
+            looking = loop.create_task(self._refresh_loop())
             try:
                 await asyncio.wait({looking, self._end}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 looking.cancel()
             return await self._end if self._end.done() else await looking
 
-    async def _keep_looking(self) -> int:
+    async def _refresh_loop(self) -> int:
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + self._every
             try:
-                self._seen, self._seen_at, self._trouble = await _look(self._port), loop.time(), ""
+                self._snapshot, self._snapshot_at, self._problems = await _fetch(self._port), loop.time(), ""
             except GenieError as error:
-                self._trouble = one_line(error)
+                self._problems = one_line(error)
             self._draw()
             await asyncio.sleep(max(0, due - loop.time()))
 
     def _draw(self) -> None:
         columns, rows = self._console.size
         lines = (
-            picture(self._seen, columns, rows, "q: end") if self._seen and not self._trouble else self._excuse(columns)
+            render(self._snapshot, columns, rows, "q: quit")
+            if self._snapshot and not self._problems
+            else self._status_lines(columns)
         )
         text = Text(no_wrap=True, overflow="crop")
         for number, line in enumerate(lines):
             text.append("\n" if number else "").append(line.text, line.style)
         self._live.update(text, refresh=True)
 
-    def _excuse(self, columns: int) -> list[Line]:
-        """Instead of a picture."""
-        if not self._trouble:
-            return [Line(line, BOLD) for line in wrapped([f"asking {self._port.where}", "q: end"], columns)]
-        again = f"Trying again every {self._every:g} s."
-        if self._seen:
-            ago = duration((asyncio.get_running_loop().time() - self._seen_at) * 1000)
-            again += f" The last answer came {ago} ago."
-        told = [(self._trouble, BAD), (again, ""), ("q: end", BOLD)]
+    def _status_lines(self, columns: int) -> list[Line]:
+        """Return what is shown while there is no response."""
+        if not self._problems:
+            return [Line(line, BOLD) for line in wrapped([f"querying {self._port.where}", "q: quit"], columns)]
+        again = f"Retrying every {self._every:g} s."
+        if self._snapshot:
+            ago = duration((asyncio.get_running_loop().time() - self._snapshot_at) * 1000)
+            again += f" Last response: {ago} ago."
+        told = [(self._problems, BAD), (again, ""), ("q: quit", BOLD)]
         return [Line(line, style) for text, style in told for line in wrapped(text.split(), columns, " ")]
 
     def _pressed(self, keys: str) -> None:
@@ -419,8 +426,8 @@ class _Screen:
         if self._end is not None and not self._end.done():
             self._end.set_result(status)
 
-    def _again(self, keys: Keys) -> None:
-        """Somebody had stopped this process, and used the terminal meanwhile."""
-        keys.take()
+    def _resume(self, keys: KeyReader) -> None:
+        """Restore the screen after the process was stopped and continued."""
+        keys.enable()
         self._console.set_alt_screen(True)
         self._draw()

@@ -10,7 +10,15 @@ import click
 
 from genie.cli.format import clip, duration, printable, table
 from genie.cli.inspect import TRANSACTION_COLUMNS, Row
-from genie.cli.options import as_known, ask, bare_name, json_option, patience_option, plain_errors, server_options
+from genie.cli.options import (
+    bare_name,
+    checked_reply,
+    json_option,
+    one_line_errors,
+    query,
+    server_options,
+    timeout_option,
+)
 from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 
@@ -22,13 +30,15 @@ Payload = dict[str, Any]
 
 
 @click.command()
-@click.option("--resource", metavar="NAME", help="Only those who wait in the line of this resource.")
-@click.option("--transaction", metavar="NAME", help="Only those who wait for this transaction's sake.")
-@click.option("--dot", is_flag=True, help="Print a digraph for Graphviz: dashed to those who are ahead in the line.")
+@click.option("--resource", metavar="NAME", help="Only the requests in the queue of this resource.")
+@click.option("--transaction", metavar="NAME", help="Only the requests of this transaction.")
+@click.option(
+    "--dot", is_flag=True, help="Print a digraph for Graphviz; dashed edges lead to requests ahead in the queue."
+)
 @json_option
 @server_options
-@patience_option
-@plain_errors
+@timeout_option
+@one_line_errors
 def waits(
     resource: str | None,
     transaction: str | None,
@@ -37,24 +47,24 @@ def waits(
     host: str,
     port: int,
     namespace: str | None,
-    patience: float,
+    timeout: float,
 ) -> None:
-    """Show who waits for whom: a line for each request that waits, and each that is in its way.
+    """Show the wait-for graph: a line for each waiting request and each of its blockers.
 
-    A blocker is in the way since it was granted (held) or since it came (queued: it is ahead in the line). --json
-    prints nodes and edges: since in unix ms.
+    A blocker either holds the resource (held) or is ahead in its queue (queued); FOR is the time since it was granted
+    or queued. --json prints nodes and edges: since in unix ms.
     """
     if dot and as_json:
         raise click.UsageError("--dot and --json exclude each other.")
     name = None if resource is None else bare_name(resource)
-    payload = ask(
+    payload = query(
         host,
         port,
         namespace,
-        patience,
+        timeout,
         lambda client: client.inspected(resource=name, transaction=transaction, limit=MAX_ROWS, only="queue"),
     )
-    with as_known():
+    with checked_reply():
         if as_json:
             text = codec.dumps(_graph(payload)).decode()
         else:
@@ -63,7 +73,7 @@ def waits(
 
 
 def _graph(payload: Payload) -> dict[str, Any]:
-    """The nodes and the edges; how many requests wait, and how many of them are in the graph."""
+    """Return the nodes and edges, the number of waiting requests, and how many of them are in the graph."""
     queue = payload["queue"]
     nodes = {row["id"]: _node(row, "queued") | {"blockersTotal": row["blockersTotal"]} for row in queue}
     edges = []
@@ -92,7 +102,7 @@ def _node(row: Row, state: str) -> dict[str, Any]:
 
 def _report(payload: Payload, now_ms: float) -> Iterator[str]:
     if not payload["queueTotal"]:
-        yield "Nobody waits."
+        yield "No requests wait."
         return
     lines = [line for row in payload["queue"] for line in _edges(row, now_ms)]
     if lines:
@@ -115,15 +125,15 @@ def _owner(row: Row) -> str:
 
 
 def _notes(payload: Payload) -> Iterator[str]:
-    """What the answer leaves out, by the server's limits."""
+    """Describe what the reply omits because of the limits of the server."""
     queue, total = payload["queue"], payload["queueTotal"]
     unnamed = sum(row["blockersTotal"] - len(row["blockers"]) for row in queue)
     if unnamed:
-        yield f"Edges that are not shown: {unnamed:,}, for the server names the first blockers of each who waits"
+        yield f"{unnamed:,} edges are not shown: the server lists only the first blockers of each waiter"
     if len(queue) < total:
-        first = ", holders first" if payload["holders"] else ""  # they weren't asked for: the server is an older one
+        first = ", holders first" if payload["holders"] else ""  # an older server: it ignored `only`
         yield (
-            f"{len(queue):,} of {total:,} who wait are shown: an answer has {MAX_ROWS:,} rows and 256 KiB at most"
+            f"{len(queue):,} of {total:,} waiting requests are shown: a reply has at most {MAX_ROWS:,} rows and 256 KiB"
             f"{first}; see --resource and --transaction"
         )
 
@@ -146,6 +156,6 @@ def _dot(payload: Payload) -> Iterator[str]:
 
 
 def _quoted(*lines: str) -> str:
-    r"""A label. Graphviz reads `\N` and the like in it as names of its own, and `&amp;` as HTML does."""
+    r"""Return a Graphviz label; escape its `\N` sequences and HTML entities."""
     text = r"\n".join(printable(line).replace("\\", r"\\").replace('"', r"\"").replace("&", "&amp;") for line in lines)
     return f'"{text}"'

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, suppress
 import click
 
 from genie.cli.format import printable
-from genie.cli.options import json_option, patience_option, plain_errors, server_options
+from genie.cli.options import json_option, one_line_errors, server_options, timeout_option
 from genie.client.aio import Client
 from genie.client.aio_connection import AsyncConnection, TransportHandler
 from genie.client.config import Address, find_token, parse_addresses
@@ -21,45 +21,45 @@ from genie.protocol import codec
 
 STATE_COLUMNS = len("unlocked")
 SESSION_TIMEOUT_S = 10.0
-"""What the server keeps of a client that holds nothing and waits for nothing doesn't matter: the client's default."""
+"""The client's default; this client has no requests that a session would keep."""
 
 
 @click.command()
 @click.argument("prefix")
 @json_option
 @server_options
-@patience_option
-@plain_errors
-def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | None, patience: float) -> None:
-    """Print who locks and unlocks resources whose names begin with PREFIX, as it happens, until Ctrl-C.
+@timeout_option
+@one_line_errors
+def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | None, timeout: float) -> None:
+    """Print locks and unlocks of resources whose names start with PREFIX, as they happen, until Ctrl-C.
 
-    First comes a "locked" for each lock that is held. After a lost connection, and where changes come faster than they
-    are written, the difference to what was printed follows: what was locked for a moment only may be missing. An empty
-    PREFIX ("") stands for all names. --json prints a line for each change.
+    The output starts with a "locked" for each held lock. After a lost connection, or when changes arrive faster than
+    they are written, only the difference to the previous output is printed: short locks may be missing. An empty
+    PREFIX ("") selects all names. --json prints one line for each change.
     """
     try:
-        asyncio.run(_watch(prefix, _json if as_json else _text, parse_addresses(host, port), namespace, patience))
+        asyncio.run(_watch(prefix, _json if as_json else _text, parse_addresses(host, port), namespace, timeout))
     except BrokenPipeError:
-        # Nobody reads any more, which is a way to end. What is buffered must not fail once more at the exit.
+        # The reader of the pipe has exited. Flushing the buffer at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _watch(
-    prefix: str, form: Callable[[Change], str], to: list[Address], namespace: str | None, patience: float
+    prefix: str, form: Callable[[Change], str], to: list[Address], namespace: str | None, connect_timeout: float
 ) -> None:
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(_Watcher(to, namespace, connect_timeout=patience))
-        reader = _Reader()
+        client = await stack.enter_async_context(_Watcher(to, namespace, connect_timeout=connect_timeout))
+        reader = _PipeWatcher()
         try:
             truncated = False
             changes = client.watch(prefix)
             async for change in changes:
                 if changes.truncated and not truncated:
-                    _say("more is held than the server tells at once: some of it is not printed")
+                    _print_message("the server did not list all held locks: the output is incomplete")
                 truncated = changes.truncated
                 click.echo(form(change))
         except asyncio.CancelledError:
-            stack.pop_all()  # no polite end: it would wait for a server that may not answer, and nothing is held
+            stack.pop_all()  # no orderly close: it would wait for the server, and this client holds nothing
             if not reader.gone:
                 raise
         finally:
@@ -77,31 +77,33 @@ def _json(change: Change) -> str:
     return codec.dumps(fields).decode()
 
 
-def _say(text: str) -> None:
+def _print_message(text: str) -> None:
     click.echo(f"genie: {text}", err=True)
 
 
-class _Reader:
-    """Who reads what we print, if it is a pipe: cancels this task when it is gone, though nothing is printed."""
+class _PipeWatcher:
+    """Cancels this task when stdout is a pipe and its reader exits, even if nothing is being printed."""
 
     def __init__(self) -> None:
         self.gone = False
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         self._pipe: int | None = None
-        with suppress(OSError, ValueError):  # no file at all
+        with suppress(OSError, ValueError):  # stdout is not a file
             stdout = sys.stdout.fileno()
             if stat.S_ISFIFO(os.fstat(stdout).st_mode):
-                self._loop.add_reader(stdout, self._left)  # the end that is written to has nothing else to tell
+                self._loop.add_reader(
+                    stdout, self._on_closed
+                )  # the write end only becomes readable when the pipe breaks
                 self._pipe = stdout
 
     def close(self) -> None:
-        """Look no longer."""
+        """Stop watching the pipe."""
         if self._pipe is not None:
             self._loop.remove_reader(self._pipe)
             self._pipe = None
 
-    def _left(self) -> None:
+    def _on_closed(self) -> None:
         self.close()
         self.gone = True
         if self._task is not None:
@@ -109,7 +111,7 @@ class _Reader:
 
 
 class _Watcher(Client):
-    """A client that says when its connection is lost."""
+    """A client that prints a message when its connection is lost."""
 
     def __init__(self, to: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
         super().__init__(to, connect_timeout=connect_timeout)
@@ -118,8 +120,8 @@ class _Watcher(Client):
 
 class _WatcherConnection(AsyncConnection):
     def on_disconnected(self, handler: TransportHandler, why: str) -> None:
-        """A connection has ended, which counts if it was the one in use."""
+        """Report the loss of the connection in use."""
         was_up = self.session.up
         super().on_disconnected(handler, why)
         if was_up and not self.session.up and not self._closed:
-            _say(f"the connection is lost ({why}); what changes until there is one again follows as the difference")
+            _print_message(f"connection lost ({why}); changes are printed once it is restored")

@@ -200,7 +200,7 @@ def test_it_goes_on_without_the_connections_that_the_server_refused() -> None:
     with running_server(max_connections=3) as genie:
         done = bench(genie.port, "own", "--json", *SHORT)
         shown = bench(genie.port, "own", *SHORT).stdout
-    assert (done.returncode, done.stderr) == (1, "Error: errors were counted: own: too-many 2\n")
+    assert (done.returncode, done.stderr) == (1, "Error: errors occurred: own: too-many 2\n")
     row = only(done.stdout)
     assert row["cycles"] > 0
     assert row["errors"] == {"too-many": 2}, "each refused connection once"
@@ -224,7 +224,7 @@ def test_somebody_else_releases_what_it_waits_for(genie: Genie) -> None:
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
-    assert only(stdout)["errors"] == {"released-by-somebody-else": 1}
+    assert only(stdout)["errors"] == {"released-by-other": 1}
     assert nothing_is_left(genie)
 
 
@@ -386,7 +386,7 @@ def test_an_error_that_was_counted_is_no_success(code: str) -> None:
 
     with served(talk) as port:
         done = bench(port, "own", "--connections", "1", "--warm-up", "0", "--seconds", "1", "--json")
-    assert (done.returncode, done.stderr) == (1, f"Error: errors were counted: own: {code} 1\n")
+    assert (done.returncode, done.stderr) == (1, f"Error: errors occurred: own: {code} 1\n")
     assert only(done.stdout)["errors"] == {code: 1}
     assert only(done.stdout)["connections"] == 1
     assert only(done.stdout)["cycles"] > 0
@@ -413,7 +413,7 @@ def test_a_full_disk_is_told_in_one_line(genie: Genie, as_json: bool) -> None:
         arguments = ["bench", "--port", str(genie.port), "own", *SHORT, *(["--json"] if as_json else [])]
         process = start_genie(*arguments, env=os.environ, text=True, stdout=full, stderr=subprocess.PIPE)
         _, stderr = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, stderr) == (1, "Error: the result can't be written: No space left on device\n")
+    assert (process.returncode, stderr) == (1, "Error: cannot write the result: No space left on device\n")
 
 
 def test_what_ends_behind_the_measured_time_is_not_counted() -> None:
@@ -432,7 +432,7 @@ def test_what_ends_behind_the_measured_time_is_not_counted() -> None:
             assert lines.readline() == messages.command("release", id=2)
             for id_ in (1, 2):
                 connection.sendall(messages.command("released", id=id_, reason="success"))
-            assert not lines.readline(), "it asks for nothing more"
+            assert not lines.readline(), "it waits for nothing more"
 
     with (
         served(talk) as port,

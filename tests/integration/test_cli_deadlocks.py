@@ -39,12 +39,12 @@ def test_who_asked_for_what_that_who_held(admin: SpokenAdmin) -> None:
     assert first.startswith("2026-09-2")
     assert first.endswith(" ago")
     assert lines == [
-        "  9 of t1 was ended: it would have closed a cycle",
-        "  9 of t1 asks for accounts/2",
+        "  9 of t1 was ended: it would have created a cycle",
+        "  9 of t1 waits for accounts/2",
         "    which 2 of t\\x1b[2 holds",
-        "  3 of t\\x1b[2 asks for accounts/13",
+        "  3 of t\\x1b[2 waits for accounts/13",
         "    which 4 of t1 holds",
-        "1 of 12 since the start of the server are shown.",
+        "1 of 12 since the server started are shown.",
     ]
 
 
@@ -78,8 +78,8 @@ def test_a_cycle_that_is_not_told_whole(admin: SpokenAdmin) -> None:
     admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=[cut], total=1)
     lines = genie_cli("deadlocks", "--admin-port", str(admin.port)).stdout.splitlines()
     assert lines[1:] == [
-        "  9 was ended: it would have closed a cycle",
-        *["  9 asks for a", "    which 2 of t2 holds", "  3 of t2 asks for b", "    which 4 holds"],
+        "  9 was ended: it would have created a cycle",
+        *["  9 waits for a", "    which 2 of t2 holds", "  3 of t2 waits for b", "    which 4 holds"],
         "  and 2,998 more steps",
     ]
 
@@ -87,7 +87,7 @@ def test_a_cycle_that_is_not_told_whole(admin: SpokenAdmin) -> None:
 def test_none_is_said(admin: SpokenAdmin) -> None:
     admin.answers["/api/deadlocks"] = Deadlocks(deadlocks=[], total=0)
     shown = genie_cli("deadlocks", "--admin-port", str(admin.port))
-    assert (shown.returncode, shown.stdout) == (0, "No deadlock since the start of the server.\n")
+    assert (shown.returncode, shown.stdout) == (0, "No deadlocks since the server started.\n")
 
 
 # -- any command that asks the admin port -----------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_problems_are_told_in_one_line(admin: SpokenAdmin) -> None:
         return done.stderr
 
     admin.answers["/api/deadlocks"] = Problem(code="unavailable", message="this server follows", leader="other:7077")
-    assert said() == "Error: unavailable: this server follows (other:7077 leads: ask the admin port there)\n"
+    assert said() == "Error: unavailable: this server follows (other:7077 leads: query its admin port)\n"
     admin.status = 401
     admin.answers["/api/deadlocks"] = Problem(code="unauthorized", message="say\x1b[2J the token")
     assert (
@@ -137,23 +137,23 @@ def test_problems_are_told_in_one_line(admin: SpokenAdmin) -> None:
     assert said() == expected
     admin.status = 200
     admin.answers["/api/deadlocks"] = b'{"deadlocks":7,"total":1}'
-    assert said().startswith("Error: the server's answer is not as this version knows it: ")
+    assert said().startswith("Error: unexpected reply, the server may have another version: ")
 
 
 def test_where_nobody_answers() -> None:
     port = str(free_port())
     assert genie_cli("deadlocks", admin_port=port).stderr.startswith(
-        f"Error: can't connect to the admin port, 127.0.0.1:{port}: "
+        f"Error: cannot connect to the admin port 127.0.0.1:{port}: "
     )
     none = genie_cli("deadlocks", admin_port="")
-    assert (none.returncode, none.stderr) == (2, "Error: there is no admin port: GENIE_ADMIN_PORT is empty\n")
+    assert (none.returncode, none.stderr) == (2, "Error: no admin port: GENIE_ADMIN_PORT is empty\n")
     for wrong in ("0", "70000", "http"):
         said = genie_cli("deadlocks", "--admin-port", wrong).stderr
         assert said.startswith("Error: --admin-port: ")
         assert f"a port is a number from 1 to 65535, not {wrong!r}" in said
     for wrong in ("https://", "http://host/path", "user@host"):
         said = genie_cli("deadlocks", "--admin-host", wrong).stderr
-        assert said == f"Error: --admin-host: it is a name or an address, also as https://HOST, not {wrong!r}\n"
+        assert said == f"Error: --admin-host: must be a host name or an address, also as https://HOST, not {wrong!r}\n"
 
 
 def test_by_tls(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_by_tls(tmp_path: Path) -> None:
         plain = genie_cli("deadlocks", **trusted)
         missing = genie_cli("deadlocks", admin_host="https://127.0.0.1", tls_ca=str(tmp_path / "none.pem"))
     assert (told.returncode, told.stderr) == (0, "")
-    assert f"127.0.0.1:{admin.port} shows a certificate that is not trusted" in strange.stderr
-    assert f"if it has a certificate, ask https://127.0.0.1:{admin.port}\n" in plain.stderr
+    assert f"127.0.0.1:{admin.port} has an untrusted certificate" in strange.stderr
+    assert f"if it has a certificate, use https://127.0.0.1:{admin.port}\n" in plain.stderr
     assert missing.stderr.startswith(f"Error: GENIE_TLS_CA: {tmp_path / 'none.pem'} can't be read: ")
 
 
@@ -191,5 +191,5 @@ def test_by_tls_where_clients_have_certificates_too(tmp_path: Path) -> None:
         keyless = genie_cli("deadlocks", **variables, tls_cert=str(tmp_path / "own.pem"))
     assert (told.returncode, told.stderr) == (0, "")
     assert none.returncode == 1
-    assert none.stderr.startswith(f"Error: 127.0.0.1:{admin.port} gives no answer by HTTP: ")
+    assert none.stderr.startswith(f"Error: 127.0.0.1:{admin.port} did not respond in HTTP: ")
     assert keyless.stderr.startswith(f"Error: GENIE_TLS_CERT: there is no private key in {tmp_path / 'own.pem'}")

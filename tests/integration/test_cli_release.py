@@ -63,7 +63,7 @@ async def test_a_transaction_is_listed_and_released_after_the_question(server: G
     async with waiting(client, "u/0", "t") as waiter:
         refused = await release(server, "--transaction", "t", answer="n\n")
         assert refused.exit_code == 1
-        assert "Release these 3? [y/N]: n" in refused.stdout
+        assert "Release these 3 requests? [y/N]: n" in refused.stdout
         assert await held(client, "t/0") == [locks[0].id]
         assert not waiter.done()
 
@@ -158,9 +158,9 @@ async def test_what_ended_before_the_answer_is_told(
         ([], "give one of ID, --transaction and --prefix"),
         (["7", "--prefix", "a"], "give one of ID, --transaction and --prefix"),
         (["--transaction", "t", "--prefix", "a"], "give one of"),
-        (["7", "--yes"], "an ID is released without a question"),
-        (["--transaction", "t", "--json"], "--json does not ask: give --yes"),
-        (["--prefix", "", "--yes"], "an empty --prefix stands for every lock"),
+        (["7", "--yes"], "an ID is released without confirmation"),
+        (["--transaction", "t", "--json"], "--json cannot ask for confirmation: add --yes"),
+        (["--prefix", "", "--yes"], "--prefix must not be empty"),
     ],
 )
 async def test_wrong_arguments_release_nothing(

@@ -326,7 +326,7 @@ def test_a_command_that_is_stopped_is_ended_too(genie: Genie) -> None:
 
 
 def test_without_a_timeout_the_hold_is_extended(genie: Genie) -> None:
-    short = "from genie.cli import main, run; run.WATCHED_HOLD = 6; main()"
+    short = "from genie.cli import main, run; run.WATCHDOG_TIMEOUT_S = 6; main()"
     args = [sys.executable, "-c", short, "run", "watch", "--", *PYTHON, HOLD]
     with started(genie, args) as process:
         assert line(process.stdout) == "held"

@@ -35,14 +35,14 @@ HOST, EVERYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - nothing listens there
         (("serve",), "--lease", "lease", "0", "a number from 0.1 to 3600 is needed, not '0'"),
         (("serve",), "--slow-wait", "slow_wait", "nan", "a number of at least 0 is needed, not 'nan'"),
         (("serve",), "--max-line", "max_line", "1.5", "a whole number of at least 1024 is needed, not '1.5'"),
-        (("serve",), "--advertise", "advertise", "host", "it is one HOST:PORT or [IPv6]:PORT, not 'host'"),
-        (("serve",), "--host", "host", EVERYWHERE, "would let in anybody"),
+        (("serve",), "--advertise", "advertise", "host", "must be one HOST:PORT or [IPv6]:PORT, not 'host'"),
+        (("serve",), "--host", "host", EVERYWHERE, "would allow unauthenticated access"),
         (("serve",), "--namespaces", "namespace", "a b", "1 to 128 letters"),
         (("status",), "--port", "port", "abc", "a port is a number from 1 to 65535, not 'abc'"),
         (("status",), "--namespace", "namespace", "a b", "1 to 128 letters"),
         (("run", "a", "--", "true"), "--port", "port", "0", "a port is a number from 1 to 65535, not '0'"),
         (("top",), "--admin-port", "admin_port", "abc", "a port is a number from 1 to 65535, not 'abc'"),
-        (("top",), "--admin-host", "admin_host", "a/b", "it is a name or an address"),
+        (("top",), "--admin-host", "admin_host", "a/b", "must be a host name or an address"),
         (("top",), "--admin-port", "admin_port", "", "is empty"),
     ],
 )
@@ -84,11 +84,11 @@ def test_a_second_server_is_told_about_the_first_one() -> None:
         done = genie_cli("serve", **first.settings)
         on_its_admin_port = genie_cli("serve", port=free_port(), admin_port=first.settings["admin_port"])
     assert done.returncode == 1
-    assert f"can't serve on 127.0.0.1:{first.port}: another Genie server (" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{first.port}: another Genie server (" in done.stderr
     assert "listens there already; GENIE_PORT chooses the port" in done.stderr
     assert "admin port" not in done.stderr
     assert on_its_admin_port.returncode == 1
-    assert f"can't have the admin port, 127.0.0.1:{first.settings['admin_port']}: " in on_its_admin_port.stderr
+    assert f"cannot listen on the admin port 127.0.0.1:{first.settings['admin_port']}: " in on_its_admin_port.stderr
 
 
 def test_a_second_server_while_the_first_one_starts() -> None:
@@ -102,7 +102,7 @@ def test_a_second_server_while_the_first_one_starts() -> None:
             done = genie_cli("serve", **first.settings)
         finally:
             first.kill()
-    assert f"can't serve on 127.0.0.1:{first.port}: another server is starting on this address" in done.stderr
+    assert f"cannot listen on 127.0.0.1:{first.port}: another server is starting on this address" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["open", "with a token", "with TLS"])

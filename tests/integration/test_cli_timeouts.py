@@ -184,7 +184,7 @@ def test_progress_is_written_line_by_line_where_there_is_no_terminal(tmp_path: P
     last = ask(tmp_path / "ledger.db", "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     process = started(url, "run", "--batch", "4000", "--progress", "8000")
     said = [process.stderr.readline().strip() for _ in range(3)]
-    assert said == [f"genie: has read up to state change {number:,} of {last:,}" for number in (8_000, 16_000, last)]
+    assert said == [f"genie: read up to state change {number:,} of {last:,}" for number in (8_000, 16_000, last)]
     assert stopped(process) == (0, "", "")
 
 
@@ -195,7 +195,7 @@ def test_it_runs_again_and_again_until_sigterm(file: Path, url: str) -> None:
     """Progress while it is behind, and what expires later as soon as the next run finds it."""
     process = started(url, "run", "--every", "0.02", "--batch", "400", "--progress", "400")
     changes = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
-    progress = [f"genie: has read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]
+    progress = [f"genie: read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]
     said: list[str] = []
 
     def expired() -> int:
@@ -228,7 +228,7 @@ def test_a_command_gets_what_has_expired_and_its_status_says_whether_it_is_dealt
     seen = file.parent / "seen"
     code, out, err = genie(url, "run", "--once", "--on-expired", f"cat > {seen}; exit 3")
     assert (code, out) == (1, "")
-    assert err == "genie: 6 expired, 6 not dealt with: the command ended with status 3\n"
+    assert err == "genie: 6 expired, 6 rejected: the command ended with status 3\n"
     assert handed(seen.read_text()) == overdue(file)
     seen.unlink()
     code, out, err = genie(url, "run", "--once", "--on-expired", f"cat > {seen}; echo done")
@@ -241,7 +241,7 @@ def test_a_command_gets_what_has_expired_and_its_status_says_whether_it_is_dealt
 
 def test_a_command_that_reads_nothing_and_one_that_a_signal_ends(url: str) -> None:
     code, _, err = genie(url, "run", "--once", "--on-expired", "kill -9 $$")
-    assert (code, err) == (1, "genie: 6 expired, 6 not dealt with: the command was ended by signal 9\n")
+    assert (code, err) == (1, "genie: 6 expired, 6 rejected: the command was ended by signal 9\n")
     assert genie(url, "run", "--once", "--on-expired", "exit 0") == (0, "", "genie: 6 expired\n")
 
 
@@ -287,7 +287,7 @@ def test_another_replica_is_at_it(url: str) -> None:
         wait = f"{sys.executable} -c \"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]})).recv(1)\""
         process = started(url, "run", "--once", "--on-expired", wait)
         with closing(server.accept()[0]):
-            assert genie(url, "run", "--once") == (0, "", "genie: another replica is at it\n")
+            assert genie(url, "run", "--once") == (0, "", "genie: another replica is running\n")
         _, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, err) == (0, "genie: 6 expired\n")
 
@@ -324,7 +324,7 @@ def test_runs_under_a_lock_of_genie(file: Path, url: str) -> None:
             holder.stdin.write(b"x\n")
             holder.stdin.flush()
             holder.stdout.readline()  # it runs, so the lock is held
-            assert genie(url, *locked) == (0, "", "genie: another replica is at it\n")
+            assert genie(url, *locked) == (0, "", "genie: another replica is running\n")
             holder.stdin.close()
 
 

@@ -70,7 +70,7 @@ def test_one_picture_where_there_is_no_terminal(admin: SpokenAdmin) -> None:
     assert shown.stdout.startswith("genie 0.1.0  leader  namespace genie ")
     assert "[red]x\\x1b[31m" in shown.stdout
     assert "\x1b" not in shown.stdout
-    assert "q: end" not in shown.stdout
+    assert "q: quit" not in shown.stdout
 
 
 def test_once_on_a_terminal_is_one_picture_of_its_width(admin: SpokenAdmin) -> None:
@@ -89,13 +89,13 @@ def test_programs_get_the_state(admin: SpokenAdmin) -> None:
 
 def test_looks_anew_until_q(admin: SpokenAdmin) -> None:
     with on_terminal(admin.port, "--every", "0.1") as term:
-        assert "grants 1,200/s" in term.until("Hot within")
+        assert "grants 1,200/s" in term.until("Hot resources")
         assert "accounts/1[red]x\\x1b[31m" in term.written
         assert "\x1b[31m" not in term.written
         tell(admin, held=4_711)
         term.until("held 4,711")
         term.resize(columns=50, rows=12)
-        narrow = term.picture("Longest lines (2 of 20)")
+        narrow = term.picture("Longest queues (2 of 20)")
         assert "held 4,711" in narrow
         assert "HOLDER" in narrow
         assert "HELD FOR" not in narrow
@@ -108,7 +108,7 @@ def test_looks_anew_until_q(admin: SpokenAdmin) -> None:
 
 def test_ctrl_c(admin: SpokenAdmin) -> None:
     with on_terminal(admin.port) as term:
-        term.until("Longest lines")
+        term.until("Longest queues")
         term.press(b"\x03")
         assert term.ended() == 130
         assert term.modes() == term.before
@@ -119,22 +119,22 @@ def test_q_does_not_wait_for_an_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with on_terminal(port, "--timeout", "3600") as term:
-            term.until(f"asking 127.0.0.1:{port}")
+            term.until(f"querying 127.0.0.1:{port}")
             with silent.accept()[0]:
                 term.press(b"q")
                 assert term.ended() == 0
         said = genie_top(port, "--timeout", "0.2")
-    assert said.stderr == f"Error: 127.0.0.1:{port} does not answer within 0.2 s\n"
+    assert said.stderr == f"Error: 127.0.0.1:{port} did not respond within 0.2 s\n"
 
 
 def test_takes_the_terminal_again_after_a_stop(admin: SpokenAdmin) -> None:
     with on_terminal(admin.port, "--every", "3600") as term:
-        term.until("Hot within")
+        term.until("Hot resources")
         keys = term.modes()
         assert keys != term.before
         term.set_modes(term.before)  # as a shell does
         term.process.send_signal(signal.SIGCONT)
-        term.until("Hot within")
+        term.until("Hot resources")
         assert term.modes() == keys
         assert term.written.count("\x1b[?1049h") == 2
         term.press(b"q")
@@ -143,7 +143,7 @@ def test_takes_the_terminal_again_after_a_stop(admin: SpokenAdmin) -> None:
 
 def test_sigterm_gives_the_terminal_back(admin: SpokenAdmin) -> None:
     with on_terminal(admin.port) as term:
-        term.until("Longest lines")
+        term.until("Longest queues")
         term.process.terminate()
         assert term.ended() == 143
         assert term.modes() == term.before
@@ -152,19 +152,19 @@ def test_sigterm_gives_the_terminal_back(admin: SpokenAdmin) -> None:
 def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
     port = free_port()
     with on_terminal(port, "--every", "0.1") as term:
-        term.until(f"can't connect to the admin port, 127.0.0.1:{port}: ")
+        term.until(f"cannot connect to the admin port 127.0.0.1:{port}: ")
         with spoken_admin(port) as admin:
             admin.status = 401
             admin.answers["/api/state"] = Problem(code="unauthorized", message="say \x1b[41mthe token")
             term.until("unauthorized: say \\x1b[41mthe token (no token was sent")
             tell(admin, role="follower", leader="other:7077")
-            text = term.picture("This server does not lead (follower), other:7077 does: ask the admin port there.")
-            assert "Longest lines" not in text
+            text = term.picture("This server does not lead (follower), other:7077 does: query its admin port.")
+            assert "Longest queues" not in text
             tell(admin, store_available=False)
             term.until("The store does not answer.")
             tell(admin)
-            term.until("Longest lines")
-        term.until("The last answer came ")
+            term.until("Longest queues")
+        term.until("Last response: ")
         term.press(b"q")
         assert term.ended() == 0
 
@@ -183,30 +183,27 @@ async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) ->
         victim = await wire.request("exclusive:[bold]a", transactionName="D2")
         await wire.expect("released")
         with on_terminal(admin, "--every", "0.1") as term:
-            picture = term.picture("Hot within")
+            picture = term.picture("Hot resources")
             term.press(b"q")
             assert term.ended() == 0
         ended, of_follower = (genie_cli("deadlocks", port) for port in (admin, other))
         follows = genie_top(other)
     assert (idle.returncode, idle.stderr) == (0, "")
-    assert idle.stdout.endswith("\n\nNobody waits.\n\nNothing was fought for within the last minutes.\n")
+    assert idle.stdout.endswith("\n\nNo requests wait.\n\nNo contention in the last minutes.\n")
     assert "locks 2  held 2  waiting 1 " in picture
     assert len(re.findall(rf"D1 +{waiter} ", picture)) == 1
     assert re.search(r"\nb +1 +\S+ m?s +D2 +\d+ ", picture), picture
     assert ended.stdout.splitlines()[1:] == [
-        f"  {victim} of D2 was ended: it would have closed a cycle",
-        f"  {victim} of D2 asks for [bold]a",
+        f"  {victim} of D2 was ended: it would have created a cycle",
+        f"  {victim} of D2 waits for [bold]a",
         f"    which {a} of D1 holds",
-        f"  {waiter} of D1 asks for b",
+        f"  {waiter} of D1 waits for b",
         f"    which {a + 1} of D2 holds",
     ]
     leads = f"the leader is 127.0.0.1:{genie.port}"
     assert of_follower.stderr == f"Error: unavailable: this server is not the leader; {leads}\n"
     assert follows.returncode == 0
-    assert (
-        f"This server does not lead (follower), 127.0.0.1:{genie.port} does: ask the admin port there."
-        in follows.stdout
-    )
+    assert f"This server does not lead (follower), 127.0.0.1:{genie.port} does: query its admin port." in follows.stdout
 
 
 async def test_a_real_server_of_two_namespaces() -> None:
@@ -236,5 +233,5 @@ def test_without_a_terminal_what_is_wrong_ends_it(admin: SpokenAdmin) -> None:
     assert (said.returncode, said.stdout, said.stderr) == (1, "", "Error: not-found: no /api/waits\n")
     none = genie_top(free_port(), "--once")
     assert none.returncode == 1
-    assert none.stderr.startswith("Error: can't connect to the admin port, ")
+    assert none.stderr.startswith("Error: cannot connect to the admin port ")
     assert genie_top(admin.port, "--every", "nan").returncode == 2

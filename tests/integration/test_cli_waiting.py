@@ -28,11 +28,11 @@ async def test_explain_a_request_that_waits_and_those_that_it_waits_for(genie: G
     told_of_holder = json.loads(genie_cli("explain", str(held), "--json", port=genie.port).stdout)
     assert (waits.returncode, holds.returncode) == (0, 0)
     assert waits.stdout.startswith(f"{last} of t3 has waited for ")
-    assert f"\nIn its way: 2\n  └ {held} of t1 holds exclusive:e/a (" in waits.stdout
-    assert f"\n  └ {ahead} is ahead for exclusive:e/b (" in waits.stdout
+    assert f"\nBlocked by: 2\n  └ {held} of t1 holds exclusive:e/a (" in waits.stdout
+    assert f"\n  └ {ahead} is ahead in the queue for exclusive:e/b (" in waits.stdout
     assert f"\n  {held} releases or times out: in " in waits.stdout
     assert f"\n  {ahead} is granted and releases, or leaves: it gives up in " in waits.stdout
-    assert waits.stdout.endswith("\nIf nobody releases before, it gives up first.\n")
+    assert waits.stdout.endswith("\nUnless a blocker releases earlier, it times out first.\n")
     assert holds.stdout.startswith(f"{held} of t1 has held for ")
     assert f"\nWaiting for it:\n  └ {last} of t3 for exclusive:e/a (" in holds.stdout
     assert f"\n  └ {ahead} for exclusive:e/b (" in holds.stdout
@@ -50,7 +50,7 @@ async def test_explain_says_that_an_ended_request_is_none(genie: Genie, wire: Wi
     await wire.release(ended)
     said = genie_cli("explain", str(ended), port=genie.port)
     assert (said.returncode, said.stdout) == (1, "")
-    assert said.stderr == f"Error: there is no request {ended}: it has ended, or never was\n"
+    assert said.stderr == f"Error: request {ended} does not exist or has ended\n"
 
 
 async def test_waits_shows_edges_for_people_graphviz_and_programs(genie: Genie, wire: Wire) -> None:
@@ -74,7 +74,7 @@ async def test_waits_shows_edges_for_people_graphviz_and_programs(genie: Genie, 
     assert f'"{held}" [label="{held}\\nt\\"1"];' in dot.stdout
     assert f'"{waiter}" -> "{held}" [style=solid, label="shared:w/a"];' in dot.stdout
     assert f'"{behind}" -> "{waiter}" [style=dashed, label="exclusive:w/a"];' in dot.stdout
-    assert nobody.stdout == "Nobody waits.\n"
+    assert nobody.stdout == "No requests wait.\n"
 
 
 async def test_a_thousand_holders_do_not_hide_who_waits(genie: Genie, wire: Wire) -> None:
@@ -90,7 +90,7 @@ async def test_a_thousand_holders_do_not_hide_who_waits(genie: Genie, wire: Wire
     )
     header, *edges, note = shown.stdout.splitlines()
     assert [header.split()[0], *(edge.split()[0] for edge in edges)] == ["WAITER", *[str(waiter)] * 10]
-    assert note.startswith("Edges that are not shown: 990,")
+    assert note.startswith("990 edges are not shown:")
     assert f"\nWaiting for it:\n  └ {waiter} for exclusive:full (" in explained.stdout
 
 

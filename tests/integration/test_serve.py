@@ -42,7 +42,7 @@ def test_every_setting_is_an_option() -> None:
         (["--log-level", "loud"], "log-level"),
         (["--redis-url", "http://x"], "redis"),
         (["--redis-host", "127.0.0.1", "--namespace", "a b{"], "namespace"),
-        (["--advertise", "foo"], "--advertise: it is one HOST:PORT or [IPv6]:PORT, not 'foo'"),
+        (["--advertise", "foo"], "--advertise: must be one HOST:PORT or [IPv6]:PORT, not 'foo'"),
         (["--advertise", "foo:0"], "--advertise"),
         (["--advertise", "::1:7077"], "--advertise"),
         (["--advertise", "genies://foo:7077"], "--advertise"),

@@ -633,7 +633,7 @@ def test_strangers_from_beyond_the_loopback_are_kept_out(settings: dict[str, obj
     status, said = starts(**settings)
     (name,) = [name for name in settings if name.endswith("host")]
     assert status == 2
-    assert said.startswith(f"Error: GENIE_{name.upper()}={settings[name]} would let in anybody")
+    assert said.startswith(f"Error: GENIE_{name.upper()}={settings[name]} would allow unauthenticated access")
     assert "GENIE_TOKEN" in said
     assert len(said.splitlines()) == 1
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import click
 
-from genie.cli.options import WholeNumber, json_option, plain_errors
+from genie.cli.options import WholeNumber, json_option, one_line_errors
 from genie.cli.timeouts.options import ledger_options
 from genie.protocol import codec
 from genie.timeouts import Ledger
@@ -27,7 +27,7 @@ SUMMARY = {
 
 
 @click.command()
-@plain_errors
+@one_line_errors
 @ledger_options
 @click.option(
     "--limit",

@@ -1,4 +1,4 @@
-"""Where expired transfers go: to a command, or to stdout. Each is a line of JSON."""
+"""`genie timeouts run`: find expired transfers, and deliver them to a command or to stdout as JSON lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from genie.cli.options import WholeNumber, one_line, plain_errors, seconds, server_options
+from genie.cli.options import WholeNumber, one_line, one_line_errors, seconds, server_options
 from genie.cli.timeouts.options import ledger_options, progress_option
 from genie.client.aio import connect
 from genie.protocol import codec
@@ -31,19 +31,19 @@ STDOUT = 1
 
 
 class ToCommand:
-    """A command of the shell, which is started for each list and reads it from its stdin."""
+    """Delivers each batch to the stdin of a shell command."""
 
     def __init__(self, command: str) -> None:
         if not command.strip():
             raise ValueError("--on-expired: a command is needed, not an empty text")
         self._command = command
-        self.trouble = ""
-        """Why the last list was not dealt with; empty, if it was."""
+        self.last_error = ""
+        """Why the last batch was rejected; empty if it was accepted."""
 
     async def deliver(self, expired: list[ExpiredTransfer]) -> list[str]:
-        """Run the command; returns what is not dealt with: nothing if it exits with 0, else all.
+        """Run the command; return the rejected transfer ids: none if it exits with 0, else all.
 
-        It has a process group of its own, so all of it can be ended with us.
+        The command has its own process group, so that all its processes can be ended.
         """
         child = await asyncio.create_subprocess_shell(self._command, stdin=PIPE, process_group=0)
         try:
@@ -51,19 +51,19 @@ class ToCommand:
         except BaseException:
             await _end(child)
             raise
-        self.trouble = _said(child.returncode or 0)
+        self.last_error = _describe_status(child.returncode or 0)
         return [one.transfer_id for one in expired] if child.returncode else []
 
 
 class ToStdout:
-    """The lines themselves."""
+    """Writes each batch to stdout."""
 
-    trouble = ""
+    last_error = ""
 
     async def deliver(self, expired: list[ExpiredTransfer]) -> None:
-        """Write them. BrokenPipeError, if nobody reads any more.
+        """Write the batch. BrokenPipeError if the reader of the pipe has exited.
 
-        A thread writes, and nobody waits for it in the end: a reader that has stopped reading would keep us for ever.
+        A daemon thread writes, so that a reader that stopped reading cannot block the exit.
         """
         loop = asyncio.get_running_loop()
         written: asyncio.Future[None] = loop.create_future()
@@ -83,7 +83,7 @@ class ToStdout:
                 _write(_lines(expired))
             except OSError as caught:
                 error = caught
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+            with suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(done, error)
 
         threading.Thread(target=write, daemon=True).start()
@@ -110,7 +110,7 @@ def _write(data: bytes) -> None:
         left = left[os.write(STDOUT, left) :]
 
 
-def _said(status: int) -> str:
+def _describe_status(status: int) -> str:
     if not status:
         return ""
     return f"the command ended with status {status}" if status > 0 else f"the command was ended by signal {-status}"
@@ -132,15 +132,15 @@ def _send(child: Process, number: signal.Signals) -> None:
             os.killpg(child.pid, number)
 
 
-# -- What `genie timeouts run` does once its arguments are read --------
+# -- The service --------
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SIGNAL = 128
-"""Added to the number of the signal that ended us; SIGTERM is how a service is told to stop, so after that it is 0."""
+"""Added to the number of the signal that ended this process. SIGTERM is the regular way to stop: the status is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunOptions:
     """What to do where. Times in seconds; `lock`: the name under which runs are held, on the Genie server there.
 
     `progress_every`: state changes after which the progress is written.
@@ -162,14 +162,14 @@ class Order:
 
 @dataclass(slots=True)
 class _Service:
-    """One order. What it says is on stderr."""
+    """One call of the command. It prints messages on stderr."""
 
-    order: Order
+    options: RunOptions
     delivery: ToCommand | ToStdout
     greatest: int = 0
-    was_behind: bool = False
-    trouble: str = ""
-    """What went wrong in the last run, so that it is said once."""
+    was_lagging: bool = False
+    last_error: str = ""
+    """Error of the last run, so that a repeated error is printed once."""
     ended_by: int | None = None
     task: asyncio.Task[object] | None = field(default_factory=asyncio.current_task)
 
@@ -178,7 +178,7 @@ class _Service:
         loop = asyncio.get_running_loop()
         for number in ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or `&` in a script: leave it ignored
-                loop.add_signal_handler(number, self._signalled, number)
+                loop.add_signal_handler(number, self._on_signal, number)
         try:
             return await self._handle()
         except asyncio.CancelledError:
@@ -187,76 +187,76 @@ class _Service:
             return 0 if self.ended_by == signal.SIGTERM else SIGNAL + self.ended_by
 
     async def _handle(self) -> int:
-        order = self.order
-        client = None if order.lock is None else connect(order.host, order.port, namespace=order.namespace)
+        options = self.options
+        client = None if options.lock is None else connect(options.host, options.port, namespace=options.namespace)
         handler = TimeoutHandler(
-            order.url,
+            options.url,
             on_expired=self.delivery.deliver,
             client=client,
-            name=order.lock or "ledger",
-            batch=order.batch,
-            every=order.every,
-            longest_transaction=order.longest_transaction,
-            ledger=order.ledger,
+            name=options.lock or "ledger",
+            batch=options.batch,
+            every=options.every,
+            longest_transaction=options.longest_transaction,
+            ledger=options.ledger,
         )
         async with AsyncExitStack() as stack:
             if client is not None:
                 await stack.enter_async_context(client)
             await stack.enter_async_context(handler)
-            async with open_ledger(order.url, order.ledger) as database:
-                self.greatest = await last_change(database, order.ledger)
-            if order.once:
+            async with open_ledger(options.url, options.ledger) as database:
+                self.greatest = await last_change(database, options.ledger)
+            if options.once:
                 return self._once(await handler.run_once())
-            await handler.run(self._told)
+            await handler.run(self._on_run)
         return 0
 
     def _once(self, run: TimeoutRun | None) -> int:
         if run is None:
-            _say("another replica is at it")
+            _print_message("another replica is running")
             return 0
-        self._told(run)
+        self._on_run(run)
         return 1 if run.rejected else 0
 
-    def _told(self, came: TimeoutRun | Exception | None) -> None:
+    def _on_run(self, came: TimeoutRun | Exception | None) -> None:
         if isinstance(came, BrokenPipeError):
-            raise came  # nobody reads stdout any more; click ends quietly then
+            raise came  # the reader of stdout has exited; click ends without a message
         if isinstance(came, Exception):
             text = one_line(came)
-            if text != self.trouble:
-                _say(text)
-            self.trouble = text
+            if text != self.last_error:
+                _print_message(text)
+            self.last_error = text
         elif came is not None:
-            self.trouble = ""
+            self.last_error = ""
             self._show(came)
 
     def _show(self, run: TimeoutRun) -> None:
         first, last = run.interval
-        every = self.order.progress_every
-        if (last // every > first // every) if run.lagging else (self.was_behind and last > first):
+        every = self.options.progress_every
+        if (last // every > first // every) if run.lagging else (self.was_lagging and last > first):
             of = f" of {self.greatest:,}" if last <= self.greatest else ""
-            _say(f"has read up to state change {last:,}{of}")
-        self.was_behind = run.lagging
+            _print_message(f"read up to state change {last:,}{of}")
+        self.was_lagging = run.lagging
         if run.expired:
-            refused = f", {run.rejected:,} not dealt with: {self.delivery.trouble}" if run.rejected else ""
-            _say(f"{run.expired:,} expired{refused}")
+            rejected = f", {run.rejected:,} rejected: {self.delivery.last_error}" if run.rejected else ""
+            _print_message(f"{run.expired:,} expired{rejected}")
 
-    def _signalled(self, number: int) -> None:
-        """The first one counts. Behind it a command is being ended, and a commit comes to its end."""
+    def _on_signal(self, number: int) -> None:
+        """Stop at the first signal; later ones are ignored while a command is ended or a commit completes."""
         if self.ended_by is None and self.task is not None:
             self.ended_by = number
             self.task.cancel()
 
 
-def _say(text: str) -> None:
+def _print_message(text: str) -> None:
     click.echo(f"genie: {text}", err=True)
 
 
-def run_service(order: Order) -> int:
-    """Carry out an order; returns the exit status."""
-    delivery = ToStdout() if order.on_expired is None else ToCommand(order.on_expired)
+def run_service(options: RunOptions) -> int:
+    """Run the service; return the exit status."""
+    delivery = ToStdout() if options.on_expired is None else ToCommand(options.on_expired)
 
     async def running() -> int:
-        return await _Service(order, delivery).run()
+        return await _Service(options, delivery).run()
 
     return asyncio.run(running())
 
@@ -265,7 +265,7 @@ def run_service(order: Order) -> int:
 
 
 @click.command()
-@plain_errors
+@one_line_errors
 @ledger_options
 @click.option(
     "--every",
@@ -273,13 +273,13 @@ def run_service(order: Order) -> int:
     default=15,
     show_default=True,
     metavar="SECONDS",
-    help="From the end of a run to the next. While it is behind, the next begins at once.",
+    help="Time from the end of a run to the next. While the handler lags, the next run starts immediately.",
 )
-@click.option("--once", is_flag=True, help="One run, and the end.")
+@click.option("--once", is_flag=True, help="Exit after one run.")
 @click.option(
     "--on-expired",
     metavar="COMMAND",
-    help="A command of the shell: it reads expired transfers from stdin, and exits with 0 if it has dealt with all.",
+    help="Shell command that reads expired transfers from stdin, and exits with 0 if it has processed all.",
 )
 @click.option(
     "--batch",
@@ -287,7 +287,7 @@ def run_service(order: Order) -> int:
     default=100_000,
     show_default=True,
     metavar="N",
-    help="State changes, and expired transfers, of a run at most.",
+    help="Maximum number of state changes, and of expired transfers, in a run.",
 )
 @click.option(
     "--longest-transaction",
@@ -295,37 +295,35 @@ def run_service(order: Order) -> int:
     default=60,
     show_default=True,
     metavar="SECONDS",
-    help="How long a transaction of the ledger may be open; what is committed later may be missed.",
+    help="Maximum age of open transactions of the ledger; changes that are committed later may be missed.",
 )
 @click.option(
     "--lock",
     metavar="NAME",
     help="Hold exclusive:timeout-handler/NAME on the Genie server of --host in each run. "
-    "Without it replicas are kept apart by a lock of the database.",
+    "Without it, replicas use a lock of the database.",
 )
-@progress_option("While it is behind, write a line each time that so many more state changes are read.")
+@progress_option("While the handler lags, print a line each time it has read this many state changes.")
 @server_options
 def run(url: str, ledger: Ledger, **options: Any) -> None:
     """Find expired transfers until SIGTERM.
 
     Each is a line of JSON: {"transferId": "…", "expirationDate": "2026-01-31T12:00:00.000Z", "state": "RESERVED"}. The
-    lines go to COMMAND, which is started for each list of them, or to stdout. If COMMAND exits with anything but 0,
-    the next run hands the whole list over again; so does one after a fault. What was written to stdout counts as dealt
-    with.
+    lines go to COMMAND, which is started for each batch, or to stdout. If COMMAND fails, or after a fault, the next run
+    delivers the whole batch again. What was written to stdout counts as processed.
 
-    Of several replicas one is at work; the others wait for their next run. Messages are on stderr: how far it has come
-    while it is behind, how many have expired, and what went wrong. It goes on after that, unless nothing worked from
-    the beginning.
+    Of several replicas one is active; the others wait for their next run. Messages on stderr report the progress while
+    it lags, the number of expired transfers, and errors. Errors are retried, except when the start fails.
 
     \b
     Exit status:
-      0    it was stopped by SIGTERM; with --once: the run is done, or
-           another replica is at it
-      1    it could not begin; nobody reads stdout any more; with --once: the
-           run failed, or COMMAND has not dealt with what had expired
-      2    these arguments are wrong
-      128 + N  signal N came
+      0    stopped by SIGTERM; with --once: the run is done, or another
+           replica is running
+      1    the start failed, or the reader of stdout has exited; with --once:
+           the run or COMMAND failed
+      2    invalid arguments
+      128 + N  stopped by signal N
 
-    A COMMAND that runs when a signal comes is sent SIGTERM, and SIGKILL 10 seconds later.
+    A running COMMAND is sent SIGTERM when a signal stops genie, and SIGKILL 10 seconds later.
     """  # noqa: D301 - click wants the character itself before a text that must keep its lines
-    raise SystemExit(run_service(Order(url=url, ledger=ledger, **options)))
+    raise SystemExit(run_service(RunOptions(url=url, ledger=ledger, **options)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from genie.cli.options import WholeNumber, plain_errors
+from genie.cli.options import WholeNumber, one_line_errors
 from genie.cli.timeouts.options import NO_TERMINAL, ledger_options, number, progress, progress_option, span, whole_span
 from genie.timeouts import Ledger
 from genie.timeouts.sample_data import CHUNK, MAX_HOURS, DataSet
@@ -20,7 +20,7 @@ from genie.timeouts.schema import open_ledger
 
 
 @click.command()
-@plain_errors
+@one_line_errors
 @ledger_options
 @click.option("--transfers", type=WholeNumber(1, 1_000_000_000), required=True, metavar="N", help="How many.")
 @click.option(
@@ -67,7 +67,7 @@ async def _generate(url: str, ledger: Ledger, data_set: DataSet, progress_every:
 
 
 @click.command()
-@plain_errors
+@one_line_errors
 @ledger_options
 @click.option("--hours", type=number, required=True, metavar="N", help="How far; back, if it is below 0.")
 @progress_option(NO_TERMINAL)
@@ -92,7 +92,7 @@ async def _shift(url: str, ledger: Ledger, by: timedelta, progress_every: int) -
 
 
 @click.command()
-@plain_errors
+@one_line_errors
 @ledger_options
 @click.option("--state", default="ABORTED", show_default=True, help="The final state.")
 @click.option("--limit", type=WholeNumber(1), metavar="N", help="So many at most: those that expire first.")

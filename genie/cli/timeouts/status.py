@@ -6,7 +6,7 @@ import asyncio
 
 import click
 
-from genie.cli.options import json_option, plain_errors
+from genie.cli.options import json_option, one_line_errors
 from genie.cli.timeouts.options import ledger_options
 from genie.protocol import codec
 from genie.timeouts import Ledger
@@ -16,7 +16,7 @@ from genie.timeouts.status import status as status_of
 
 
 @click.command()
-@plain_errors
+@one_line_errors
 @ledger_options
 @json_option
 def status(url: str, ledger: Ledger, as_json: bool) -> None:

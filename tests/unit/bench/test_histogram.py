@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.bench.histogram import GREATEST_NS, PRECISION, Histogram
+from genie.bench.histogram import MAX_DURATION_NS, PRECISION, Histogram
 
-DURATIONS = st.lists(st.integers(0, 300) | st.integers(0, 10**9) | st.integers(0, GREATEST_NS), min_size=1)
+DURATIONS = st.lists(st.integers(0, 300) | st.integers(0, 10**9) | st.integers(0, MAX_DURATION_NS), min_size=1)
 
 
 def histogram(durations: list[int]) -> Histogram:
@@ -29,7 +29,7 @@ def test_a_quantile_is_that_of_the_sorted_list_or_a_little_more(durations: list[
 @given(DURATIONS)
 def test_count_and_greatest_are_exact(durations: list[int]) -> None:
     counted = histogram(durations)
-    assert (counted.count, counted.greatest_ns) == (len(durations), max(durations))
+    assert (counted.count, counted.max_ns) == (len(durations), max(durations))
     assert counted.quantile_ns(1000) == max(durations)
 
 
@@ -51,7 +51,7 @@ def test_the_memory_does_not_grow() -> None:
     counted = histogram([1 << shift for shift in range(47)])
     buckets = counted._buckets
     before = len(buckets)
-    for duration in (0, 7, GREATEST_NS, GREATEST_NS + 1, 1 << 100):
+    for duration in (0, 7, MAX_DURATION_NS, MAX_DURATION_NS + 1, 1 << 100):
         counted.add(duration)
     assert counted._buckets is buckets
     assert len(buckets) == before < 6_000
@@ -59,12 +59,12 @@ def test_the_memory_does_not_grow() -> None:
 
 
 def test_what_is_too_long_counts_as_the_greatest() -> None:
-    counted = histogram([GREATEST_NS + 5, 1 << 90])
-    assert (counted.count, counted.greatest_ns, counted.quantile_ns(500)) == (2, GREATEST_NS, GREATEST_NS)
+    counted = histogram([MAX_DURATION_NS + 5, 1 << 90])
+    assert (counted.count, counted.max_ns, counted.quantile_ns(500)) == (2, MAX_DURATION_NS, MAX_DURATION_NS)
 
 
 def test_nothing_was_counted() -> None:
-    assert (Histogram().quantile_ns(500), Histogram().greatest_ns) == (None, 0)
+    assert (Histogram().quantile_ns(500), Histogram().max_ns) == (None, 0)
 
 
 @pytest.mark.parametrize("per_mille", [0, 1001, -5])

@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from genie.bench.generator import BY_SOMEBODY_ELSE, NO_MESSAGE, Shape, Tally
-from genie.bench.runner import CONNECTION_LOST, NOT_RELEASED, Plan, Result
+from genie.bench.generator import NO_MESSAGE, RELEASED_BY_OTHER, Shape, Tally
+from genie.bench.runner import CONNECTION_LOST, NOT_RELEASED, BenchOptions, Result
 from genie.cli import main
 from genie.cli.bench import document, headline, lines
 from genie.client.config import Address
 
 SHAPE = Shape(keys=3, shared_percent=75, resources=5)
-PLAN = Plan(
+PLAN = BenchOptions(
     address=Address("::1", 7),
     connections=1200,
     depth=2,
     measure_s=2.0,
     warm_up_s=0.5,
-    patience_s=5.0,
+    timeout_s=5.0,
     shape=SHAPE,
 )
 
@@ -85,8 +85,8 @@ def test_errors_are_told_also_where_nothing_was_measured() -> None:
     [
         (1.7, "85 %"),
         (1.788, "89 %"),
-        (1.792, "90 %, so the server may do more"),
-        (1.9, "95 %, so the server may do more"),
+        (1.792, "90 %: the client is the bottleneck"),
+        (1.9, "95 %: the client is the bottleneck"),
     ],
 )
 def test_a_client_that_was_busy_all_the_time_says_so(cpu_s: float, told: str) -> None:
@@ -146,5 +146,5 @@ def test_help_explains_the_errors_that_no_server_gives() -> None:
     text = CliRunner().invoke(main, ["bench", "--help"]).output
     _, found = text.split("These names are not the server's:\n")
     names = re.findall(r"^    ([a-z-]+)  ", found.partition("\n\n")[0], re.MULTILINE)
-    assert names == sorted([BY_SOMEBODY_ELSE, CONNECTION_LOST, NOT_RELEASED, NO_MESSAGE])
+    assert names == sorted([RELEASED_BY_OTHER, CONNECTION_LOST, NOT_RELEASED, NO_MESSAGE])
     assert "1 where any error was counted" in text

@@ -31,10 +31,10 @@ def test_who_is_in_the_way_and_what_has_to_happen() -> None:
     assert report(waits, told) == [
         "9 of t9 has waited for 3.2 s and gives up in 6.8 s.",
         "Wants: exclusive:a shared:b",
-        "In its way: 3",
+        "Blocked by: 3",
         "  └ 7 of t7 holds exclusive:a (3.2 s)",
         "  └ 7 holds exclusive:b (3.2 s)",
-        "  └ 8 is ahead for exclusive:a (3.2 s)",
+        "  └ 8 is ahead in the queue for exclusive:a (3.2 s)",
         "It is granted when",
         "  7 releases or times out: in 4.0 s at the latest, unless it is extended",
         "  8 is granted and releases, or leaves: it gives up in 6.8 s if it still waits",
@@ -43,23 +43,25 @@ def test_who_is_in_the_way_and_what_has_to_happen() -> None:
 
 def test_blockers_that_are_not_named_are_counted() -> None:
     lines = report(row(9, "a", blockers=[blocker(7)], blockersTotal=1_000), {"7": inspected(row(7, "exclusive:a"))})
-    assert lines[2] == "In its way: 1,000"
+    assert lines[2] == "Blocked by: 1,000"
     assert lines[4] == "  └ and 999 more"
-    assert lines[-1] == "  and the 999 more are out of its way too"
+    assert lines[-1] == "  and the 999 more no longer block it"
 
 
 def test_a_holder_that_may_outlast_its_patience_is_told() -> None:
     told = {"7": inspected(row(7, "exclusive:a", expiresIn=6_801))}
-    assert report(row(9, "a", blockers=[blocker(7)]), told)[-1] == "If nobody releases before, it gives up first."
+    assert (
+        report(row(9, "a", blockers=[blocker(7)]), told)[-1] == "Unless a blocker releases earlier, it times out first."
+    )
 
 
 @pytest.mark.parametrize(
     ("now", "says"),
     [
-        (inspected(), "8 has ended by now"),
+        (inspected(), "8 has ended"),
         (
             inspected(row(8, "a")),
-            "8 (granted by now) releases or times out: in 6.8 s at the latest, unless it is extended",
+            "8 (granted since) releases or times out: in 6.8 s at the latest, unless it is extended",
         ),
     ],
 )
@@ -68,7 +70,7 @@ def test_what_has_changed_since_it_was_asked_about(now: Rows, says: str) -> None
 
 
 def test_nobody_is_in_the_way_for_a_moment() -> None:
-    assert report(row(9, "shared:a", blockers=[]))[-1] == "Nobody is in its way any more."
+    assert report(row(9, "shared:a", blockers=[]))[-1] == "Nothing blocks it any more."
 
 
 def test_a_lock_says_until_when_and_for_whom() -> None:
@@ -105,7 +107,7 @@ def test_a_waiter_of_many_resources_is_known_by_its_blockers() -> None:
 
 
 def test_nobody_waits_for_a_lock() -> None:
-    assert report(row(7, "a"), lines={"a": inspected()})[-1] == "Nobody waits for it."
+    assert report(row(7, "a"), lines={"a": inspected()})[-1] == "No request waits for it."
 
 
 def test_what_a_lock_s_report_leaves_out_is_counted() -> None:
@@ -114,8 +116,8 @@ def test_what_a_lock_s_report_leaves_out_is_counted() -> None:
     assert sum(" for exclusive:a (" in line for line in lines) == 10
     assert lines[-3:] == [
         "  └ and 2 more for exclusive:a",
-        "  └ 5,000 more are in the line, which the server did not tell: a",
-        "Who waits for 299 more of its resources can't be told: the server doesn't name them.",
+        "  └ 5,000 more are in the queue, which the server did not list: a",
+        "The waiters of 299 more of its resources are unknown: the server does not list them.",
     ]
 
 

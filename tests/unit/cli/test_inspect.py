@@ -13,7 +13,7 @@ def report(payload: dict[str, Any]) -> list[str]:
 
 def test_nothing_is_said_in_words() -> None:
     assert report({"holders": [], "holdersTotal": 0, "queue": [], "queueTotal": 0}) == [
-        "Nothing is held, and nobody waits."
+        "No locks are held and no requests wait."
     ]
 
 
@@ -37,7 +37,7 @@ def test_holders_the_queue_in_order_and_who_blocks_each() -> None:
         "    └ 7 of t7 holds exclusive:a (3.2 s)",
         "  8   -            exclusive:a      3.2 s        6.8 s",
         "    └ 7 holds exclusive:a (3.2 s)",
-        "    └ 9 is ahead for exclusive:a (3.2 s)",
+        "    └ 9 is ahead in the queue for exclusive:a (3.2 s)",
         "    └ and 1,000 more",
     ]
 

@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from genie.cli import main
-from genie.cli.run import Order
+from genie.cli.run import RunOptions
 
 
 @pytest.fixture
-def orders(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
+def orders(monkeypatch: pytest.MonkeyPatch) -> list[RunOptions]:
     """What `genie run` would carry out."""
-    taken: list[Order] = []
+    taken: list[RunOptions] = []
     monkeypatch.setattr(importlib.import_module("genie.cli.run"), "run_locked", lambda order: taken.append(order) or 42)
     return taken
 
@@ -24,7 +24,7 @@ def genie_run(*args: str, **variables: str) -> Result:
     )
 
 
-def order(**given: Any) -> Order:
+def order(**given: Any) -> RunOptions:
     defaults: dict[str, Any] = {"command": ("true",), "resources": ("exclusive:a",), "host": "127.0.0.1", "port": 7077}
     defaults |= {
         "namespace": None,
@@ -34,10 +34,10 @@ def order(**given: Any) -> Order:
         "priority": 0.0,
         "conflict_status": 1,
     }
-    return Order(**(defaults | {"kill_after": 10.0} | given))
+    return RunOptions(**(defaults | {"kill_after": 10.0} | given))
 
 
-def test_the_first_dashes_separate_and_everything_behind_them_is_the_command_s(orders: list[Order]) -> None:
+def test_the_first_dashes_separate_and_everything_behind_them_is_the_command_s(orders: list[RunOptions]) -> None:
     assert genie_run("a", "--", "true").exit_code == 42
     assert genie_run("a", "shared:b:c", "-w", "1.5", "--", "ls", "-n", "--", "--host").exit_code == 42
     assert orders == [
@@ -46,7 +46,7 @@ def test_the_first_dashes_separate_and_everything_behind_them_is_the_command_s(o
     ]
 
 
-def test_every_option(orders: list[Order]) -> None:
+def test_every_option(orders: list[RunOptions]) -> None:
     args = "-n --timeout 20 --transaction t --priority -3 -E 99 --kill-after 0 a -- true"
     genie_run(*args.split())
     genie_run("a", "--", "true", GENIE_HOST="::1", GENIE_PORT="17", GENIE_NAMESPACE="b")
@@ -59,11 +59,11 @@ def test_every_option(orders: list[Order]) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ("a", "write -- between"),
-        ("a --", "COMMAND is missing behind --"),
+        ("a", "put -- between"),
+        ("a --", "COMMAND is missing after --"),
         ("-- true", "Missing argument 'RESOURCE...'"),
         ("exlusive:a -- true", "'exlusive' is not a mode"),
-        ("-n -w 3 a -- true", "give one of them"),
+        ("-n -w 3 a -- true", "exclude each other"),
         ("-w nan a -- true", "not a number of seconds from 0 to 2147483.647"),
         ("-w -1 a -- true", "not a number of seconds"),
         ("-w inf a -- true", "not a number of seconds"),
@@ -74,14 +74,14 @@ def test_every_option(orders: list[Order]) -> None:
         ("--port 0 a -- true", "a port is a number from 1 to 65535"),
     ],
 )
-def test_wrong_arguments_are_explained(orders: list[Order], args: str, says: str) -> None:
+def test_wrong_arguments_are_explained(orders: list[RunOptions], args: str, says: str) -> None:
     result = genie_run(*args.split())
     assert result.exit_code == 2
     assert says in result.stderr
     assert not orders
 
 
-def test_an_empty_command_is_none(orders: list[Order]) -> None:
+def test_an_empty_command_is_none(orders: list[RunOptions]) -> None:
     assert genie_run("a", "--", "").exit_code == 2
     assert not orders
 

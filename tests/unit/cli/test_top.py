@@ -6,9 +6,9 @@ import pytest
 from admin_observations import HOLDER, HOT, LINES, WAITERS, WAITS, state
 from genie.admin.models import HotList, Waits
 from genie.cli.format import Column, fitted, fold, width, wrapped
-from genie.cli.top import Line, Seen, picture
+from genie.cli.top import Line, Snapshot, render
 
-SEEN = Seen(state(), WAITS, HOT)
+SEEN = Snapshot(state(), WAITS, HOT)
 
 
 def texts(lines: list[Line]) -> list[str]:
@@ -18,67 +18,67 @@ def texts(lines: list[Line]) -> list[str]:
 @pytest.mark.parametrize("columns", [1, 10, 40, 57, 80, 100, 300])
 @pytest.mark.parametrize("rows", [1, 5, 9, 12, 24, 100])
 def test_it_fits_any_terminal(columns: int, rows: int) -> None:
-    lines = texts(picture(SEEN, columns, rows, "q: end"))
+    lines = texts(render(SEEN, columns, rows, "q: quit"))
     assert len(lines) <= rows
     assert all(width(line) <= columns for line in lines)
     assert all(line.isprintable() for line in lines)
 
 
 def test_what_is_there_is_shown() -> None:
-    lines = texts(picture(SEEN, 120, 30, "q: end"))
+    lines = texts(render(SEEN, 120, 30, "q: quit"))
     assert lines[:3] == [
-        "genie 0.1.0  leader  namespace genie  store redis  up 1 h 0 min  q: end",
+        "genie 0.1.0  leader  namespace genie  store redis  up 1 h 0 min  q: quit",
         "locks 12  held 8  waiting 30  longest wait 9.0 s  wait p50 1.2 ms  p99 31 ms  connections 5  sessions 2",
         "grants 1,200/s  releases 1,199/s  waits 3.2/s  timeouts 0/s  deadlocks 0/s  errors 0/s",
     ]
-    line = lines.index("Longest lines (6 of 20)")
+    line = lines.index("Longest queues (6 of 20)")
     assert lines[line + 2].split() == [
         *["accounts/1[red]x\\x1b[31m", "30", "9.0", "s", "transfer-7", str(HOLDER), "10.0", "s", "1"]
     ]
-    line = lines.index("Who waits longest, and for whom (6 of 30)")
+    line = lines.index("Longest waits (6 of 30)")
     assert lines[line + 2].split() == [
         *[f"#{WAITERS[0]}", str(WAITERS[0]), "9.0", "s", "transfer-7", str(HOLDER), "+11"],
         *["exclusive:a", "held", "10.0", "s"],
     ]
-    line = lines.index("Hot within the last minutes (6 of 20)")
+    line = lines.index("Hot resources (last minutes) (6 of 20)")
     assert lines[line + 2].split() == ["hot/0", "16", "min", "40", "s", "100", "3", "1"]
     assert len(lines) == 30
 
 
 def test_without_a_bound_twenty_rows_of_each() -> None:
-    lines = texts(picture(SEEN, 120, None))
+    lines = texts(render(SEEN, 120, None))
     assert len(lines) == 3 + 3 * (3 + 20)
-    assert "Longest lines" in lines
-    assert "Who waits longest, and for whom (20 of 30)" in lines
+    assert "Longest queues" in lines
+    assert "Longest waits (20 of 30)" in lines
 
 
 def test_little_room_goes_to_the_first_part_and_rows_that_one_part_leaves_to_the_others() -> None:
-    small = texts(picture(SEEN, 120, 8))
-    assert [line for line in small if "(" in line] == ["Longest lines (2 of 20)"]
-    one_line = Seen(state(queues=LINES[:1]), WAITS, HotList(resources=HOT.resources[:2]))
-    lines = texts(picture(one_line, 120, 30))
-    assert "Who waits longest, and for whom (15 of 30)" in lines
+    small = texts(render(SEEN, 120, 8))
+    assert [line for line in small if "(" in line] == ["Longest queues (2 of 20)"]
+    one_line = Snapshot(state(queues=LINES[:1]), WAITS, HotList(resources=HOT.resources[:2]))
+    lines = texts(render(one_line, 120, 30))
+    assert "Longest waits (15 of 30)" in lines
     assert lines[-1].startswith("hot/1 ")
     assert len(lines) == 30
 
 
 def test_nobody_waits() -> None:
-    idle = Seen(
+    idle = Snapshot(
         state(queues=[], waiting=0, wait_p50=None, wait_p99=None),
         Waits(nodes=[], edges=[], queue_total=0, queue_shown=0),
         HotList(resources=[]),
     )
-    lines = texts(picture(idle, 100, 30))
-    assert lines[3:] == ["", "Nobody waits.", "", "Nothing was fought for within the last minutes."]
+    lines = texts(render(idle, 100, 30))
+    assert lines[3:] == ["", "No requests wait.", "", "No contention in the last minutes."]
     assert "wait p50 -  p99 -" in lines[1]
 
 
 def test_one_that_waits_for_nobody_that_is_told_and_holders_unknown() -> None:
     lonely = Waits(nodes=WAITS.nodes[1:2], edges=[], queue_total=1, queue_shown=1)
-    lines = texts(picture(Seen(state(queues=LINES[:1], queues_complete=False), lonely, HOT), 120, 30))
-    line = lines.index("Who waits longest, and for whom")
+    lines = texts(render(Snapshot(state(queues=LINES[:1], queues_complete=False), lonely, HOT), 120, 30))
+    line = lines.index("Longest waits")
     assert lines[line + 2].split() == [*[f"#{WAITERS[0]}", str(WAITERS[0]), "9.0", "s", "-", "-", "shared:a", "-", "-"]]
-    line = lines.index("Longest lines, of those who came first")
+    line = lines.index("Longest queues, among the oldest waiters")
     assert lines[line + 2].split()[-2:] == ["-", "1"]
 
 
@@ -89,12 +89,12 @@ def test_at_80_columns_ids_go_and_names_of_transactions_stay_whole() -> None:
         for node in WAITS.nodes
     ]
     lines = [msgspec.structs.replace(line, transaction_name=names[HOLDER]) for line in LINES]
-    seen = Seen(state(queues=lines), msgspec.structs.replace(WAITS, nodes=nodes), HOT)
-    shown = texts(picture(seen, 80, 24))
-    longest = shown.index(next(line for line in shown if line.startswith("Longest lines")))
+    seen = Snapshot(state(queues=lines), msgspec.structs.replace(WAITS, nodes=nodes), HOT)
+    shown = texts(render(seen, 80, 24))
+    longest = shown.index(next(line for line in shown if line.startswith("Longest queues")))
     assert shown[longest + 1].split() == ["RESOURCE", "WAITING", "LONGEST", "HOLDER", "HELD", "FOR", "HOLDERS"]
     assert names[HOLDER] in shown[longest + 2]
-    waits = shown.index(next(line for line in shown if line.startswith("Who waits longest")))
+    waits = shown.index(next(line for line in shown if line.startswith("Longest waits")))
     assert shown[waits + 1].split()[:3] == ["WAITER", "WAITS", "BLOCKER"]
     assert names[WAITERS[0]] in shown[waits + 2]
     assert names[HOLDER] in shown[waits + 2]
@@ -111,8 +111,8 @@ def test_at_80_columns_names_of_27_letters_are_whole() -> None:
     ]
     edges = [edge for edge in WAITS.edges if edge.waiter == WAITERS[0]][:1]
     waits = Waits(nodes=nodes, edges=edges, queue_total=1, queue_shown=1)
-    shown = texts(picture(Seen(state(), waits, HOT), 80, 24))
-    table = shown.index("Who waits longest, and for whom")
+    shown = texts(render(Snapshot(state(), waits, HOT), 80, 24))
+    table = shown.index("Longest waits")
     assert shown[table + 1].split() == ["WAITER", "WAITS", "BLOCKER", "RESOURCE"]
     for name in names.values():
         assert name in shown[table + 2]
@@ -120,13 +120,13 @@ def test_at_80_columns_names_of_27_letters_are_whole() -> None:
 
 def test_a_server_that_does_not_lead_and_a_store_that_does_not_answer() -> None:
     follower = state(role="follower", leader="other:7077\x1b[2J", store_available=False)
-    assert texts(picture(Seen(follower), 120, None))[3:] == [
+    assert texts(render(Snapshot(follower), 120, None))[3:] == [
         "The store does not answer.",
-        "This server does not lead (follower), other:7077\\x1b[2J does: ask the admin port there.",
+        "This server does not lead (follower), other:7077\\x1b[2J does: query its admin port.",
     ]
-    assert texts(picture(Seen(state(role="starting")), 40, None))[-2:] == [
+    assert texts(render(Snapshot(state(role="starting")), 40, None))[-2:] == [
         "This server does not lead (starting),",
-        "and knows of none that does.",
+        "and no leader is known.",
     ]
 
 

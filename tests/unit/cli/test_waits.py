@@ -23,7 +23,7 @@ def dot(payload: dict[str, Any]) -> list[str]:
 
 
 def test_nobody_waits() -> None:
-    assert report(inspected(row(7, "a"))) == ["Nobody waits."]
+    assert report(inspected(row(7, "a"))) == ["No requests wait."]
 
 
 def test_one_line_an_edge() -> None:
@@ -36,11 +36,13 @@ def test_one_line_an_edge() -> None:
 
 def test_what_the_server_s_limits_leave_out_is_told() -> None:
     lines = report(inspected(row(8, "a", blockers=[blocker(7)], blockersTotal=12), queueTotal=3_000))
-    assert lines[-2] == "Edges that are not shown: 11, for the server names the first blockers of each who waits."
-    assert lines[-1].startswith("1 of 3,000 who wait are shown: an answer has 1,000 rows")
+    assert lines[-2] == "11 edges are not shown: the server lists only the first blockers of each waiter."
+    assert lines[-1].startswith("1 of 3,000 waiting requests are shown: a reply has at most 1,000 rows")
     assert ", holders first" not in lines[-1]
     older = report(inspected(row(7, "a"), queueTotal=5))[0]
-    assert older.startswith("0 of 5 who wait are shown: an answer has 1,000 rows and 256 KiB at most, holders first;")
+    assert older.startswith(
+        "0 of 5 waiting requests are shown: a reply has at most 1,000 rows and 256 KiB, holders first;"
+    )
 
 
 def test_nodes_and_edges_each_node_once() -> None:
@@ -73,8 +75,8 @@ def test_a_digraph_is_solid_to_holders_and_dashed_to_the_queue() -> None:
 
 def test_a_digraph_says_what_it_leaves_out() -> None:
     lines = dot(inspected(row(8, "a", blockers=[blocker(7)], blockersTotal=2), queueTotal=2))
-    assert lines[2].startswith('  label="Edges that are not shown: 1,')
-    assert "\\n1 of 2 who wait are shown" in lines[2]
+    assert lines[2].startswith('  label="1 edges are not shown:')
+    assert "\\n1 of 2 waiting requests are shown" in lines[2]
 
 
 def test_no_name_is_more_than_a_label() -> None:

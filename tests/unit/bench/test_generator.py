@@ -7,7 +7,7 @@ import re
 import orjson
 import pytest
 
-from genie.bench.generator import BY_SOMEBODY_ELSE, NO_MESSAGE, WORKLOADS, Cycles, Shape, Tally
+from genie.bench.generator import NO_MESSAGE, RELEASED_BY_OTHER, WORKLOADS, LoadConnection, Shape, Tally
 from genie.protocol.messages import command
 
 ASK = command("request", resources=["exclusive:a"])
@@ -41,9 +41,9 @@ def tally() -> Tally:
     return tally
 
 
-def one(tally: Tally) -> Cycles:
+def one(tally: Tally) -> LoadConnection:
     """A connection with one slot, which has asked at 1,000 ns."""
-    cycles = Cycles([(ASK,)], tally)
+    cycles = LoadConnection([(ASK,)], tally)
     assert cycles.tick(1_000) == ASK
     return cycles
 
@@ -55,8 +55,8 @@ def test_a_cycle_follows_the_other(tally: Tally) -> None:
     assert cycles.receive(locked(1), 1_100) == release(1)
     assert cycles.receive(released(1), 1_250) == ASK
     assert cycles.receive(queued(2) + locked(2), 1_300) == release(2)
-    assert (tally.to_locked.count, tally.to_locked.greatest_ns) == (1, 100)
-    assert (tally.to_released.count, tally.to_released.greatest_ns) == (1, 250)
+    assert (tally.to_locked.count, tally.to_locked.max_ns) == (1, 100)
+    assert (tally.to_released.count, tally.to_released.max_ns) == (1, 250)
     assert cycles.receive(released(2), 1_450) == ASK
     assert (tally.to_locked.count, tally.to_locked.quantile_ns(1), tally.to_released.quantile_ns(1)) == (2, 50, 200)
     assert not tally.errors
@@ -70,7 +70,7 @@ def test_messages_come_in_pieces(tally: Tally) -> None:
 
 
 def test_slots_are_told_apart_by_the_order_of_their_requests(tally: Tally) -> None:
-    cycles = Cycles([(ASK,), (OTHER,)], tally)
+    cycles = LoadConnection([(ASK,), (OTHER,)], tally)
     assert cycles.tick(0) == ASK + OTHER
     assert cycles.receive(queued(1) + queued(2) + locked(2), 10) == release(2)
     assert cycles.receive(released(2), 20) == OTHER
@@ -79,7 +79,7 @@ def test_slots_are_told_apart_by_the_order_of_their_requests(tally: Tally) -> No
 
 
 def test_a_slot_asks_with_one_of_its_lines_at_random(tally: Tally) -> None:
-    cycles = Cycles([(ASK, OTHER)] * 200, tally)
+    cycles = LoadConnection([(ASK, OTHER)] * 200, tally)
     assert set(cycles.tick(0).splitlines(keepends=True)) == {ASK, OTHER}
 
 
@@ -101,7 +101,7 @@ def test_a_refused_request_is_counted_and_asked_again_at_the_next_tick(tally: Ta
 
 
 def test_the_oldest_request_is_the_one_that_was_refused(tally: Tally) -> None:
-    cycles = Cycles([(ASK,), (OTHER,)], tally)
+    cycles = LoadConnection([(ASK,), (OTHER,)], tally)
     cycles.tick(0)
     assert cycles.receive(error("too-many") + queued(1) + locked(1) + released(1), 10) == release(1) + OTHER
     assert cycles.tick(20) == ASK
@@ -145,11 +145,11 @@ def test_a_lock_that_times_out_while_its_release_is_under_way(tally: Tally) -> N
 def test_somebody_else_released_it(tally: Tally) -> None:
     cycles = one(tally)
     cycles.receive(queued(1) + released(1), 2_000)
-    assert (tally.errors, tally.to_released.count) == ({BY_SOMEBODY_ELSE: 1}, 0)
+    assert (tally.errors, tally.to_released.count) == ({RELEASED_BY_OTHER: 1}, 0)
 
 
 def test_stopping_cancels_what_waits_and_begins_nothing(tally: Tally) -> None:
-    cycles = Cycles([(ASK,)] * 4, tally)
+    cycles = LoadConnection([(ASK,)] * 4, tally)
     cycles.tick(0)
     cycles.receive(queued(1) + queued(2) + queued(3) + locked(1), 10)
     assert cycles.stop() == release(2) + release(3), "1 is being released already"

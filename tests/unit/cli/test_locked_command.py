@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 
 from genie.cli import run
-from genie.cli.run import HeldCommand, Order
+from genie.cli.run import LockedCommand, RunOptions
 from genie.errors import LockLost, QueueTimeout, Unavailable
 
 
@@ -68,7 +68,7 @@ def give_up(_: object = None) -> None:
 
 def carry_out(monkeypatch: pytest.MonkeyPatch, client: Client, program: str, wait: float | None = None) -> int:
     monkeypatch.setattr(run, "connect", lambda *_, **__: client)
-    order = Order(
+    order = RunOptions(
         command=(sys.executable, "-c", program),
         resources=("exclusive:a",),
         host="",
@@ -81,7 +81,7 @@ def carry_out(monkeypatch: pytest.MonkeyPatch, client: Client, program: str, wai
         conflict_status=3,
         kill_after=30,
     )
-    return asyncio.run(HeldCommand(order).run())
+    return asyncio.run(LockedCommand(order).run())
 
 
 @pytest.fixture
@@ -131,15 +131,15 @@ def test_a_loss_that_is_heard_together_with_the_end_counts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hold = Hold(nothing, nothing)
-    reap = HeldCommand._reap
+    reap = LockedCommand._reap
 
-    def reap_and_lose(self: HeldCommand) -> None:
+    def reap_and_lose(self: LockedCommand) -> None:
         reap(self)
         hold.lost = True
         assert self._task is not None
         self._task.cancel()
 
-    monkeypatch.setattr(HeldCommand, "_reap", reap_and_lose)
+    monkeypatch.setattr(LockedCommand, "_reap", reap_and_lose)
     assert carry_out(monkeypatch, Client(hold), "") == run.LOST
     assert "had just ended" in capsys.readouterr().err
 
@@ -151,7 +151,7 @@ def test_a_release_that_fails_leaves_the_command_s_status(
         raise Unavailable("nobody there")
 
     assert carry_out(monkeypatch, Client(Hold(nothing, fail)), "raise SystemExit(7)") == 7
-    assert "end by themselves: nobody there" in capsys.readouterr().err
+    assert "will time out: nobody there" in capsys.readouterr().err
 
 
 def test_it_asks_again_when_the_wire_s_longest_wait_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from genie.cli.timeouts.run import Order, ToStdout, _Service
+from genie.cli.timeouts.run import RunOptions, ToStdout, _Service
 from genie.timeouts import DatabaseFailed, Ledger, TimeoutRun
 
-ORDER = Order(
+ORDER = RunOptions(
     url="sqlite:///none.db",
     ledger=Ledger(),
     every=15,
@@ -34,7 +34,7 @@ def said(
 ) -> list[str]:
     service = _Service(replace(ORDER, progress_every=progress_every), ToStdout(), greatest=25, task=None)
     for one in came:
-        service._told(one)
+        service._on_run(one)
     return capsys.readouterr().err.splitlines()
 
 
@@ -47,9 +47,9 @@ def test_the_same_trouble_is_said_again_only_behind_a_run_without_it(capsys: pyt
 def test_how_far_it_has_come_is_said_while_it_is_behind(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [a_run(0, 10, behind=True), a_run(10, 20, behind=True), a_run(20, 30, expired=1200), a_run(30, 31)]
     assert said(capsys, *runs) == [
-        "genie: has read up to state change 10 of 25",
-        "genie: has read up to state change 20 of 25",
-        "genie: has read up to state change 30",
+        "genie: read up to state change 10 of 25",
+        "genie: read up to state change 20 of 25",
+        "genie: read up to state change 30",
         "genie: 1,200 expired",
     ]
 
@@ -57,8 +57,8 @@ def test_how_far_it_has_come_is_said_while_it_is_behind(capsys: pytest.CaptureFi
 def test_how_far_it_has_come_is_said_each_time_that_so_many_more_are_read(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [a_run(first, first + 4, behind=first < 20) for first in range(0, 24, 4)]
     assert said(capsys, *runs, progress_every=8) == [
-        "genie: has read up to state change 8 of 25",
-        "genie: has read up to state change 16 of 25",
-        "genie: has read up to state change 24 of 25",
+        "genie: read up to state change 8 of 25",
+        "genie: read up to state change 16 of 25",
+        "genie: read up to state change 24 of 25",
     ]
-    assert said(capsys, *runs, progress_every=100) == ["genie: has read up to state change 24 of 25"]
+    assert said(capsys, *runs, progress_every=100) == ["genie: read up to state change 24 of 25"]
