@@ -47,7 +47,7 @@ async def test_one_is_chosen_and_the_address_names_it(genie: Genie, browser: Bro
     browser.until_text("#details", "Holdsexclusive a")
     browser.click("#details .danger")
     browser.click("#release .confirm")
-    browser.until_text("#release .result", "Done")
+    browser.until_text("#release .result", "Released")
     assert (await wire.expect("released"))["id"] == held
     assert (await wire.expect("locked"))["id"] == waits
     browser.chrome.back()
@@ -65,7 +65,7 @@ async def test_what_is_followed_says_so_and_what_is_led_is_shown(browser: Browse
             running_server(redis, namespaces="orders,billing", admin_port=free_port(), lease=600) as genie,
         ):
             browser.open(genie)
-            browser.until_text("#notice", f"follows 127.0.0.1:{other.port}, which leads")
+            browser.until_text("#notice", f"follows 127.0.0.1:{other.port}, the leader")
             browser.until(lambda: options(browser) == ["orders (follower)", "billing"])
             Select(browser.one("#namespace")).select_by_value("billing")
             browser.until(lambda: browser.one("#main").is_displayed())

@@ -61,7 +61,7 @@ export class Details {
   }
 
   request(id, request, there, blockers, waiters) {
-    if (request === null) return [el("h2", {}, `Request ${id}`), el("p", { class: "empty" }, "It is not shown here any more: it may have ended.")];
+    if (request === null) return [el("h2", {}, `Request ${id}`), el("p", { class: "empty" }, "No longer in the graph: it may have ended.")];
     const held = request.state === "held";
     const resources = request.resources.map((each) => this.resource(each));
     const facts = [
@@ -89,17 +89,17 @@ export class Details {
 
   inTheWay(request, blockers) {
     const rows = blockers.slice(0, MOST).map((blocker) => {
-      const verb = blocker.state === "held" ? "holds" : "is ahead for";
+      const verb = blocker.state === "held" ? "holds" : "is ahead in the queue for";
       const what = el("span", { class: "quiet" }, ` ${verb} ${blocker.mode} `);
       return el("li", {}, this.other(blocker), what, this.bare(blocker.resource), el("span", { class: "quiet" }, ", ", since(blocker.since)));
     });
     const total = Math.max(request.blockersTotal ?? 0, blockers.length);
-    return [el("h3", {}, "In its way"), el("ul", { class: "list in-the-way" }, ...rows), more(rows.length, total)];
+    return [el("h3", {}, "Blocked by"), el("ul", { class: "list in-the-way" }, ...rows), more(rows.length, total)];
   }
 
   behind(waiters) {
     const rows = waiters.slice(0, MOST).map((each) => el("li", {}, this.other(each)));
-    return [el("h3", {}, "Waits for this"), el("ul", { class: "list waits-for-this" }, ...rows), more(rows.length, waiters.length)];
+    return [el("h3", {}, "Blocks"), el("ul", { class: "list waits-for-this" }, ...rows), more(rows.length, waiters.length)];
   }
 
   ofResource(name, resource) {
@@ -114,14 +114,14 @@ export class Details {
     if (resource === null) return [...head, el("p", { class: "empty" }, "…")];
     if (resource instanceof Error) return [...head, el("p", { class: "empty" }, resource.message)];
     const list = (rows, kind) => el("ol", { class: `list ${kind}` }, ...rows.slice(0, MOST).map((row) => this.row(row, name)));
-    const holders = resource.holders.length ? list(resource.holders, "holders") : el("p", { class: "empty" }, "Nobody.");
-    const queue = resource.queue.length ? list(resource.queue, "queue") : el("p", { class: "empty" }, "Nobody.");
+    const holders = resource.holders.length ? list(resource.holders, "holders") : el("p", { class: "empty" }, "None.");
+    const queue = resource.queue.length ? list(resource.queue, "queue") : el("p", { class: "empty" }, "None.");
     return [
       ...head,
       el("h3", {}, `Held by ${count(resource.holdersTotal)}`),
       holders,
       more(Math.min(MOST, resource.holders.length), resource.holdersTotal),
-      el("h3", {}, `Line of ${count(resource.queueTotal)}`),
+      el("h3", {}, `Queue of ${count(resource.queueTotal)}`),
       queue,
       more(Math.min(MOST, resource.queue.length), resource.queueTotal),
     ].filter((part) => part !== undefined);

@@ -13,9 +13,9 @@ const TIME = "000 ms"; // the longest brief time: its room is kept, so that what
 const GAP = 4; // px between a resource and the time
 
 const LEGEND = [
-  ["held", "waits for who holds it"],
-  ["queued", "waits behind who is next ahead"],
-  ["same", "the same transaction"],
+  ["held", "waits for the holder"],
+  ["queued", "waits for the request ahead in the queue"],
+  ["same", "same transaction"],
 ];
 
 /** `select({request: id})` or `select({resource: name})` is called on a click. */
@@ -26,8 +26,8 @@ export class Graph {
     this.select = select;
     this.links = svg("g");
     this.nodes = svg("g");
-    this.picture = svg("svg", { role: "group", "aria-label": "Who waits for whom" }, this.links, this.nodes);
-    this.empty = el("p", { class: "empty" }, "Nobody waits.");
+    this.picture = svg("svg", { role: "group", "aria-label": "Wait-for graph" }, this.links, this.nodes);
+    this.empty = el("p", { class: "empty" }, "No requests wait.");
     container.append(this.empty, this.picture);
     for (const [kind, text] of LEGEND) legend.append(el("li", {}, sample(kind), text));
     new ResizeObserver(() => this.last && this.show(...this.last)).observe(container);

@@ -17,14 +17,14 @@ const FIGURES = [
     name: "Requests waiting",
     value: (s) => s.waiting,
     text: count,
-    note: (s) => (s.queues.length ? `in ${s.queues.length}${s.queues.length < 20 && s.queuesComplete ? "" : " or more"} ${s.queues.length === 1 ? "line" : "lines"}` : "no lines"),
+    note: (s) => (s.queues.length ? `in ${s.queues.length}${s.queues.length < 20 && s.queuesComplete ? "" : " or more"} ${s.queues.length === 1 ? "queue" : "queues"}` : "no queues"),
   },
   {
     key: "longest",
     name: "Longest wait",
     value: (s) => s.longestWait,
     text: (value) => (value ? duration(value) : "–"),
-    note: () => "of those that wait now",
+    note: () => "of the waiting requests",
     alarm: (value) => (value >= 10_000 ? "bad" : value >= 1_000 ? "warm" : ""),
   },
   {
@@ -46,7 +46,7 @@ const FIGURES = [
     name: "Loop lag, p99",
     value: (s, recent) => recent.lag,
     text: bound,
-    note: (s, recent) => (recent.commits === null ? "no commits lately" : `commits, p99 ${bound(recent.commits)}`),
+    note: (s, recent) => (recent.commits === null ? "no recent commits" : `commits, p99 ${bound(recent.commits)}`),
     alarm: (value) => (value > 250 ? "bad" : value > 50 ? "warm" : ""),
   },
 ];

@@ -76,7 +76,7 @@ async function turn() {
     soon(EVERY_MS);
   } catch (error) {
     if (!(error instanceof Away || error instanceof Refused)) {
-      notice(`This page has a defect: ${error.message}`);
+      notice(`Error in this page: ${error.message}`);
       throw error;
     }
     refused(error);
@@ -100,7 +100,7 @@ function answered() {
     notice(roles(state));
     return;
   }
-  notice(state.storeAvailable ? "" : `The store (${state.store}) does not answer. Nothing can be locked or released until it does.`);
+  notice(state.storeAvailable ? "" : `The store (${state.store}) does not answer. No lock can be granted or released until it does.`);
   at("main").hidden = false;
   show();
 }
@@ -118,8 +118,8 @@ function show() {
 }
 
 function roles({ role, leader }) {
-  if (role === "follower") return `This server follows ${leader ?? "another one"}, which leads. Locks are to be seen there.`;
-  if (role === "starting") return "This server is starting: it is not known yet who leads.";
+  if (role === "follower") return `This server follows ${leader ?? "another one"}, the leader. Open its page to see the locks.`;
+  if (role === "starting") return "This server is starting: no leader is known yet.";
   return `This server is ${role}.`;
 }
 
@@ -137,20 +137,20 @@ function head({ version, namespace, namespaces: all, role, store, uptime }) {
 
 function refused(error) {
   if (error instanceof Refused && error.status === 401) {
-    signIn(tokens.get() === null ? "This server tells nothing to strangers." : `The token is not accepted: ${error.message}`);
+    signIn(tokens.get() === null ? "This server requires authentication." : `Token rejected: ${error.message}`);
     return;
   }
   failures += 1;
   const wait = Math.min(PATIENCE_MS, EVERY_MS * 2 ** (failures - 1));
   if (error instanceof Away) {
-    notice(`The server can't be reached: ${error.message}. What is shown here is old.`);
-    pulse("away", `Tries again every ${duration(wait)}`);
+    notice(`The server is unreachable: ${error.message}. The data below is stale.`);
+    pulse("away", `Retrying every ${duration(wait)}`);
   } else if (error.status === 403) {
-    notice(`This token may not see that: ${error.message}`);
-    pulse("away", "Refused");
+    notice(`Permission denied: ${error.message}`);
+    pulse("away", "Denied");
   } else {
     notice(error.leader === undefined ? error.message : `${error.message} (${error.leader} leads)`);
-    pulse("away", `Tries again every ${duration(wait)}`);
+    pulse("away", `Retrying every ${duration(wait)}`);
   }
   at("main").classList.add("stale");
   soon(wait);
@@ -161,7 +161,7 @@ function signIn(why) {
   at("sign-in").hidden = false;
   say(at("sign-in-why"), why);
   notice("");
-  pulse("away", "Needs a token");
+  pulse("away", "Token required");
   at("token").focus();
 }
 

@@ -17,13 +17,13 @@ export class Release {
   ask(request) {
     const held = request.state === "held";
     const cancel = el("button", { type: "button", click: () => this.dialog.close() }, "Keep it");
-    const confirm = el("button", { type: "button", class: "danger confirm" }, held ? "Release it" : "End its wait");
+    const confirm = el("button", { type: "button", class: "danger confirm" }, held ? "Release it" : "Cancel the request");
     const result = el("p", { class: "result", role: "status" });
     confirm.addEventListener("click", () => this.carryOut(request, confirm, cancel, result));
     const resources = request.resources.slice(0, MOST).map((each) => el("li", {}, el("bdi", { class: "name", title: visible(each) }, visible(each))));
     const left = request.resourcesTotal - resources.length;
     this.dialog.replaceChildren(
-      el("h2", { id: "release-title" }, held ? "Release this lock by force?" : "End this wait?"),
+      el("h2", { id: "release-title" }, held ? "Release this lock by force?" : "Cancel this request?"),
       el("dl", {}, el("dt", {}, "Id"), el("dd", {}, el("code", {}, `${request.id}`)), el("dt", {}, "Transaction"), el("dd", {}, el("bdi", { title: called(request) }, request.transactionName === undefined ? "none" : cut(request.transactionName, 80)))),
       el("h3", {}, held ? "It holds" : "It waits for"),
       el("ul", { class: "list" }, ...resources, ...(left > 0 ? [el("li", { class: "quiet" }, `and ${some(left, "more", "more")}`)] : [])),
@@ -45,7 +45,7 @@ export class Release {
       cancel.textContent = "Close";
       cancel.focus();
       result.className = "result good";
-      result.textContent = reason === "success" ? "Done: it has ended." : `It had ended already: ${reason}.`;
+      result.textContent = reason === "success" ? "Released." : `It had already ended: ${reason}.`;
       this.done();
     } catch (error) {
       confirm.disabled = false;
@@ -56,12 +56,12 @@ export class Release {
 }
 
 const WARNING =
-  "Its holder is told nothing but “released”. If it still works, it works without the lock, while others get it. " +
-  "Only fences keep its late writes out.";
-const NOTE = "Whoever waits is told nothing but “released”, as if they had given up themselves.";
+  "The holder is only notified that the lock was released. If it continues, it works without the lock. " +
+  "Only fencing tokens reject its late writes.";
+const NOTE = "The client is only notified that the request was released, as if it had cancelled it.";
 
 function told(error) {
-  if (!(error instanceof Refused)) return `Nothing is known of it: ${error.message}. It may have been released or not.`;
-  const right = error.status === 403 ? "You may not do that: " : error.status === 401 ? "The token is not accepted: " : "";
+  if (!(error instanceof Refused)) return `The outcome is unknown: ${error.message}. The request may have been released.`;
+  const right = error.status === 403 ? "Permission denied: " : error.status === 401 ? "Token rejected: " : "";
   return `${right}${error.message}`;
 }

@@ -46,20 +46,20 @@ export class Lines extends Table {
       { title: "Holders", text: (line) => count(line.holders), number: true },
       { title: "Held by", text: heldBy },
     ];
-    super(table, columns, "No lines.", select);
+    super(table, columns, "No requests wait.", select);
     this.counter = counter;
   }
 
   show(state) {
     this.rows(state.queues, state.now);
     const most = state.queues.length >= MOST ? `the ${MOST} longest` : "";
-    say(this.counter, state.queuesComplete ? most : `of the first to come; more wait than are looked at`);
+    say(this.counter, state.queuesComplete ? most : "among the oldest waiters only");
   }
 }
 
 /** The first holder of a line, and how many more there are. */
 function heldBy(line) {
-  if (line.holder === null) return "nobody";
+  if (line.holder === null) return "–";
   const others = line.holders > 1 ? ` +${count(line.holders - 1)}` : "";
   return cut(called({ ...line, id: line.holder }), HOLDER) + others;
 }
@@ -72,7 +72,7 @@ export class Hot extends Table {
       { title: "Conflicts", text: (hot) => count(hot.conflicts), number: true },
       { title: "Now", text: (hot) => count(hot.waiting), number: true },
     ];
-    super(table, columns, "Nobody had to wait lately.", select);
+    super(table, columns, "No contention in the last minutes.", select);
     this.counter = counter;
   }
 
@@ -83,9 +83,9 @@ export class Hot extends Table {
 }
 
 const OUTCOMES = {
-  granted: "granted at once",
+  granted: "granted immediately",
   waited: "granted after a wait",
-  cancelled: "cancelled while they waited",
+  cancelled: "cancelled while waiting",
 };
 
 /** What became of requests, and which commands were refused. */
@@ -93,8 +93,8 @@ export function outcomes(container, state) {
   const rows = [
     ...Object.entries(state.outcomes).map(([key, number]) => [OUTCOMES[key] ?? key, number, "outcome"]),
     ...Object.entries(state.errors).map(([key, number]) => [`error: ${key}`, number, "error"]),
-    ["lines reordered", state.rearrangements, "outcome"],
-    ["errors of the store", state.storeErrors, "error"],
+    ["queues rearranged", state.rearrangements, "outcome"],
+    ["store errors", state.storeErrors, "error"],
   ].filter(([, number]) => number > 0);
   renew(container, rows, () => {
     if (rows.length === 0) return [el("p", { class: "empty" }, "None yet.")];
