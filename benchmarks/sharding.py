@@ -32,21 +32,21 @@ def reach(_: int) -> Iterator[Row]:
     """Shards touched, messages of a cycle, the wait where nothing is in the way, and the gain that the work allows."""
     costs = Costs()
     yield (
-        "resources", "shards", "touched", "messages, ordered", "handed on", "wait, ordered", "handed on", "gain at most",
+        "resources", "shards", "touched", "messages, ordered", "chained", "wait, ordered", "chained", "gain at most",
     )  # fmt: skip
     for shards in (4, 8, 16):
         for resources in RESOURCES:
             parts = touched(resources, shards)
             yield (
                 f"{resources}", f"{shards}", f"{parts:.2f}", f"{4 * parts:.1f}", f"{1 + 3 * parts:.1f}",
-                ms(wait_ms(parts, costs, handed_on=False)), ms(wait_ms(parts, costs, handed_on=True)),
+                ms(wait_ms(parts, costs, chained=False)), ms(wait_ms(parts, costs, chained=True)),
                 f"{gain(resources, shards, costs):.1f}",
             )  # fmt: skip
 
 
 def capacity(seed: int) -> Iterator[Row]:
     """Cycles a second where nobody is in anybody's way: 600 clients, 8 shards; beside it the gain over one leader."""
-    ways = [way for way in WAYS if way != "handed on"]  # as much work as ordered
+    ways = [way for way in WAYS if way != "chained"]  # as much work as ordered
     yield ("resources", *ways)
     for resources in RESOURCES:
         load = Load(clients=600, resources=resources, jobs=6_000)
@@ -60,12 +60,12 @@ def hot(seed: int) -> Iterator[Row]:
     for skew in (0.0, 1.0):
         for resources in RESOURCES:
             for way in WAYS:
-                if way == "tried" and skew and resources == max(RESOURCES):
+                if way == "try-lock" and skew and resources == max(RESOURCES):
                     continue  # takes longer than all other rows
                 load = Load(resources=resources, jobs=2_000, keys=1_000, skew=skew, work_ms=1)
                 seen = _run(way, load, seed)
                 yield (
-                    "Zipf" if skew else "even", f"{resources}", way, f"{seen.cycles_per_s:,.0f}", ms(seen.quantile(0.5)),
+                    "Zipf" if skew else "uniform", f"{resources}", way, f"{seen.cycles_per_s:,.0f}", ms(seen.quantile(0.5)),
                     ms(seen.quantile(0.99)), ms(seen.idle_ms), f"{seen.attempts:.1f}",
                 )  # fmt: skip
 
@@ -88,15 +88,15 @@ def large(seed: int) -> Iterator[Row]:
 def deadlocks(seed: int) -> Iterator[Row]:
     """Transactions of three steps over 8 shards, whose waits are gathered every so often."""
     yield (
-        "transactions", "leaders", "gathered every", "transactions/s", "ended at once", "reordered", "ended by gathering",
-        "of these needless", "phantom", "timed out", "stuck p50", "stuck p99",
+        "transactions", "leaders", "collected every", "transactions/s", "aborted on arrival", "reordered", "aborted by detector",
+        "of these avoidable", "of these phantom", "timed out", "blocked p50", "blocked p99",
     )  # fmt: skip
     plain, early = Steps(), Steps(queue_timeout_ms=100, early=0.5, keys=300)
     apart = Steps(queue_timeout_ms=100, early=0.5, keys=300, apart=True)
     for name, load, periods in (
-        ("hold to the end", plain, (10.0, 100.0, 1_000.0, None)),
-        ("give back early, wait 100 ms", early, (10.0, 50.0)),
-        ("the same, views apart", apart, (10.0, 50.0)),
+        ("strict 2PL", plain, (10.0, 100.0, 1_000.0, None)),
+        ("early release, 100 ms timeout", early, (10.0, 50.0)),
+        ("the same, staggered views", apart, (10.0, 50.0)),
     ):
         for shards, period_ms in ((1, None), *((SHARDS, each) for each in periods)):
             if shards == 1 and load.apart:
@@ -113,7 +113,7 @@ def deadlocks(seed: int) -> Iterator[Row]:
 
 def examples(_: int) -> Iterator[Row]:
     """Cases that one leader solves and two shards do not."""
-    yield ("what happens", "one leader", "two shards")
+    yield ("case", "one leader", "two shards")
     for what, case in cases():
         yield (what, case.leader, case.shards)
 

@@ -22,7 +22,7 @@ def gain(resources: int, shards: int, costs: Costs) -> float:
     return shards * whole_us / spread_us
 
 
-def wait_ms(parts: float, costs: Costs, *, handed_on: bool) -> float:
+def wait_ms(parts: float, costs: Costs, *, chained: bool) -> float:
     """From asking to holding all where nothing is in the way and no processor is busy."""
     one_ms = costs.hop_ms + costs.of(1) + costs.commit_ms + costs.hop_ms
-    return one_ms * parts - (costs.hop_ms * (parts - 1) if handed_on else 0)
+    return one_ms * parts - (costs.hop_ms * (parts - 1) if chained else 0)

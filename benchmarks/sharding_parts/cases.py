@@ -38,11 +38,11 @@ class Ask:
         held = sum(part.state is HELD for part in self.parts)
         if held == len(self.parts):
             return f"{self.who} holds all"
-        return f"{self.who} waits" + (" and holds a part" if held else "")
+        return f"{self.who} waits" + (" and holds some" if held else "")
 
 
 def two_lines() -> Case:
-    """Two requests for a and b. The lines of the two shards get them in different orders."""
+    """R1 and R2 both request a and b. They arrive at the two shards in different orders."""
     one = LockManager()
     whole = [Ask("R1").of(one, "a", "b"), Ask("R2").of(one, "a", "b")]
     first, second = LockManager(), LockManager()
@@ -55,7 +55,7 @@ def two_lines() -> Case:
 
 
 def reserved_is_held() -> Case:
-    """T holds a. R asks for a and b, then T asks for b. Both lines of the shards have the same order."""
+    """T holds a. R requests a and b, then T requests b. They arrive at both shards in the same order."""
     one = LockManager()
     Ask("T").of(one, "a")
     whole = [Ask("R").of(one, "a", "b"), Ask("T").of(one, "b")]
@@ -67,7 +67,7 @@ def reserved_is_held() -> Case:
 
 
 def inversion(middles: int = 5) -> Case:
-    """Low asks for a and b while b is held, urgent then for a. Requests of middle priority keep coming for b."""
+    """A request of low priority for a and b waits for b, then an urgent one requests a. Requests of medium priority for b keep arriving."""
     one, first, second = LockManager(), LockManager(), LockManager()
     passed = []
     for managers in ((one, one), (first, second)):
@@ -83,12 +83,12 @@ def inversion(middles: int = 5) -> Case:
             managers[1].step(Release(holder.id), 0)
             holder = following
             waited += 1
-        passed.append(f"{urgent.state()}, after {waited} of lower priority")
+        passed.append(f"{urgent.state()}, after {waited} grants of lower priority")
     return Case("inversion", *passed)
 
 
 def two_takes() -> Case:
-    """Two want 3 of 4 tokens, of which each shard has two. Both ask both shards at once."""
+    """X and Y each request any 3 of 4 tokens, of which each shard has two. Both send to both shards at once."""
     tokens = ("t1", "t2", "t3", "t4")
     one = LockManager()
     got = [_take(one, who, tokens, 3) for who in ("X", "Y")]

@@ -189,7 +189,7 @@ class Sequenced(Way):
 WAYS: dict[str, type[Way]] = {
     "one leader": Leader,
     "ordered": Ordered,
-    "handed on": Chained,
-    "tried": Tried,
+    "chained": Chained,
+    "try-lock": Tried,
     "sequenced": Sequenced,
 }

@@ -42,7 +42,7 @@ def test_a_seed_decides_everything(way: str) -> None:
     assert run(way, 1, LOAD, seed=2) != run(way, 1, LOAD, seed=1)
 
 
-@pytest.mark.parametrize("way", ["ordered", "handed on"])
+@pytest.mark.parametrize("way", ["ordered", "chained"])
 def test_one_shard_is_the_one_leader(way: str) -> None:
     assert run(way, 1, LOAD) == run("one leader", 1, LOAD)
 
@@ -51,7 +51,7 @@ def test_what_is_simulated_agrees_with_what_is_calculated() -> None:
     costs = Costs()
     alone = run("ordered", 8, Load(clients=1, jobs=2_000, resources=3))
     assert sum(alone.wait_ms) / len(alone.wait_ms) == pytest.approx(
-        wait_ms(touched(3, 8), costs, handed_on=False), rel=0.02
+        wait_ms(touched(3, 8), costs, chained=False), rel=0.02
     )
     crowd = Load(clients=600, jobs=6_000, resources=3)
     rate = run("ordered", 8, crowd).cycles_per_s / run("one leader", 1, crowd).cycles_per_s
@@ -97,6 +97,6 @@ def test_the_cases_of_the_page() -> None:
     assert two_lines().shards.endswith("cycle: R1 waits for R2 waits for R1")
     assert reserved_is_held().leader == "R waits, T holds all"
     assert reserved_is_held().shards.endswith("cycle: T waits for R waits for T")
-    assert inversion().leader == "urgent holds all, after 0 of lower priority"
-    assert inversion(middles=50).shards == "urgent waits, after 50 of lower priority"
+    assert inversion().leader == "urgent holds all, after 0 grants of lower priority"
+    assert inversion(middles=50).shards == "urgent waits, after 50 grants of lower priority"
     assert (two_takes().leader, two_takes().shards) == ("X gets 3, Y gets 0", "X gets 2, Y gets 2: neither has 3")
