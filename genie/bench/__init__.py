@@ -1,5 +1,5 @@
-"""The load that `genie bench` puts on a running server. One file without sockets decides, one with them carries it out.
+"""The load generator of `genie bench`.
 
-`histogram` counts durations, `workloads` says what is asked for, `cycles` is one connection's part of the load, from
-bytes to bytes, and `load` connects, keeps the time and cleans up.
+`generator` defines the workloads and the protocol state of one connection, without I/O. `runner` opens the connections,
+measures, and releases all locks at the end. `histogram` counts durations.
 """

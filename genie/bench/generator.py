@@ -1,6 +1,7 @@
-"""What is asked for: the lines of every slot, made before the run so that asking costs nothing but a choice.
+"""The workloads of `genie bench`, and the client side of one connection of the load, without a socket.
 
-A slot is the place of one request in flight. It asks with one of its lines, chosen at random each time.
+Each connection has as many slots as it may have requests in flight. A slot repeats one cycle: request, grant, release.
+The request lines of a slot are encoded before the run; each cycle sends one of them, chosen at random.
 """
 
 from __future__ import annotations
@@ -16,87 +17,92 @@ from genie.errors import Code
 from genie.protocol import framing, messages
 from genie.protocol.resources import EXCLUSIVE, SHARED
 
-Lines = tuple[bytes, ...]
-"""What a slot may ask for, each as likely as the other."""
+RequestLines = tuple[bytes, ...]
+"""The encoded request commands of one slot, chosen with equal probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What can be set of the workloads."""
+class WorkloadParameters:
+    """The configurable parameters of the workloads."""
 
     keys: int = 8
-    """Keys that all slots of `mixed` share."""
+    """Number of keys of `mixed`, shared by all slots."""
     shared_percent: int = 80
-    """How many of the requests of `mixed` are shared; the others are exclusive."""
+    """Percentage of the requests of `mixed` that are shared; the others are exclusive."""
     resources: int = 3
-    """Resources that a request of `several` names."""
+    """Number of resources in each request of `several`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`slots(prefix, shape, count)`: the lines of so many slots, on keys that begin with the prefix."""
+    """A workload. `encode_slots(prefix, parameters, count)` returns the request lines of `count` slots.
 
-    title: Callable[[Shape], str]
-    slots: Callable[[str, Shape, int], list[Lines]]
+    The names of all resources start with `prefix`.
+    """
 
-
-def _own(prefix: str, _: Shape, count: int) -> list[Lines]:
-    return [(_request(f"{EXCLUSIVE}{prefix}{slot}"),) for slot in range(count)]
-
-
-def _hot(prefix: str, _: Shape, count: int) -> list[Lines]:
-    return [(_request(f"{EXCLUSIVE}{prefix}hot"),)] * count
+    title: Callable[[WorkloadParameters], str]
+    encode_slots: Callable[[str, WorkloadParameters, int], list[RequestLines]]
 
 
-def _mixed(prefix: str, shape: Shape, count: int) -> list[Lines]:
-    modes = [SHARED] * shape.shared_percent + [EXCLUSIVE] * (100 - shape.shared_percent)
-    every = {(mode, key): _request(f"{mode}{prefix}{key}") for mode in set(modes) for key in range(shape.keys)}
-    return [tuple(every[mode, key] for mode in modes for key in range(shape.keys))] * count
+def _encode_own(prefix: str, _: WorkloadParameters, count: int) -> list[RequestLines]:
+    return [(_encode_request(f"{EXCLUSIVE}{prefix}{slot}"),) for slot in range(count)]
 
 
-def _several(prefix: str, shape: Shape, count: int) -> list[Lines]:
-    parts = range(shape.resources)
-    return [(_request(*(f"{EXCLUSIVE}{prefix}{slot}/{part}" for part in parts)),) for slot in range(count)]
+def _encode_hot(prefix: str, _: WorkloadParameters, count: int) -> list[RequestLines]:
+    return [(_encode_request(f"{EXCLUSIVE}{prefix}hot"),)] * count
 
 
-def _title_of_mixed(shape: Shape) -> str:
-    keys = "the same key" if shape.keys == 1 else f"one of {shape.keys} keys"
-    return f"requests lock {keys}, {shape.shared_percent} % of them shared"
+def _encode_mixed(prefix: str, parameters: WorkloadParameters, count: int) -> list[RequestLines]:
+    """Return 100 lines for each key, of which `shared_percent` are shared; all slots have the same lines."""
+    modes = [SHARED] * parameters.shared_percent + [EXCLUSIVE] * (100 - parameters.shared_percent)
+    keys = range(parameters.keys)
+    encoded = {(mode, key): _encode_request(f"{mode}{prefix}{key}") for mode in set(modes) for key in keys}
+    return [tuple(encoded[mode, key] for mode in modes for key in keys)] * count
 
 
-def _title_of_several(shape: Shape) -> str:
-    keys = "1 key" if shape.resources == 1 else f"{shape.resources} keys"
+def _encode_several(prefix: str, parameters: WorkloadParameters, count: int) -> list[RequestLines]:
+    parts = range(parameters.resources)
+    return [(_encode_request(*(f"{EXCLUSIVE}{prefix}{slot}/{part}" for part in parts)),) for slot in range(count)]
+
+
+def _title_of_mixed(parameters: WorkloadParameters) -> str:
+    keys = "the same key" if parameters.keys == 1 else f"one of {parameters.keys} keys"
+    return f"requests lock {keys}, {parameters.shared_percent} % of them shared"
+
+
+def _title_of_several(parameters: WorkloadParameters) -> str:
+    keys = "1 key" if parameters.resources == 1 else f"{parameters.resources} keys"
     return f"each request locks {keys} of its own"
 
 
-def _request(*resources: str) -> bytes:
-    # What a killed benchmark holds goes with its connections.
+def _encode_request(*resources: str) -> bytes:
+    # `onDisconnect`: the locks of a killed benchmark are released with its connections.
     return messages.command("request", resources=resources, onDisconnect="release")
 
 
 WORKLOADS: Final[Mapping[str, Workload]] = {
-    "own": Workload(lambda _: "each request locks a key of its own", _own),
-    "hot": Workload(lambda _: "all requests lock the same key", _hot),
-    "mixed": Workload(_title_of_mixed, _mixed),
-    "several": Workload(_title_of_several, _several),
+    "own": Workload(lambda _: "each request locks a key of its own", _encode_own),
+    "hot": Workload(lambda _: "all requests lock the same key", _encode_hot),
+    "mixed": Workload(_title_of_mixed, _encode_mixed),
+    "several": Workload(_title_of_several, _encode_several),
 }
-"""By their names on the command line."""
+"""Workloads by their names on the command line."""
 
 
-# -- One connection's part of the load, without a socket: bytes come in, the bytes to be sent go out --------
+# -- One connection of the load: received bytes in, bytes to send out --------
 
 SUCCESS = "success"
 RELEASED_BY_OTHER = "released-by-other"
 NO_MESSAGE = "no-message"
 
-_BEFORE_ID, _BEHIND_ID = messages.command("release", id=0).split(b"0")
+_RELEASE_HEAD, _RELEASE_TAIL = messages.command("release", id=0).split(b"0")
 
 
 class Tally:
-    """What all connections measured together.
+    """The measurements of all connections together.
 
-    Durations are counted while `measuring`, of cycles that end then. Errors are counted always: by the `code` of an
-    error, the `reason` of an end that was not asked for, or a name of ours.
+    Durations are recorded only while `measuring`, when a cycle is completed. Errors are always counted: by the `code`
+    of an error message, the `reason` of an unexpected end, or one of the names of this package.
     """
 
     def __init__(self) -> None:
@@ -107,131 +113,141 @@ class Tally:
 
 
 class _Slot:
-    __slots__ = ("asked_ns", "leaving", "lines", "locked_ns")
+    __slots__ = ("lines", "locked_at_ns", "releasing", "requested_at_ns")
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: RequestLines) -> None:
         self.lines = lines
-        self.asked_ns = 0
-        self.locked_ns = 0
-        """0: not yet."""
-        self.leaving = False
-        """Its release is sent."""
+        self.requested_at_ns = 0
+        self.locked_at_ns = 0
+        """0 until the request is granted."""
+        self.releasing = False
+        """Whether the release has been sent."""
 
 
 class LoadConnection:
-    """The slots of one connection, one for each of `lines`. Times are nanoseconds of a clock that never goes back."""
+    """The protocol state of one connection, with one slot for each item of `slots`.
 
-    def __init__(self, lines: list[Lines], tally: Tally) -> None:
+    Times are nanoseconds of a monotonic clock.
+    """
+
+    def __init__(self, slots: list[RequestLines], tally: Tally) -> None:
         self._tally = tally
         self._framing = framing.LineReader()
-        self._resting = [_Slot(of_slot) for of_slot in lines]
-        self._asked: deque[_Slot] = deque()
-        """Without an id."""
-        self._known: dict[int, _Slot] = {}
-        """Waiting, held, or being released, by id."""
-        self._again: list[int] = []
-        """Ids whose release was refused."""
+        self._idle = [_Slot(lines) for lines in slots]
+        self._unacknowledged: deque[_Slot] = deque()
+        """Slots whose request was sent and has no id yet, in the order in which the server will reply."""
+        self._by_id: dict[int, _Slot] = {}
+        """Slots whose request waits, is held, or is being released, by its id."""
+        self._rejected_releases: list[int] = []
+        """Ids whose release was rejected and is sent again."""
         self.stopping = False
-        self.broken = ""
-        """Why nothing more that comes can be understood."""
-        self.refused = ""
-        """What the server said instead of taking anything from this connection."""
-        self._taken = False
-        """The server has taken a request."""
+        self.protocol_error = ""
+        """Description of invalid input, after which the connection is unusable."""
+        self.rejection = ""
+        """The error by which the server rejected the connection; empty once it has accepted a request."""
+        self._accepted = False
+        """Whether the server has accepted a request."""
 
     @property
-    def owed(self) -> int:
-        """Requests that have not ended, as far as was heard."""
-        return len(self._asked) + len(self._known)
+    def unfinished(self) -> int:
+        """Number of requests whose end the server has not confirmed."""
+        return len(self._unacknowledged) + len(self._by_id)
 
     def tick(self, now_ns: int) -> bytes:
-        """Ask for those who rest, and repeat what was refused."""
-        out = [_release(id_) for id_ in self._again if id_ in self._known]
-        self._again.clear()
+        """Return the commands to send: rejected releases again, and a request for each idle slot."""
+        commands = [_release(id_) for id_ in self._rejected_releases if id_ in self._by_id]
+        self._rejected_releases.clear()
         if not self.stopping:
-            out += [self._ask(slot, now_ns) for slot in self._resting]
-            self._resting.clear()
-        return b"".join(out)
+            commands += [self._request(slot, now_ns) for slot in self._idle]
+            self._idle.clear()
+        return b"".join(commands)
 
     def stop(self) -> bytes:
-        """Begin nothing more, cancel what waits; `owed` goes down to nothing as the answers come."""
+        """Start no more cycles; return the releases of all waiting and held requests.
+
+        `unfinished` falls to 0 as the replies arrive.
+        """
         self.stopping = True
-        return b"".join([self._leave(id_, slot) for id_, slot in self._known.items() if not slot.leaving])
+        return b"".join([self._start_release(id_, slot) for id_, slot in self._by_id.items() if not slot.releasing])
 
     def receive(self, data: bytes, now_ns: int) -> bytes:
-        """Take what has come; returns what is to be sent. Afterwards look whether it is `broken`."""
-        out: list[bytes] = []
+        """Process received bytes; return the bytes to send. Sets `protocol_error` if the data are invalid."""
+        commands: list[bytes] = []
         try:
             for line in self._framing.feed(data):
-                self._take(messages.read(line), now_ns, out)
+                self._on_message(messages.read(line), now_ns, commands)
         except (ValueError, framing.LineTooLong) as error:
             self._tally.errors[NO_MESSAGE] += 1
-            self.broken = f"it sent what is no message of a Genie server: {error}"
-        return b"".join(out)
+            self.protocol_error = f"received an invalid message: {error}"
+        return b"".join(commands)
 
-    def _take(self, message: messages.Message | None, now_ns: int, out: list[bytes]) -> None:
+    def _on_message(self, message: messages.Message | None, now_ns: int, commands: list[bytes]) -> None:
         match message:
             case messages.Queued():
-                self._queued(message.payload.id, out)
+                self._on_queued(message.payload.id, commands)
             case messages.Locked():
-                self._locked(message.payload.id, now_ns, out)
+                self._on_locked(message.payload.id, now_ns, commands)
             case messages.Released():
-                self._released(message.payload, now_ns, out)
+                self._on_released(message.payload, now_ns, commands)
             case messages.Error():
-                self._refused(message.payload)
+                self._on_error(message.payload)
 
-    def _queued(self, id_: int, out: list[bytes]) -> None:
-        if not self._asked:
-            raise ValueError("an answer to a request that was not sent")
-        self._taken, self.refused = True, ""
-        slot = self._known[id_] = self._asked.popleft()
+    def _on_queued(self, id_: int, commands: list[bytes]) -> None:
+        """Assign the id to the oldest unacknowledged request: the server replies in order."""
+        if not self._unacknowledged:
+            raise ValueError("a reply to a request that was not sent")
+        self._accepted, self.rejection = True, ""
+        slot = self._by_id[id_] = self._unacknowledged.popleft()
         if self.stopping:
-            out.append(self._leave(id_, slot))
+            commands.append(self._start_release(id_, slot))
 
-    def _locked(self, id_: int, now_ns: int, out: list[bytes]) -> None:
-        slot = self._known.get(id_)
-        if slot is not None and not slot.leaving:
-            slot.locked_ns = now_ns
-            out.append(self._leave(id_, slot))
+    def _on_locked(self, id_: int, now_ns: int, commands: list[bytes]) -> None:
+        slot = self._by_id.get(id_)
+        if slot is not None and not slot.releasing:
+            slot.locked_at_ns = now_ns
+            commands.append(self._start_release(id_, slot))
 
-    def _released(self, told: messages.Released.Payload, now_ns: int, out: list[bytes]) -> None:
-        slot = self._known.pop(told.id, None)
-        if slot is None:  # it ended by itself, and this answers the release that came too late
+    def _on_released(self, released: messages.Released.Payload, now_ns: int, commands: list[bytes]) -> None:
+        """Complete a cycle and start the next; a request that ended in another way is counted as an error."""
+        slot = self._by_id.pop(released.id, None)
+        if slot is None:  # the reply to a release that was sent when the request had already ended
             return
-        if told.reason != SUCCESS or not slot.leaving:
-            self._tally.errors[RELEASED_BY_OTHER if told.reason == SUCCESS else told.reason] += 1
-            self._resting.append(slot)
+        if released.reason != SUCCESS or not slot.releasing:
+            self._tally.errors[RELEASED_BY_OTHER if released.reason == SUCCESS else released.reason] += 1
+            self._idle.append(slot)
             return
-        if self._tally.measuring and slot.locked_ns:
-            self._tally.to_locked.add(slot.locked_ns - slot.asked_ns)
-            self._tally.to_released.add(now_ns - slot.asked_ns)
+        if self._tally.measuring and slot.locked_at_ns:
+            self._tally.to_locked.add(slot.locked_at_ns - slot.requested_at_ns)
+            self._tally.to_released.add(now_ns - slot.requested_at_ns)
         if self.stopping:
-            self._resting.append(slot)
+            self._idle.append(slot)
         else:
-            out.append(self._ask(slot, now_ns))
+            commands.append(self._request(slot, now_ns))
 
-    def _refused(self, told: messages.Error.Payload) -> None:
-        self._tally.errors[told.code] += 1
-        if not self._taken:
-            self.refused = f"{told.code}: {told.message}"
-        if told.id is not None:
-            if told.code != Code.UNKNOWN_ID:
-                self._again.append(told.id)
-            elif told.id in self._known:
-                self._resting.append(self._known.pop(told.id))
-        elif self._asked:
-            self._resting.append(self._asked.popleft())
+    def _on_error(self, error: messages.Error.Payload) -> None:
+        """Count an error. One with an id rejects a release, one without an id the oldest unacknowledged request."""
+        self._tally.errors[error.code] += 1
+        if not self._accepted:
+            self.rejection = f"{error.code}: {error.message}"
+        if error.id is not None:
+            if error.code != Code.UNKNOWN_ID:
+                self._rejected_releases.append(error.id)
+            elif error.id in self._by_id:
+                self._idle.append(self._by_id.pop(error.id))
+        elif self._unacknowledged:
+            self._idle.append(self._unacknowledged.popleft())
 
-    def _ask(self, slot: _Slot, now_ns: int) -> bytes:
-        slot.asked_ns, slot.locked_ns, slot.leaving = now_ns, 0, False
-        self._asked.append(slot)
+    def _request(self, slot: _Slot, now_ns: int) -> bytes:
+        """Start a cycle of a slot; return its request command."""
+        slot.requested_at_ns, slot.locked_at_ns, slot.releasing = now_ns, 0, False
+        self._unacknowledged.append(slot)
         lines = slot.lines
-        return lines[0] if len(lines) == 1 else lines[int(random() * len(lines))]  # noqa: S311 - no secret
+        return lines[0] if len(lines) == 1 else lines[int(random() * len(lines))]  # noqa: S311 - not for security
 
-    def _leave(self, id_: int, slot: _Slot) -> bytes:
-        slot.leaving = True
+    def _start_release(self, id_: int, slot: _Slot) -> bytes:
+        slot.releasing = True
         return _release(id_)
 
 
 def _release(id_: int) -> bytes:
-    return b"%b%d%b" % (_BEFORE_ID, id_, _BEHIND_ID)
+    return b"%b%d%b" % (_RELEASE_HEAD, id_, _RELEASE_TAIL)

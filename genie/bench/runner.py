@@ -1,7 +1,7 @@
-"""The load on its connections: opens them, lets them run for a while, measures, and leaves nothing behind.
+"""Runs workloads against a server: opens the connections, warms up, measures, and releases all locks.
 
-All connections belong to one event loop, without a task or a future for a request. The time of an answer is when this
-process reads it. A client that is short of a processor reads late, so the result says how much of one it used.
+All connections are served by one event loop, without a task or a future for each request. A reply is timed when this
+process reads it. A process that lacks CPU time reads late, so the result includes how much it used.
 """
 
 from __future__ import annotations
@@ -12,34 +12,33 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
-from genie.bench.generator import WORKLOADS, LoadConnection, Shape, Tally
+from genie.bench.generator import WORKLOADS, LoadConnection, Tally, WorkloadParameters
 from genie.client.config import KEEPALIVE_IDLE_S, Address, find_token, format_address
 from genie.errors import Unavailable
 from genie.net import enable_keepalive
 from genie.protocol import messages
 from genie.tls import reason
 
-TICK_S = 0.1
-"""How often those who rest ask again, and the progress is told."""
+TICK_INTERVAL_S = 0.1
+"""How often idle slots send a request again, and the progress is reported."""
 MAX_CONCURRENT_CONNECTS = 64
-"""Connections that are opened at the same time: fewer than a server's queue for new ones has places."""
+"""Connections that are opened at the same time, fewer than a server's listen backlog."""
 
-MAX_INTERRUPTS = 2
-"""So many interrupts end the cleaning up, too."""
+INTERRUPTS_TO_ABORT = 2
+"""Number of interrupts after which the runner no longer waits for releases to be confirmed."""
 
 NOT_RELEASED = "not-released"
 CONNECTION_LOST = "connection-lost"
 
-Watch = Callable[[str, float | None, int], None]
-"""Is told the workload, the seconds measured so far (None: it warms up), and the cycles counted in them."""
+ProgressCallback = Callable[[str, float | None, int], None]
+"""Called with the workload, the measured seconds (None: it warms up), and the cycles completed in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """How to run each workload. `timeout_s` bounds the connecting, and the cleaning up."""
+    """How to run each workload. `timeout_s` limits connecting, and releasing at the end."""
 
     address: Address
     connections: int
@@ -48,70 +47,74 @@ class BenchOptions:
     measure_s: float
     warm_up_s: float
     timeout_s: float
-    shape: Shape
+    parameters: WorkloadParameters
     namespace: str | None = None
-    """None: the server's first."""
+    """None: the first namespace of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What was measured of one workload. `lost` says why it ended early where the connections did."""
+    """The measurements of one workload."""
 
     workload: str
     connections: int
-    """Those that were there for all of the measured time."""
+    """Connections that were open until the end of the measured time."""
     measured_s: float
-    """0: it ended before it was measured."""
+    """0 if the workload ended before the measurement began."""
     client_cpu_s: float
-    """What this process used meanwhile, of one processor."""
+    """CPU time of this process during the measurement."""
     tally: Tally
-    lost: str = ""
+    connection_error: str = ""
+    """Why the last connection ended, if all ended during the run."""
 
     @property
     def cycles(self) -> int:
-        """How many ended in that time."""
+        """Cycles completed in the measured time."""
         return self.tally.to_released.count
 
     @property
     def cycles_per_s(self) -> float:
-        """On the average; 0 where no time was measured."""
+        """Cycles per second; 0 if nothing was measured."""
         return self.cycles / self.measured_s if self.measured_s else 0.0
 
     @property
     def client_cpu_percent(self) -> float:
-        """How busy this process was; near 100 it is itself what limits the result."""
+        """CPU usage of this process; near 100 the client limits the result."""
         return 100 * self.client_cpu_s / self.measured_s if self.measured_s else 0.0
 
 
 class _LoadProtocol(asyncio.Protocol):
-    def __init__(self, cycles: LoadConnection, load: LoadRunner) -> None:
-        self.cycles = cycles
-        self.ending = False
-        self._load = load
+    """Connects a `LoadConnection` to its transport."""
+
+    def __init__(self, connection: LoadConnection, runner: LoadRunner) -> None:
+        self.connection = connection
+        self.closing = False
+        """Whether this side closes the connection, so that its end is no error."""
+        self._runner = runner
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
-        self._load.wires.add(self)
-        self._write(self._load.hello)
+        self._runner.protocols.add(self)
+        self._write(self._runner.hello)
 
     def data_received(self, data: bytes) -> None:
-        self._write(self.cycles.receive(data, time.perf_counter_ns()))
-        if self.cycles.broken:
+        self._write(self.connection.receive(data, time.perf_counter_ns()))
+        if self.connection.protocol_error:
             self.abort()
-        elif self.cycles.stopping:
-            self._close_if_done()
+        elif self.connection.stopping:
+            self._close_if_finished()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._load.lost(self, str(exc) if exc else "the server closed it")
+        self._runner.on_connection_lost(self, str(exc) if exc else "the server closed it")
 
     def tick(self) -> None:
-        self._write(self.cycles.tick(time.perf_counter_ns()))
+        self._write(self.connection.tick(time.perf_counter_ns()))
 
     def stop(self) -> None:
-        self._write(self.cycles.stop())
-        self._close_if_done()
+        self._write(self.connection.stop())
+        self._close_if_finished()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -121,146 +124,159 @@ class _LoadProtocol(asyncio.Protocol):
         if data and self._transport is not None:
             self._transport.write(data)
 
-    def _close_if_done(self) -> None:
-        if not self.cycles.owed and self._transport is not None:
-            self.ending = True
+    def _close_if_finished(self) -> None:
+        if not self.connection.unfinished and self._transport is not None:
+            self.closing = True
             self._transport.close()
 
 
-def _same(wire: _LoadProtocol) -> _LoadProtocol:
-    return wire
-
-
 class LoadRunner:
-    """Runs workloads, one after the other. `interrupt` ends it early, with what was measured until then."""
+    """Runs workloads, one after the other. `interrupt` ends the current one early, with what was measured so far."""
 
-    def __init__(self, plan: BenchOptions, watch: Watch) -> None:
-        self.wires: set[_LoadProtocol] = set()
-        """The connections that are open."""
+    def __init__(self, options: BenchOptions, on_progress: ProgressCallback) -> None:
+        self.protocols: set[_LoadProtocol] = set()
+        """The open connections."""
         self.interrupts = 0
-        self._plan = plan
-        said = {"token": find_token(), "namespace": plan.namespace}
-        self.hello = messages.command("hello", **said) if any(said.values()) else b""
-        """What each connection says first."""
-        self._watch = watch
+        """How often `interrupt` was called."""
+        self._options = options
+        identity = {"token": find_token(), "namespace": options.namespace}
+        self.hello = messages.command("hello", **identity) if any(identity.values()) else b""
+        """First command of each connection; empty if there is neither a token nor a namespace."""
+        self._on_progress = on_progress
         self._prefix = f"genie-bench/{secrets.token_hex(8)}/"
         self._tally = Tally()
-        self._why = ""
+        self._connection_error = ""
         self._wake = asyncio.Event()
-        self._connecting: asyncio.Timeout | None = None
+        self._connect_timeout: asyncio.Timeout | None = None
 
     def interrupt(self) -> None:
-        """End early; the second time, don't wait until the server has confirmed that all is released."""
+        """End the run early. A second call no longer waits until the server has confirmed all releases."""
         self.interrupts += 1
         self._wake.set()
-        if self._connecting is not None:
-            self._connecting.reschedule(0)
+        if self._connect_timeout is not None:
+            self._connect_timeout.reschedule(0)
 
-    def lost(self, wire: _LoadProtocol, why: str) -> None:
-        """A connection has ended."""
-        self.wires.discard(wire)
-        if not wire.ending:
-            counted = wire.cycles.broken or wire.cycles.refused
-            if not counted:
+    def on_connection_lost(self, protocol: _LoadProtocol, reason: str) -> None:
+        """Remove a connection, and count an error unless this side closed it or has already counted one."""
+        self.protocols.discard(protocol)
+        if not protocol.closing:
+            counted_error = protocol.connection.protocol_error or protocol.connection.rejection
+            if not counted_error:
                 self._tally.errors[CONNECTION_LOST] += 1
-            self._why = counted or why
-        if not self.wires:
+            self._connection_error = counted_error or reason
+        if not self.protocols:
             self._wake.set()
 
     async def run(self, workload: str) -> Result:
-        """Connect, warm up, measure, clean up. Unavailable, if the server can't be reached.
+        """Connect, warm up, measure, and release all locks. Unavailable if the server cannot be reached.
 
-        Where an interrupt, or the end of all connections, comes before the measuring, nothing is measured.
+        Nothing is measured if an interrupt, or the loss of all connections, ends the warm-up.
         """
         tally = self._tally = Tally()
-        self._why = ""
-        plan = self._plan
+        self._connection_error = ""
         measured_s = cpu_s = 0.0
         try:
             if await self._connect(workload):
                 self._tick()
-                await self._go_on(plan.warm_up_s, lambda _: self._watch(workload, None, 0))
-            if self.wires and not self.interrupts:
-                began_s, cpu_s = time.perf_counter(), -time.process_time()
-                tally.measuring = True
-                await self._go_on(plan.measure_s, lambda past_s: self._watch(workload, past_s, tally.to_released.count))
-                tally.measuring = False
-                measured_s = time.perf_counter() - began_s
-                cpu_s += time.process_time()
-            connections = len(self.wires)
-            lost = "" if self.wires or self.interrupts else self._why
-            await self._clean_up()
+                await self._generate_load(self._options.warm_up_s, lambda _: self._on_progress(workload, None, 0))
+            if self.protocols and not self.interrupts:
+                measured_s, cpu_s = await self._measure(workload)
+            connections = len(self.protocols)
+            connection_error = "" if self.protocols or self.interrupts else self._connection_error
+            await self._release_all()
         finally:
-            for wire in self.wires.copy():
-                wire.abort()
-            self.wires.clear()
+            for protocol in self.protocols.copy():
+                protocol.abort()
+            self.protocols.clear()
         return Result(
             workload=workload,
             connections=connections,
             measured_s=measured_s,
             client_cpu_s=cpu_s,
             tally=tally,
-            lost=lost,
+            connection_error=connection_error,
         )
 
     async def _connect(self, workload: str) -> bool:
-        """Open the connections; False, if that was interrupted."""
-        plan = self._plan
-        slots = WORKLOADS[workload].slots(f"{self._prefix}{workload}/", plan.shape, plan.connections * plan.depth)
-        wires = [
-            _LoadProtocol(LoadConnection(slots[n :: plan.connections], self._tally), self)
-            for n in range(plan.connections)
+        """Open all connections; return False if interrupted. Unavailable if one of them fails."""
+        options = self._options
+        prefix, slot_count = f"{self._prefix}{workload}/", options.connections * options.depth
+        slots = WORKLOADS[workload].encode_slots(prefix, options.parameters, slot_count)
+        protocols = [
+            _LoadProtocol(LoadConnection(slots[index :: options.connections], self._tally), self)
+            for index in range(options.connections)
         ]
         try:
-            async with asyncio.timeout(plan.timeout_s) as bound:
-                self._connecting = bound
-                try:
-                    for first in range(0, plan.connections, MAX_CONCURRENT_CONNECTS):
-                        await self._open(wires[first : first + MAX_CONCURRENT_CONNECTS])
-                finally:
-                    self._connecting = None
+            async with asyncio.timeout(options.timeout_s) as self._connect_timeout:
+                for start in range(0, options.connections, MAX_CONCURRENT_CONNECTS):
+                    await self._open(protocols[start : start + MAX_CONCURRENT_CONNECTS])
         except (OSError, UnicodeError) as error:
             if self.interrupts:
                 return False
-            why = f"no more within {plan.timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
-            took = f"{len(self.wires)} of {plan.connections} connections"
-            raise Unavailable(f"{format_address(plan.address)} took {took}: {why}") from None
+            cause = f"no more within {options.timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
+            accepted = f"{len(self.protocols)} of {options.connections} connections"
+            raise Unavailable(f"{format_address(options.address)} accepted {accepted}: {cause}") from None
+        finally:
+            self._connect_timeout = None
         return True
 
-    async def _open(self, wires: list[_LoadProtocol]) -> None:
+    async def _open(self, protocols: list[_LoadProtocol]) -> None:
+        """Open connections concurrently. All attempts end before the first error is raised, so that none succeeds later."""
         loop = asyncio.get_running_loop()
-        host, port, tls = self._plan.address
-        creating = [loop.create_connection(partial(_same, wire), host, port, ssl=tls) for wire in wires]
-        for done in await asyncio.gather(*creating, return_exceptions=True):  # so none is opened behind our back later
-            if isinstance(done, BaseException):
-                raise done
+        host, port, tls = self._options.address
+        attempts = [
+            loop.create_connection(lambda protocol=protocol: protocol, host, port, ssl=tls) for protocol in protocols
+        ]
+        for outcome in await asyncio.gather(*attempts, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
 
-    async def _go_on(self, seconds: float, tell: Callable[[float], None]) -> None:
-        """Let it run for so long, or until there is nobody left to run for."""
-        began_s = time.perf_counter()
-        while self.wires and not self.interrupts and (left_s := seconds + began_s - time.perf_counter()) > 0:
-            await self._pause(left_s)
+    async def _measure(self, workload: str) -> tuple[float, float]:
+        """Record durations for the configured time; return the elapsed time and the CPU time, in seconds."""
+        tally = self._tally
+        started_s, cpu_started_s = time.perf_counter(), time.process_time()
+        tally.measuring = True
+        await self._generate_load(
+            self._options.measure_s,
+            lambda elapsed_s: self._on_progress(workload, elapsed_s, tally.to_released.count),
+        )
+        tally.measuring = False
+        return time.perf_counter() - started_s, time.process_time() - cpu_started_s
+
+    async def _generate_load(self, seconds: float, on_tick: Callable[[float], None]) -> None:
+        """Serve the connections for some time, or until an interrupt or until none is left.
+
+        `on_tick` is called with the elapsed seconds.
+        """
+        started_s = time.perf_counter()
+        while self.protocols and not self.interrupts and (left_s := seconds + started_s - time.perf_counter()) > 0:
+            await self._wait_for_tick(left_s)
             self._tick()
-            tell(time.perf_counter() - began_s)
+            on_tick(time.perf_counter() - started_s)
 
-    async def _clean_up(self) -> None:
-        """Release all, and wait for the answers; what stays open is cut, and so the server releases it."""
-        for wire in self.wires.copy():
-            wire.stop()
-        end_s = time.perf_counter() + self._plan.timeout_s
-        while self.wires and self.interrupts < MAX_INTERRUPTS and (left_s := end_s - time.perf_counter()) > 0:
-            await self._pause(left_s)
+    async def _release_all(self) -> None:
+        """Release all requests and wait for the replies. The server releases the others when `run` closes the connections."""
+        for protocol in self.protocols.copy():
+            protocol.stop()
+        deadline_s = time.perf_counter() + self._options.timeout_s
+        while (
+            self.protocols
+            and self.interrupts < INTERRUPTS_TO_ABORT
+            and (left_s := deadline_s - time.perf_counter()) > 0
+        ):
+            await self._wait_for_tick(left_s)
             self._tick()
-        for wire in self.wires:
-            wire.ending = True
-            self._tally.errors[NOT_RELEASED] += wire.cycles.owed
+        for protocol in self.protocols:
+            protocol.closing = True
+            self._tally.errors[NOT_RELEASED] += protocol.connection.unfinished
 
-    async def _pause(self, left_s: float) -> None:
+    async def _wait_for_tick(self, left_s: float) -> None:
+        """Wait for the next tick, for `left_s` seconds, or for an interrupt or the loss of all connections."""
         self._wake.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(left_s, TICK_S)):
+            async with asyncio.timeout(min(left_s, TICK_INTERVAL_S)):
                 await self._wake.wait()
 
     def _tick(self) -> None:
-        for wire in self.wires:
-            wire.tick()
+        for protocol in self.protocols:
+            protocol.tick()

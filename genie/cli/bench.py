@@ -1,4 +1,4 @@
-"""What `genie bench` shows: a line while it runs, a table for people, rows for programs."""
+"""`genie bench`: run workloads against a server, and show throughput and latencies as text or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from genie.bench.generator import WORKLOADS, Shape
+from genie.bench.generator import WORKLOADS, WorkloadParameters
 from genie.bench.histogram import Histogram
 from genie.bench.runner import BenchOptions, LoadRunner, Result
 from genie.cli.format import table
@@ -32,84 +32,80 @@ from genie.client.config import Address, format_address
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.protocol import codec
 
-BUSY_PERCENT = 90
-"""As it is shown. From here on the client itself is taken for what limits the result."""
+BUSY_CPU_PERCENT = 90
+"""CPU usage, as displayed, from which the client is reported as the bottleneck."""
 QUANTILES = {"p50": 500, "p99": 990, "p99_9": 999}
-"""Those that are told, by their names in JSON, in thousandths."""
+"""The reported quantiles in thousandths, by their names in JSON."""
 HEADERS = ("FROM REQUEST TO", "P50", "P99", "P99.9", "MAX")
-NUMBERS = range(1, len(HEADERS))
+NUMBER_COLUMNS = range(1, len(HEADERS))
 
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 MIN_MS_DISPLAY_NS = 999_500
-"""Shorter times are shown in µs. This one, rounded to them, would have four digits."""
+"""Shorter times are shown in µs, where they have at most three digits."""
 CLEAR_LINE = "\r\x1b[K"
 
 
-def show_progress(workload: str, past_s: float | None, cycles: int) -> None:
-    """Write over the line on stderr, which must be a terminal. `past_s` None: it warms up."""
-    how_far = "warming up" if past_s is None else f"{past_s:.1f} s, {cycles / past_s:,.0f} cycles/s"
-    sys.stderr.write(f"{CLEAR_LINE}{workload}: {how_far}")
+def show_progress(workload: str, elapsed_s: float | None, cycles: int) -> None:
+    """Overwrite the progress line on stderr, a terminal. `elapsed_s` is None during the warm-up."""
+    progress = "warming up" if elapsed_s is None else f"{elapsed_s:.1f} s, {cycles / elapsed_s:,.0f} cycles/s"
+    sys.stderr.write(f"{CLEAR_LINE}{workload}: {progress}")
     sys.stderr.flush()
 
 
-def end_progress() -> None:
-    """Take the line away."""
+def clear_progress() -> None:
+    """Erase the progress line."""
     sys.stderr.write(CLEAR_LINE)
     sys.stderr.flush()
 
 
-def headline(plan: BenchOptions) -> str:
-    """What is asked, and how."""
-    each = "1 request" if plan.depth == 1 else f"{plan.depth:,} requests"
-    return f"{format_address(plan.address)}, connections: {plan.connections:,}, in flight on each: {each}"
+def header_line(options: BenchOptions) -> str:
+    """Return the first line of the text output: address, connections, depth."""
+    in_flight = "1 request" if options.depth == 1 else f"{options.depth:,} requests"
+    return f"{format_address(options.address)}, connections: {options.connections:,}, in flight on each: {in_flight}"
 
 
-def errors(result: Result) -> str:
-    """What went wrong, and how often."""
+def format_errors(result: Result) -> str:
+    """Return the number of errors by name, or `none`."""
     return ", ".join(f"{name} {count:,}" for name, count in sorted(result.tally.errors.items())) or "none"
 
 
-def lines(result: Result, plan: BenchOptions) -> list[str]:
-    """A workload's result for people."""
+def result_lines(result: Result, options: BenchOptions) -> list[str]:
+    """Return the result of a workload as text: title, rate, and a table of latencies."""
     tally = result.tally
-    busy = round(result.client_cpu_percent)
     rate = f"{result.cycles_per_s:,.0f} cycles/s ({result.cycles:,} in {result.measured_s:.1f} s)"
-    fewer = ""
-    if result.connections < plan.connections:
-        fewer = f", connections: {result.connections:,} of {plan.connections:,}"
-    limit = ": the client is the bottleneck" if busy >= BUSY_PERCENT else ""
-    found = [
-        f"{result.workload}: {WORKLOADS[result.workload].title(plan.shape)}",
-        f"{rate}{fewer}, errors: {errors(result)}, client CPU: {busy} %{limit}",
-    ]
+    if result.connections < options.connections:
+        rate += f", connections: {result.connections:,} of {options.connections:,}"
+    cpu_percent = round(result.client_cpu_percent)
+    bottleneck = ": the client is the bottleneck" if cpu_percent >= BUSY_CPU_PERCENT else ""
+    summary = f"{rate}, errors: {format_errors(result)}, client CPU: {cpu_percent} %{bottleneck}"
     rows = [
-        [name, *(_time(ns) for ns in (*_quantiles(histogram), histogram.max_ns))]
+        [name, *(_format_ns(ns) for ns in (*_quantiles_ns(histogram), histogram.max_ns))]
         for name, histogram in (("locked", tally.to_locked), ("released", tally.to_released))
         if histogram.count
     ]
-    if rows:
-        found += table(HEADERS, rows, right=NUMBERS)
-    return [found[0], *("  " + line for line in found[1:])]
+    latencies = table(HEADERS, rows, right=NUMBER_COLUMNS) if rows else []
+    title = f"{result.workload}: {WORKLOADS[result.workload].title(options.parameters)}"
+    return [title, *("  " + line for line in (summary, *latencies))]
 
 
-def document(plan: BenchOptions, results: list[Result], *, interrupted: bool) -> dict[str, Any]:
-    """Everything for programs; units are last in the names."""
+def json_document(options: BenchOptions, results: list[Result], *, interrupted: bool) -> dict[str, Any]:
+    """Return the document that `--json` prints. Field names end with their units."""
     return {
-        "address": format_address(plan.address),
+        "address": format_address(options.address),
         "settings": {
-            "connections": plan.connections,
-            "depth": plan.depth,
-            "measure_s": plan.measure_s,
-            "warm_up_s": plan.warm_up_s,
-            **asdict(plan.shape),
+            "connections": options.connections,
+            "depth": options.depth,
+            "measure_s": options.measure_s,
+            "warm_up_s": options.warm_up_s,
+            **asdict(options.parameters),
         },
         "interrupted": interrupted,
-        "workloads": [_row(result) for result in results],
+        "workloads": [_json_result(result) for result in results],
     }
 
 
-def _row(result: Result) -> dict[str, Any]:
+def _json_result(result: Result) -> dict[str, Any]:
     return {
         "workload": result.workload,
         "connections": result.connections,
@@ -117,23 +113,24 @@ def _row(result: Result) -> dict[str, Any]:
         "cycles": result.cycles,
         "cycles_per_s": round(result.cycles_per_s, 1),
         "client_cpu_percent": round(result.client_cpu_percent, 1),
-        "to_locked": _times(result.tally.to_locked),
-        "to_released": _times(result.tally.to_released),
+        "to_locked": _json_latencies(result.tally.to_locked),
+        "to_released": _json_latencies(result.tally.to_released),
         "errors": dict(result.tally.errors),
     }
 
 
-def _times(histogram: Histogram) -> dict[str, float | None]:
-    found = {f"{name}_us": ns for name, ns in zip(QUANTILES, _quantiles(histogram), strict=True)}
-    found["max_us"] = histogram.max_ns if histogram.count else None
-    return {name: None if ns is None else round(ns / NS_PER_US, 1) for name, ns in found.items()}
+def _json_latencies(histogram: Histogram) -> dict[str, float | None]:
+    """Return the quantiles and the maximum in µs; None if nothing was measured."""
+    latencies_ns = dict(zip(QUANTILES, _quantiles_ns(histogram), strict=True))
+    latencies_ns["max"] = histogram.max_ns if histogram.count else None
+    return {f"{name}_us": None if ns is None else round(ns / NS_PER_US, 1) for name, ns in latencies_ns.items()}
 
 
-def _quantiles(histogram: Histogram) -> list[int | None]:
+def _quantiles_ns(histogram: Histogram) -> list[int | None]:
     return [histogram.quantile_ns(per_mille) for per_mille in QUANTILES.values()]
 
 
-def _time(ns: int | None) -> str:
+def _format_ns(ns: int | None) -> str:
     if ns is None:
         return ""
     return f"{ns / NS_PER_US:.0f} µs" if ns < MIN_MS_DISPLAY_NS else f"{ns / NS_PER_MS:.2f} ms"
@@ -169,7 +166,7 @@ MAX_IN_FLIGHT = 1_000_000
     default=5,
     show_default=True,
     metavar="SECONDS",
-    help="How long each workload is measured.",
+    help="Measured time of each workload.",
 )
 @click.option(
     "--warm-up",
@@ -178,32 +175,32 @@ MAX_IN_FLIGHT = 1_000_000
     default=1,
     show_default=True,
     metavar="SECONDS",
-    help="How long each workload runs before that.",
+    help="How long each workload runs before the measurement.",
 )
 @click.option(
     "--keys",
     type=WholeNumber(1, 1_000),
-    default=Shape().keys,
+    default=WorkloadParameters().keys,
     show_default=True,
     metavar="N",
-    help="Keys of mixed.",
+    help="Number of keys of mixed.",
 )
 @click.option(
     "--shared",
     "shared_percent",
     type=WholeNumber(0, 100),
-    default=Shape().shared_percent,
+    default=WorkloadParameters().shared_percent,
     show_default=True,
     metavar="PERCENT",
-    help="How many of the requests of mixed are shared.",
+    help="Percentage of shared requests of mixed.",
 )
 @click.option(
     "--resources",
     type=WholeNumber(1, 100),
-    default=Shape().resources,
+    default=WorkloadParameters().resources,
     show_default=True,
     metavar="N",
-    help="Keys in each request of several.",
+    help="Number of keys in each request of several.",
 )
 @json_option
 @server_options
@@ -221,61 +218,60 @@ def bench(
     timeout: float,
     **options: Any,
 ) -> None:
-    """Measure how many locks a running server gives and takes back in a second, and how long that takes.
+    """Measure the throughput and the latency of a running server.
 
     \b
-    Each WORKLOAD is run by itself; without any, all are:
+    Workloads, run one after the other; by default all:
       own      each request locks a key of its own
       hot      all requests lock the same key
       mixed    requests lock one of a few keys, most of them shared
       several  each request locks several keys of its own
 
-    A cycle is a request, its grant, its release and the answer to that. Then the next begins: a slow server is asked
-    less. Times count from sending the request until `locked`, and until `released`, is read. They are at most 1 % too
-    long.
+    A cycle is a request, its grant, its release and the reply. A connection starts the next cycle when one is
+    completed (closed loop), so a slow server receives fewer requests. Latencies are measured from sending the request
+    to reading `locked`, and to reading `released`. They are rounded up by at most 1 %.
 
-    One process makes the load and reads the answers. Give it a processor of its own (taskset -c 1 genie bench). Where
-    it uses all of one ("client CPU") the server may do more than is shown, and the times are partly its own: run
-    several at once. Where neither it nor the server is busy, add --connections or --depth, and repeat.
+    One process generates the load and reads the replies. Give it a CPU of its own (taskset -c 1 genie bench). If it
+    uses a whole CPU ("client CPU"), it limits the throughput and adds to the latencies: run several processes at once.
+    If neither it nor the server is busy, increase --connections or --depth.
 
-    The keys begin with a random name, so nobody else waits for them. All is released in the end, also after Ctrl-C,
-    which ends it early with what was measured until then.
+    The names of the keys start with a random prefix, so no other client waits for them. All locks are released at the
+    end, also after Ctrl-C, which ends the benchmark early and prints the results so far.
 
-    What could not be confirmed is counted as `not-released`; the server releases it when the connection ends.
+    Releases that could not be confirmed are counted as `not-released`; the server releases these locks when the
+    connections end.
 
     \b
-    Errors are those of the whole run, also of the warm-up, by the code or the
-    reason that the server gives. These names are not the server's:
-      connection-lost            a connection ended; the others go on
-      no-message                 something came that no Genie server sends;
-                                 that connection is cut
-      not-released               that a request has ended was not confirmed
-                                 within --timeout, or before a second Ctrl-C
-      released-by-other  a request was ended, but not by this command
+    Errors are counted over the whole run with its warm-up, by the error code or
+    the reason that the server sent. These names are not the server's:
+      connection-lost    a connection ended; the others continue
+      no-message         a connection received invalid data and was closed
+      not-released       the end of a request was not confirmed within
+                         --timeout, or before a second Ctrl-C
+      released-by-other  a request was ended by another client
 
-    Connections are counted behind the rate where not all were there for all of the measured time.
+    The number of connections is shown next to the rate if some were not open for the whole measured time.
 
-    Exit status: 0; 1 where any error was counted, or a workload could not be measured; 130 after Ctrl-C, which leaves
-    out a workload that still warms up.
+    Exit status: 0; 1 if there were errors, or if a workload could not be measured; 130 after Ctrl-C. A workload that
+    is interrupted while it warms up has no result.
     """  # noqa: D301 - click wants the character itself before a text that must keep its lines
     if options["connections"] * options["depth"] > MAX_IN_FLIGHT:
-        raise click.UsageError(f"--connections times --depth may be {MAX_IN_FLIGHT:,} at most.")
-    shape = Shape(keys=keys, shared_percent=shared_percent, resources=resources)
-    plan = BenchOptions(
-        address=query(host, port, namespace, timeout, _address),
+        raise click.UsageError(f"--connections times --depth must be at most {MAX_IN_FLIGHT:,}.")
+    parameters = WorkloadParameters(keys=keys, shared_percent=shared_percent, resources=resources)
+    bench_options = BenchOptions(
+        address=query(host, port, namespace, timeout, _leader_address),
         namespace=namespace,
         timeout_s=timeout,
-        shape=shape,
+        parameters=parameters,
         **options,
     )
-    names = list(dict.fromkeys(workloads)) or list(WORKLOADS)
-    session = _Session(plan, names, as_json)
-    _run(session.run())
+    session = _Session(bench_options, list(dict.fromkeys(workloads)) or list(WORKLOADS), as_json)
+    _run_event_loop(session.run())
     session.finish()
 
 
-async def _address(client: Querier) -> Address:
-    """The server that leads; all connections go there."""
+async def _leader_address(client: Querier) -> Address:
+    """Return the address of the leader, to which all connections are opened."""
     await client.ping()
     if client.address is None:
         raise Unavailable("the connection to the server was lost")
@@ -286,14 +282,14 @@ def _print(text: str | bytes) -> None:
     try:
         click.echo(text)
     except BrokenPipeError:
-        raise  # click ends quietly then
+        raise  # click exits without a message
     except OSError as error:
-        with suppress(OSError):  # what could not be written is not tried again at the exit
+        with suppress(OSError):  # otherwise the interpreter flushes the buffer again at exit, and fails
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.ClickException(f"cannot write the result: {error.strerror}") from None
 
 
-def _run(session: Coroutine[Any, Any, None]) -> None:
+def _run_event_loop(session: Coroutine[Any, Any, None]) -> None:
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:
@@ -305,56 +301,59 @@ def _run(session: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(slots=True)
 class _Session:
-    """One call of the command: what it runs, and what has come of it so far."""
+    """One execution of the command: its options, the workloads to run, and the results so far."""
 
-    plan: BenchOptions
-    names: list[str]
+    options: BenchOptions
+    workloads: list[str]
     as_json: bool
     results: list[Result] = field(default_factory=list)
     interrupted: bool = False
     failure: GenieError | None = None
 
     async def run(self) -> None:
-        """Run the workloads until something ends it."""
-        shown = sys.stderr.isatty()
-        load = LoadRunner(self.plan, show_progress if shown else lambda *_: None)
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as behind `&` in a script
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, load.interrupt)
+        """Run the workloads until an interrupt or a failure."""
+        on_terminal = sys.stderr.isatty()
+        runner = LoadRunner(self.options, show_progress if on_terminal else lambda *_: None)
+        # A script starts background jobs with SIGINT ignored: then leave it so.
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)
         if not self.as_json:
-            _print(headline(self.plan))
-        for name in self.names:
+            _print(header_line(self.options))
+        for workload in self.workloads:
             try:
-                result = await load.run(name)
+                result = await runner.run(workload)
             except GenieError as error:
                 self.failure = error
                 return
             finally:
-                if shown:
-                    end_progress()
-            self._take(result)
-            self.interrupted = load.interrupts > 0
+                if on_terminal:
+                    clear_progress()
+            self._add_result(result)
+            self.interrupted = runner.interrupts > 0
             if self.interrupted or self.failure is not None:
                 return
 
-    def _take(self, result: Result) -> None:
+    def _add_result(self, result: Result) -> None:
         if result.measured_s:
             self.results.append(result)
             if not self.as_json:
-                _print("\n".join(lines(result, self.plan)))
-        if result.lost:
-            self.failure = ConnectionLost(f"lost all connections to {format_address(self.plan.address)}: {result.lost}")
+                _print("\n".join(result_lines(result, self.options)))
+        if result.connection_error:
+            self.failure = ConnectionLost(
+                f"lost all connections to {format_address(self.options.address)}: {result.connection_error}"
+            )
 
     def finish(self) -> None:
-        """Print what is printed last, and end with the status that says how it went."""
+        """Print the JSON document, and raise the error or the exit status of the command."""
         if self.as_json:
-            _print(codec.dumps(document(self.plan, self.results, interrupted=self.interrupted)))
+            _print(codec.dumps(json_document(self.options, self.results, interrupted=self.interrupted)))
         if self.failure is not None:
             raise self.failure
         if self.interrupted:
             raise SystemExit(INTERRUPTED)
-        idle = [result.workload for result in self.results if not result.cycles]
-        if idle:
-            raise Unavailable(f"no result for {', '.join(idle)}: no cycle completed in the measured time")
-        wrong = [f"{result.workload}: {errors(result)}" for result in self.results if result.tally.errors]
-        if wrong:
-            raise click.ClickException(f"errors occurred: {'; '.join(wrong)}")
+        without_cycles = [result.workload for result in self.results if not result.cycles]
+        if without_cycles:
+            raise Unavailable(f"no result for {', '.join(without_cycles)}: no cycle completed in the measured time")
+        errors = [f"{result.workload}: {format_errors(result)}" for result in self.results if result.tally.errors]
+        if errors:
+            raise click.ClickException(f"errors occurred: {'; '.join(errors)}")

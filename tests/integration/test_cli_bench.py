@@ -1,4 +1,4 @@
-"""`genie bench` against real servers, and against what is none."""
+"""`genie bench` against real servers, and against other programs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bench(port: int, *args: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def running(port: int, *args: str) -> Iterator[subprocess.Popen[str] | Forked]:
-    """One that is ended when the test has failed or hangs."""
+    """Start `genie bench`; kill it at the end, or when it takes too long."""
     arguments = ["bench", "--port", str(port), *args]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start_genie(*arguments, env=os.environ, text=True, **streams) as process:
@@ -50,48 +50,48 @@ def running(port: int, *args: str) -> Iterator[subprocess.Popen[str] | Forked]:
             process.kill()
 
 
-def nothing_is_left(genie: Genie) -> bool:
+def all_released(genie: Genie) -> bool:
     with sync.connect(*genie.address) as client:
         found = client.inspect()
     return not found.holders_total and not found.queue_total
 
 
-def until(true: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < end, "it never happened"
+    while not condition():
+        assert time.monotonic() < end, "the condition was not met in time"
 
 
 def wait_for_cycles(genie: Genie) -> None:
-    """Return when a slot has asked again, so that at least one cycle has been read to its end."""
-    seen: set[int] = set()
+    """Wait until a slot has sent its second request, so that at least one cycle is completed."""
+    ids: set[int] = set()
     with sync.connect(*genie.address) as client:
 
-        def one_has_asked_again() -> bool:
+        def second_request_sent() -> bool:
             found = client.inspect()
-            seen.update(row.id for row in (*found.holders, *found.queue))
-            return len(seen) > SLOTS
+            ids.update(row.id for row in (*found.holders, *found.queue))
+            return len(ids) > SLOTS
 
-        until(one_has_asked_again)
+        wait_until(second_request_sent)
 
 
-def stop(process: subprocess.Popen[Any] | Forked | None) -> None:
-    """Let it hang, and return when it does."""
+def suspend(process: subprocess.Popen[Any] | Forked | None) -> None:
+    """Send SIGSTOP, and wait until the process is stopped."""
     assert process is not None
     process.send_signal(signal.SIGSTOP)
     stat = Path(f"/proc/{process.pid}/stat")
-    until(lambda: " T " in stat.read_text())
+    wait_until(lambda: " T " in stat.read_text())
 
 
-def only(stdout: str) -> dict[str, Any]:
-    """The one row of a document."""
+def only_workload(stdout: str) -> dict[str, Any]:
+    """Return the only result of a JSON document."""
     (row,) = json.loads(stdout)["workloads"]
     assert isinstance(row, dict)
     return row
 
 
-def is_sound(row: dict[str, Any]) -> None:
-    """The numbers of a workload that went well agree with each other."""
+def assert_consistent(row: dict[str, Any]) -> None:
+    """Assert that the numbers of a workload without errors are consistent."""
     assert row["connections"] > 0
     assert row["errors"] == {}
     assert row["cycles"] > 0
@@ -103,12 +103,12 @@ def is_sound(row: dict[str, Any]) -> None:
     assert all(row["to_locked"][name] <= row["to_released"][name] for name in row["to_locked"])
 
 
-def test_every_workload_for_programs(genie: Genie) -> None:
+def test_all_workloads_as_json(genie: Genie) -> None:
     done = bench(genie.port, "--json", *SHORT, "--seconds", "0.5", "--keys", "2", "--shared", "50", "--resources", "4")
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["address"] == f"127.0.0.1:{genie.port}"
-    assert told["settings"] == {
+    document = json.loads(done.stdout)
+    assert document["address"] == f"127.0.0.1:{genie.port}"
+    assert document["settings"] == {
         "connections": 5,
         "depth": 3,
         "measure_s": 0.5,
@@ -117,16 +117,16 @@ def test_every_workload_for_programs(genie: Genie) -> None:
         "shared_percent": 50,
         "resources": 4,
     }
-    assert told["interrupted"] is False
-    assert [row["workload"] for row in told["workloads"]] == ["own", "hot", "mixed", "several"]
-    for row in told["workloads"]:
-        is_sound(row)
+    assert document["interrupted"] is False
+    assert [row["workload"] for row in document["workloads"]] == ["own", "hot", "mixed", "several"]
+    for row in document["workloads"]:
+        assert_consistent(row)
         assert row["connections"] == 5
         assert row["measured_s"] >= 0.5
-    assert nothing_is_left(genie)
+    assert all_released(genie)
 
 
-def test_some_workloads_for_people(genie: Genie) -> None:
+def test_selected_workloads_as_text(genie: Genie) -> None:
     done = bench(genie.port, "several", "own", "several", *SHORT)
     assert (done.returncode, done.stderr) == (0, "")
     first, *rest = done.stdout.splitlines()
@@ -135,10 +135,10 @@ def test_some_workloads_for_people(genie: Genie) -> None:
         "several: each request locks 3 keys of its own",
         "own: each request locks a key of its own",
     ]
-    assert nothing_is_left(genie)
+    assert all_released(genie)
 
 
-def test_its_keys_are_nobody_else_s(genie: Genie) -> None:
+def test_two_benchmarks_use_different_keys(genie: Genie) -> None:
     with running(genie.port, "hot", *FOREVER) as one, running(genie.port, "hot", *FOREVER) as other:
         with sync.connect(*genie.address) as client:
             names: set[str] = set()
@@ -147,29 +147,29 @@ def test_its_keys_are_nobody_else_s(genie: Genie) -> None:
                 names.update(name for row in client.inspect().holders for name in row.resources)
                 return len(names) > 1
 
-            until(both_hold)
+            wait_until(both_hold)
         for process in (one, other):
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=WAIT_S)
     assert all(HOT.fullmatch(name) for name in names)
-    assert nothing_is_left(genie)
+    assert all_released(genie)
 
 
 @pytest.mark.parametrize("workload", ["own", "hot"])
-def test_ctrl_c_ends_it_early_and_tells_what_was_measured(genie: Genie, workload: str) -> None:
+def test_ctrl_c_ends_early_with_the_results_so_far(genie: Genie, workload: str) -> None:
     with running(genie.port, workload, "several", "--json", *FOREVER) as process:
         wait_for_cycles(genie)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert (process.returncode, stderr) == (130, "")
     assert json.loads(stdout)["interrupted"] is True
-    assert only(stdout)["workload"] == workload
-    is_sound(only(stdout))
-    assert nothing_is_left(genie)
+    assert only_workload(stdout)["workload"] == workload
+    assert_consistent(only_workload(stdout))
+    assert all_released(genie)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_ctrl_c_while_it_warms_up_leaves_the_workload_out(genie: Genie, as_json: bool) -> None:
+def test_ctrl_c_during_the_warm_up_omits_the_workload(genie: Genie, as_json: bool) -> None:
     with running(genie.port, "hot", "--warm-up", "1000", *(["--json"] if as_json else [])) as process:
         wait_for_cycles(genie)
         process.send_signal(signal.SIGINT)
@@ -179,56 +179,56 @@ def test_ctrl_c_while_it_warms_up_leaves_the_workload_out(genie: Genie, as_json:
         assert (json.loads(stdout)["interrupted"], json.loads(stdout)["workloads"]) == (True, [])
     else:
         assert stdout == f"127.0.0.1:{genie.port}, connections: 64, in flight on each: 1 request\n"
-    assert nothing_is_left(genie)
+    assert all_released(genie)
 
 
-def test_a_killed_one_leaves_nothing(genie: Genie) -> None:
+def test_the_locks_of_a_killed_benchmark_are_released(genie: Genie) -> None:
     with running(genie.port, "hot", *FOREVER) as process, sync.connect(*genie.address) as client:
         wait_for_cycles(genie)
-        stop(process)
-        until(lambda: client.inspect().holders_total == 1)
+        suspend(process)
+        wait_until(lambda: client.inspect().holders_total == 1)
         extend = messages.command("extend", id=client.inspect().holders[0].id, transactionTimeout=1_000_000)
         with socket.create_connection(genie.address) as other, other.makefile("rb") as lines:
             other.sendall(extend)  # so that it does not just time out
             assert b"extended" in lines.readline()
         process.kill()
         process.wait(WAIT_S)
-        until(lambda: nothing_is_left(genie))
+        wait_until(lambda: all_released(genie))
 
 
-def test_it_goes_on_without_the_connections_that_the_server_refused() -> None:
+def test_it_continues_without_rejected_connections() -> None:
     with running_server(max_connections=3) as genie:
         done = bench(genie.port, "own", "--json", *SHORT)
         shown = bench(genie.port, "own", *SHORT).stdout
     assert (done.returncode, done.stderr) == (1, "Error: errors occurred: own: too-many 2\n")
-    row = only(done.stdout)
+    row = only_workload(done.stdout)
     assert row["cycles"] > 0
-    assert row["errors"] == {"too-many": 2}, "each refused connection once"
+    assert row["errors"] == {"too-many": 2}, "each rejected connection once"
     assert row["connections"] == 3
     assert " s), connections: 3 of 5, errors: too-many 2, " in shown
 
 
-def test_somebody_else_releases_what_it_waits_for(genie: Genie) -> None:
+def test_another_client_releases_a_waiting_request(genie: Genie) -> None:
     with running(genie.port, "hot", "--json", *FOREVER) as process:
         wait_for_cycles(genie)
         with sync.connect(*genie.address) as client:
-            until(lambda: client.inspect().holders_total == 1)
+            wait_until(lambda: client.inspect().holders_total == 1)
             name = HOT.search(str(client.inspect()))
             assert name is not None
             with client.lock(name[0], priority=1, queue_timeout=WAIT_S, transaction_timeout=WAIT_S):
-                until(lambda: client.inspect().queue_total == SLOTS)
+                wait_until(lambda: client.inspect().queue_total == SLOTS)
                 cancelled = client.inspect().queue[0].id
                 assert client.release(cancelled) == "success"
-                until(lambda: client.inspect().queue_total == SLOTS)
+                wait_until(lambda: client.inspect().queue_total == SLOTS)
                 assert client.inspect(id=cancelled).queue_total == 0
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
-    assert only(stdout)["errors"] == {"released-by-other": 1}
-    assert nothing_is_left(genie)
+    assert only_workload(stdout)["errors"] == {"released-by-other": 1}
+    assert all_released(genie)
 
 
-def test_the_server_is_killed() -> None:
+def test_a_killed_server_is_reported() -> None:
     with running_server() as genie, running(genie.port, "hot", "own", "--json", *FOREVER) as process:
         wait_for_cycles(genie)
         genie.kill()
@@ -236,29 +236,29 @@ def test_the_server_is_killed() -> None:
     assert process.returncode == 1
     assert stderr.startswith(f"Error: lost all connections to 127.0.0.1:{genie.port}: ")
     assert stderr.count("\n") == 1
-    row = only(stdout)
+    row = only_workload(stdout)
     assert row["errors"] == {"connection-lost": SLOTS}
     assert row["connections"] == 0
     assert row["cycles"] > 0
     assert row["measured_s"] < 1000
 
 
-def test_a_server_that_hangs_is_left_in_time() -> None:
+def test_a_stopped_server_does_not_block_the_end() -> None:
     with (
         running_server() as genie,
         running(genie.port, "hot", "--json", "--timeout", "2", *FOREVER) as process,
     ):
         wait_for_cycles(genie)
-        stop(genie.process)
+        suspend(genie.process)
         process.send_signal(signal.SIGINT)
         stdout, _ = process.communicate(timeout=WAIT_S)
         assert process.returncode == 130
-        assert only(stdout)["errors"]["not-released"] > 0
+        assert only_workload(stdout)["errors"]["not-released"] > 0
         genie.send(signal.SIGCONT)
-        until(lambda: nothing_is_left(genie))
+        wait_until(lambda: all_released(genie))
 
 
-def test_nobody_is_there() -> None:
+def test_no_server_is_one_error() -> None:
     port, other = free_port(), free_port()
     done = bench(port, "--json")
     assert (done.returncode, done.stdout) == (1, "")
@@ -268,22 +268,22 @@ def test_nobody_is_there() -> None:
     assert both.stderr.count("\n") == 1
 
 
-def test_a_server_that_does_not_know_the_namespace_is_passed_over_at_once(genie: Genie) -> None:
+def test_a_server_without_the_namespace_is_skipped_immediately(genie: Genie) -> None:
     with running_server(namespace="billing") as other:
         hosts = ("--host", f"127.0.0.1:{genie.port},127.0.0.1:{other.port}", "--namespace", "billing")
         done = bench(genie.port, "own", "--json", *SHORT, *hosts, "--timeout", "1000")
     assert (done.returncode, json.loads(done.stdout)["address"]) == (0, f"127.0.0.1:{other.port}")
 
 
-def test_the_first_address_that_answers_is_used(genie: Genie) -> None:
+def test_the_first_address_with_a_server_is_used(genie: Genie) -> None:
     done = bench(genie.port, "own", "--json", *SHORT, "--host", f"127.0.0.1:{free_port()},127.0.0.1")
     assert done.returncode == 0
     assert json.loads(done.stdout)["address"] == f"127.0.0.1:{genie.port}"
 
 
 @contextmanager
-def served(talk: Callable[[socket.socket], None]) -> Iterator[int]:
-    """Something else on a port, which talks so on every connection."""
+def scripted_server(talk: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Listen on a port; call `talk` with every connection, in a thread."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
 
         def serve() -> None:
@@ -296,8 +296,8 @@ def served(talk: Callable[[socket.socket], None]) -> Iterator[int]:
         server.shutdown(socket.SHUT_RDWR)
 
 
-def first_line(connection: socket.socket, lines: IO[bytes]) -> bytes:
-    """What a connection of the load says first; nothing where it is the one that asks whether anybody is there."""
+def first_command(connection: socket.socket, lines: IO[bytes]) -> bytes:
+    """Return the first command of a load connection; empty after a whole dialog with the client that looks up the leader."""
     first = lines.readline()
     if b"hello" not in first:
         return first
@@ -311,7 +311,7 @@ def first_line(connection: socket.socket, lines: IO[bytes]) -> bytes:
 
 
 def ref_of(line: bytes) -> str | None:
-    """The `ref` of a command, which its answer repeats."""
+    """Return the `ref` of a command, which its reply repeats."""
     ref: str | None = json.loads(line)["payload"].get("ref")
     return ref
 
@@ -323,56 +323,56 @@ def ref_of(line: bytes) -> str | None:
         (b"", {"not-released"}),
     ],
 )
-def test_nothing_could_be_measured(answer: bytes, errors: set[str]) -> None:
+def test_no_completed_cycle_is_an_error(answer: bytes, errors: set[str]) -> None:
     def talk(connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as lines, suppress(OSError):
-            if first_line(connection, lines):
+            if first_command(connection, lines):
                 connection.sendall(answer)
                 while lines.readline():
                     pass
 
-    with served(talk) as port:
+    with scripted_server(talk) as port:
         done = bench(port, "own", "--json", "--timeout", "2", *SHORT, "--seconds", "0.2")
     assert done.returncode == 1
     assert "no cycle" in done.stderr
     assert done.stderr.count("\n") == 1
-    row = only(done.stdout)
+    row = only_workload(done.stdout)
     assert (row["cycles"], row["cycles_per_s"], row["to_locked"]["p50_us"]) == (0, 0, None)
     assert set(row["errors"]) == errors
 
 
-def nonsense(connection: socket.socket) -> None:
-    """Answers a request with what is no message."""
+def send_invalid_reply(connection: socket.socket) -> None:
+    """Reply to a request with an invalid message."""
     with connection, connection.makefile("rb") as lines, suppress(OSError):
-        if first_line(connection, lines):
+        if first_command(connection, lines):
             connection.sendall(b"hello\n")
             lines.readline()
 
 
-def test_all_connections_are_lost_in_the_warm_up() -> None:
-    with served(nonsense) as port:
+def test_losing_all_connections_in_the_warm_up_is_an_error() -> None:
+    with scripted_server(send_invalid_reply) as port:
         done = bench(port, "own", "--json", "--warm-up", "1000")
     assert done.returncode == 1
-    assert "no message of a Genie server" in done.stderr
+    assert "invalid message" in done.stderr
     assert done.stderr.count("\n") == 1
     assert json.loads(done.stdout)["workloads"] == []
 
 
-def test_what_is_no_message_counts_once_for_a_connection() -> None:
-    with served(nonsense) as port:
+def test_an_invalid_message_is_counted_once_for_each_connection() -> None:
+    with scripted_server(send_invalid_reply) as port:
         done = bench(port, "own", "--json", *FOREVER)
     assert done.returncode == 1
-    assert "no message of a Genie server" in done.stderr
-    assert only(done.stdout)["errors"] == {"no-message": SLOTS}
+    assert "invalid message" in done.stderr
+    assert only_workload(done.stdout)["errors"] == {"no-message": SLOTS}
 
 
 @pytest.mark.parametrize("code", ["unavailable", "of-the-future"])
-def test_an_error_that_was_counted_is_no_success(code: str) -> None:
-    """A server that refuses the first request of each connection, and takes all others."""
+def test_a_counted_error_sets_the_exit_status(code: str) -> None:
+    """The server rejects the first request of each connection, and grants all others."""
 
     def talk(connection: socket.socket) -> None:
         with connection, connection.makefile("rb") as lines, suppress(OSError):
-            if not first_line(connection, lines):
+            if not first_command(connection, lines):
                 return
             connection.sendall(messages.command("error", code=code, message="not now"))
             id_ = 0
@@ -384,15 +384,15 @@ def test_an_error_that_was_counted_is_no_success(code: str) -> None:
                     granted = messages.command("locked", id=id_, fence=id_)
                     connection.sendall(messages.command("queued", id=id_) + granted)
 
-    with served(talk) as port:
+    with scripted_server(talk) as port:
         done = bench(port, "own", "--connections", "1", "--warm-up", "0", "--seconds", "1", "--json")
     assert (done.returncode, done.stderr) == (1, f"Error: errors occurred: own: {code} 1\n")
-    assert only(done.stdout)["errors"] == {code: 1}
-    assert only(done.stdout)["connections"] == 1
-    assert only(done.stdout)["cycles"] > 0
+    assert only_workload(done.stdout)["errors"] == {code: 1}
+    assert only_workload(done.stdout)["connections"] == 1
+    assert only_workload(done.stdout)["cycles"] > 0
 
 
-def test_a_server_without_its_store_is_named() -> None:
+def test_an_unavailable_store_is_reported() -> None:
     why = "the store is unavailable, try again later"
 
     def talk(connection: socket.socket) -> None:
@@ -401,14 +401,14 @@ def test_a_server_without_its_store_is_named() -> None:
             connection.sendall(messages.command("error", code="unavailable", message=why))
             connection.recv(1 << 16)
 
-    with served(talk) as port:
+    with scripted_server(talk) as port:
         done = bench(port)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"Error: no server at 127.0.0.1:{port}: the server answered {why}\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_full_disk_is_told_in_one_line(genie: Genie, as_json: bool) -> None:
+def test_a_full_disk_is_reported_in_one_line(genie: Genie, as_json: bool) -> None:
     with Path("/dev/full").open("w") as full:
         arguments = ["bench", "--port", str(genie.port), "own", *SHORT, *(["--json"] if as_json else [])]
         process = start_genie(*arguments, env=os.environ, text=True, stdout=full, stderr=subprocess.PIPE)
@@ -416,13 +416,13 @@ def test_a_full_disk_is_told_in_one_line(genie: Genie, as_json: bool) -> None:
     assert (process.returncode, stderr) == (1, "Error: cannot write the result: No space left on device\n")
 
 
-def test_what_ends_behind_the_measured_time_is_not_counted() -> None:
+def test_a_cycle_completed_after_the_measured_time_is_not_counted() -> None:
     released_one = threading.Event()
 
     def talk(connection: socket.socket) -> None:
-        """Grants the first of two requests, and tells its end only when the second is cancelled: the time is over."""
+        """Grant the first of two requests; confirm its release only when the second is cancelled, after the measured time."""
         with connection, connection.makefile("rb") as lines, suppress(OSError):
-            if not first_line(connection, lines):
+            if not first_command(connection, lines):
                 return
             lines.readline()
             queued = messages.command("queued", id=1) + messages.command("queued", id=2)
@@ -432,48 +432,48 @@ def test_what_ends_behind_the_measured_time_is_not_counted() -> None:
             assert lines.readline() == messages.command("release", id=2)
             for id_ in (1, 2):
                 connection.sendall(messages.command("released", id=id_, reason="success"))
-            assert not lines.readline(), "it waits for nothing more"
+            assert not lines.readline(), "the connection is closed"
 
     with (
-        served(talk) as port,
+        scripted_server(talk) as port,
         running(port, "own", "--json", "--connections", "1", "--depth", "2", *FOREVER[2:]) as process,
     ):
         assert released_one.wait(WAIT_S)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert (process.returncode, stderr) == (130, "")
-    assert (only(stdout)["cycles"], only(stdout)["errors"]) == (0, {})
+    assert (only_workload(stdout)["cycles"], only_workload(stdout)["errors"]) == (0, {})
 
 
-def test_a_second_ctrl_c_does_not_wait() -> None:
-    asked, cancelled = threading.Event(), threading.Event()
+def test_a_second_ctrl_c_does_not_wait_for_releases() -> None:
+    requested, cancelled = threading.Event(), threading.Event()
 
     def talk(connection: socket.socket) -> None:
-        """Never answers the release that the first Ctrl-C sends."""
+        """Never reply to the release that the first Ctrl-C sends."""
         with connection, connection.makefile("rb") as lines, suppress(OSError):
-            if not first_line(connection, lines):
+            if not first_command(connection, lines):
                 return
             connection.sendall(messages.command("queued", id=1))
-            asked.set()
+            requested.set()
             assert lines.readline() == messages.command("release", id=1)
             cancelled.set()
             lines.readline()
 
     with (
-        served(talk) as port,
+        scripted_server(talk) as port,
         running(port, "own", "--json", "--timeout", "1000", "--connections", "1", *FOREVER[2:]) as process,
     ):
-        assert asked.wait(WAIT_S)
+        assert requested.wait(WAIT_S)
         process.send_signal(signal.SIGINT)
         assert cancelled.wait(WAIT_S)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert (process.returncode, stderr) == (130, "")
-    assert only(stdout)["errors"] == {"not-released": 1}
+    assert only_workload(stdout)["errors"] == {"not-released": 1}
 
 
 def on_a_terminal(port: int, *args: str, also_stdout: bool) -> tuple[str, str]:
-    """What was written to a terminal, and to stdout where that is none."""
+    """Return what was written to the terminal, and to stdout if that is a pipe."""
     leader, follower = pty.openpty()
     shown: list[bytes] = []
 
@@ -494,7 +494,7 @@ def on_a_terminal(port: int, *args: str, also_stdout: bool) -> tuple[str, str]:
     return b"".join(shown).decode(), stdout or ""
 
 
-def test_progress_is_taken_away_before_a_result_is_shown(genie: Genie) -> None:
+def test_progress_is_erased_before_a_result_is_printed(genie: Genie) -> None:
     written, _ = on_a_terminal(genie.port, "own", "hot", *SHORT, also_stdout=True)
     assert "own: warming up" in written
     screen = [line.rpartition("\r\x1b[K")[2] for line in written.split("\r\n")]
@@ -506,7 +506,7 @@ def test_progress_is_taken_away_before_a_result_is_shown(genie: Genie) -> None:
     ]
 
 
-def test_progress_is_shown_on_a_terminal_and_taken_away(genie: Genie) -> None:
+def test_progress_is_shown_on_a_terminal_and_erased(genie: Genie) -> None:
     written, stdout = on_a_terminal(genie.port, "own", *SHORT, also_stdout=False)
     assert "\r\x1b[Kown: warming up\r" in written
     assert " s, " in written

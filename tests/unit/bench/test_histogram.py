@@ -10,24 +10,24 @@ DURATIONS = st.lists(st.integers(0, 300) | st.integers(0, 10**9) | st.integers(0
 
 
 def histogram(durations: list[int]) -> Histogram:
-    counted = Histogram()
+    result = Histogram()
     for duration in durations:
-        counted.add(duration)
-    return counted
+        result.add(duration)
+    return result
 
 
 @given(DURATIONS, st.integers(1, 1000))
-def test_a_quantile_is_that_of_the_sorted_list_or_a_little_more(durations: list[int], per_mille: int) -> None:
-    at = (len(durations) * per_mille + 999) // 1000 - 1
-    exact = sorted(durations)[at]
-    told = histogram(durations).quantile_ns(per_mille)
-    assert told is not None
-    assert exact <= told <= exact * (1 + PRECISION)
-    assert told <= max(durations)
+def test_a_quantile_is_exact_up_to_the_precision(durations: list[int], per_mille: int) -> None:
+    rank = (len(durations) * per_mille + 999) // 1000
+    exact = sorted(durations)[rank - 1]
+    quantile = histogram(durations).quantile_ns(per_mille)
+    assert quantile is not None
+    assert exact <= quantile <= exact * (1 + PRECISION)
+    assert quantile <= max(durations)
 
 
 @given(DURATIONS)
-def test_count_and_greatest_are_exact(durations: list[int]) -> None:
+def test_count_and_maximum_are_exact(durations: list[int]) -> None:
     counted = histogram(durations)
     assert (counted.count, counted.max_ns) == (len(durations), max(durations))
     assert counted.quantile_ns(1000) == max(durations)
@@ -39,7 +39,7 @@ def test_small_durations_are_exact(duration: int) -> None:
 
 
 @given(DURATIONS, st.integers(1, 999))
-def test_a_higher_quantile_is_no_less(durations: list[int], per_mille: int) -> None:
+def test_quantiles_are_monotonic(durations: list[int], per_mille: int) -> None:
     counted = histogram(durations)
     low, high = counted.quantile_ns(per_mille), counted.quantile_ns(per_mille + 1)
     assert low is not None
@@ -47,7 +47,7 @@ def test_a_higher_quantile_is_no_less(durations: list[int], per_mille: int) -> N
     assert low <= high
 
 
-def test_the_memory_does_not_grow() -> None:
+def test_the_number_of_buckets_is_fixed() -> None:
     counted = histogram([1 << shift for shift in range(47)])
     buckets = counted._buckets
     before = len(buckets)
@@ -58,22 +58,22 @@ def test_the_memory_does_not_grow() -> None:
     assert sum(buckets) == counted.count
 
 
-def test_what_is_too_long_counts_as_the_greatest() -> None:
+def test_longer_durations_are_counted_as_the_maximum_duration() -> None:
     counted = histogram([MAX_DURATION_NS + 5, 1 << 90])
     assert (counted.count, counted.max_ns, counted.quantile_ns(500)) == (2, MAX_DURATION_NS, MAX_DURATION_NS)
 
 
-def test_nothing_was_counted() -> None:
+def test_an_empty_countedhas_no_quantiles() -> None:
     assert (Histogram().quantile_ns(500), Histogram().max_ns) == (None, 0)
 
 
 @pytest.mark.parametrize("per_mille", [0, 1001, -5])
-def test_there_is_no_such_quantile(per_mille: int) -> None:
+def test_a_quantile_out_of_range_is_an_error(per_mille: int) -> None:
     with pytest.raises(ValueError, match="1 to 1000 thousandths"):
         histogram([1]).quantile_ns(per_mille)
 
 
-def test_less_than_nothing_is_no_duration() -> None:
+def test_a_negative_duration_is_an_error() -> None:
     counted = Histogram()
     with pytest.raises(ValueError, match="0 ns or more"):
         counted.add(-1)
