@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn, TypeVar
 
 from genie.backoff import Backoff
@@ -26,6 +26,23 @@ async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
     while task is not None and not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_INTERVAL_S)
+
+
+async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
+    """Run work to completion, also if the caller is cancelled; CancelledError is raised afterwards.
+
+    For steps whose interruption would leave an unknown outcome, such as a commit.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved
+        raise
 
 
 async def supervise(what: str, run: Callable[[Backoff], Awaitable[None]]) -> NoReturn:

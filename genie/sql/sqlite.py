@@ -12,6 +12,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
+from genie.sql.engine import open_transaction
+
 WAL_RETRY_INTERVAL_S = 0.05
 
 
@@ -38,7 +40,7 @@ async def write_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnectio
 
     One that begins as a reader fails at its first write if another connection has written since.
     """
-    async with engine.begin() as connection:
+    async with open_transaction(engine) as connection:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
         yield connection
 

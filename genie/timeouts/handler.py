@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from genie.client.aio import Client, Lock
 from genie.errors import ConnectionLost, LockLost, QueueTimeout, Unavailable
+from genie.tasks import run_to_completion
 from genie.timeouts.apply import Applier
 from genie.timeouts.databases.opening import open_database, translate_errors
 from genie.timeouts.errors import DatabaseFailed, RunSuperseded
@@ -191,7 +192,7 @@ class TimeoutHandler:
                 return
             self._next_scan = loop.time() + SLICE_INTERVAL_S
             try:
-                await _run_to_completion(self._compare_slice(sweep))  # opening a connection can't be cancelled cleanly
+                await self._compare_slice(sweep)
             except DatabaseFailed:
                 break
             if sweep.found:
@@ -269,7 +270,7 @@ class TimeoutHandler:
             done.append(run)
             on_written(run)
 
-        await _run_to_completion(write())
+        await run_to_completion(write())  # an interrupted commit may happen or not
         return done[0]
 
     async def _write(self, result: ScanResult, delivered: set[str], lock: Lock | None) -> None:
@@ -305,19 +306,3 @@ def _parse_rejected(returned: object, ids: set[str]) -> set[str]:
     if unknown:
         raise ValueError(f"on_expired returned ids that it was not given: {', '.join(unknown[:10])}")
     return rejected
-
-
-async def _run_to_completion(work: Coroutine[Any, Any, None]) -> None:
-    """Run work to completion even if the caller is cancelled: an interrupted commit may happen or
-    not.
-    """
-    task = asyncio.create_task(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved
-        raise

@@ -11,6 +11,8 @@ from typing import Any
 from sqlalchemy import URL, ColumnElement, Table, bindparam
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from genie.sql.engine import open_connection, open_transaction
+
 CONNECT_TIMEOUT_S = 10.0
 """How long establishing a connection may take."""
 
@@ -59,13 +61,13 @@ class Database(ABC):
         """A connection in autocommit mode: each statement sees what is committed when it begins,
         and locks nothing.
         """
-        async with self._autocommit.connect() as connection:
+        async with open_connection(self._autocommit) as connection:
             yield connection
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
         """A transaction, committed if the block ends without an error."""
-        async with self._engine.begin() as connection:
+        async with open_transaction(self._engine) as connection:
             yield connection
 
     @asynccontextmanager

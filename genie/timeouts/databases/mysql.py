@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import URL, ColumnElement, Table, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.sql.engine import release_or_invalidate, server_engine
+from genie.sql.engine import open_connection, release_or_invalidate, server_engine
 from genie.timeouts.databases.base import (
     CONNECT_TIMEOUT_S,
     LOCK_TIMEOUT_S,
@@ -67,7 +67,7 @@ class Mysql(Database):
         characters.
         """
         name = func.concat(f"genie {what} ", func.left(func.sha2(func.database(), 256), 40))
-        async with self._autocommit.connect() as connection:
+        async with open_connection(self._autocommit) as connection:
             got = bool((await connection.execute(select(func.get_lock(name, wait_s)))).scalar_one())
             try:
                 yield got

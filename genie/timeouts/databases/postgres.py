@@ -23,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from genie.sql.engine import lock_schema, release_or_invalidate, schema_lock, server_engine
+from genie.sql.engine import lock_schema, open_connection, release_or_invalidate, schema_lock, server_engine
 from genie.timeouts.databases.base import CONNECT_TIMEOUT_S, LOCK_TIMEOUT_S, SERVER_OPTIONS, Database, values_by_column
 from genie.timeouts.times import Utc
 
@@ -64,7 +64,7 @@ class Postgres(Database):
     async def try_lock(self) -> AsyncIterator[bool]:
         """See `Database`. An advisory lock of the schema, which ends with the connection."""
         key = schema_lock(_RUN_LOCK)
-        async with self._autocommit.connect() as connection:
+        async with open_connection(self._autocommit) as connection:
             got = bool((await connection.execute(select(func.pg_try_advisory_lock(*key)))).scalar_one())
             try:
                 yield got

@@ -11,6 +11,7 @@ from sqlalchemy import URL, ColumnElement, Row, Select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from genie.sql.engine import open_connection, open_transaction
 from genie.tokens.stores.change_feed import ChangeFeeds, ChangeListener, Get
 
 
@@ -36,18 +37,18 @@ class Backend(ABC):
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
         """A transaction."""
-        async with self._engine.begin() as connection:
+        async with open_transaction(self._engine) as connection:
             yield connection
 
     @asynccontextmanager
     async def dedicated(self) -> AsyncIterator[AsyncConnection]:
         """A connection that is not shared, and is closed at the end."""
-        async with self._dedicated_engine.connect() as connection:
+        async with open_connection(self._dedicated_engine) as connection:
             yield connection
 
     async def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
         """Execute a query, and return its rows."""
-        async with self._engine.connect() as connection:
+        async with open_connection(self._engine) as connection:
             rows: Sequence[Row[Any]] = (await connection.execute(query)).all()
             return rows
 

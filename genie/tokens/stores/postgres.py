@@ -12,7 +12,7 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql import Select
 
-from genie.sql.engine import lock_schema, server_engine
+from genie.sql.engine import lock_schema, open_connection, server_engine
 from genie.tokens.stores.base import Backend
 from genie.tokens.stores.change_feed import PAYLOADS_PER_BATCH, ChangeFeeds, ChangeListener, Get
 from genie.tokens.stores.schema import TOKENS, create_tables
@@ -47,7 +47,7 @@ class Postgres(Backend):
 
     async def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
         """See `Backend`. A single statement needs no transaction."""
-        async with self._autocommit.connect() as connection:
+        async with open_connection(self._autocommit) as connection:
             rows: Sequence[Row[Any]] = (await connection.execute(query)).all()
             return rows
 

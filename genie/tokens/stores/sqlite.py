@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from sqlalchemy import URL, ColumnElement, bindparam, delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from genie.sql.engine import open_connection
 from genie.sql.sqlite import enable_wal, file_engine, write_transaction
 from genie.tokens.stores.base import Backend
 from genie.tokens.stores.change_feed import PAYLOADS_PER_BATCH, ChangeFeeds, ChangeListener, Get
@@ -44,7 +45,7 @@ class Sqlite(Backend):
 
     async def prepare(self) -> None:
         """See `Backend`."""
-        async with self._engine.connect() as connection:
+        async with open_connection(self._engine) as connection:
             await enable_wal(connection, LOCK_TIMEOUT_S)
         async with self.writing() as connection:
             await connection.run_sync(create_tables, (TOKENS, CHANGES))
