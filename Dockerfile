@@ -14,7 +14,7 @@ ENV PATH=/opt/genie/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 GENIE
 USER 10001:10001
 EXPOSE 7077 7078
 STOPSIGNAL SIGTERM
-# By the token that the server has, where that is one word in GENIE_TOKEN or in the file at GENIE_TOKEN_FILE.
+# Authenticates with the server's own token: GENIE_TOKEN, or a single word in the file GENIE_TOKEN_FILE.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["genie", "status", "--host", "127.0.0.1", "--timeout", "3"]
 ENTRYPOINT ["genie"]
 CMD ["serve"]

@@ -1,9 +1,9 @@
-# Everything that is needed is made here: `make serve`, `make check` and `make test` work on a fresh checkout.
+# Each target installs what it needs: `make serve`, `make check` and `make test` work on a fresh checkout.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-# The tests start hundreds of processes: none of them compiles the same modules again.
+# The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: serve check test lint format docs soak soak-worlds soak-tests soak-faults mutants fuzz bench peers compiled clean
@@ -15,8 +15,8 @@ serve: $(VENV)/.installed
 check: $(VENV)/.tested lint
 	$(BIN)/python -m pytest --no-servers
 
-# Everything. Most tests wait for processes: two at a time take little more than half the time. In their order, which
-# has the quick ones last: else one long file would be left over to the end.
+# All tests, with two processes, because most tests wait. In the order of collection, which has the quick
+# files last, so that no long file is left to the end.
 test: announcement $(VENV)/.tested redis postgres mariadb chromium lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -30,13 +30,13 @@ format: $(VENV)/.tested
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The documentation site, in build/site. Strict: a broken link or a page that is in no menu is an error.
+# The documentation site, in build/site. Strict: a broken link or an unlisted page is an error.
 docs: $(VENV)/.tested
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-# The long form of what the tests do in short: simulated worlds of every kind, the random searches of the tests with many
-# random inputs, the fuzzers, then real faults on real processes (docs/concepts/verification.md). WORLDS and FAULTS are passed on:
+# Long random searches (docs/concepts/verification.md): simulated scenarios, property-based tests with many inputs, the
+# fuzzers, and fault injection into real processes. WORLDS and FAULTS are options of the first and the last:
 # make soak WORLDS="--seconds 3600" FAULTS="--seconds 3600"
 WORLDS ?= --seeds 1500
 soak: soak-worlds soak-tests fuzz soak-faults
@@ -50,12 +50,12 @@ soak-tests: $(VENV)/.tested redis postgres mariadb
 soak-faults: $(VENV)/.tested redis
 	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)
 
-# Known defects, put into the code one by one: which seed catches each?
+# Mutation tests of the simulator's checkers: which seed detects each known defect?
 mutants: $(VENV)/.tested
 	$(BIN)/python tests/simulation/mutants.py
 
-# A million inputs: bytes to the readers of the protocol, and lines to a whole server (docs/concepts/verification.md). FUZZ is passed
-# on: make fuzz FUZZ="--inputs 100000 --seed 7"
+# A million inputs for the parsers and for whole servers (docs/concepts/verification.md). FUZZ has options:
+# make fuzz FUZZ="--inputs 100000 --seed 7"
 fuzz: $(VENV)/.tested redis
 	PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)
 
@@ -68,12 +68,12 @@ bench: $(VENV)/.tested redis postgres mariadb
 	$(BIN)/python benchmarks/tls.py
 	$(BIN)/python benchmarks/scaleout.py --rounds 3
 
-# PEERS is passed on: make peers PEERS="--rounds 1 --only genie-memory"
+# PEERS has options: make peers PEERS="--rounds 1 --only genie-memory"
 peers: $(VENV)/.benched
 	$(BIN)/python -m benchmarks.peers $(PEERS)
 
-# A wheel in which the hot modules are compiled to C, in dist/, and the tests of those modules with such a wheel. Built from a copy: what it leaves beside the sources would
-# be taken instead of them.
+# Builds a wheel in dist/ whose hot modules are compiled to C, and runs the tests of these modules with it. Built
+# from a copy: compiled modules beside the sources would be imported instead of them.
 compiled: $(VENV)/.tested
 	rm -rf build/compiled && mkdir -p build/compiled dist
 	cp -r genie pyproject.toml README.md LICENSE build/compiled/
