@@ -112,7 +112,7 @@ define server
 	@$(1) || { echo "The tests need $(3)"; exit 1; }
 endef
 
-# Says beforehand what takes long, and what is installed without asking.
+# Announces the duration, and what is installed without asking.
 MISSING = $(strip $(if $(shell command -v redis-server),,redis-server) \
   $(if $(shell command -v postgres || ls /usr/lib/postgresql/*/bin/postgres 2>/dev/null),,postgresql) \
   $(if $(shell command -v mariadbd || ls /usr/sbin/mariadbd /usr/libexec/mariadbd 2>/dev/null),,mariadb-server) \
@@ -120,7 +120,7 @@ MISSING = $(strip $(if $(shell command -v redis-server),,redis-server) \
 
 .PHONY: announcement
 announcement:
-	@echo "make test takes about five minutes on two quiet processors. (make check: half a minute, without servers.)"
+	@echo "make test takes about seven minutes on two quiet processors. (make check: a minute, without servers.)"
 	@$(if $(wildcard $(VENV)/.tested),,echo "It installs Python packages into $(VENV).";) \
 	  $(if $(MISSING),echo "It installs with apt-get where it may (as root or by sudo): $(MISSING).",:)
 
@@ -136,6 +136,6 @@ postgres:
 mariadb:
 	$(call server,{ command -v mariadbd || ls /usr/sbin/mariadbd || ls /usr/libexec/mariadbd; } >/dev/null 2>&1,mariadb-server,the server of MariaDB. Install it: apt install mariadb-server or brew install mariadb or dnf install mariadb-server)
 
-# The page of the admin port is tested in it.
+# For the tests of the admin page.
 chromium:
 	$(call server,{ command -v chromium && command -v chromedriver; } >/dev/null,chromium chromium-driver,Chromium and its chromedriver on the path as chromium and chromedriver. Install them: apt install chromium chromium-driver or dnf install chromium chromedriver or brew install chromium chromedriver)
