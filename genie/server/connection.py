@@ -226,7 +226,7 @@ class Connection(Peer, asyncio.Protocol):
     @property
     def reading_is_paused(self) -> bool:
         """Whether the server does not read from the client now, but will again."""
-        return self.input_paused or self._write_blocked
+        return self.input_paused or self._write_blocked or self._unopened is not None
 
     def _update_reading(self) -> None:
         """Read, unless there is a reason not to. (Both calls of the transport may be repeated.)"""
@@ -234,7 +234,7 @@ class Connection(Peer, asyncio.Protocol):
             return
         if self._lingers_until:
             self._transport.resume_reading()
-        elif self._write_blocked or self.input_paused or self.closing:
+        elif self.reading_is_paused or self.closing:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -391,10 +391,14 @@ class Connection(Peer, asyncio.Protocol):
         """Handle lines until one opens the connection: an accepted `hello`, or any other command first. Return the rest.
 
         Each `hello` is judged by itself, and submitted to the handler of its namespace. Many lines after a rejected one
-        are handled a few at a time.
+        are handled a few at a time. While a follower has queued commands of this connection, the lines wait: another
+        `hello` may be for another handler, and the replies must come in the order of the commands.
         """
         if self._unopened is not None:
             self._unopened = chain(self._unopened, lines)
+            return []
+        if self.input_queue:
+            self._open_later(lines)
             return []
         end = time.monotonic() + OPENING_S
         for line in lines:
@@ -405,23 +409,26 @@ class Connection(Peer, asyncio.Protocol):
                 return [line, *lines]
             if self.closing:
                 break
-            if self.state is ConnectionState.HELLO_REJECTED and time.monotonic() > end:
-                self._unopened = lines
-                self.pause_input()
-                asyncio.get_running_loop().call_soon(self._open_more)
+            if self.state is ConnectionState.HELLO_REJECTED and (self.input_queue or time.monotonic() > end):
+                self._open_later(lines)
                 break
         return []
 
+    def _open_later(self, lines: Iterator[bytes]) -> None:
+        """Pause reading, and handle the lines after other connections were read."""
+        self._unopened = lines
+        self._update_reading()
+        asyncio.get_running_loop().call_soon(self._open_more)
+
     def _open_more(self) -> None:
-        """Handle the lines that `_open` left."""
+        """Handle the lines that `_open` left, then read again."""
         unopened, self._unopened = self._unopened, None
         if unopened is None or self.closed or self.closing:
             return
         lines = self._open(unopened)
         if lines:
             self.handler.submit(self, lines, sum(map(len, lines)))
-        if self._unopened is None and not self.queued_bytes:
-            self.resume_input()
+        self._update_reading()
 
     def _opens(self, line: bytes) -> bool:
         """Return whether a line opens the connection: a `hello`, which is submitted, or a first command to be executed."""

@@ -109,7 +109,7 @@ async def test_each_hello_is_judged_by_itself(in_one_read: bool) -> None:
     for read in [b"".join(sent)] if in_one_read else sent:
         connection.data_received(read)
         await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await turns_until(lambda: world.stores["b"].waiting)
     answers = [(message["payload"].get("ref"), message["payload"].get("code")) for message in told]
     assert answers == [
         ("1", "unknown-namespace"),
@@ -140,6 +140,32 @@ async def test_a_hello_without_a_namespace_is_for_the_first_also_behind_one_that
     world.stop()
 
 
+async def test_a_hello_to_another_namespace_waits_until_a_follower_has_rejected_the_commands_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "MAX_BATCH", 10)
+    world = World()
+    follower = FollowerHandler(Stats(), "a", 1 << 20)
+    world.handlers["a"] = follower
+    (other, _), (connection, sent) = world.enter(), world.enter()
+    count = 5 * scheduler.QUANTUM
+    pings = [line("ping", ref=str(number)) for number in range(count)]
+    other.data_received(line("hello", namespace="a"))
+    follower.submit(other, pings, 1)
+    connection.data_received(line("hello", namespace="a", ref="first") + b"".join(pings))
+    await turns_until(lambda: sent)
+    assert len(sent) < count
+    connection.data_received(line("hello", namespace="b", ref="second") + line("ping", ref="last"))
+    assert connection.reading_is_paused
+    await turns_until(lambda: world.stores["b"].waiting)
+    world.stores["b"].answer()
+    assert [message["payload"]["ref"] for message in sent] == ["first", *map(str, range(count)), "second", "last"]
+    assert commands(sent)[-2:] == ["welcome", "pong"]
+    assert follower._scheduler.bytes == connection.queued_bytes == 0
+    assert not connection.reading_is_paused
+    world.stop()
+
+
 async def turns_until(condition: Callable[[], object]) -> int:
     """Let the event loop run; return how many turns that took."""
     for turn in range(10_000):
@@ -157,12 +183,12 @@ async def test_lines_after_a_rejected_hello_are_judged_a_few_at_a_time(monkeypat
     connection.data_received(line("hello", protocol=7) + b"".join(refused) + line("hello", ref="at last"))
     connection.data_received(line("ping", ref="now"))
     assert len(told) < 5
-    assert connection.input_paused
+    assert connection.reading_is_paused
     await turns_until(lambda: world.stores["a"].waiting)
     world.stores["a"].answer()
     assert [message["payload"].get("ref") for message in told] == [None, *map(str, range(50)), "at last", "now"]
     assert commands(told)[-2:] == ["welcome", "pong"]
-    assert not connection.input_paused
+    assert not connection.reading_is_paused
     world.stop()
 
 
