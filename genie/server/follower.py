@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from genie.errors import Code
 from genie.protocol import replies
-from genie.server.peer import Input, Item, Peer
+from genie.server.peer import CommandHandler, Input, Item, Peer
 from genie.server.rejections import reject_item
 from genie.server.scheduler import CommandScheduler
 
 if TYPE_CHECKING:
     from genie.observability.stats import Stats
+    from genie.server.connection import Connection
 
 
 class FollowerHandler:
-    """Rejects every command as `unavailable`; the error names the leader, where it is known.
+    """Rejects every command as `unavailable`; the error contains the leader's address if it is known.
 
-    `max_bytes` bounds the queued commands of all connections.
+    `max_bytes` limits the queued commands of all connections.
     """
 
     is_leader = False
@@ -31,29 +32,46 @@ class FollowerHandler:
         self._namespace = namespace
         self._scheduler = CommandScheduler(max_bytes)
         self._scheduled: asyncio.Handle | None = None
+        self._leader_handler: CommandHandler | None = None
+        """The pipeline, once this server leads: it gets each connection of `_awaiting_handover`."""
+        self._awaiting_handover: dict[Peer, Connection] = {}
+        """Connections with queued commands that are still to be rejected."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Reject items: as many as fit into one batch at once, the rest after other connections were read."""
+        """Reject commands: one batch immediately, the rest after other connections were read."""
         self._scheduler.add(connection, items, size)
         if self._scheduled is None:
             self._run()
 
-    def reject_all(self) -> None:
-        """Reject everything that is queued, now: the connections get another handler."""
-        while self._scheduler:
-            self._scheduler.run_batch(self._reject)
-        if self._scheduled is not None:
-            self._scheduled.cancel()
-            self._scheduled = None
+    def hand_over(self, connections: Iterable[Connection], leader_handler: CommandHandler) -> None:
+        """Make `leader_handler` the handler of each connection, because this server leads now.
+
+        A connection with queued commands follows when they are rejected, which takes several batches: the pipeline does
+        not wait for them, and the replies of each connection are sent in the order of its commands.
+        """
+        self._leader_handler = leader_handler
+        self.leader = None  # the last known leader is not the leader any more
+        for connection in connections:
+            if connection.input_queue:
+                self._awaiting_handover[connection] = connection
+            else:
+                connection.handler = leader_handler
+
+    def cancel_handover(self) -> None:
+        """Keep the connections that still have queued commands, because this server leads no longer."""
+        self._leader_handler = None
+        self._awaiting_handover.clear()
 
     def on_disconnect(self, connection: Peer) -> None:
-        """Do nothing: no requests are bound to connections of a follower."""
+        """Forget a lost connection. Followers have no requests that would have to be released."""
+        self._awaiting_handover.pop(connection, None)
 
     def _run(self) -> None:
         self._scheduler.run_batch(self._reject)
         self._scheduled = asyncio.get_running_loop().call_soon(self._run) if self._scheduler else None
 
     def _reject(self, connection: Peer, items: Iterator[Item]) -> bool:
+        """Send `unavailable` for each command. False: the scheduler need not end the connection's turn."""
         why = self._describe_leader()
         for item in items:
             if connection.closed:
@@ -64,9 +82,17 @@ class FollowerHandler:
                 leader = self.leader if rejected.code == Code.UNAVAILABLE else None
                 connection.outbox.append(replies.error(rejected, leader))
         connection.flush()
-        if connection.closing and not connection.input_queue:
-            connection.finish()
+        if not connection.input_queue:
+            self._on_all_rejected(connection)
         return False
+
+    def _on_all_rejected(self, connection: Peer) -> None:
+        """Close a connection that sent its last command, or hand it over to the pipeline if this server leads now."""
+        awaiting = self._awaiting_handover.pop(connection, None)
+        if awaiting is not None and self._leader_handler is not None:
+            awaiting.handler = self._leader_handler
+        if connection.closing:
+            connection.finish()
 
     def _describe_leader(self) -> str:
         if self.leader is None:

@@ -226,9 +226,7 @@ class Namespace:
         gc.freeze()  # the loaded state is long-lived: the garbage collector need not traverse it again
         if self.monitor is not None:
             self.monitor.pipeline = pipeline
-        self._follower.reject_all()
-        for connection in self._connections_of(self._follower):
-            connection.handler = pipeline
+        self._follower.hand_over(self._connections_of(self._follower), pipeline)
         if self._ready.is_set():
             log.info("leadership acquired", namespace=self.name, held=len(manager.table.held))
         self._ready.set()
@@ -263,6 +261,7 @@ class Namespace:
     async def drain(self) -> bool:
         """Accept no more commands, wait for those that were accepted; return whether all are stored."""
         pipeline = self._leading
+        self._follower.cancel_handover()
         for connection in self._connections_of(pipeline):
             connection.stop_reading()
         drained = True
@@ -290,6 +289,7 @@ class Namespace:
 
     def _step_down(self) -> None:
         self.is_leader, self._follower.leader = False, None
+        self._follower.cancel_handover()
         self.stats.rearrangements += self._leading.manager.rearrangements
         if self.monitor is not None:
             self.monitor.pipeline = None

@@ -153,11 +153,8 @@ class Harness:
         self.pipeline._scheduler._clock = self.loop.time
         self.pipeline.recover(replica.retained_replies.values())
         await self._run_until_idle()
-        if isinstance(self.handler, FollowerHandler):
-            self.handler.reject_all()
+        self.handler.hand_over([client.connection for client in self.clients.values()], self.pipeline)
         self.handler = self.pipeline
-        for client in self.clients.values():
-            client.connection.handler = self.pipeline
 
     def _failed(self, error: BaseException) -> None:
         if not isinstance(error, LeadershipLost) or not self.was_unavailable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
@@ -221,23 +221,69 @@ async def test_commands_run_before_the_incomplete_line_that_ends_their_connectio
     world.stop()
 
 
-async def test_a_follower_refuses_much_in_batches_and_the_rest_when_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def followed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FollowingServer]:
+    """A server that follows, with small batches."""
     monkeypatch.setattr(scheduler, "MAX_BATCH", 10)
-    world = World()
-    follower = FollowerHandler(Stats(), "a", 1 << 20)
-    world.handlers[None] = follower
-    connection, told = world.enter()
+    server = FollowingServer()
+    yield server
+    server.stop()
+
+
+class FollowingServer(World):
+    """Connections submit to a follower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.follower = FollowerHandler(Stats(), "a", 1 << 20)
+        self.handlers[None] = self.follower
+
+
+async def test_a_new_leader_serves_connections_while_it_rejects_the_queued_commands_of_others(
+    followed: FollowingServer,
+) -> None:
+    (flooding, flood_replies), (idle, idle_replies) = followed.enter(), followed.enter()
     count = 10 * scheduler.QUANTUM
-    connection.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
-    assert 0 < len(told) < count
-    before = len(told)
+    flooding.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
     await asyncio.sleep(0)
-    assert before < len(told) < count
-    follower.reject_all()
-    assert [message["payload"]["ref"] for message in told] == [str(number) for number in range(count)]
-    assert not follower._scheduler
-    assert connection.queued_bytes == 0
-    world.stop()
+    followed.follower.hand_over([flooding, idle], followed.pipelines["a"])
+    assert len(flood_replies) < count, "the new leader does not wait until all of them are rejected"
+    idle.data_received(line("request", resources=["exclusive:1"]))
+    await turns_until(lambda: followed.stores["a"].waiting)
+    followed.stores["a"].answer()
+    assert commands(idle_replies) == ["queued", "locked"]
+    assert len(flood_replies) < count
+    flooding.data_received(line("ping", ref="rejected, too"))
+    await turns_until(lambda: len(flood_replies) > count)
+    flooding.data_received(line("ping", ref="executed"))
+    await turns_until(lambda: len(flood_replies) > count + 1)
+    refs = [message["payload"]["ref"] for message in flood_replies]
+    assert refs == [*map(str, range(count)), "rejected, too", "executed"]
+    assert set(commands(flood_replies[:-1])) == {"error"}
+    assert flood_replies[-1]["command"] == "pong"
+    assert not followed.follower._scheduler
+    assert flooding.queued_bytes == 0
+
+
+async def test_a_connection_stays_with_the_follower_if_leadership_ends_before_its_commands_are_rejected(
+    followed: FollowingServer,
+) -> None:
+    connection, replies = followed.enter()
+    count = 10 * scheduler.QUANTUM
+    connection.data_received(b"".join(line("ping") for _ in range(count)))
+    followed.follower.hand_over([connection], followed.pipelines["a"])
+    followed.follower.cancel_handover()
+    await turns_until(lambda: len(replies) == count)
+    assert connection.handler is followed.follower
+
+
+async def test_a_lost_connection_is_not_handed_over(followed: FollowingServer) -> None:
+    connection, _ = followed.enter()
+    connection.data_received(b"".join(line("ping") for _ in range(10 * scheduler.QUANTUM)))
+    followed.follower.hand_over([connection], followed.pipelines["a"])
+    connection.connection_lost(None)
+    await turns_until(lambda: not followed.follower._scheduler)
+    assert connection.handler is followed.follower
 
 
 async def test_much_is_refused_in_batches_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
