@@ -63,7 +63,7 @@ class FollowerHandler:
         self._awaiting_handover.clear()
 
     def on_disconnect(self, connection: Peer) -> None:
-        """Forget a lost connection. Followers have no requests that would have to be released."""
+        """Drop the reference to a lost connection. A follower has no requests to release."""
         self._awaiting_handover.pop(connection, None)
 
     def _run(self) -> None:
@@ -87,7 +87,7 @@ class FollowerHandler:
         return False
 
     def _on_all_rejected(self, connection: Peer) -> None:
-        """Close a connection that sent its last command, or hand it over to the pipeline if this server leads now."""
+        """Hand a connection over to the pipeline if this server leads now, and close it if it sent its last command."""
         awaiting = self._awaiting_handover.pop(connection, None)
         if awaiting is not None and self._leader_handler is not None:
             awaiting.handler = self._leader_handler

@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class _InternalClient(Peer):
-    """Executes one command from inside the server like a client's: stored first, answered after that."""
+    """A client inside the server: its command is stored before it is answered, like that of any client."""
 
     __slots__ = ("_handler", "_reply")
 
@@ -38,7 +38,7 @@ class _InternalClient(Peer):
         self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def execute(self, line: bytes) -> bytes:
-        """Submit a line and return the reply. Bound the time: an unavailable store delays it without limit."""
+        """Submit a line and return the reply. The caller must set a timeout: an unavailable store delays the reply."""
         self._handler.submit(self, [line], len(line))
         try:
             return await self._reply
@@ -47,7 +47,7 @@ class _InternalClient(Peer):
             self._handler.on_disconnect(self)
 
     def abort(self) -> None:
-        """Cancel the command: the server does not lead any more."""
+        """Cancel the command, because this server lost leadership."""
         self._reply.cancel()
 
     def _write(self, data: bytes) -> None:
@@ -56,10 +56,10 @@ class _InternalClient(Peer):
 
 
 class Namespace:
-    """Leads a namespace, or follows the server that does.
+    """One namespace on this server, as leader or as follower of the server that leads it.
 
-    `connections` are those of the whole server; those of the namespace have its handler. `ready` is set as soon as the
-    leader is known. `task` ends only by a defect, or with an error that retrying cannot resolve.
+    `connections` are all connections of the server; those of this namespace have its handler. `ready` is set as soon as
+    the leader is known. `task` ends only with a defect or with an error that a retry cannot resolve.
     """
 
     def __init__(
@@ -76,9 +76,10 @@ class Namespace:
         self.draining = False
         self.task: asyncio.Task[None] | None = None
         self.monitor: Monitor | None = None
-        """Only in a server that runs on its own: in one that is embedded in a test it would fill virtual time."""
+        """None in a simulated server, whose virtual time its timer would fill."""
         self.pipeline: Pipeline | None = None
-        """The leader's. After leadership is lost it is kept until the next leader is known: the store may need it."""
+        """The pipeline of this server as leader. After leadership is lost it is kept until the next leader is known, because
+        the store may need its snapshot."""
         self.is_leader = False
         self._settings = settings
         self._connections = connections
@@ -89,13 +90,13 @@ class Namespace:
         self._failure: BaseException | None = None
 
     def start(self, node: Node) -> asyncio.Task[None]:
-        """Start to follow, and to lead where no other server does."""
+        """Start the role loop: follow the leader, and compete for leadership if there is none."""
         self.task = asyncio.create_task(self._run_role_loop(node))
         return self.task
 
     @property
     def handler(self) -> CommandHandler:
-        """What connections of the namespace submit commands to, in its present role."""
+        """What connections of the namespace submit commands to, in its current role."""
         return self.pipeline if self.pipeline is not None and self.is_leader else self._follower
 
     # -- for the admin port and the metrics ---------------------------------------------------------------
@@ -134,7 +135,7 @@ class Namespace:
     @property
     def now(self) -> float:
         """The lock manager's time (ms). Only on the leader."""
-        return self._leading.now
+        return self._current_pipeline.now
 
     @property
     def sessions(self) -> int:
@@ -142,7 +143,7 @@ class Namespace:
         return self.pipeline.session_count if self.is_leader and self.pipeline is not None else 0
 
     async def execute(self, line: bytes) -> bytes:
-        """Execute a line of the wire like a client's, and return the reply, once it is stored."""
+        """Execute a command given as a line of the protocol, and return the reply when the command is stored."""
         client = _InternalClient(self.handler)
         self._internal_clients.add(client)
         try:
@@ -151,7 +152,7 @@ class Namespace:
             self._internal_clients.discard(client)
 
     def may_keep_watches(self, connection: Connection) -> bool:
-        """Return whether a connection may see everything that it watches here, with its present permissions."""
+        """Return whether the current permissions of a connection permit all its watches in this namespace."""
         return (
             self.pipeline is None
             or connection.handler is not self.pipeline
@@ -161,23 +162,25 @@ class Namespace:
     # -- roles --------------------------------------------------------------------------------------------
 
     async def _run_role_loop(self, node: Node) -> None:
-        """Follow until this node leads, lead until leadership is lost, and again."""
+        """Follow until this server acquires leadership, lead until it is lost, and repeat."""
         while True:
             await self._lead(await self.store.open(node, self._snapshot, self._on_leader_changed))
-            await self._until_leadership_ends()
+            await self._wait_until_leadership_ends()
             if self._failure is not None:
                 raise self._failure
 
     @property
-    def _leading(self) -> Pipeline:
-        assert self.pipeline is not None, "only a leader, or one that has just lost leadership, has a pipeline"  # noqa: S101
+    def _current_pipeline(self) -> Pipeline:
+        assert self.pipeline is not None, (
+            "there is a pipeline from the start of leadership until the next leader is known"
+        )  # noqa: S101
         return self.pipeline
 
     def _snapshot(self) -> Batch:
-        return self._leading.snapshot()
+        return self._current_pipeline.snapshot()
 
     def _on_leader_changed(self, leader: str | None) -> None:
-        """Send clients to another leader; None: it is unknown."""
+        """Redirect clients to a leader, another server; None: it is unknown."""
         if leader is not None and leader != self._follower.leader:
             log.info("leader changed", namespace=self.name, leader=leader)
         self._follower.leader = leader
@@ -186,28 +189,44 @@ class Namespace:
             self._ready.set()
 
     def _dispose_pipeline(self) -> None:
-        """Free the state of the last leadership: the store has what is needed of it."""
+        """Free the state of this server's last leadership. The store needs it no longer."""
         pipeline, self.pipeline = self.pipeline, None
         if pipeline is not None:
             pipeline.dispose()
 
     async def _lead(self, state: StateMachine) -> None:
-        """Begin to lead from the namespace's replicated state."""
+        """Become the leader with the replicated state: recover it, then serve connections."""
         self._dispose_pipeline()
+        self._leadership_lost.clear()
+        self.stats.start_epoch()
+        self.pipeline = pipeline = self._make_pipeline(state)
+        pipeline.recover(state.retained_replies.values())
+        await pipeline.drained()
+        if self._leadership_lost.is_set():
+            return
+        self.is_leader = True
+        gc.freeze()  # the loaded state is long-lived: garbage collection need not traverse it
+        if self.monitor is not None:
+            self.monitor.pipeline = pipeline
+        self._follower.hand_over(self._connections_of(self._follower), pipeline)
+        if self._ready.is_set():
+            log.info("leadership acquired", namespace=self.name, held=len(pipeline.manager.table.held))
+        self._ready.set()
+
+    def _make_pipeline(self, state: StateMachine) -> Pipeline:
+        """Return a pipeline for the replicated state, whose clock continues that of the previous leader."""
         settings, loop = self._settings, asyncio.get_running_loop()
-        manager, began = state.manager, loop.time() * 1000 - state.clock_ms
-        floor = time.time_ns() // 1000  # no id or fencing token is given out twice, whatever the store has lost
-        manager.next_id = max(manager.next_id, floor)
-        manager.next_fence = max(manager.next_fence, floor)
+        manager, offset_ms = state.manager, state.clock_ms - loop.time() * 1000
+        unix_us = time.time_ns() // 1000  # unique ids and fencing tokens even if the store lost the last ones
+        manager.next_id = max(manager.next_id, unix_us)
+        manager.next_fence = max(manager.next_fence, unix_us)
 
         def clock() -> float:
-            return loop.time() * 1000 - began
+            return loop.time() * 1000 + offset_ms
 
         manager.unix_offset_ms = time.time() * 1000 - clock()
-        self._leadership_lost.clear()
         manager.max_queue_entries = settings.limits.max_queue
-        self.stats.start_epoch()
-        self.pipeline = pipeline = Pipeline(
+        return Pipeline(
             manager,
             self.store,
             settings.limits,
@@ -218,21 +237,9 @@ class Namespace:
             lease_s=settings.lease,
             store_timeout_s=settings.store_timeout_ms / 1000,
         )
-        pipeline.recover(state.retained_replies.values())
-        await pipeline.drained()
-        if self._leadership_lost.is_set():
-            return
-        self.is_leader = True
-        gc.freeze()  # the loaded state is long-lived: the garbage collector need not traverse it again
-        if self.monitor is not None:
-            self.monitor.pipeline = pipeline
-        self._follower.hand_over(self._connections_of(self._follower), pipeline)
-        if self._ready.is_set():
-            log.info("leadership acquired", namespace=self.name, held=len(manager.table.held))
-        self._ready.set()
 
-    async def _until_leadership_ends(self) -> None:
-        """Lead until leadership is lost, or should be transferred to a node that leads fewer namespaces."""
+    async def _wait_until_leadership_ends(self) -> None:
+        """Wait until leadership is lost, or transfer it when a server that leads fewer namespaces requests that."""
         lost, requested = (
             asyncio.create_task(self._leadership_lost.wait()),
             asyncio.create_task(self.store.wait_for_transfer_request()),
@@ -247,7 +254,7 @@ class Namespace:
             await cancel_and_wait(requested)
 
     async def _transfer_leadership(self) -> None:
-        """Resign after a drain: clients are sent everything that was stored, then their connections are closed."""
+        """Drain, resign, and close all connections after the replies to stored commands are sent."""
         log.info("leadership transfer started", namespace=self.name, reason="another node leads fewer namespaces")
         drained = await self.drain()
         if self._leadership_lost.is_set():
@@ -255,12 +262,12 @@ class Namespace:
         self._step_down()
         if drained:
             await self.store.resign()
-        for connection in self._connections_of(self._leading):
+        for connection in self._connections_of(self._current_pipeline):
             connection.finish()
 
     async def drain(self) -> bool:
-        """Accept no more commands, wait for those that were accepted; return whether all are stored."""
-        pipeline = self._leading
+        """Stop reading commands, and wait until those that were read are stored. Return False after a timeout."""
+        pipeline = self._current_pipeline
         self._follower.cancel_handover()
         for connection in self._connections_of(pipeline):
             connection.stop_reading()
@@ -277,7 +284,7 @@ class Namespace:
         return drained
 
     async def stop(self) -> None:
-        """Neither lead nor follow any more. Clients are not sent anything."""
+        """End the role loop and the pipeline without sending anything to clients."""
         await cancel_and_wait(self.task)
         if self.pipeline is not None:
             self.pipeline.stop()
@@ -288,18 +295,19 @@ class Namespace:
         return [connection for connection in self._connections if connection.handler is handler]
 
     def _step_down(self) -> None:
+        """End leadership on this server: commands are rejected from now on."""
         self.is_leader, self._follower.leader = False, None
         self._follower.cancel_handover()
-        self.stats.rearrangements += self._leading.manager.rearrangements
+        self.stats.rearrangements += self._current_pipeline.manager.rearrangements
         if self.monitor is not None:
             self.monitor.pipeline = None
         for client in self._internal_clients:
             client.abort()
 
     def _on_leadership_lost(self, error: BaseException) -> None:
-        """Close every connection without sending anything more: replies that were not sent may not be true."""
+        """Step down and abort all connections: replies that were not sent may be for commands that are not stored."""
         self._step_down()
-        for connection in self._connections_of(self._leading):
+        for connection in self._connections_of(self._current_pipeline):
             connection.abort()
         if isinstance(error, LeadershipLost):
             log.error("leadership lost", namespace=self.name, reason=str(error))

@@ -28,26 +28,28 @@ if TYPE_CHECKING:
     from genie.observability.stats import Stats
 
 HEARTBEAT_S = 1.0
-"""How often an idle leader commits its clock: a crash prolongs locks by so much at most. Three times a lease at least."""
+"""Interval at which an idle leader commits its clock, or a third of the lease if that is shorter. After a crash, locks last
+longer by this interval at most.
+"""
 
 MIN_TICK_S = 0.025
-"""Resolution of the store timeout, at best."""
+"""Shortest interval of the timer that detects store timeouts."""
 
 ID_RESERVATION = 100_000
-"""Ids that are stored as given out before they are (a high-water mark)."""
+"""Number of ids that are reserved in the store, by a high-water mark, before they are assigned to requests."""
 
 WATCH_FLUSH_INTERVAL_S = 0.005
-"""How long watch events may be deferred. Events of this time go to each watcher in one write."""
+"""How long watch events are deferred, in order to send each watcher several events in one write."""
 
 MAX_BUFFERED_REPLIES = 10_000
-"""Messages, besides watch events, that a connection may have pending while the store is unavailable."""
+"""Messages in an outbox, besides watch events, beyond which a connection is aborted while the store is unavailable."""
 
 
 class Pipeline:
     """Executes commands batch by batch and sends each reply when its batch is stored.
 
-    `clock` gives the lock manager's time in ms. `on_leadership_lost` is called once, with the reason: the node does not
-    lead any more, or may not. Every connection must be closed without sending anything more.
+    `clock` returns the lock manager's time in ms. `on_leadership_lost` is called once, with the reason, when this server
+    is no longer the leader or cannot be sure that it is. It must close every connection without sending anything.
     """
 
     is_leader = True
@@ -67,9 +69,9 @@ class Pipeline:
     ) -> None:
         self.manager = manager
         self.in_flight = False
-        """Whether a batch was handed to the store that it has not acknowledged."""
+        """Whether a commit was sent to the store and is not acknowledged yet."""
         self.store_unavailable = False
-        """Whether that batch has taken longer than the store timeout."""
+        """Whether the commit in flight has taken longer than the store timeout."""
         self._store = store
         self._stats = stats
         self._clock = clock
@@ -84,13 +86,13 @@ class Pipeline:
         self._durable = store.durable
         self._execute_directly = not store.durable
         self._last_connection: Peer | None = None
-        """The connection that submitted last."""
+        """The connection that submitted last. If the next input is its own, it is the only active one."""
         self._scheduled: asyncio.Handle | None = None
-        """The next run: never more than one, or input would be read only after all of them."""
+        """The scheduled run. There is at most one, so that connections are read between any two runs."""
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._expiry_at = inf
         self._expiry_pending = False
-        """The timer has fired: something may have expired."""
+        """Whether the expiry timer has fired, so that requests or sessions may have expired."""
         self._disconnected: list[Peer] = []
         """Connections that were lost while the store was unavailable."""
         self._deferred: dict[Outbound, None] = {}
@@ -98,7 +100,7 @@ class Pipeline:
         self._stopped = False
         self._drained: asyncio.Future[None] | None = None
         self._ids_reserved_below = 0
-        """Ids below this are stored as given out."""
+        """The high-water mark of ids in the store, or in the commit in flight."""
         self._committed_at = 0.0
         """Event-loop time when the last commit was sent."""
         self._store_timeout_s = store_timeout_s
@@ -110,7 +112,7 @@ class Pipeline:
     # -- input --------------------------------------------------------------------------------------------
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue items of one connection, in order, that were read as `size` bytes.
+        """Queue commands of one connection in order. `size` is the number of bytes in which they were read.
 
         Fast path: without a durable store, the commands of the only active connection are executed immediately instead
         of being batched (measured: `genie bench` with one connection).
@@ -130,12 +132,12 @@ class Pipeline:
         if self._stopped:
             return
         if self.store_unavailable and type(items) is list and type(items[0]) is Hello:
-            self._reject(connection, iter(items))  # at once: it decides what becomes of the lines after it
+            self._reject(connection, iter(items))  # immediately: the following lines are rejected because of it
             return
         self._enqueue(connection, items, size)
 
     def on_disconnect(self, connection: Peer) -> None:
-        """Release what is bound to a connection that was lost. Never rejected: it waits for an unavailable store."""
+        """Release what is bound to a lost connection, as soon as the store is available."""
         if connection is self._last_connection:
             self._last_connection = None
         if self._stopped:
@@ -149,10 +151,10 @@ class Pipeline:
         self._schedule()
 
     def _schedule(self) -> None:
-        """Run a batch after every connection with input was read.
+        """Run a batch after all connections with input were read, unless the last commit is still in flight.
 
-        One pass over all of it keeps code and tables in the processor's caches, which a system call between any two
-        commands would evict.
+        Executing many commands in one pass keeps code and tables in the processor's caches; a system call between two
+        commands would evict them.
         """
         if self._scheduled is None and (not self.in_flight or self.store_unavailable):
             self._scheduled = self._loop.call_soon(self._run_scheduled)
@@ -160,17 +162,18 @@ class Pipeline:
     # -- one batch ----------------------------------------------------------------------------------------
 
     def _execute_now(self, connection: Peer, items: Sequence[Item]) -> None:
-        """Execute the commands of the only active connection, and send the replies, without a batch."""
+        """Fast path of `submit`: execute commands immediately and send the replies."""
         try:
             self._notifier.now = self._clock()
-            rest = iter(items)
-            if self._dispatcher.execute(connection, rest):
-                self._enqueue(connection, list(rest), 0)
+            remaining = iter(items)
+            if self._dispatcher.execute(connection, remaining):
+                self._enqueue(connection, list(remaining), 0)
             self._deliver()
         except Exception as error:  # noqa: BLE001 - see `_run_batch`
             self._fail(error)
 
     def _run_scheduled(self) -> None:
+        """Run a batch; while the store is unavailable, reject the commands instead."""
         self._scheduled = None
         if self.store_unavailable:
             self._run_rejecting()
@@ -178,6 +181,7 @@ class Pipeline:
             self._run_batch()
 
     def _run_batch(self) -> None:
+        """Execute queued commands, then commit their changes. Without changes, send the replies."""
         if self._scheduled is not None:
             self._scheduled.cancel()
             self._scheduled = None
@@ -193,16 +197,16 @@ class Pipeline:
             if notifier.write_set or self._needs_commit():
                 write_set, notifier.write_set = notifier.write_set, {}
                 self._commit(write_set, now)
-            else:  # within the lease: replies that need no commit (`pong`, errors, `inspected`, `queued`), or no store
+            else:  # within the lease, replies without changes need no commit: `pong`, errors, `inspected`, `queued`
                 self._deliver()
-        except Exception as error:  # noqa: BLE001 - a defect: better to stop than to serve from an unknown state
+        except Exception as error:  # noqa: BLE001 - a defect: stop rather than serve from an unknown state
             self._fail(error)
             return
         if self._light or self._busy:
-            self._schedule()  # other connections are read in between
+            self._schedule()  # not now: other connections are read first
 
     def _deliver(self) -> None:
-        """Send the messages of the batch, and close what is to be closed."""
+        """Send the messages of the batch, and close the connections that ended with it."""
         notifier = self._notifier
         for connection in notifier.dirty:
             if connection.has_reply:
@@ -221,7 +225,7 @@ class Pipeline:
             self._drained.set_result(None)
 
     def _flush_later(self, connection: Outbound) -> None:
-        """Send deferred watch events after `WATCH_FLUSH_INTERVAL_S`: one write for each watcher, not one for each event."""
+        """Send the watch events of a connection after `WATCH_FLUSH_INTERVAL_S`, several in one write."""
         if not self._deferred:
             self._loop.call_later(WATCH_FLUSH_INTERVAL_S, self._flush_deferred)
         self._deferred[connection] = None
@@ -240,9 +244,10 @@ class Pipeline:
         return self.manager.next_id > self._ids_reserved_below and self._durable
 
     def _commit(self, write_set: dict[int, Change], now: float) -> None:
-        """Hand a batch to the store.
+        """Send a batch to the store, with the high-water mark of ids.
 
-        Ids are stored before they are given out, so the id of a waiting request may be sent though it is not stored.
+        More ids are reserved once half of the last reservation is used. So the id of a waiting request may be sent
+        before the request is stored: no later leader assigns it again.
         """
         manager = self.manager
         self._notifier.stored_below = manager.next_id
@@ -277,27 +282,27 @@ class Pipeline:
             self._run_batch()
 
     def _on_tick(self) -> None:
-        """Detect a store timeout or the end of the lease, and commit a heartbeat where the leader is idle.
+        """Detect a store timeout or an expired lease, or commit a heartbeat if the leader is idle.
 
-        One recurring timer: a timer for each commit would cost more than the rest of it (measured).
+        This is one recurring timer, because a timer for each commit would cost more than the commit (measured).
         """
         if self._stopped:
             return
         self._ticker = self._loop.call_later(self._tick_s, self._on_tick)
-        waited_s = self._loop.time() - self._committed_at
+        since_commit_s = self._loop.time() - self._committed_at
         try:
             if self.in_flight:
-                if waited_s > self._lease_s:
+                if since_commit_s > self._lease_s:
                     self._fail(LeadershipLost("no commit was acknowledged within the lease"))
-                elif waited_s >= self._store_timeout_s and not self.store_unavailable:
+                elif since_commit_s >= self._store_timeout_s and not self.store_unavailable:
                     self._on_store_timeout()
-            elif waited_s >= self._heartbeat_s - self._tick_s:
+            elif since_commit_s >= self._heartbeat_s - self._tick_s:
                 self._commit({}, self._clock())
         except Exception as error:  # noqa: BLE001 - see `_run_batch`
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Stop, and report why. Nothing more may be sent: replies of the batch in flight may not be true."""
+        """Stop and report the reason. Nothing is sent from now on, because the batch in flight may not be stored."""
         self.stop()
         self._on_leadership_lost(error)
 
@@ -309,7 +314,10 @@ class Pipeline:
         return self._clock()
 
     def _set_expiry_timer(self) -> None:
-        """Set one timer for the next deadline. It may fire too early, where that request was released meanwhile."""
+        """Set one timer for the next deadline of a request or session.
+
+        If that request is released before, the timer still fires, and finds nothing to expire.
+        """
         at = min(self._request_deadlines.next, self._session_deadlines.next)
         if at < self._expiry_at:
             if self._expiry_timer is not None:
@@ -318,6 +326,7 @@ class Pipeline:
             self._expiry_timer = self._loop.call_later(max(0.0, at - self._clock()) / 1000, self._on_expiry_timer)
 
     def _on_expiry_timer(self) -> None:
+        """Run a batch, which ends expired requests and sessions; if a commit is in flight, the next batch does."""
         self._expiry_timer, self._expiry_at, self._expiry_pending = None, inf, True
         if not self.in_flight and not self._stopped:
             self._run_batch()
@@ -325,14 +334,14 @@ class Pipeline:
     # -- an unavailable store -----------------------------------------------------------------------------
 
     def _on_store_timeout(self) -> None:
-        """Reject queued commands until the store answers. Executed ones wait for the outcome of their batch."""
+        """Reject queued commands until the store answers. Commands of the batch in flight wait for its outcome."""
         self.store_unavailable = True
         self._stats.store_errors += 1
         if self._scheduler:
             self._schedule()
 
     def _run_rejecting(self) -> None:
-        """Reject commands, as many as fit into one batch."""
+        """Reject queued commands for the time of one batch, because the store is unavailable."""
         try:
             self._scheduler.run_batch(self._reject)
         except Exception as error:  # noqa: BLE001 - see `_run_batch`
@@ -342,12 +351,15 @@ class Pipeline:
             self._schedule()
 
     def _reject(self, connection: Peer, items: Iterator[Item]) -> bool:
-        """Reject commands that were not executed, after the replies that wait for the batch in flight."""
+        """Reject commands because the store is unavailable. Errors follow replies that wait for the batch in flight.
+
+        False: the scheduler need not end the connection's turn.
+        """
         errors: list[RequestRejected] = []
         if self._collect_errors(connection, items, errors):
-            # What was sent after a `hello` must not run without its session once the store answers again.
-            for more in self._scheduler.take_all(connection):
-                self._collect_errors(connection, more, errors)
+            # Commands after a rejected `hello` must not be executed without its session when the store answers.
+            for later_items in self._scheduler.take_all(connection):
+                self._collect_errors(connection, later_items, errors)
         had_replies = bool(connection.outbox)
         self._notifier.reject_now(connection, errors)
         if had_replies and len(connection.outbox) > MAX_BUFFERED_REPLIES + MAX_BUFFERED_EVENTS:
@@ -355,7 +367,10 @@ class Pipeline:
         return False
 
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
-        """Add the errors for items that are not executed. Return whether a `hello` was among them."""
+        """Append the errors for rejected items to `errors`. Return whether a `hello` is among the items.
+
+        The end of a connection is not rejected: it is handled when the store is available.
+        """
         has_hello = False
         for item in items:
             if item is END_OF_INPUT:
@@ -380,27 +395,27 @@ class Pipeline:
         return not self.store_unavailable and not self._stopped
 
     def may_keep_watches(self, connection: Peer) -> bool:
-        """Return whether a connection may see everything that it watches, with its present permissions."""
+        """Return whether the current permissions of a connection permit all its watches."""
         return self._dispatcher.may_keep_watches(connection)
 
     def snapshot(self) -> Batch:
-        """Return the whole state, as a store should have it."""
+        """Return a snapshot of all requests and retained replies, to restore the store from."""
         return self._dispatcher.snapshot(max(self.manager.next_id, self._ids_reserved_below))
 
     def recover(self, replies: Iterable[RetainedReply]) -> None:
-        """Execute the first step after the state was loaded: no client of the previous leader is connected."""
+        """Restore sessions from the loaded state, and end requests whose connection to the previous leader is lost."""
         self._notifier.now = self._clock()
         self._dispatcher.recover(replies)
         self._schedule()
 
     async def drained(self) -> None:
-        """Wait until everything that was queued is executed, stored and answered."""
+        """Wait until all queued commands are executed and stored and their replies are sent."""
         if self._scheduler or self.in_flight or self._scheduled:
             self._drained = self._loop.create_future()
             await self._drained
 
     def stop(self) -> None:
-        """Execute and send nothing more; the outcome of a batch in flight is ignored."""
+        """Stop executing and sending. The outcome of a batch in flight is ignored."""
         self._stopped, self._execute_directly = True, False
         for timer in (self._ticker, self._expiry_timer):
             if timer is not None:
@@ -409,7 +424,7 @@ class Pipeline:
             self._drained.set_result(None)
 
     def dispose(self) -> None:
-        """Free the state of a stopped pipeline when another node leads: it may be much memory."""
+        """Free the state of a stopped pipeline, which may be much memory. Called when another node leads."""
         self._dispatcher.dispose()
         self._scheduler.clear()
         self._disconnected.clear()

@@ -132,8 +132,8 @@ MUTANTS = [
     Mutant(
         "ids and fencing tokens depend on the store alone",
         "server/namespace.py",
-        "floor = time.time_ns() // 1000",
-        "floor = 0",
+        "unix_us = time.time_ns() // 1000",
+        "unix_us = 0",
     ),
     Mutant(
         "the next fencing token is not stored",
@@ -361,8 +361,8 @@ MUTANTS = [
     Mutant(
         "a restart advances the clock",
         "server/namespace.py",
-        "loop.time() * 1000 - state.clock_ms",
-        "loop.time() * 1000 - state.clock_ms - 1000",
+        "state.clock_ms - loop.time() * 1000",
+        "state.clock_ms - loop.time() * 1000 + 1000",
     ),
     Mutant(
         "shared locks ignore an exclusive one",

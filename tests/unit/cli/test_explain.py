@@ -11,12 +11,12 @@ from inspected_rows import NOW, blocker, inspected, row
 Rows = dict[str, Any]
 
 
-def report(asked: Rows, blockers: dict[str, Rows] | None = None, lines: dict[str, Rows] | None = None) -> list[str]:
-    answers = {"asked": inspected(asked), "blockers": blockers or {}, "lines": lines or {}}
-    return list(importlib.import_module("genie.cli.explain")._report(answers, NOW))
+def report(request: Rows, blockers: dict[str, Rows] | None = None, queues: dict[str, Rows] | None = None) -> list[str]:
+    replies = {"asked": inspected(request), "blockers": blockers or {}, "lines": queues or {}}
+    return list(importlib.import_module("genie.cli.explain")._report_lines(replies, NOW))
 
 
-def test_who_is_in_the_way_and_what_has_to_happen() -> None:
+def test_a_waiter_with_its_blockers_and_when_they_stop_blocking() -> None:
     waits = row(
         9,
         "exclusive:a",
@@ -24,11 +24,11 @@ def test_who_is_in_the_way_and_what_has_to_happen() -> None:
         transactionName="t9",
         blockers=[blocker(7, transactionName="t7"), blocker(7, resource="b"), blocker(8, state="queued")],
     )
-    told = {
+    replies = {
         "7": inspected(row(7, "exclusive:a", "exclusive:b", expiresIn=4_000)),
         "8": inspected(row(8, "exclusive:a", blockers=[])),
     }
-    assert report(waits, told) == [
+    assert report(waits, replies) == [
         "9 of t9 has waited for 3.2 s and gives up in 6.8 s.",
         "Wants: exclusive:a shared:b",
         "Blocked by: 3",
@@ -41,22 +41,23 @@ def test_who_is_in_the_way_and_what_has_to_happen() -> None:
     ]
 
 
-def test_blockers_that_are_not_named_are_counted() -> None:
+def test_unlisted_blockers_are_counted() -> None:
     lines = report(row(9, "a", blockers=[blocker(7)], blockersTotal=1_000), {"7": inspected(row(7, "exclusive:a"))})
     assert lines[2] == "Blocked by: 1,000"
     assert lines[4] == "  └ and 999 more"
     assert lines[-1] == "  and the 999 more no longer block it"
 
 
-def test_a_holder_that_may_outlast_its_patience_is_told() -> None:
-    told = {"7": inspected(row(7, "exclusive:a", expiresIn=6_801))}
+def test_a_holder_whose_timeout_is_later_than_the_waiters() -> None:
+    replies = {"7": inspected(row(7, "exclusive:a", expiresIn=6_801))}
     assert (
-        report(row(9, "a", blockers=[blocker(7)]), told)[-1] == "Unless a blocker releases earlier, it times out first."
+        report(row(9, "a", blockers=[blocker(7)]), replies)[-1]
+        == "Unless a blocker releases earlier, it times out first."
     )
 
 
 @pytest.mark.parametrize(
-    ("now", "says"),
+    ("reply", "text"),
     [
         (inspected(), "8 has ended"),
         (
@@ -65,17 +66,17 @@ def test_a_holder_that_may_outlast_its_patience_is_told() -> None:
         ),
     ],
 )
-def test_what_has_changed_since_it_was_asked_about(now: Rows, says: str) -> None:
-    assert f"  {says}" in report(row(9, "a", blockers=[blocker(8, state="queued")]), {"8": now})
+def test_a_blocker_that_changed_since_the_first_query(reply: Rows, text: str) -> None:
+    assert f"  {text}" in report(row(9, "a", blockers=[blocker(8, state="queued")]), {"8": reply})
 
 
-def test_nobody_is_in_the_way_for_a_moment() -> None:
+def test_a_waiter_without_blockers() -> None:
     assert report(row(9, "shared:a", blockers=[]))[-1] == "Nothing blocks it any more."
 
 
-def test_a_lock_says_until_when_and_for_whom() -> None:
+def test_a_holder_with_its_timeout_and_its_waiters() -> None:
     holder = row(7, "exclusive:a", "shared:b", transactionName="t7")
-    lines = {
+    queues = {
         "a": inspected(
             row(8, "shared:a", blockers=[blocker(7)]),
             row(9, "exclusive:a", transactionName="t7", blockers=[blocker(8, state="queued")]),
@@ -85,7 +86,7 @@ def test_a_lock_says_until_when_and_for_whom() -> None:
             row(11, "exclusive:b", transactionName="t11", blockers=[blocker(7, resource="b", mode="shared")]),
         ),
     }
-    assert report(holder, lines=lines) == [
+    assert report(holder, queues=queues) == [
         "7 of t7 has held for 3.2 s and ends in 6.8 s, unless it is extended.",
         "Holds: exclusive:a shared:b",
         "Waiting for it:",
@@ -94,7 +95,7 @@ def test_a_lock_says_until_when_and_for_whom() -> None:
     ]
 
 
-def test_a_waiter_of_many_resources_is_known_by_its_blockers() -> None:
+def test_a_waiter_with_unlisted_resources_is_found_by_its_blockers() -> None:
     names = [f"exclusive:{number}" for number in range(10)]
     line = inspected(
         row(8, *names, resourcesTotal=20, blockers=[blocker(7, mode="shared")]),
@@ -106,11 +107,11 @@ def test_a_waiter_of_many_resources_is_known_by_its_blockers() -> None:
     ]
 
 
-def test_nobody_waits_for_a_lock() -> None:
+def test_a_holder_without_waiters() -> None:
     assert report(row(7, "a"), lines={"a": inspected()})[-1] == "No request waits for it."
 
 
-def test_what_a_lock_s_report_leaves_out_is_counted() -> None:
+def test_unlisted_waiters_and_resources_of_a_holder_are_counted() -> None:
     line = inspected(*(row(id, "exclusive:a", blockers=[]) for id in range(100, 112)), queueTotal=5_012)
     lines = report(row(7, "exclusive:a", resourcesTotal=300), lines={"a": line})
     assert sum(" for exclusive:a (" in line for line in lines) == 10
@@ -132,6 +133,6 @@ def test_every_line_fits_into_100_columns() -> None:
     assert max(map(width, lines)) == 100
 
 
-def test_who_is_no_request_is_not_explained() -> None:
+def test_an_unknown_id_has_no_report() -> None:
     empty = {"asked": inspected(), "blockers": {}, "lines": {}}
-    assert list(importlib.import_module("genie.cli.explain")._report(empty, NOW)) == []
+    assert list(importlib.import_module("genie.cli.explain")._report_lines(empty, NOW)) == []
