@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_HELLO_BYTES = 4096
-"""Bytes of the first line of a client that is not authenticated."""
+"""Maximum bytes of the first line of a client without a certificate."""
 
 HELLO_TIMEOUT_S = 10.0
 """Seconds that a client has to authenticate itself."""
 
 TLS_RECORD = b"\x16\x03"
-"""First bytes of a client that uses TLS. They are never followed by the end of a line."""
+"""First bytes of a TLS handshake. The client sends no line end after them."""
 
 
 class Denial(NamedTuple):
@@ -48,7 +48,7 @@ NO_TOKEN = Denial(
     "no token", RequestRejected(Code.UNAUTHORIZED, "hello carried no token, and this server requires one: a string")
 )
 UNKNOWN_TOKEN = Denial("unknown token", RequestRejected(Code.UNAUTHORIZED, "the token of hello is not known"))
-"""The same for every unknown token: the answer to a guess does not depend on the guess."""
+"""One error for all unknown tokens, so that it reveals nothing about a guessed one."""
 
 ACCESS_REVOKED = RequestRejected(
     Code.UNAUTHORIZED, "access revoked: this principal, or its permission for what it was doing, was removed"
@@ -56,9 +56,9 @@ ACCESS_REVOKED = RequestRejected(
 
 
 class Authenticator:
-    """Authenticates connections by `access`, which `reload` replaces. ValueError where the settings are wrong.
+    """Authenticates connections by the access-control list `access`, which `reload` replaces.
 
-    `certificates`: clients must present a certificate.
+    `certificates`: clients must present a certificate. Raises ValueError if the settings are wrong.
     """
 
     def __init__(self, token: str | None, token_file: str | None, *, certificates: bool, stats: Stats) -> None:
@@ -69,13 +69,14 @@ class Authenticator:
         self.access = self._load()
 
     def _load(self) -> AccessControl:
+        """Load the access-control list; warn if the token file is world-readable. ValueError if it is invalid."""
         access = AccessControl.load(self._token, self._token_file, certificates=self._certificates)
         if access.world_readable:
             log.warning("token file is world-readable", file=self._token_file, hint="chmod o-r")
         return access
 
     def reload(self) -> bool:
-        """Read the token file again. Return False, log why and change nothing, where it is wrong."""
+        """Read the token file again. If it is invalid, log the error, change nothing and return False."""
         try:
             self.access = self._load()
         except ValueError as error:
@@ -84,10 +85,10 @@ class Authenticator:
         return True
 
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
-        """Begin to authenticate a connection. `certificate`: the name in the client's certificate, if verified.
+        """Start to authenticate a connection. `certificate` is the name in the client's verified certificate, if any.
 
-        Return the handshake that its first line completes, None where no token is needed, and the principal of the
-        certificate.
+        Return the handshake that the first line completes, or None if no token is needed; and the principal of the
+        certificate, if any.
         """
         access = self.access
         principal = None if certificate is None else access.by_certificate(certificate)
@@ -95,24 +96,27 @@ class Authenticator:
             return Handshake(self, principal, max_line), principal
         return None, principal
 
-    def authenticate(self, line: bytes, known: Principal | None) -> Principal | None:
-        """Return the principal of the token in a first line, or without a token the `known` one, by certificate.
+    def authenticate(self, line: bytes, by_certificate: Principal | None) -> Principal | None:
+        """Return the principal of the token in a first line; without a token, the one of the certificate.
 
-        None: there is neither, or the token is unknown.
+        None if there is neither, or if the token is unknown.
         """
         token = hello_token(line)
-        return known if token is None else self.access.by_token(token)
+        return by_certificate if token is None else self.access.by_token(token)
 
     def authenticate_again(self, hello: bytes, certificate: str | None) -> Principal | None:
-        """Authenticate another `hello` of a connection whose last one was rejected, by its own token or certificate."""
+        """Authenticate a `hello` that follows a rejected one, by its own token or by the certificate.
+
+        Return the principal, or None if neither is valid.
+        """
         return self.authenticate(hello, None if certificate is None else self.access.by_certificate(certificate))
 
     def reauthorize(self, principal: Principal, certificate: str | None) -> Principal | None:
-        """Return a connected principal as the access-control list has it now; None where it was removed."""
+        """Return the current entry of a connected principal in the access-control list; None if it was removed."""
         return self.access.by_name(principal.name) if certificate is None else self.access.by_certificate(certificate)
 
     def denial(self, line: bytes) -> Denial:
-        """Return why this first line, of a permitted length, did not authenticate its connection."""
+        """Return why a first line did not authenticate its connection."""
         if not is_hello(line):
             return NO_HELLO
         return NO_TOKEN if hello_token(line) is None else UNKNOWN_TOKEN
@@ -134,25 +138,28 @@ class Handshake:
         self._authenticator = authenticator
         self.principal = principal
         self.received = bytearray()
-        """What was read so far: at most one line and one read."""
+        """Bytes received so far."""
         self._max_bytes = MAX_HELLO_BYTES if principal is None else max_line
         self._timer: asyncio.TimerHandle | None = None
 
     def start_timer(self, on_timeout: Callable[[], None]) -> None:
-        """Call `on_timeout` unless the handshake ends in time."""
+        """Call `on_timeout` after `HELLO_TIMEOUT_S`, unless `stop_timer` is called before."""
         self._timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, on_timeout)
 
     def stop_timer(self) -> None:
-        """End the handshake, in whatever way."""
+        """Cancel the timeout of the handshake."""
         if self._timer is not None:
             self._timer.cancel()
 
     def receive(self, data: bytes) -> Principal | Denial | None:
-        """Add bytes from the client. Return the principal, or why there is none; None while the line is incomplete."""
+        """Add input. Return the principal, or a denial; None while the first line is incomplete.
+
+        TLS records and lines that are too long have no token: they are denied unless there is a certificate.
+        """
         received = self.received
-        searched = len(received)
+        searched_until = len(received)
         received += data if received else data.lstrip()
-        end = received.find(b"\n", searched)
+        end = received.find(b"\n", searched_until)
         line = received if end < 0 else received[:end]
         too_long = len(line) - line.endswith(b"\r") > self._max_bytes
         if end < 0 and not too_long and not received.startswith(TLS_RECORD):
@@ -167,7 +174,7 @@ class Handshake:
 
 
 def authorize(principal: Principal, command: WireCommand, table: LockTable) -> RequestRejected | None:
-    """Return why a principal may not execute a command, or None. A permitted request is assigned to the principal."""
+    """Return the error if a principal may not execute a command, else None. Makes it the principal of its requests."""
     if isinstance(command, Namespaced):
         command = command.command
     if isinstance(command, Request):
@@ -184,12 +191,13 @@ def authorize(principal: Principal, command: WireCommand, table: LockTable) -> R
 
 
 def may_inspect(principal: Principal, prefix: str | None) -> bool:
-    """Return whether a principal may see every resource whose name begins with `prefix`; None: every resource."""
+    """Return whether a principal may see all resources whose names start with `prefix`; None: all resources."""
     visible = principal.visible_prefixes
     return visible is None or (prefix is not None and prefix.startswith(visible))
 
 
 def _authorize_request(principal: Principal, request: Request, names: Iterable[str]) -> RequestRejected | None:
+    """Return the error if a principal may not lock these names, else None. Makes it the principal of the request."""
     request.principal = principal.name
     if not principal.has_permission(LOCK):
         return _unauthorized(_missing_permission(principal, LOCK), ref=request.ref)
@@ -204,7 +212,10 @@ def _authorize_request(principal: Principal, request: Request, names: Iterable[s
 def _authorize_change(
     principal: Principal, command: Release | ReleaseByRef | Extend, table: LockTable
 ) -> RequestRejected | None:
-    """A live request belongs to the principal that made it. A `ref` is known only in the session that used it."""
+    """Return the error if a principal may not release or extend a request, else None.
+
+    It may change its own requests; others require the permission `admin`. A `ref` only finds requests of the session.
+    """
     id_ = None if isinstance(command, ReleaseByRef) else command.id
     if not principal.has_permission(LOCK):
         return _unauthorized(_missing_permission(principal, LOCK), ref=command.ref, id=id_)
@@ -216,6 +227,7 @@ def _authorize_change(
 
 
 def _authorize_view(principal: Principal, field: str, prefix: str | None, ref: str | None) -> RequestRejected | None:
+    """Return the error if a principal may not see names with this prefix, else None. `field` is for the error."""
     if not principal.has_permission(INSPECT):
         return _unauthorized(_missing_permission(principal, INSPECT), ref=ref)
     if may_inspect(principal, prefix):

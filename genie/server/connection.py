@@ -30,31 +30,31 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 SLOW_CONSUMER_GRACE_S = 5.0
-"""How long a slow consumer has to read what was sent, with the error at its end, before the connection is aborted."""
+"""Seconds for which a slow consumer may still read its output buffer, with the error at its end, before it is aborted."""
 
 LINGER_S = 5.0
-"""Seconds for which a connection that is being closed discards what its client still sends, at most."""
+"""Maximum time in seconds for which a closing connection lingers: it discards what the client still sends."""
 MAX_LINGER_BYTES = 64 << 20
-"""Bytes that it discards at most."""
+"""Maximum bytes that a lingering connection discards."""
 LINGER_IDLE_S = 1.0
-"""Seconds without a byte after which it is closed."""
+"""Seconds without input after which a lingering connection is closed."""
 
-OPENING_S = 0.0005
-"""Seconds for which a connection handles lines after a rejected `hello`, before other connections are read."""
+OPENING_QUANTUM_S = 0.0005
+"""Seconds after which a connection with many lines after a rejected `hello` lets other connections run."""
 
 KEEPALIVE_IDLE_S = 15
-"""A client whose machine vanished is disconnected after half a minute. With the kernel's default of two hours the locks
-that end with its connection would stay held."""
+"""TCP keepalive starts after this idle time. A client whose machine vanished is disconnected after half a minute; with the
+kernel's default of two hours, the locks that end with its connection would stay held."""
 
 FindHandler = Callable[[str | None], CommandHandler | RequestRejected]
-"""Returns the handler of the namespace in a `hello` (None: it names none), or why there is none."""
+"""Returns the handler of the namespace that a `hello` names (None: the default), or the error if there is none."""
 
 
 class Connection(Peer, asyncio.Protocol):
-    """Reads lines, submits commands to a handler in the order they came, and writes messages.
+    """Reads lines, submits commands to a handler in order, and writes messages.
 
-    `handler` is for connections without a `hello`, and `find_handler` for those with one. `admission` counts open
-    connections and rejects those beyond the limits. `authenticator` None: authentication is not required.
+    `handler` is for connections without a `hello`, `find_handler` for those with one. `admission` counts open connections
+    and rejects those beyond the limits. Without `authenticator` no authentication is required.
     """
 
     __slots__ = (
@@ -68,8 +68,8 @@ class Connection(Peer, asyncio.Protocol):
         "_lingered",
         "_lingers_until",
         "_partial_bytes",
+        "_postponed_lines",
         "_transport",
-        "_unopened",
         "_write_blocked",
         "certificate",
         "handler",
@@ -91,28 +91,28 @@ class Connection(Peer, asyncio.Protocol):
         self._admission = admission
         self._authenticator = authenticator
         self._handshake: Handshake | None = None
-        """Completes the authentication, while it waits for the first line."""
+        """The authentication in progress, which the first line completes."""
         self.certificate: str | None = None
-        """The name in the client's verified certificate; None where a token counts."""
+        """The name in the client's verified certificate; None if a token authenticated the client."""
         self._transport: asyncio.Transport | None = None
         self._lines = LineReader(limits.max_line)
-        self._unopened: Iterator[bytes] | None = None
-        """Lines after a rejected `hello` that were not handled yet. Reading is paused until they are."""
+        self._postponed_lines: Iterator[bytes] | None = None
+        """Lines after a rejected `hello` that are not processed yet. Reading is paused until they are."""
         self._partial_bytes = 0
-        """Bytes of the incomplete line, as they are counted over all connections."""
+        """Bytes of the incomplete line that `admission` counts for this connection."""
         self._write_blocked = False
         """The transport's write buffer is full: the client does not read."""
         self._eof = False
-        """The client has sent everything."""
+        """The client closed its sending side."""
         self._lingers_until = 0.0
-        """Event-loop time until which input is discarded. 0: it is not."""
+        """Event-loop time until which the closing connection lingers; 0 if it does not linger."""
         self._lingered = 0
-        """Bytes that were discarded."""
+        """Bytes discarded while it lingered."""
 
     # -- the event loop's callbacks -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the connection, or reject it beyond the limits; begin its authentication."""
+        """Admit the connection and start its authentication, or reject it if it exceeds the limits."""
         self._transport = cast("asyncio.Transport", transport)
         self.certificate = name_of(transport.get_extra_info("peercert"))
         peer = transport.get_extra_info("peername")
@@ -122,32 +122,35 @@ class Connection(Peer, asyncio.Protocol):
         elif self._authenticator is not None:
             self._start_authentication(self._authenticator)
         enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
-        named = {} if self.certificate is None else {"certificate": self.certificate}
-        log.debug("connection opened", peer=peer, open=len(self._admission), **named)
+        optional_fields = {} if self.certificate is None else {"certificate": self.certificate}
+        log.debug("connection opened", peer=peer, open=len(self._admission), **optional_fields)
 
     def data_received(self, data: bytes) -> None:
-        """Submit the lines that the bytes complete. They are decoded when they are executed."""
+        """Submit the lines that the received bytes complete. They are decoded when they are executed."""
         if self.closing:
             self._discard(data)
             return
         if self.state is not READY:
-            data = self._receive_unopened(data)
+            data = self._receive_before_ready(data)
         try:
-            fed = lines = self._lines.feed(data)
+            completed = lines = self._lines.feed(data)
         except LineTooLong as too_long:
             self._reject_long_line(too_long)
             return
         if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):
-            lines = [line for line in lines if line]  # blank ones may be many, and would fill the memory
+            lines = [line for line in lines if line]  # a flood of blank lines would fill the memory
         if lines and self.state is not READY:
-            lines = self._open(iter(lines))
+            lines = self._process_opening_lines(iter(lines))
         if lines:
             self.handler.submit(self, lines, len(data))
         if self._lines.partial or self._partial_bytes:
-            self._count_partial_line(new=type(fed) is not list or bool(fed))
+            self._count_partial_line(new=type(completed) is not list or bool(completed))
 
     def eof_received(self) -> bool:
-        """Answer what was read, then close: a client may half-close, as `printf … | nc` does (not with TLS)."""
+        """Close after the replies to what was read. Return whether the transport stays open for them.
+
+        It does not with TLS, which has no half-close. `printf … | nc` half-closes.
+        """
         self._eof = True
         if self._lingers_until:
             return False
@@ -160,8 +163,8 @@ class Connection(Peer, asyncio.Protocol):
             self.finish()
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - every end is handled alike
-        """Release what is bound to the connection."""
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason makes no difference
+        """Release what is bound to the lost connection."""
         self.closed = True
         self._admission.leave(self)
         if self._handshake is not None:
@@ -170,28 +173,29 @@ class Connection(Peer, asyncio.Protocol):
             self.handler.on_disconnect(self)
 
     def pause_writing(self) -> None:
-        """Back pressure: the client does not read its messages, so read no more of its commands."""
+        """Back pressure: the client does not read its messages, so stop reading its commands."""
         self._write_blocked = True
         self._update_reading()
 
     def resume_writing(self) -> None:
-        """The client has read enough: read its commands again."""
+        """Resume reading commands, because the client has read enough messages."""
         self._write_blocked = False
         self._update_reading()
 
     # -- output -------------------------------------------------------------------------------------------
 
     def _write(self, data: bytes) -> None:
+        """Write to the client, or disconnect a slow consumer whose output buffer limit is exceeded."""
         transport = self._transport
         if not data or self.closed or transport is None or self._lingers_until:
             return
         if self._write_blocked and transport.get_write_buffer_size() > self._limits.max_unread:
-            self._disconnect_slow_consumer(transport)  # checked before the write: one batch may exceed the limit
+            self._disconnect_slow_consumer(transport)  # checked before the write: a single batch may exceed the limit
         else:
             transport.write(data)
 
     def _disconnect_slow_consumer(self, transport: asyncio.Transport) -> None:
-        """Close the connection, whose output buffer limit is exceeded. The error is sent last, if the client reads on."""
+        """Send the error, close the connection, and abort it if the client does not read that in time."""
         why = f"slow consumer: more than {self._limits.max_unread} bytes are unread, so the connection is closed"
         transport.write(replies.error(RequestRejected(Code.TOO_MANY, why)))
         self.closed = True
@@ -203,18 +207,18 @@ class Connection(Peer, asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes written that the client has not read, as far as they are in the process."""
+        """Bytes in the transport's write buffer: the client has not read them."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     # -- flow control -------------------------------------------------------------------------------------
 
     def pause_input(self) -> None:
-        """Stop reading until `resume_input`: too many bytes are queued."""
+        """Stop reading until `resume_input`, because too many bytes are queued."""
         self.input_paused = True
         self._update_reading()
 
     def resume_input(self) -> None:
-        """Read again."""
+        """Resume reading after `pause_input`."""
         self.input_paused = False
         self._update_reading()
 
@@ -225,11 +229,11 @@ class Connection(Peer, asyncio.Protocol):
 
     @property
     def reading_is_paused(self) -> bool:
-        """Whether the server does not read from the client now, but will again."""
-        return self.input_paused or self._write_blocked or self._unopened is not None
+        """Whether reading from the client is paused, and will be resumed."""
+        return self.input_paused or self._write_blocked or self._postponed_lines is not None
 
     def _update_reading(self) -> None:
-        """Read, unless there is a reason not to. (Both calls of the transport may be repeated.)"""
+        """Pause or resume the transport according to the current state. Both calls may be repeated."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._lingers_until:
@@ -242,9 +246,9 @@ class Connection(Peer, asyncio.Protocol):
     # -- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Send everything, then close, and discard for a moment what the client still sends.
+        """Send all messages, then close after lingering: what the client still sends is discarded for a while.
 
-        Unread input would make the kernel reset the connection, and the last messages would be lost.
+        If the connection were closed with unread input, the kernel would reset it and the last messages could be lost.
         """
         if self.deferred:
             self.flush_deferred()
@@ -267,7 +271,7 @@ class Connection(Peer, asyncio.Protocol):
             self._transport.abort()
 
     def _end_lingering(self, lingered: int) -> None:
-        """Close, unless the client has sent more than `lingered` bytes, the number at the last call."""
+        """Close a lingering connection, unless the client sent something since the last call, which counted `lingered` bytes."""
         transport, loop = self._transport, asyncio.get_running_loop()
         if transport is None or transport.is_closing():
             return
@@ -283,7 +287,7 @@ class Connection(Peer, asyncio.Protocol):
             self._transport.close()
 
     def _submit_end(self, error: RequestRejected | None = None) -> None:
-        """Accept no further input. When everything that was read is answered, send `error`, if any, and close."""
+        """Accept no further input. After the replies to what was read, send `error`, if any, and close."""
         if error is None:
             self.closing = True
         else:
@@ -296,13 +300,13 @@ class Connection(Peer, asyncio.Protocol):
     # -- incomplete and long lines ------------------------------------------------------------------------
 
     def _count_partial_line(self, *, new: bool) -> None:
-        """Count the incomplete line; `new`: it began in this read. Called last, since it may close the connection."""
+        """Count the bytes of the incomplete line; `new`: it started in this read. May close the connection."""
         if not self.closing:
             self._partial_bytes = len(self._lines.partial)
             self._admission.partial_lines.update(self, self._partial_bytes, new=new)
 
     def drop_partial_line(self, why: RequestRejected) -> None:
-        """Close the connection, whose incomplete line exceeds a bound."""
+        """Send the error and close, because the incomplete line exceeds a limit."""
         self._lines.clear()
         if self.state is ConnectionState.AUTHENTICATING:
             self._reject_connection(why)
@@ -311,7 +315,7 @@ class Connection(Peer, asyncio.Protocol):
 
     def _reject_long_line(self, too_long: LineTooLong) -> None:
         """Execute the lines before the one that is too long, then send the error and close."""
-        lines = too_long.lines if self.state is READY else self._open(iter(too_long.lines))
+        lines = too_long.lines if self.state is READY else self._process_opening_lines(iter(too_long.lines))
         if lines:
             self.handler.submit(self, lines, 0)
         if not self.closing:
@@ -328,18 +332,17 @@ class Connection(Peer, asyncio.Protocol):
             if self.principal is None:
                 self._handshake.start_timer(self.reject_unauthenticated)
 
-    def _receive_unopened(self, data: bytes) -> bytes:
-        """Return what a connection that is not open yet has sent, as far as it may be executed."""
+    def _receive_before_ready(self, data: bytes) -> bytes:
+        """Handle input of a connection that is not READY. Return the bytes that may be executed."""
         if self._handshake is not None:
             data = self._authenticate(self._handshake, data)
         if self.state is ConnectionState.AWAIT_HELLO and data.startswith(TLS_RECORD) and not self.closing:
-            self._submit_end(
-                RequestRejected(Code.BAD_MESSAGE, "this server does not use TLS")
-            )  # it would wait for a line
+            # The client sends no line end, so it would wait forever.
+            self._submit_end(RequestRejected(Code.BAD_MESSAGE, "this server does not use TLS"))
         return b"" if self.closing else data
 
     def _authenticate(self, handshake: Handshake, data: bytes) -> bytes:
-        """Return everything that was received when the first line has authenticated the client, else nothing."""
+        """Add input to the authentication. Once the client is authenticated, return all bytes received so far, else none."""
         outcome = handshake.receive(data)
         if outcome is None:
             self._admission.partial_lines.update(self, len(handshake.received), new=False)
@@ -363,7 +366,7 @@ class Connection(Peer, asyncio.Protocol):
             self._reject_connection(denial.error)
 
     def _reject_connection(self, error: RequestRejected) -> None:
-        """Send an error and close, without a handler, so that it does not wait for the store."""
+        """Send an error and close. No handler is used, so this does not wait for the store."""
         self.enter_state(ConnectionState.AUTHENTICATING)
         if self._handshake is not None:
             self._handshake.stop_timer()
@@ -377,7 +380,7 @@ class Connection(Peer, asyncio.Protocol):
             self._transport.close()
 
     def reauthorize(self, principal: Principal | None) -> None:
-        """Continue with other permissions. None: without any, so close after the replies to what was read."""
+        """Change the permissions to those of `principal`. None: revoke them all, and close after replying to what was read."""
         if principal is None and self.principal is not None:
             self.principal = Principal(self.principal.name, permissions=frozenset())
             if not self.closing:
@@ -387,22 +390,23 @@ class Connection(Peer, asyncio.Protocol):
 
     # -- hello --------------------------------------------------------------------------------------------
 
-    def _open(self, lines: Iterator[bytes]) -> list[bytes]:
-        """Handle lines until one opens the connection: an accepted `hello`, or any other command first. Return the rest.
+    def _process_opening_lines(self, lines: Iterator[bytes]) -> list[bytes]:
+        """Process the first lines of a connection until it is READY. Return the lines after that, which are executed.
 
-        Each `hello` is judged by itself, and submitted to the handler of its namespace. Many lines after a rejected one
-        are handled a few at a time. While a follower has queued commands of this connection, the lines wait: another
-        `hello` may be for another handler, and the replies must come in the order of the commands.
+        A connection becomes READY with an accepted `hello`, or without one if its first line is another command. After
+        a rejected `hello` every line but another `hello` is rejected. Many such lines are processed a few at a time, and
+        not before those that a follower has queued: the next `hello` may be for another handler, and the replies must
+        be in the order of the lines.
         """
-        if self._unopened is not None:
-            self._unopened = chain(self._unopened, lines)
+        if self._postponed_lines is not None:
+            self._postponed_lines = chain(self._postponed_lines, lines)
             return []
         if self.input_queue:
-            self._open_later(lines)
+            self._postpone_opening_lines(lines)
             return []
-        end = time.monotonic() + OPENING_S
+        end = time.monotonic() + OPENING_QUANTUM_S
         for line in lines:
-            if line and not line.isspace() and self._opens(line):
+            if line and not line.isspace() and self._process_opening_line(line):
                 if self.state is READY:
                     return [*lines]
                 self.enter_state(READY)  # without a `hello`
@@ -410,30 +414,33 @@ class Connection(Peer, asyncio.Protocol):
             if self.closing:
                 break
             if self.state is ConnectionState.HELLO_REJECTED and (self.input_queue or time.monotonic() > end):
-                self._open_later(lines)
+                self._postpone_opening_lines(lines)
                 break
         return []
 
-    def _open_later(self, lines: Iterator[bytes]) -> None:
-        """Pause reading, and handle the lines after other connections were read."""
-        self._unopened = lines
+    def _postpone_opening_lines(self, lines: Iterator[bytes]) -> None:
+        """Pause reading, and process the lines after other connections were read."""
+        self._postponed_lines = lines
         self._update_reading()
-        asyncio.get_running_loop().call_soon(self._open_more)
+        asyncio.get_running_loop().call_soon(self._resume_opening)
 
-    def _open_more(self) -> None:
-        """Handle the lines that `_open` left, then read again."""
-        unopened, self._unopened = self._unopened, None
-        if unopened is None or self.closed or self.closing:
+    def _resume_opening(self) -> None:
+        """Process the postponed lines, then resume reading."""
+        postponed, self._postponed_lines = self._postponed_lines, None
+        if postponed is None or self.closed or self.closing:
             return
-        lines = self._open(unopened)
+        lines = self._process_opening_lines(postponed)
         if lines:
             self.handler.submit(self, lines, sum(map(len, lines)))
         self._update_reading()
 
-    def _opens(self, line: bytes) -> bool:
-        """Return whether a line opens the connection: a `hello`, which is submitted, or a first command to be executed."""
+    def _process_opening_line(self, line: bytes) -> bool:
+        """Submit or reject a `hello`, or reject another line after a rejected one.
+
+        Return True if the connection is READY now, or if this is a first command that is executed without a `hello`.
+        """
         if self.state is ConnectionState.AWAIT_HELLO and is_http(line):
-            self._submit_end(http_rejection())  # a web page may have sent it: nothing of it is executed
+            self._submit_end(http_rejection())  # a web page may have sent it: execute nothing of it
             return False
         hello = read_hello(line)
         if hello is None:
@@ -445,7 +452,7 @@ class Connection(Peer, asyncio.Protocol):
         return self.state is READY
 
     def _authenticate_again(self, hello: bytes) -> bool:
-        """Return whether the client may send this `hello`. Credentials of an earlier, rejected one do not count."""
+        """Authenticate a `hello` after a rejected one, by its own credentials. Return False if that fails."""
         authenticator = self._authenticator
         if self.state is not ConnectionState.HELLO_REJECTED or self.principal is None or authenticator is None:
             return True
@@ -459,7 +466,7 @@ class Connection(Peer, asyncio.Protocol):
         return True
 
     def _submit_hello(self, line: bytes, hello: Hello | RequestRejected) -> None:
-        """Submit a `hello`, decoded from `line`, to the handler of its namespace, or reject it."""
+        """Submit a `hello`, decoded from `line`, to the handler of its namespace; reject it if it or the namespace is wrong."""
         handler = self.handler
         if isinstance(hello, Hello) and self._find_handler is not None:
             found = self._find_handler(hello.namespace)
@@ -477,9 +484,9 @@ class Connection(Peer, asyncio.Protocol):
         handler.submit(self, [hello], 0)
 
     def _reject_line(self, line: bytes, rejected: RequestRejected | None) -> None:
-        """Send the error for a line that is not executed because of `hello`, at once: no other messages are pending.
+        """Send the error for a line before the connection is READY, immediately because no other message is pending.
 
-        A follower sends `unavailable` instead, with the leader, which could accept the line.
+        A follower sends `unavailable` with the address of the leader instead, which may accept the line.
         """
         if rejected is None:
             return

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_EXPIRY_CHANGES = 10_000
-"""Changes of a batch beyond which no further session is expired in it: the rest wait for the next batch."""
+"""Changes in a batch beyond which no further session ends in it. The others wait for the next batch."""
 
 FIRST_BOUND_MS = BOUNDS_MS[0]
 
@@ -54,9 +54,9 @@ _EXPIRE = Expire()
 
 
 class Dispatcher:
-    """Executes what connections of one namespace submit, and what deadlines bring.
+    """Executes commands of the connections of one namespace, and ends expired requests and sessions.
 
-    The outcome of a batch is collected in `notifier`. Without `durable` nothing is stored.
+    `notifier` collects the messages and changes of a batch. Without `durable` nothing is stored.
     """
 
     def __init__(
@@ -74,20 +74,20 @@ class Dispatcher:
         self.watches = WatchRegistry(manager.table, limits.max_unread // 4)
         self.notifier = Notifier(manager, self.sessions, self.watches, stats, durable=durable)
         self.store_full = False
-        """The store is out of memory: new requests are rejected."""
+        """Whether the store is out of memory, so that new requests are rejected."""
         self._namespace = namespace
         self._durable = durable
         self._max_locks = limits.max_locks
         self._unchecked_below = limits.max_locks - QUANTUM * MAX_RESOURCES
-        """Number of locks below which the requests of one turn surely do not exceed `max_locks`."""
+        """Number of locks below which one turn of a connection cannot exceed `max_locks`, so that it is not checked."""
         self._max_per_session = limits.max_requests_per_session
         self._max_per_connection = limits.max_requests_per_connection
         self._table, self._step = manager.table, manager.step
 
-    # -- what time and leadership bring -------------------------------------------------------------------
+    # -- expiry, recovery and disposal --------------------------------------------------------------------
 
     def expire(self) -> None:
-        """End requests whose deadline has passed, and sessions that no connection resumed in time."""
+        """End requests whose deadline has passed, and sessions that were not resumed within their timeout."""
         notifier = self.notifier
         notifier.handle_events(self._step(_EXPIRE, notifier.now), None)
         while (
@@ -97,7 +97,7 @@ class Dispatcher:
             self._end_session(session)
 
     def recover(self, replies: Iterable[RetainedReply]) -> None:
-        """Take over the state that was loaded from the store: no client is connected, but sessions may be resumed."""
+        """Restore sessions, retained replies and outcomes from the loaded state, then grant what can be granted."""
         requests = [*self._table.held.values(), *self._table.waiting.values()]
         replies = list(replies)
         for reply in replies:
@@ -106,7 +106,7 @@ class Dispatcher:
         self.notifier.handle_events(self._step(core.Recover(), self.notifier.now), None)
 
     def snapshot(self, next_id: int) -> Batch:
-        """Return the whole state, as a store should have it."""
+        """Return a snapshot of all requests and retained replies, to restore the store from."""
         retained = {reply.id: reply for session in self.sessions for reply in session.retained_replies or ()}
         return snapshot_of(self.manager, retained, next_id, self.notifier.now)
 
@@ -120,9 +120,9 @@ class Dispatcher:
     # -- execution ----------------------------------------------------------------------------------------
 
     def execute(self, connection: Peer, items: Iterator[Item]) -> bool:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
-        """Execute items of a connection in order. Return whether one that takes long (`inspect`, `watch`) ended that."""
-        # Every command passes this loop. `request` and `release`, with the one event that nearly each of them brings,
-        # are handled inline, which is measured (`genie bench`); every other command has a method.
+        """Execute commands of a connection in order. Return True after a slow one (`inspect`, `watch`): others get their turn."""
+        # This loop executes every command. `request` and `release` with their usual single event are handled inline,
+        # which is faster (measured with `genie bench`); every other case has a method.
         if connection.state is DETACHED:
             for item in items:
                 if item is END_OF_INPUT:
@@ -132,7 +132,7 @@ class Dispatcher:
         session, outbox, step, now = connection.session, connection.outbox, self._step, notifier.now
         watched, write_set, holds = self.watches.prefixes, notifier.write_set, stats.holds
         principal = connection.principal
-        # How many requests surely are within all limits, whatever they name. Those beyond are checked one by one.
+        # The number of requests that cannot exceed any limit. Further ones are checked one by one in `_admit_request`.
         room = self._max_per_connection if session.key is None else self._max_per_session
         room -= session.live_requests
         if self.store_full or len(table.uncontended) + table.grants > self._unchecked_below:
@@ -152,7 +152,7 @@ class Dispatcher:
                 command = item.command
             elif type(item) is Hello:
                 self._handle_hello(connection, item)
-                return False  # it is submitted alone, since the session changes
+                return False  # connections submit `hello` alone, because it changes the session
             else:
                 if isinstance(item, RequestRejected):
                     notifier.reject(connection, item)
@@ -163,7 +163,7 @@ class Dispatcher:
                 continue
             if type(command) is Request:
                 room -= 1
-                if (room < 0 or command.ref is not None) and not self._accept(
+                if (room < 0 or command.ref is not None) and not self._admit_request(
                     connection, command, len(command.names())
                 ):
                     continue
@@ -209,7 +209,7 @@ class Dispatcher:
             elif type(command) is core.Take:
                 room -= 1
                 wanted, count = command.request, len(command.choices)
-                if (room >= 0 and wanted.ref is None and count <= MAX_RESOURCES) or self._accept(
+                if (room >= 0 and wanted.ref is None and count <= MAX_RESOURCES) or self._admit_request(
                     connection, wanted, count
                 ):
                     wanted.origin = session
@@ -236,7 +236,7 @@ class Dispatcher:
                 self._handle_bye(connection, command)
                 return self.execute(connection, items)
             elif type(command) is Namespaced:
-                room -= 1  # it may be a request, which counts for those after it
+                room -= 1  # it may be a request, which counts for the following ones
                 if command.namespace != self._namespace:
                     notifier.reject(connection, wrong_namespace(command, self._namespace))
                 elif self.execute(connection, iter((command,))):
@@ -244,7 +244,7 @@ class Dispatcher:
         return False
 
     def _authorize(self, connection: Peer, principal: Principal, command: WireCommand) -> bool:
-        """Return whether a principal may execute a command. Otherwise it is rejected here."""
+        """Return whether a principal may execute a command. If it may not, reject the command."""
         rejected = authorize(principal, command, self._table)
         if rejected is not None:
             self.notifier.reject(connection, rejected)
@@ -256,8 +256,11 @@ class Dispatcher:
                 )
         return rejected is None
 
-    def _accept(self, connection: Peer, request: Request, locks: int) -> bool:
-        """Return whether a request, for so many locks, is new and within the limits. Otherwise it is answered here."""
+    def _admit_request(self, connection: Peer, request: Request, lock_count: int) -> bool:
+        """Return whether a request for `lock_count` locks is new and within all limits.
+
+        If it is a retry, recognized by its `ref`, repeat the reply of the first one. If it exceeds a limit, reject it.
+        """
         session, why = connection.session, ""
         if request.ref is not None:
             known = session.find(request.ref)
@@ -266,7 +269,7 @@ class Dispatcher:
                 return False
         if self.store_full:
             why = "the store is out of memory: locks can be released, but no requests are accepted"
-        elif self._table.locks + locks > self._max_locks:
+        elif self._table.locks + lock_count > self._max_locks:
             why = f"too many locks: at most {self._max_locks} can be held"
         elif session.key is not None and session.live_requests >= self._max_per_session:
             why = f"too many requests: this session already has {self._max_per_session} held or waiting"
@@ -277,7 +280,10 @@ class Dispatcher:
         return not why
 
     def _repeat_reply(self, connection: Peer, request: Request, known: Request | RetainedReply) -> None:
-        """Answer a retry, recognized by its `ref`, with the id and the present state of the first request."""
+        """Reply to a retry with the id and the current state of the first request with this `ref`, which is `known`.
+
+        Reject it if the two differ in more than their ids.
+        """
         send, session = self.notifier.send, connection.session
         first = known.request if isinstance(known, RetainedReply) else known
         if first is not None and not is_same_request(request, first):
@@ -292,7 +298,7 @@ class Dispatcher:
             send(connection, replies.locked_again(known, self.notifier.now))
 
     def _release_by_ref(self, connection: Peer, command: ReleaseByRef) -> None:
-        """Release the session's request with a `ref`."""
+        """Release the request of the session with this `ref`; if it has ended, repeat how."""
         notifier = self.notifier
         known = connection.session.find(command.ref)
         if known is None:
@@ -305,6 +311,7 @@ class Dispatcher:
             notifier.handle_events(events, connection, command.ref)
 
     def _inspect(self, connection: Peer, command: Inspect) -> None:
+        """Send the held and waiting requests that the command asks for, limited to what the principal may see."""
         found = core.inspect(
             self._table,
             resource=command.resource,
@@ -317,37 +324,41 @@ class Dispatcher:
         self.notifier.send(connection, replies.inspected(found, self.notifier.now, prefixes, command.ref))
 
     def _watch(self, connection: Peer, command: Watch) -> None:
+        """Subscribe a connection to a prefix, and send the locks that are held on it; reject too many prefixes."""
         if self.watches.add(connection, command.prefix):
-            rows, truncated = self.watches.held(command.prefix)
+            rows, truncated = self.watches.encode_held_locks(command.prefix)
             self.notifier.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
         else:
             why = f"watch: too many prefixes: this connection already watches {MAX_WATCHES}"
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, why, ref=command.ref))
 
     def may_keep_watches(self, connection: Peer) -> bool:
-        """Return whether a connection may see everything that it watches, with its present permissions."""
+        """Return whether the current permissions of a connection permit all its watches."""
         principal = connection.principal
-        watched = self.watches.of(connection)
-        if principal is None or not watched:
+        prefixes = self.watches.prefixes_of(connection)
+        if principal is None or not prefixes:
             return True
-        return principal.has_permission(INSPECT) and all(may_inspect(principal, prefix) for prefix in watched)
+        return principal.has_permission(INSPECT) and all(may_inspect(principal, prefix) for prefix in prefixes)
 
     # -- sessions -----------------------------------------------------------------------------------------
 
     def _handle_hello(self, connection: Peer, hello: Hello) -> None:
-        """Begin or resume the session of a connection, if `hello` asks for one, and send `welcome`."""
+        """Start or resume the session that a `hello` asks for, and send `welcome`.
+
+        A resumed session is sent the replies that it may have missed, and the state of its live requests.
+        """
         principal, notifier = connection.principal, self.notifier
         name = None if principal is None else principal.name
         if hello.session is None or (principal is not None and not principal.has_permission(LOCK)):
             connection.session.quiet = hello.quiet
             self._welcome(connection, hello, resumed=False)
             return
-        if connection.closed:  # the client's next connection may have the session already
+        if connection.closed:  # the client may have resumed the session on another connection
             connection.enter_state(DETACHED)
             return
         session, resumed = self.sessions.attach(hello.session, hello.session_timeout_ms, name)
         if session.connection is not None:
-            self._take_over(session.connection)
+            self._disconnect_replaced(session.connection)
         session.connection, session.connected_at, connection.session = connection, notifier.now, session
         session.quiet = hello.quiet
         self._welcome(connection, hello, resumed=resumed)
@@ -363,13 +374,13 @@ class Dispatcher:
         message = replies.welcome(_VERSION, self._namespace, resumed=resumed, quiet=hello.quiet, ref=hello.ref)
         self.notifier.send(connection, message)
 
-    def _take_over(self, connection: Outbound) -> None:
-        """Detach a connection whose session is resumed by a newer one, and close it."""
+    def _disconnect_replaced(self, connection: Outbound) -> None:
+        """Session takeover: end a connection whose session is resumed by a newer connection."""
         self.watches.remove_all(connection)
         self._detach(connection)
 
     def _handle_bye(self, connection: Peer, bye: Bye) -> None:
-        """End the session of a connection now, then the connection."""
+        """End the session of a connection immediately, then close the connection."""
         session = connection.session
         self.watches.remove_all(connection)
         self._disconnect(list(session.bound.values()))
@@ -381,17 +392,17 @@ class Dispatcher:
         self._detach(connection)
 
     def _detach(self, connection: Outbound) -> None:
-        """Execute nothing more of a connection, and close it when what it was sent is written."""
+        """Ignore further commands of a connection, and close it after its messages are sent."""
         connection.detach()
         self.notifier.closing.append(connection)
 
     def _end_input(self, connection: Peer) -> None:
-        """The client will send nothing more: release what is bound to its connection, then close it."""
+        """Release what is bound to a connection whose client closed its sending side, then close the connection."""
         self._on_disconnect(connection)
         self.notifier.closing.append(connection)
 
     def _on_disconnect(self, connection: Peer) -> None:
-        """Release what is bound to a connection, or keep it for the session's next connection."""
+        """Release what is bound to a connection, or keep it until the session is resumed or expires."""
         session = connection.session
         self.watches.remove_all(connection)
         if session.key is not None:
@@ -404,7 +415,7 @@ class Dispatcher:
             session.end()
 
     def _end_session(self, session: Session) -> None:
-        """End a session. Locks that outlive it belong to no session from now on."""
+        """End a session with a key. Its waiting requests end, too; its held locks belong to no session from now on."""
         requests = list(session.bound.values())
         for request in requests:
             request.origin = None
@@ -414,4 +425,5 @@ class Dispatcher:
             self.notifier.delete(id_)
 
     def _disconnect(self, requests: list[Request]) -> None:
+        """End the waiting ones of these requests, and the held ones with `onDisconnect: release`."""
         self.notifier.handle_events(self._step(Disconnect(requests), self.notifier.now), None)

@@ -30,7 +30,7 @@ C = TypeVar("C", bound=LineOwner)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address but does not listen yet. OSError where the address is not available."""
+    """Return a socket that is bound to an address but does not listen yet. OSError if the address is not available."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -46,23 +46,23 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_exposed(host: str) -> bool:
-    """Return whether other machines can reach what listens on this host. OSError where the host has no address."""
-    found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return not all(_is_loopback(str(address[0])) for *_, address in found)
+    """Return whether a host name or address is not loopback only. OSError if the name cannot be resolved."""
+    addresses = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return not all(_is_loopback(str(address[0])) for *_, address in addresses)
 
 
 def _is_loopback(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    inner = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (inner or found).is_loopback
+    parsed = ipaddress.ip_address(address.partition("%")[0])  # without an IPv6 zone
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback
 
 
 def lock_address(address: tuple[str, int]) -> socket.socket | None:
-    """Make sure that no other server that is still starting has bound the same address. OSError where one has.
+    """Lock an address against other servers that are starting. OSError if one of them has locked it.
 
-    Until one of them listens, which is only after loading, Linux lets both bind (SO_REUSEADDR, which a restart needs,
-    allows it), and the second would take the store from the first. A name in the abstract namespace of Unix sockets is
-    released when its process ends, in whatever way.
+    Servers bind the address first and listen after loading. Until then Linux lets two servers bind it, because they set
+    SO_REUSEADDR, which a restart needs; the second would take the store from the first. The lock is a name in the
+    abstract namespace of Unix sockets, which the kernel releases when the process ends.
     """
     if sys.platform != "linux":
         return None
@@ -78,24 +78,24 @@ def lock_address(address: tuple[str, int]) -> socket.socket | None:
 # -- Admission control: open connections, and how many there may be -----------------------------------
 
 REJECT_SLOTS = 16
-"""Connections beyond the limits that are accepted at a time, through their TLS handshake, to be sent the error."""
+"""Connections beyond the limits that may be open at a time, in order to send them the error."""
 
 
 class AdmissionControl(Generic[C]):
-    """Counts connections, in all and by the client's address, and rejects those beyond the limits.
+    """Counts connections, in total and by client address, and rejects those beyond the limits.
 
-    TLS handshakes count, too, but iteration yields established connections only, also rejected ones.
+    TLS handshakes count as connections. Iteration yields established connections only, including rejected ones.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._open: dict[C, str | None] = {}
-        """Every open connection with its address; None where it was rejected, and does not count."""
+        """Open connections with their addresses; None for a rejected connection, which does not count."""
         self._rejected_count = 0
-        """How many of them were rejected."""
+        """Number of open connections that were rejected."""
         self._handshakes: dict[Hashable, str] = {}
         self._rejected_handshakes: set[Hashable] = set()
-        """Handshakes beyond the limits."""
+        """Handshakes beyond the limits, whose connections are to be rejected."""
         self._by_address: Counter[str] = Counter()
         self.partial_lines = PartialLines(limits.max_partial)
 
@@ -106,7 +106,7 @@ class AdmissionControl(Generic[C]):
         return iter(self._open)
 
     def admit(self, connection: C, address: str) -> str | None:
-        """Count an established connection; return why it is beyond the limits, if it is. Then it does not count."""
+        """Count an established connection. If it exceeds a limit, do not count it and return which limit."""
         why = self._limit_exceeded(address)
         if why is None:
             self._open[connection] = address
@@ -117,7 +117,7 @@ class AdmissionControl(Generic[C]):
         return why
 
     def leave(self, connection: C) -> None:
-        """Remove a connection that was lost, and its incomplete line."""
+        """Remove a lost connection and its incomplete line."""
         self.partial_lines.discard(connection)
         if connection in self._open:
             address = self._open.pop(connection)
@@ -126,13 +126,14 @@ class AdmissionControl(Generic[C]):
 
     @property
     def crowded(self) -> bool:
-        """Whether so many rejected connections are open that the next one must be closed at once."""
+        """Whether too many rejected connections are open to let another one linger for its error message."""
         return self._rejected_count > REJECT_SLOTS
 
     def admit_handshake(self, handshake: Hashable, address: str) -> bool:
-        """Count a TLS handshake until it ends. Return False where it must be closed: too many are beyond the limits.
+        """Count a TLS handshake until it ends; `admit` then counts its connection instead.
 
-        Its connection is admitted after that, and takes its place; one beyond the limits is rejected then.
+        A handshake beyond the limits may complete, so that its connection can be sent the error. Return False if too
+        many such handshakes are in progress: then it must be closed.
         """
         if self._limit_exceeded(address) is None:
             self._handshakes[handshake] = address
@@ -147,11 +148,12 @@ class AdmissionControl(Generic[C]):
         return True
 
     def end_handshake(self, handshake: Hashable) -> None:
-        """Remove a handshake, however it ended."""
+        """Remove a handshake that has completed or failed."""
         self._rejected_handshakes.discard(handshake)
         self._release(self._handshakes.pop(handshake, None))
 
     def _limit_exceeded(self, address: str) -> str | None:
+        """Return the error if one more connection from this address would exceed a limit, else None."""
         limits = self._limits
         if len(self) >= limits.max_connections:
             return f"too many connections: this server accepts at most {limits.max_connections}"
@@ -161,6 +163,7 @@ class AdmissionControl(Generic[C]):
         return None
 
     def _release(self, address: str | None) -> None:
+        """Decrement the count of an address, unless its connection was not counted (None)."""
         if address is not None:
             self._by_address[address] -= 1
             if not self._by_address[address]:
@@ -170,15 +173,15 @@ class AdmissionControl(Generic[C]):
 # -- TLS: connections are counted from the beginning of their handshake --------------------------------
 
 HANDSHAKE_TIMEOUT_S = 10.0
-"""How long a TLS handshake may take."""
+"""Maximum duration of a TLS handshake in seconds."""
 TLS_SHUTDOWN_TIMEOUT_S = 5.0
-"""How long a client may take to confirm the end of a TLS connection before it is aborted."""
+"""Seconds that a client has to confirm the end of a TLS connection before it is aborted."""
 ACCEPT_RETRY_S = 0.5
-"""Pause after a connection could not be accepted: no file descriptors or memory are left."""
+"""Pause in seconds after `accept` failed, because file descriptors or memory are exhausted."""
 
 
 class TlsListener(Generic[C]):
-    """Accepts connections on a bound socket. `make_connection` makes the protocol for an established one."""
+    """Accepts TLS connections on a bound socket. `make_connection` creates the protocol of an established one."""
 
     def __init__(
         self, tls: TlsContexts, admission: AdmissionControl[C], make_connection: Callable[[], asyncio.Protocol]
@@ -197,7 +200,7 @@ class TlsListener(Generic[C]):
         self._accepting = asyncio.get_running_loop().create_task(self._accept(sock))
 
     async def close(self) -> None:
-        """Accept no more connections, and abort handshakes."""
+        """Stop accepting connections, and abort handshakes."""
         await cancel_and_wait(self._accepting)
         if self._sock is not None:
             self._sock.close()
@@ -205,11 +208,12 @@ class TlsListener(Generic[C]):
             await cancel_and_wait(task)
 
     async def _accept(self, sock: socket.socket) -> None:
+        """Accept connections and start their TLS handshakes, until the task is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 client, peer = await loop.sock_accept(sock)
-            except ConnectionError:  # the client closed it before it was accepted
+            except ConnectionError:  # the client closed the connection before it was accepted
                 continue
             except OSError as error:
                 log.warning("accept failed", reason=str(error))
@@ -226,14 +230,14 @@ class TlsListener(Generic[C]):
 
 
 class _TlsHandshake(asyncio.Protocol, Generic[C]):
-    """One TLS handshake. It counts as a connection."""
+    """The protocol of a connection during its TLS handshake, which counts as a connection."""
 
     def __init__(self, admission: AdmissionControl[C], make_connection: Callable[[], asyncio.Protocol]) -> None:
         self._admission = admission
         self._make_connection = make_connection
 
     async def run(self, client: socket.socket, tls: TlsContexts) -> None:
-        """Run the handshake, to its end or its timeout."""
+        """Run the handshake until it completes, fails or times out. Failures are logged."""
         peer = None
         try:
             peer = client.getpeername()
@@ -253,7 +257,7 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
             self._admission.end_handshake(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Replace this by a connection, which is admitted in its place, before any byte is read."""
+        """The handshake is complete: replace this protocol by a `Connection`, which is admitted instead."""
         self._admission.end_handshake(self)
         connection = self._make_connection()
         cast("asyncio.Transport", transport).set_protocol(connection)

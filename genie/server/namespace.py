@@ -171,9 +171,7 @@ class Namespace:
 
     @property
     def _current_pipeline(self) -> Pipeline:
-        assert self.pipeline is not None, (
-            "there is a pipeline from the start of leadership until the next leader is known"
-        )  # noqa: S101
+        assert self.pipeline is not None, "kept until the next leader is known"  # noqa: S101 - only called until then
         return self.pipeline
 
     def _snapshot(self) -> Batch:

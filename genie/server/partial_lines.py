@@ -1,4 +1,4 @@
-"""Bounds for incomplete lines: their bytes over all connections, and their age."""
+"""Limits for incomplete lines: their total bytes over all connections, and their age."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from genie.errors import Code, RequestRejected
 log = structlog.get_logger()
 
 MAX_LINE_AGE_S = 30.0
-"""Seconds from the first byte of a line to its last."""
+"""Maximum seconds from the first byte of a line to its last."""
 
 LOW_WATER_SHARE = 0.9
-"""Beyond the bound, connections are closed until this share of it is used, so that not every read has to look for one."""
+"""When the limit is exceeded, connections are closed until this share of it is used. So the search for the largest lines,
+which sorts all of them, is rare.
+"""
 
 
 class LineOwner(Protocol):
-    """A connection, as far as its incomplete line is concerned."""
+    """What `PartialLines` needs of a connection."""
 
     @property
     def reading_is_paused(self) -> bool:
-        """Whether the server does not read from the client now, but will again."""
+        """Whether reading from the client is paused, and will be resumed."""
 
     def drop_partial_line(self, why: RequestRejected) -> None:
-        """Close the connection, whose incomplete line exceeds a bound."""
+        """Send the error and close the connection."""
 
 
 class PartialLines:
-    """Counts the incomplete line of each connection, and closes connections beyond the bounds.
+    """Tracks the incomplete line of each connection, and closes connections beyond the limits.
 
-    All together have at most `max_bytes`: the connections with the most are closed first. A connection without an
-    incomplete line has no entry.
+    All lines together have at most `max_bytes`: connections with the largest ones are closed first. A connection without
+    an incomplete line has no entry.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -41,32 +43,33 @@ class PartialLines:
         """Bytes of all incomplete lines."""
         self._max_bytes = max_bytes
         self._sizes: dict[LineOwner, int] = {}
-        self._began_at: dict[LineOwner, float] = {}
+        self._started_at: dict[LineOwner, float] = {}
         """Event-loop time of each line's first byte, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def update(self, connection: LineOwner, size: int, *, new: bool) -> None:
-        """Set the size in bytes of a connection's incomplete line. `new`: it is another line than before."""
+        """Set the bytes of a connection's incomplete line. `new`: it is another line than at the last call."""
         self.bytes += size - self._sizes.pop(connection, 0)
         if new or not size:
-            self._began_at.pop(connection, None)
+            self._started_at.pop(connection, None)
         if not size:
             return
         self._sizes[connection] = size
-        if connection not in self._began_at:
+        if connection not in self._started_at:
             loop = asyncio.get_running_loop()
-            self._began_at[connection] = loop.time()
+            self._started_at[connection] = loop.time()
             if self._timer is None:
                 self._timer = loop.call_later(MAX_LINE_AGE_S, self._close_oldest)
         if self.bytes > self._max_bytes:
             self._close_largest()
 
     def discard(self, connection: LineOwner) -> None:
-        """Remove the line of a connection that was lost or does not read any more."""
+        """Remove the line of a connection that is lost or accepts no further input."""
         self.bytes -= self._sizes.pop(connection, 0)
-        self._began_at.pop(connection, None)
+        self._started_at.pop(connection, None)
 
     def _close_largest(self) -> None:
+        """Close the connections with the largest lines until all lines together are below the low-water mark."""
         why = (
             f"the incomplete lines of all connections exceed {self._max_bytes} bytes, and this one is among the longest"
         )
@@ -76,20 +79,21 @@ class PartialLines:
             self._close(connection, RequestRejected(Code.TOO_MANY, why))
 
     def _close_oldest(self) -> None:
+        """Close connections whose line is older than `MAX_LINE_AGE_S`, and set the timer for the next one."""
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for connection, began_at in list(self._began_at.items()):
-            if began_at > now - MAX_LINE_AGE_S:
-                self._timer = loop.call_later(began_at + MAX_LINE_AGE_S - now, self._close_oldest)
+        for connection, started_at in list(self._started_at.items()):
+            if started_at > now - MAX_LINE_AGE_S:
+                self._timer = loop.call_later(started_at + MAX_LINE_AGE_S - now, self._close_oldest)
                 return
-            if connection.reading_is_paused:  # the rest may be in the kernel's buffer
-                del self._began_at[connection]
-                self._began_at[connection] = now
+            if connection.reading_is_paused:  # the rest may be in the kernel's buffer: restart its time
+                del self._started_at[connection]
+                self._started_at[connection] = now
                 continue
             why = f"the line was not completed within {MAX_LINE_AGE_S:g} s"
             self._close(connection, RequestRejected(Code.BAD_MESSAGE, why))
-        if self._began_at:
+        if self._started_at:
             self._timer = loop.call_later(MAX_LINE_AGE_S, self._close_oldest)
 
     def _close(self, connection: LineOwner, why: RequestRejected) -> None:

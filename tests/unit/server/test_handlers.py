@@ -176,7 +176,7 @@ async def turns_until(condition: Callable[[], object]) -> int:
 
 
 async def test_lines_after_a_rejected_hello_are_judged_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "OPENING_S", 0.0)
+    monkeypatch.setattr(connection_module, "OPENING_QUANTUM_S", 0.0)
     world = World()
     connection, told = world.enter()
     refused = [line("ping", ref=str(number)) for number in range(50)]
