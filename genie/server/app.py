@@ -30,17 +30,18 @@ from genie.storage.store import Node, Store, this_node
 log = structlog.get_logger()
 
 GC_THRESHOLD = (50_000, 20, 1_000)
-"""Thresholds of the garbage collector. Requests make no reference cycles, so it finds next to nothing and runs rarely;
-with Python's defaults a million locks load in twice the time."""
+"""Thresholds of the garbage collector, so that it rarely runs. Requests create no reference cycles, so it would find almost
+nothing. With Python's defaults, loading a million locks takes twice as long.
+"""
 BACKLOG = 4096
-"""Connections that may wait to be accepted: thousands arrive at once after a failover."""
+"""Backlog of the listening socket: thousands of clients connect simultaneously after a failover."""
 
 
 class Server:
     """One lock server in one event loop. Each of its namespaces has a role of its own: leader or follower.
 
-    `bind_to` makes the socket to listen on; a simulated network replaces it. `store` replaces the configured store, for
-    a server with one namespace.
+    `bind_to` creates the bound socket; a simulation replaces it. `store` replaces the configured store of a server with
+    one namespace.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Server:
 
     @property
     def stats(self) -> Stats:
-        """Statistics of the default namespace, which include rejected connections and the event loop."""
+        """Statistics of the default namespace, which include rejected connections and the event-loop lag."""
         return self.default_namespace.stats
 
     @property
@@ -88,7 +89,7 @@ class Server:
     # -- start --------------------------------------------------------------------------------------------
 
     def bind_address(self) -> None:
-        """Bind the address without listening on it yet. OSError where another process has it."""
+        """Bind the address without listening on it yet. OSError if another process uses it."""
         self._sock = self._bind_to(self.settings.host, self.settings.port)
         try:
             if self._bind_to is bind:
@@ -98,7 +99,7 @@ class Server:
             raise
 
     def release_address(self) -> None:
-        """Undo `bind_address`, where the server does not start after all."""
+        """Undo `bind_address` if the server does not start."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -107,14 +108,14 @@ class Server:
             self._address_lock = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen as soon as one namespace knows its leader; return the address.
+        """Start all namespaces, listen as soon as one of them knows its leader, and return the address.
 
-        The address is bound first, unless `bind_address` was called, so that a second server that was started by mistake
-        fails (OSError) before it touches the store.
+        The address is bound before that, if `bind_address` was not called. So a second server that is started by mistake
+        fails (OSError) before it uses the store.
         """
         if self._sock is None:
             self.bind_address()
-        assert self._sock is not None  # noqa: S101 - it was bound
+        assert self._sock is not None  # noqa: S101 - `bind_address` set it
         host, port = self._sock.getsockname()[:2]
         try:
             gc.collect()
@@ -136,25 +137,26 @@ class Server:
         return host, port
 
     async def _start_namespaces(self, node: Node) -> None:
-        """Start all namespaces, and wait until the leader of one is known."""
+        """Start all namespaces, and wait until the leader of one of them is known. Raise the error if one of them fails."""
         for namespace in self.namespaces.values():
             namespace.start(node).add_done_callback(self._on_namespace_ended)
         await self._ready.wait()
         if self._failure is not None:
             raise self._failure
 
-    def _on_namespace_ended(self, roles: asyncio.Task[None]) -> None:
-        """Stop the server: it cannot serve one of its namespaces."""
-        if roles.cancelled():
+    def _on_namespace_ended(self, role_loop: asyncio.Task[None]) -> None:
+        """Stop the server with an error, because the role loop of a namespace failed."""
+        if role_loop.cancelled():
             return
-        error = roles.exception()
-        if self._ready.is_set():  # otherwise `start` raises it
+        error = role_loop.exception()
+        if self._ready.is_set():  # otherwise `start` raises the error
             log.error("namespace failed, server stops", reason=str(error), exc_info=error)
         self._failure = self._failure or error
         self._ready.set()
         self._stopped.set()
 
     def _log_start(self, host: str, port: int) -> None:
+        """Log the address, the role and the store; warn if locks are only kept in memory."""
         default = self.default_namespace
         manager = default.manager
         roles = {name: namespace.role for name, namespace in self.namespaces.items()}
@@ -184,6 +186,7 @@ class Server:
         )
 
     def _find_handler(self, name: str | None) -> CommandHandler | RequestRejected:
+        """Return the handler of a namespace, or of the default one for None; an error if it is not served here."""
         namespace = self.default_namespace if name is None else self.namespaces.get(name)
         if namespace is not None:
             return namespace.handler
@@ -193,14 +196,14 @@ class Server:
     # -- reload -------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Read certificates and tokens again. A wrong file changes nothing."""
+        """Read certificates and tokens again. An invalid file is logged and changes nothing."""
         if self.tls is None and self.settings.token_file is None:
             log.info("reload skipped", reason="neither GENIE_TOKEN_FILE nor GENIE_TLS_CERT is set")
         self._reload_certificates()
         self._reload_tokens()
 
     def _reload_certificates(self) -> None:
-        """Use new certificates for connections from now on."""
+        """Read the certificates again; new connections use them."""
         if self.tls is None:
             return
         try:
@@ -211,7 +214,10 @@ class Server:
             log.info("certificates reloaded")
 
     def _reload_tokens(self) -> None:
-        """Give connected principals their new permissions, and close the connections of those that were removed."""
+        """Read the token file again, and apply it to open connections.
+
+        Connections of removed principals are closed, and those that watch what they may not see any longer.
+        """
         if self.settings.token_file is None or not self.authenticator.reload():
             return
         closed = 0
@@ -227,7 +233,7 @@ class Server:
     # -- run and stop -------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Start, serve until SIGTERM or SIGINT, drain and stop. Return the exit status."""
+        """Start, serve until SIGTERM or SIGINT, then drain and stop. Return the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopped.set)
@@ -248,21 +254,21 @@ class Server:
         return 0 if self._failure is None else 1
 
     async def stop(self) -> None:
-        """Shut down gracefully: accept no more commands, drain, resign, close every connection."""
+        """Shut down gracefully: stop accepting commands, drain, resign, then close all connections."""
         if self._listener is not None:
-            self._listener.close()  # not wait_closed(): from 3.12 on it waits for every client to disconnect
+            self._listener.close()  # no wait_closed(): since Python 3.12 it waits until all clients have disconnected
         if self._tls_listener is not None:
             await self._tls_listener.close()
         namespaces = self.namespaces.values()
         for namespace in namespaces:
             namespace.draining = True
-        # Followers first: one might begin to lead while the leaders drain.
+        # Followers first, so that none of them acquires leadership while the leaders drain.
         await asyncio.gather(*(namespace.stop() for namespace in namespaces if not namespace.is_leader))
-        leading = [namespace for namespace in namespaces if namespace.is_leader]
-        drained = await asyncio.gather(*(namespace.drain() for namespace in leading))
-        stuck = [namespace for namespace, done in zip(leading, drained, strict=True) if not done]
+        leaders = [namespace for namespace in namespaces if namespace.is_leader]
+        drained = await asyncio.gather(*(namespace.drain() for namespace in leaders))
+        not_drained = [namespace for namespace, success in zip(leaders, drained, strict=True) if not success]
         await self._stop_namespaces()
-        await asyncio.gather(*(namespace.store.resign() for namespace in namespaces if namespace not in stuck))
+        await asyncio.gather(*(namespace.store.resign() for namespace in namespaces if namespace not in not_drained))
         await self._close_connections()
         await asyncio.gather(*(namespace.store.close() for namespace in namespaces))
         log.info("stopped")
@@ -274,12 +280,12 @@ class Server:
             self._address_lock.close()
 
     async def _close_connections(self) -> None:
-        """Close every connection after its messages were sent; abort those that do not read in time."""
+        """Close all connections after their messages are sent; abort those still open after the drain timeout."""
         for connection in list(self.connections):
             connection.finish()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_timeout_ms / 1000):
-                while self.connections:  # noqa: ASYNC110 - once in a process; an event would have to be kept up to date
+                while self.connections:  # noqa: ASYNC110 - runs once; an event would have to be maintained all the time
                     await asyncio.sleep(0.005)
         for connection in list(self.connections):
             connection.abort()
@@ -290,7 +296,7 @@ def make_stores(settings: Settings) -> list[Store]:
     if settings.redis.url is None:
         return [MemoryStore() for _ in settings.namespaces]
     from genie.storage.redis.election import LeadershipBalancer  # noqa: PLC0415
-    from genie.storage.redis.store import RedisStore  # noqa: PLC0415 - a server without Redis need not load its client
+    from genie.storage.redis.store import RedisStore  # noqa: PLC0415 - not needed without Redis
 
     balancer = LeadershipBalancer()
     return [

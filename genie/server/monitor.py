@@ -1,6 +1,6 @@
 """Samples a namespace ten times a second: event-loop lag, and the log of slow waits and deadlocks.
 
-They are logged here and not where they happen, so a flood of them writes a bounded number of lines.
+Slow waits and deadlocks are logged here, not where they occur, so that the number of log lines is bounded.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ log = structlog.get_logger()
 
 SAMPLE_INTERVAL_S = 0.1
 MAX_LOGGED_EVENTS = 10
-"""Slow waits, and deadlocks, logged in one sample. Of the rest the number is logged."""
+"""Maximum number of slow waits, and of deadlocks, logged per sample. Of further ones only the number is logged."""
 MAX_LOGGED_STEPS = 100
-"""Steps of a cycle that are logged."""
+"""Maximum number of logged steps of a cycle."""
 MAX_LOGGED_RESOURCES = 10
-"""Resources of one request that are logged."""
+"""Maximum number of logged resources of a request."""
 
 
 class Monitor:
-    """Samples one namespace. `slow_wait_ms` is the age at which a waiting request is logged; 0: never."""
+    """Samples one namespace. A request is logged when it has waited for `slow_wait_ms`; 0 disables that."""
 
     def __init__(self, namespace: str, stats: Stats, slow_wait_ms: float) -> None:
         self._log = log.bind(namespace=namespace)
@@ -48,6 +48,7 @@ class Monitor:
         self._timer.cancel()
 
     def _sample(self) -> None:
+        """Record the event-loop lag, rotate the statistics, log slow waits and deadlocks, and set the timer again."""
         now = self._loop.time()
         self._stats.lag.add((now - self._next_at) * 1000)
         self._stats.rotate(now * 1000)
@@ -58,7 +59,7 @@ class Monitor:
         self._timer = self._loop.call_at(self._next_at, self._sample)
 
     def _log_slow_waits(self, pipeline: Pipeline) -> None:
-        """Log requests that began to wait so long ago and still do. Recent waiters are in the order of their arrival."""
+        """Log requests that still wait after `slow_wait_ms`, each once. `recent_waiters` is in order of arrival."""
         recent, now, logged, omitted = self._stats.recent_waiters, pipeline.now, 0, 0
         while recent and (recent[0].state is not WAITING or recent[0].since <= now - self._slow_ms):
             request = recent.popleft()
@@ -66,7 +67,7 @@ class Monitor:
                 continue
             if logged < MAX_LOGGED_EVENTS:
                 logged += 1
-                self._log.warning("slow wait", **_slow_wait(pipeline, request, now))
+                self._log.warning("slow wait", **_slow_wait_fields(pipeline, request, now))
             else:
                 omitted += 1
         if omitted:
@@ -74,14 +75,16 @@ class Monitor:
         self._stats.trim_recent_waiters(len(pipeline.manager.table.waiting))
 
     def _log_deadlocks(self) -> None:
-        found, count = self._stats.take_unreported_deadlocks()
-        for deadlock in found[:MAX_LOGGED_EVENTS]:
-            self._log.warning("deadlock", **_deadlock(deadlock))
+        """Log the deadlocks since the last sample, and how many are omitted."""
+        deadlocks, count = self._stats.take_unreported_deadlocks()
+        for deadlock in deadlocks[:MAX_LOGGED_EVENTS]:
+            self._log.warning("deadlock", **_deadlock_fields(deadlock))
         if count > MAX_LOGGED_EVENTS:
             self._log.warning("deadlock", more=count - MAX_LOGGED_EVENTS)
 
 
-def _slow_wait(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:
+def _slow_wait_fields(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:
+    """Return the log fields of a slow wait: the request, its resources and its first blockers."""
     blockers, total, _ = sample_blockers(pipeline.manager.table, request, MAX_COUNTED_BLOCKERS, count=True)
     names = request.names()
     return {
@@ -91,12 +94,13 @@ def _slow_wait(pipeline: Pipeline, request: Request, now: float) -> dict[str, An
         "waited_ms": round(now - request.since),
         "resources": [f"{request.mode(name)}:{name}" for name in names[:MAX_LOGGED_RESOURCES]],
         "resources_total": len(names),
-        "blockers": [_blocker(blocker) for blocker in blockers],
+        "blockers": [_blocker_fields(blocker) for blocker in blockers],
         "blockers_total": total,
     }
 
 
-def _blocker(blocker: Blocker) -> dict[str, Any]:
+def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
+    """Return the log fields of one blocker of a slow wait."""
     return {
         "id": blocker.id,
         "transaction": blocker.transaction,
@@ -107,17 +111,18 @@ def _blocker(blocker: Blocker) -> dict[str, Any]:
     }
 
 
-def _deadlock(deadlock: Deadlock) -> dict[str, Any]:
+def _deadlock_fields(deadlock: Deadlock) -> dict[str, Any]:
+    """Return the log fields of a deadlock: the victim and the cycle, limited in length."""
     waits = deadlock.cycle.waits
     return {
         "id": deadlock.id,
         "transaction": deadlock.transaction,
         "cycle": deadlock.cycle.owners[:MAX_LOGGED_STEPS],
-        "waits": [_step(wait) for wait in waits[:MAX_LOGGED_STEPS]],
+        "waits": [_step_fields(wait) for wait in waits[:MAX_LOGGED_STEPS]],
         "steps": len(waits),
     }
 
 
-def _step(wait: Wait) -> dict[str, Any]:
+def _step_fields(wait: Wait) -> dict[str, Any]:
     step = {"waiter": wait.waiter, "resource": wait.resource, "holder": wait.holder}
     return step if wait.note is None else {**step, "note": wait.note}

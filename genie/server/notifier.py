@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Notifier:
     """Collects the outcome of one batch: `write_set` for the store, `dirty` connections to flush, `closing` ones.
 
-    `now` is the lock manager's time of the batch; set it before anything else. Without `durable` no write set is
-    collected. `requester`, in the methods, is the connection that sent the command; `ref` is the command's.
+    `now` is the lock manager's time of the batch, to be set first. Without `durable` no write set is collected. In the
+    methods, `requester` is the connection that sent the command, and `ref` is the `ref` of the command.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Notifier:
         self.watches = watches
         self.write_set: dict[int, Change] = {}
         self.stored_below = manager.next_id
-        """No request from this id on is in the store."""
+        """Requests with this id or a greater one are not in the store."""
         self.dirty: list[Outbound] = []
         self.closing: list[Outbound] = []
 
     # -- messages -----------------------------------------------------------------------------------------
 
     def send(self, connection: Outbound | None, message: bytes) -> None:
-        """Send a reply, or news of the client's own request, with this batch; nothing if the connection is lost."""
+        """Send a message with this batch, to a connection that is still open: a reply, or an event of its own request."""
         if connection is not None and not connection.closed:
             if not connection.outbox:
                 self.dirty.append(connection)
@@ -59,12 +59,12 @@ class Notifier:
             connection.outbox.append(message)
 
     def reject(self, connection: Outbound | None, rejected: RequestRejected) -> None:
-        """Send an error with this batch."""
+        """Send an error with this batch, and count it."""
         self.stats.errors[rejected.code] += 1
         self.send(connection, replies.error(rejected))
 
     def reject_now(self, connection: Outbound, errors: list[RequestRejected]) -> None:
-        """Send errors without waiting for a batch, but after messages that wait for the batch in flight."""
+        """Send errors immediately, or after the messages of the batch in flight if there are any."""
         for rejected in errors:
             self.stats.errors[rejected.code] += 1
         if connection.closed or not errors:
@@ -77,7 +77,7 @@ class Notifier:
             connection.has_reply = True
 
     def publish(self, request: Request, state: str) -> None:
-        """Send a watch event for each resource of a request that was granted (`locked`) or released (`unlocked`).
+        """Send a watch event for each resource of a request. `state` is `locked` or `unlocked`.
 
         Slow consumers are sent `lagged` instead, and their watches end.
         """
@@ -93,6 +93,7 @@ class Notifier:
                     self._send_event(connection, message)
 
     def _send_event(self, connection: Outbound, message: bytes) -> None:
+        """Send a watch event, which may be deferred: unlike `send` this does not set `has_reply`."""
         if not connection.outbox:
             self.dirty.append(connection)
         connection.watch_bytes += len(message)
@@ -113,12 +114,12 @@ class Notifier:
     # -- events of the lock manager -----------------------------------------------------------------------
 
     def handle_events(self, events: list[Event], requester: Outbound | None, ref: str | None = None) -> None:
-        """Send the messages of a command's events, and add what must be stored to the write set."""
+        """Send the messages for the events of a command, and add their changes to the write set."""
         for event in events:
             _ON_EVENT[type(event)](self, event, requester, ref)
 
     def on_queued(self, event: core.Queued, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
-        """Send `queued`. A waiting request of a connection without a session is not stored: it ends with it."""
+        """Send `queued`. The request is only stored if it has a session: otherwise it ends with the connection."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.add_queued(request)
@@ -130,7 +131,7 @@ class Notifier:
             self.send(session.connection, replies.queued(request))
 
     def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
-        """Send `locked` for a request that has waited."""
+        """Send `locked` for a request that was granted after a wait."""
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         self.store(request)
@@ -142,7 +143,7 @@ class Notifier:
             self.publish(request, "locked")
 
     def on_taken(self, event: core.Taken, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
-        """Send `queued` and `locked` for a request with `anyOf` that was granted at once."""
+        """Send `queued` and `locked` for a request with `anyOf`, which is granted immediately."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.add_granted(request)
@@ -156,7 +157,7 @@ class Notifier:
             self.publish(request, "locked")
 
     def on_released(self, event: Released, requester: Outbound | None, ref: str | None) -> None:
-        """Send `released`, to the requester and to the client whose request it was."""
+        """Send `released` to the requester, and to the client of the request if that is another one."""
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
         if request.fence and event.reason is SUCCESS:
@@ -174,7 +175,7 @@ class Notifier:
             self.publish(request, "unlocked")
 
     def _end(self, request: Request, reason: core.Reason, message: bytes) -> None:
-        """Remove an ended request from its session, and from the store. `message`: see `RetainedReply`."""
+        """Remove an ended request from its session and from the store. A session with a key retains `message`."""
         session: Session | None = request.origin  # type: ignore[assignment]
         change: Change = request
         if session is not None:
@@ -192,9 +193,12 @@ class Notifier:
             self.write_set[request.id] = change
 
     def retain_reply(self, session: Session, request: Request, reason: core.Reason, message: bytes) -> Change:
-        """Retain the terminal reply of a request; return the change for the write set."""
+        """Retain the terminal reply of a request in its session; return the change for the write set.
+
+        Without a key the session only retains how the request ended, in order to recognize its `ref`.
+        """
         if session.key is None:
-            if session.connection is None:  # the connection is lost: the reply cannot be asked for
+            if session.connection is None:  # the connection is lost: no client can use the `ref`
                 return request
             session.retain(RetainedReply(request.id, request.ref, session, self.now, b"", reason, request))
             if session.retained_replies is not None and len(session.retained_replies) > MAX_RETAINED_REPLIES:
@@ -213,18 +217,18 @@ class Notifier:
         self.send(requester, replies.extended(event, ref))
 
     def on_moved(self, event: core.Moved, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
-        """Store the new queue position. Clients are not sent anything."""
+        """Store the new queue position of a waiting request. The client is not notified."""
         if is_stored(event.request):
             self.store(event.request)
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
-        """Reject a request that would have to wait."""
+        """Reject a request that would have to wait although the wait queues are full."""
         limit = self.manager.max_queue_entries
         why = f"too many waiting requests: the wait queues have at most {limit:.0f} entries, too few are left"
         self.reject(requester, RequestRejected(Code.TOO_MANY, why, ref=ref))
 
     def on_already_ended(self, event: core.AlreadyEnded, requester: Outbound | None, ref: str | None) -> None:
-        """Repeat the reason for which a request ended."""
+        """Send `released` for a request that ended earlier, with its reason."""
         self.send(requester, replies.ended(event.id, event.reason, ref))
 
     def on_unknown_id(self, event: core.UnknownId, requester: Outbound | None, ref: str | None) -> None:
@@ -233,7 +237,7 @@ class Notifier:
         self.reject(requester, RequestRejected(Code.UNKNOWN_ID, why, ref=ref, id=event.id))
 
     def on_not_held(self, event: core.NotHeld, requester: Outbound | None, ref: str | None) -> None:
-        """Reject `extend` of a request that waits."""
+        """Reject an `extend` of a waiting request."""
         request = event.request
         why = f"extend: {request.id} still waits; only a held lock can be extended"
         self.reject(requester, RequestRejected(Code.BAD_REQUEST, why, ref=ref, id=request.id))

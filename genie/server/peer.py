@@ -1,4 +1,4 @@
-"""A client as the pipeline sees it: state, session, input queue, outbox. `connection.py` adds the socket."""
+"""`Peer`, the client of a pipeline: state, session, input queue, outbox. `connection.py` adds the socket."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from genie.server.sessions import Session
 
 
 class ConnectionState(Enum):
-    """How far a connection has come. (Whether its transport is closing is `Peer.closing` and `Peer.closed`: commands
-    that were read before that are still executed.)
+    """The protocol state of a connection.
+
+    `Peer.closing` and `Peer.closed` are independent of it: commands that were read before are still executed.
     """
 
     AUTHENTICATING = "authenticating"
-    """No handler knows the connection: the client is not authenticated yet, or was rejected."""
+    """The client is not authenticated yet, or was rejected. No handler has the connection."""
     AWAIT_HELLO = "await-hello"
-    """Its first command decides: `hello`, or any other where no session, namespace or token is needed."""
+    """The first command is awaited. It may be another one than `hello` if no session, namespace or token is needed."""
     HELLO_REJECTED = "hello-rejected"
-    """Nothing but another `hello` is accepted: what follows would run without the session that was asked for."""
+    """Only another `hello` is accepted: other commands would be executed without the requested session."""
     READY = "ready"
-    """Its commands go to the handler of its namespace."""
+    """Commands are submitted to the handler of the namespace."""
     DETACHED = "detached"
-    """Its session has ended or was taken over: no further command of it is executed."""
+    """The session has ended or was taken over. No further command is executed."""
 
 
 READY: Final = ConnectionState.READY
 DETACHED: Final = ConnectionState.DETACHED
-"""Module-level names: looking a member up on its class takes three times as long, and each read compares with them."""
+"""Module-level names, because an attribute lookup on the enum takes three times as long and every read compares with them.
+"""
 
 TRANSITIONS: Final[dict[ConnectionState, frozenset[ConnectionState]]] = {
     ConnectionState.AWAIT_HELLO: frozenset(
@@ -44,26 +46,25 @@ TRANSITIONS: Final[dict[ConnectionState, frozenset[ConnectionState]]] = {
     ConnectionState.READY: frozenset((ConnectionState.HELLO_REJECTED, ConnectionState.DETACHED)),
     ConnectionState.DETACHED: frozenset(),
 }
-"""READY becomes HELLO_REJECTED where the handler rejects the `hello` that was submitted to it; HELLO_REJECTED becomes
-AUTHENTICATING, for good, where the token of the next `hello` is wrong."""
+"""READY becomes HELLO_REJECTED if the handler rejects the submitted `hello`. HELLO_REJECTED becomes AUTHENTICATING, and
+the connection is closed, if the token of the next `hello` is wrong.
+"""
 
 
 class EndOfInput:
-    """Submitted in place of a command: the client will send nothing more, or must not. It is sent its replies, then
-    the connection is closed.
-    """
+    """Submitted as the last item of a connection, which is closed after the replies to the items before."""
 
 
 END_OF_INPUT = EndOfInput()
 
 Item = bytes | RequestRejected | EndOfInput | Hello | Namespaced
-"""What a connection submits: a line, an error to be sent in its place, the end, or a decoded command."""
+"""What a connection submits: a line, an error to send, the end of the input, or a decoded command."""
 
 Input = Sequence[Item] | UnsplitLines
-"""What it submits at once."""
+"""The items of one `submit`."""
 
 Queued = tuple[Iterator[Item], int, int]
-"""The rest of a queued input: its items, how many they are (a large number where that is unknown), and their bytes."""
+"""The remaining items of an input, their number (`sys.maxsize` if unknown), and the bytes in which they were read."""
 
 InputQueue = deque[Queued]
 
@@ -75,14 +76,14 @@ class CommandHandler(Protocol):
     """Whether commands are executed here."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue items of one connection, in order, that were read as `size` bytes."""
+        """Queue commands of one connection in order. `size` is the number of bytes in which they were read."""
 
     def on_disconnect(self, connection: Peer) -> None:
-        """Release what is bound to a connection that was lost."""
+        """Release what is bound to a lost connection."""
 
 
 class Peer:
-    """One client. A subclass writes to it, and stops and resumes reading from it."""
+    """One client. A subclass writes to it, and pauses and resumes reading."""
 
     __slots__ = (
         "busy_until",
@@ -104,38 +105,38 @@ class Peer:
     def __init__(self) -> None:
         self.state = ConnectionState.AWAIT_HELLO
         self.principal: Principal | None = None
-        """Who the client is and what it may do. None: authentication is not required, everything is permitted."""
+        """The identity and permissions of the client. None: authentication is not required, everything is permitted."""
         self.session = Session(self)
         self.input_queue: InputQueue = deque()
-        """Its queued commands, read by read."""
+        """Queued commands, one entry for each read."""
         self.queued_bytes = 0
         """Bytes of `input_queue`."""
         self.input_paused = False
-        """Back pressure: too many bytes are queued, so nothing is read."""
+        """Back pressure: reading is paused, because too many bytes are queued."""
         self.busy_until = self.overran_until = 0.0
-        """The scheduler's times: until when it runs after light connections, and until when the next turn beyond its
-        quantum makes it do so."""
+        """Set by the scheduler: until when the connection is busy, and until when another overrun of its quantum makes
+        it busy."""
         self.outbox: list[bytes] = []
-        """Messages of the current batch."""
+        """Messages of the current batch, sent by `flush`."""
         self.has_reply = False
-        """Whether `outbox` has more than watch events: replies, or news of the client's own requests."""
+        """Whether `outbox` contains other messages than watch events, so that it must not be deferred."""
         self.deferred: list[bytes] = []
-        """Watch events of stored batches that are not sent yet."""
+        """Watch events of stored batches, to be sent a little later."""
         self.watch_bytes = 0
         """Bytes of watch events in `outbox` and `deferred`."""
         self.closing = False
-        """No further input is accepted; what was read before is executed and answered."""
+        """Whether no further input is accepted. Commands that were read before are still executed."""
         self.closed = False
-        """The connection is lost: nothing can be sent."""
+        """Whether the connection is lost, so that nothing can be sent."""
 
     def enter_state(self, state: ConnectionState) -> None:
-        """Change the state, by `TRANSITIONS`."""
+        """Change the state, as `TRANSITIONS` permits."""
         if state is not self.state:
             assert state in TRANSITIONS[self.state], f"{self.state} does not become {state}"  # noqa: S101
             self.state = state
 
     def detach(self) -> None:
-        """Execute nothing more: the session has ended, or another connection took it over."""
+        """End the execution of commands, because the session has ended or was taken over by another connection."""
         self.session = Session(self)
         self.enter_state(DETACHED)
         self.stop_reading()
@@ -156,7 +157,7 @@ class Peer:
         self.watch_bytes = 0
 
     def defer(self) -> None:
-        """Keep the batch's watch events: they are sent with the next reply, or a little later."""
+        """Defer the watch events in the outbox: they are sent with the next reply, or by `flush_deferred`."""
         self.deferred += self.outbox
         self.outbox.clear()
 
@@ -178,11 +179,11 @@ class Peer:
     # -- flow control and end -----------------------------------------------------------------------------
 
     def pause_input(self) -> None:
-        """Stop reading until `resume_input`: too many bytes are queued."""
+        """Stop reading until `resume_input`, because too many bytes are queued."""
         self.input_paused = True
 
     def resume_input(self) -> None:
-        """Read again."""
+        """Resume reading after `pause_input`."""
         self.input_paused = False
 
     def stop_reading(self) -> None:
@@ -190,9 +191,9 @@ class Peer:
         self.closing = True
 
     def finish(self) -> None:
-        """Send everything, then close."""
+        """Send all messages, then close."""
         self.closing = True
 
     def abort(self) -> None:
-        """Close at once, without sending the rest."""
+        """Close immediately, without sending pending messages."""
         self.closed = True

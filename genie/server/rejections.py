@@ -1,5 +1,5 @@
-"""Errors for commands that this server cannot execute: it does not lead, its store is unavailable, or the namespace is
-not that of the connection.
+"""Errors for commands that this server cannot execute, because it does not lead, its store is unavailable, or the
+connection has another namespace.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from genie.server.peer import DETACHED, ConnectionState, Item, Peer
 STORE_UNAVAILABLE = "the store is unavailable, try again later"
 
 MALFORMED = (Code.BAD_JSON, Code.BAD_MESSAGE)
-"""Errors of lines that are no command; a server that executes none reports them, too."""
+"""Errors of lines that are not commands. They take precedence over `unavailable`."""
 
 
 def reject_item(connection: Peer, item: Item, why: str = STORE_UNAVAILABLE) -> RequestRejected | None:
-    """Return the error for an item that a connection submitted and that is not executed; None where it gets none.
+    """Return the error for a submitted item that is not executed, or None if no error is sent for it.
 
-    After a rejected `hello` the connection waits for another one.
+    After a rejected `hello` the connection accepts only another `hello`.
     """
     if connection.state is DETACHED:
         return None
@@ -28,22 +28,23 @@ def reject_item(connection: Peer, item: Item, why: str = STORE_UNAVAILABLE) -> R
 
 
 def unavailable(item: Item, why: str) -> RequestRejected | None:
-    """Return the error for an item, `unavailable` if nothing else is wrong with it; None for blank lines and the end."""
+    """Return the error for an item: `unavailable`, unless it is invalid. None for blank lines and the end of input."""
     if isinstance(item, bytes):
         if not item or item.isspace():
             return None
         try:
             return error_for(read(item), Code.UNAVAILABLE, why)
-        except RequestRejected as wrong:
-            malformed = wrong.code in MALFORMED
-            return wrong if malformed else RequestRejected(Code.UNAVAILABLE, why, ref=wrong.ref, id=wrong.id)
+        except RequestRejected as invalid:
+            if invalid.code in MALFORMED:
+                return invalid
+            return RequestRejected(Code.UNAVAILABLE, why, ref=invalid.ref, id=invalid.id)
     if isinstance(item, RequestRejected):
         return item
     return error_for(item, Code.UNAVAILABLE, why) if isinstance(item, (Hello, Namespaced)) else None
 
 
 def error_for(command: WireCommand, code: Code, why: str) -> RequestRejected:
-    """Return an error that echoes the `ref` of a command, and the `id` of `release` and `extend`."""
+    """Return an error for a command, which echoes its `ref`, and the `id` of a `release` or `extend`."""
     if isinstance(command, Namespaced):
         command = command.command
     ref = command.request.ref if isinstance(command, Take) else command.ref
@@ -52,7 +53,7 @@ def error_for(command: WireCommand, code: Code, why: str) -> RequestRejected:
 
 
 def wrong_namespace(command: Namespaced, namespace: str) -> RequestRejected:
-    """Return the error for a command that names another namespace than that of its connection."""
+    """Return the error for a command with another namespace than that of its connection."""
     why = (
         f"namespace must be {namespace!r}, which this connection is for, not {command.namespace!r}: a request can't span "
         "namespaces, since deadlocks between them would not be found; use one connection for each"

@@ -1,4 +1,4 @@
-"""Sessions: what outlives a connection. Bound requests, retained replies, and when a session without a connection ends."""
+"""Sessions, which outlive connections: bound requests, retained replies, and the expiry of detached sessions."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from genie.core.deadlines import Deadlines
 from genie.storage.store import RetainedReply
 
 MAX_RETAINED_REPLIES = 10_000
-"""Terminal replies that a session retains: to recognize the `ref` of an ended request, and to send them again."""
+"""Maximum number of terminal replies that a session retains, to send them again and to recognize the `ref` of a retry."""
 
 MAX_RETAINED_REPLIES_TOTAL = 100_000
-"""Terminal replies that all sessions together retain. Beyond it the oldest of all is dropped."""
+"""Maximum number of terminal replies that all sessions together retain. Beyond it the oldest one is dropped."""
 
 MAX_RETAINED_REPLY_BYTES = 2_000
-"""Bytes of one retained reply. A longer one is retained without its details."""
+"""Maximum bytes of a retained reply. A longer reply is retained without its details."""
 
 PRESUMED_RECEIVED_MS = 60_000
-"""Age at which a reply counts as received, if its connection still stands. The kernel closes a connection much sooner
-where the other side does not acknowledge what it is sent."""
+"""Age at which a reply counts as received if its connection is still open: the kernel closes a connection much earlier if
+the other side does not acknowledge what it is sent.
+"""
 
 
 class Outbound(Protocol):
-    """The sending side of a connection (`Peer` implements it): all that sessions, watches and the notifier know of one."""
+    """The sending side of a connection, for sessions, watches and the notifier. `Peer` implements it."""
 
     closed: bool
     outbox: list[bytes]
@@ -43,20 +44,20 @@ class Outbound(Protocol):
         """Send all messages of the batch."""
 
     def defer(self) -> None:
-        """Keep the batch's watch events for a later write."""
+        """Defer the watch events of the batch to a later write."""
 
     def flush_deferred(self) -> None:
         """Send deferred watch events."""
 
     def finish(self) -> None:
-        """Send everything, then close."""
+        """Send all messages, then close."""
 
     def detach(self) -> None:
-        """Execute nothing more: the session has ended, or another connection took it over."""
+        """End the execution of commands, because the session has ended or was taken over by another connection."""
 
 
 class Session:
-    """The requests of one connection or, where it has a `key`, of one connection after another."""
+    """The requests of one connection or, if the session has a `key`, of successive connections."""
 
     __slots__ = (
         "_received_until",
@@ -77,48 +78,49 @@ class Session:
         self.connection = connection
         self.key = key
         self.timeout_ms = timeout_ms
-        """How long it lasts without a connection."""
+        """How long the session lasts without a connection."""
         self.number = 0
         """Its number in the session table."""
         self.live_requests = 0
-        """How many of its requests are held or wait."""
+        """Number of held and waiting requests."""
         self.connected_at = inf
-        """Manager time (ms) of its connection's `hello`. Infinite where unknown: no retained reply counts as received."""
+        """Time of the connection's `hello` (ms, lock manager's clock). Infinite if unknown: then no retained reply counts
+        as received."""
         self.expires_at = 0
-        """Manager time (ms) when it ends, while it has no connection."""
+        """Time when the session ends unless it is resumed (ms, lock manager's clock)."""
         self.bound: dict[int, Request] = {}
-        """Live requests to look at when the session ends: all of them where it has a key; else those that end with it,
-        because they wait or are held with `onDisconnect: release`."""
+        """Live requests, by id: with a key, all of them; without, those that end with the session because they wait or
+        have `onDisconnect: release`."""
         self.quiet = False
-        """Whether its client wants no `queued` for requests with a `ref`."""
-        self.retained_replies: deque[RetainedReply] | None = (
-            None  # most sessions need none, and an empty deque is 600 B
-        )
-        """Terminal replies, oldest first. Without a key only those of requests with a `ref`, which may be repeated."""
+        """Whether `queued` is omitted for requests with a `ref`."""
+        self.retained_replies: deque[RetainedReply] | None = None
+        """Terminal replies, oldest first; without a key only those of requests with a `ref`. None if there are none: most
+        sessions need no deque, which takes 600 bytes."""
         self._received_until = -inf
-        """Replies up to this time were received."""
+        """Replies up to this time are presumed received."""
         self._refs: dict[str, Request | RetainedReply] = {}
+        """Live requests and retained replies by `ref`."""
 
     def add_queued(self, request: Request) -> None:
-        """Add a request that waits."""
+        """Add a waiting request to the session."""
         self.bound[request.id] = request
         if request.ref is not None:
             self._refs[request.ref] = request
 
     def add_granted(self, request: Request) -> None:
-        """Add a request that was granted at once."""
+        """Add a request that was granted immediately to the session."""
         if self.key is not None or request.release_on_disconnect:
             self.bound[request.id] = request
         if request.ref is not None:
             self._refs[request.ref] = request
 
     def on_granted(self, request: Request) -> None:
-        """Unbind a request that waited and was granted, unless it ends with the session."""
+        """Unbind a request that was granted after a wait, unless it ends with the session."""
         if self.key is None and not request.release_on_disconnect:
             del self.bound[request.id]
 
     def retain(self, reply: RetainedReply) -> None:
-        """Retain a terminal reply. The caller keeps to `MAX_RETAINED_REPLIES` with `drop_oldest_reply`."""
+        """Retain a terminal reply. The caller enforces `MAX_RETAINED_REPLIES` with `drop_oldest_reply`."""
         if self.retained_replies is None:
             self.retained_replies = deque()
         self.retained_replies.append(reply)
@@ -135,7 +137,7 @@ class Session:
         return reply
 
     def on_disconnect(self, now: float) -> None:
-        """Note which retained replies were received, when the connection is lost."""
+        """Record the loss of the connection, and which retained replies the client presumably received before."""
         self.connection = None
         if self.connected_at <= now - PRESUMED_RECEIVED_MS:
             self._received_until = now - PRESUMED_RECEIVED_MS
@@ -145,23 +147,23 @@ class Session:
         return (reply for reply in self.retained_replies or () if reply.message and reply.at > self._received_until)
 
     def find(self, ref: str) -> Request | RetainedReply | None:
-        """Return the request with this `ref`, or its retained reply where it has ended; None if there is none."""
+        """Return the live request with this `ref`, or the retained reply of an ended one; None if there is neither."""
         return self._refs.get(ref)
 
     def end(self) -> None:
-        """Drop what only a connected client needs. Requests may be held, and refer to the session, for long after."""
+        """Drop the state for clients. Held requests may refer to the ended session for a long time, so it must be small."""
         self.connection = None
         self._refs.clear()
         self.retained_replies = None
 
     def dispose(self) -> None:
-        """Break the reference cycle of the session and its requests, so that both are freed without the collector."""
+        """Break the reference cycle of the session and its requests, so that both are freed without garbage collection."""
         self.end()
         self.bound.clear()
 
 
 def is_same_request(one: Request, other: Request) -> bool:
-    """Return whether two requests mean the same, so that the second may be a retry of the first."""
+    """Return whether two requests have equal parameters, so that the second may be a retry of the first."""
     return (
         one.choice_digest == other.choice_digest
         and (one.choice_digest is not None or _has_same_resources(one, other))
@@ -187,24 +189,24 @@ def _has_same_resources(one: Request, other: Request) -> bool:
 def session_key(secret: str, principal: str | None = None) -> str:
     """Return the key of a session: a digest, so that no store, log or memory dump contains the client's secret.
 
-    It covers the name of the client's principal: the same secret of another principal is another session.
+    The digest includes the principal, so the same secret of another principal identifies another session.
     """
     text = secret if principal is None else f"{len(principal)} {principal} {secret}"
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class SessionTable:
-    """Every session with a key, connected or not. One with nothing to resume ends with its connection."""
+    """All sessions with a key, connected or detached. A session with nothing to resume ends with its connection."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, Session] = {}
         self._detached: dict[int, Session] = {}
-        """Sessions without a connection, by number."""
+        """Detached sessions, by number."""
         self._last_number = 0
         self._session_of_reply: OrderedDict[int, Session] = OrderedDict()
-        """The session of each retained reply, by the id of the request, oldest first."""
+        """The session of each retained reply, by id of the request, oldest first."""
         self.deadlines = Deadlines()
-        """When detached sessions end, by number."""
+        """When detached sessions expire, by number."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -213,7 +215,7 @@ class SessionTable:
         return iter(self._by_key.values())
 
     def attach(self, secret: str, timeout_ms: float, principal: str | None = None) -> tuple[Session, bool]:
-        """Return the session of a secret for a new connection, and whether it existed before."""
+        """Return the session of a secret for a new connection, created if needed, and whether it is resumed."""
         key = session_key(secret, principal)
         session = self._by_key.get(key)
         resumed = session is not None
@@ -224,7 +226,7 @@ class SessionTable:
         return session, resumed
 
     def detach(self, session: Session, now: float) -> None:
-        """Keep a session whose connection was lost until its timeout, if there is anything to resume."""
+        """Keep a session after its connection is lost until its timeout, or remove it if there is nothing to resume."""
         session.on_disconnect(now)
         if not session.bound and not session.retained_replies:
             del self._by_key[session.key or ""]
@@ -234,30 +236,30 @@ class SessionTable:
         self.deadlines.add(session.expires_at, session.number)
 
     def restore(self, requests: Iterable[Request], replies: Iterable[RetainedReply], now: float) -> None:
-        """Rebuild the sessions of requests and replies that were loaded from the store, as just disconnected."""
-        found: dict[str, Session] = {}
+        """Recreate the sessions of loaded requests and replies, as detached at the time `now`."""
+        restored: dict[str, Session] = {}
         for request in requests:
             origin = request.origin
             if origin is not None and origin.key is not None:
-                session = found.get(origin.key) or found.setdefault(
+                session = restored.get(origin.key) or restored.setdefault(
                     origin.key, self._add(Session(None, origin.key, origin.timeout_ms))
                 )
                 request.origin = session
                 session.add_queued(request)
                 session.live_requests += 1
             else:
-                request.origin = None  # its connection was to another server, or from before a restart
+                request.origin = None  # its connection was to another server, or to this one before a restart
         for reply in sorted(replies, key=lambda reply: reply.at):
             key, timeout_ms = reply.origin.key or "", reply.origin.timeout_ms
-            session = found.get(key) or found.setdefault(key, self._add(Session(None, key, timeout_ms)))
+            session = restored.get(key) or restored.setdefault(key, self._add(Session(None, key, timeout_ms)))
             reply.origin = session
             session.retain(reply)
             self._session_of_reply[reply.id] = session
-        for session in found.values():
+        for session in restored.values():
             self.detach(session, now)
 
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
-        """Retain a terminal reply of a session; return the ids of replies that are dropped for it."""
+        """Retain a terminal reply of a session. Return the ids of replies that were dropped to stay within the limits."""
         session.retain(reply)
         self._session_of_reply[reply.id] = session
         dropped: list[int] = []
@@ -268,7 +270,7 @@ class SessionTable:
         return dropped
 
     def remove(self, session: Session) -> list[int]:
-        """End a session; return the ids of its retained replies, which are dropped."""
+        """End a session, and return the ids of its retained replies, which are dropped."""
         self._cancel_expiry(session)
         self._by_key.pop(session.key or "", None)
         dropped = [reply.id for reply in session.retained_replies or ()]
@@ -278,7 +280,7 @@ class SessionTable:
         return dropped
 
     def next_expired(self, now: float) -> Session | None:
-        """Return a session whose time without a connection is over."""
+        """Return a detached session whose timeout has passed, or None."""
         for number in self.deadlines.expired(now, 1):
             return self._detached[number]
         return None
@@ -289,6 +291,7 @@ class SessionTable:
             session.dispose()
 
     def _drop_oldest_reply(self, session: Session) -> list[int]:
+        """Drop the oldest retained reply of a session. Return its id in a list, or an empty list if there is none."""
         reply = session.drop_oldest_reply()
         if reply is None:
             return []
@@ -296,6 +299,7 @@ class SessionTable:
         return [reply.id]
 
     def _add(self, session: Session) -> Session:
+        """Add a session with a new number, and return it."""
         self._last_number += 1
         session.number = self._last_number
         self._by_key[session.key or ""] = session
