@@ -96,7 +96,7 @@ def test_everything_has_an_example() -> None:
 
 
 def test_commands_reasons_and_codes_are_all_there() -> None:
-    assert {code(row["You send"]) for row in table(PAGE, "You send")} == set(diagnostics.FIELD_CHECKS)
+    assert {code(row["The client sends"]) for row in table(PAGE, "The client sends")} == set(diagnostics.FIELD_CHECKS)
     assert {code(row["`reason`"]) for row in table(PAGE, "`reason`")} == set(Reason)
     assert {code(row["`code`"]) for row in table(PAGE, "`code`")} == set(Code)
     assert f"nesting deeper than {limits.MAX_DEPTH}" in "\n".join(prose(PAGE))
@@ -228,7 +228,7 @@ def test_the_limits_are_the_code_s() -> None:
         f"when its lease has ended: {SETTINGS.lease:.0f} s by default (`GENIE_LEASE`)",
         f"exact up to {view.MAX_COUNTED_BLOCKERS:,} and",
         f"the last {manager.RECENT_OUTCOMES:,} ids",
-        f"remembers the last {session.MAX_RETAINED_REPLIES:,} requests that ended, and all sessions together the last {sessions.MAX_RETAINED_REPLIES_TOTAL:,};",
+        f"the last {session.MAX_RETAINED_REPLIES:,} ended requests of a connection or session, and of the last {sessions.MAX_RETAINED_REPLIES_TOTAL:,} of all",
         f"decimal strings of up to {limits.MAX_DIGITS} digits",
         f"within {auth.HELLO_TIMEOUT_S:.0f} seconds and {auth.MAX_HELLO_BYTES:,} bytes",
         f"a string of 1 to {limits.MAX_TOKEN:,} characters. A server without tokens",
