@@ -221,7 +221,7 @@ def test_the_limits_are_the_code_s() -> None:
 @pytest.mark.parametrize(
     "sentence",
     [
-        f"from 1 to {limits.MAX_ROWS:,}, by default {commands.Inspect().limit}: the rows",
+        f"an integer from 1 to {limits.MAX_ROWS:,}, and {commands.Inspect().limit} by default",
         f"the first {view.MAX_LISTED_BLOCKERS} of them",
         f"nothing for {connection.LINGER_IDLE_S:.0f} s, for at most {connection.LINGER_S:.0f} s and {connection.MAX_LINGER_BYTES >> 20} MiB",
         f"not completed within {partial_lines.MAX_LINE_AGE_S:.0f} s",
@@ -236,6 +236,7 @@ def test_the_limits_are_the_code_s() -> None:
         f"a secret of {limits.MIN_SECRET} to {limits.MAX_SECRET} characters",
         f"1 to {limits.MAX_TIMEOUT_MS}, by default {commands.Hello().session_timeout_ms:,}",
         f"at most {replies.MAX_ROW_RESOURCES} of its resources",
+        f"unless it is longer than {session.MAX_RETAINED_REPLY_BYTES:,} bytes",
         f"1 to {resources.MAX_NAME} characters, any but control characters",
     ],
 )
