@@ -223,9 +223,9 @@ def test_the_limits_are_the_code_s() -> None:
     [
         f"an integer from 1 to {limits.MAX_ROWS:,}, and {commands.Inspect().limit} by default",
         f"the first {view.MAX_LISTED_BLOCKERS} of them",
-        f"nothing for {connection.LINGER_IDLE_S:.0f} s, for at most {connection.LINGER_S:.0f} s and {connection.MAX_LINGER_BYTES >> 20} MiB",
+        f"nothing for {connection.LINGER_IDLE_S:.0f} s, and at the latest after {connection.LINGER_S:.0f} s or {connection.MAX_LINGER_BYTES >> 20} MiB",
         f"not completed within {partial_lines.MAX_LINE_AGE_S:.0f} s",
-        f"when its lease has ended: {SETTINGS.lease:.0f} s by default (`GENIE_LEASE`)",
+        f"when the leader's lease has ended: {SETTINGS.lease:.0f} s by default (`GENIE_LEASE`)",
         f"exact up to {view.MAX_COUNTED_BLOCKERS:,} and",
         f"the last {manager.RECENT_OUTCOMES:,} ids",
         f"the last {session.MAX_RETAINED_REPLIES:,} ended requests of a connection or session, and of the last {sessions.MAX_RETAINED_REPLIES_TOTAL:,} of all",
