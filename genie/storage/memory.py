@@ -1,4 +1,4 @@
-"""The store of a server without Redis: nothing is kept, all locks end with the process."""
+"""The store of a server without Redis: it stores nothing, and all locks end with the process."""
 
 from __future__ import annotations
 

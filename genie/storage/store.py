@@ -1,4 +1,4 @@
-"""The contract between a namespace and what keeps it: batches, retained replies, the state machine, `Store` and `Node`."""
+"""The contract between a namespace and its store: batches, retained replies, the state machine, `Store` and `Node`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,15 @@ class Node(Struct, frozen=True):
 
 
 def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int) -> Node:
-    """Return the node of this process, which has bound the address `listening`."""
+    """Return the node of this process, which has bound the address `listening`.
+
+    Clients connect to `advertise`, by default to the bound address, or to the host name if that is a wildcard.
+    """
     host, port = listening
-    name = socket.gethostname()
-    shown = name if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host  # noqa: S104 - it is compared
-    return Node(f"{host}:{port}", advertise or f"{shown}:{port}", lease_ms, _boot_id(), name)
+    host_name = socket.gethostname()
+    is_wildcard = host in ("0.0.0.0", "::")  # noqa: S104 - it is compared
+    client_host = host_name if is_wildcard else f"[{host}]" if ":" in host else host
+    return Node(f"{host}:{port}", advertise or f"{client_host}:{port}", lease_ms, _boot_id(), host_name)
 
 
 def _boot_id() -> str:
@@ -66,7 +70,7 @@ def decode_node(stored: bytes | None) -> Node | None:
 
 @dataclass(slots=True, weakref_slot=True)
 class StoredOrigin:
-    """The session that made a request, as read from the store. `timeout_ms` is its session timeout."""
+    """The session that made a request, as read from the store. `key` identifies it; `timeout_ms` is its session timeout."""
 
     key: str | None
     timeout_ms: float
@@ -74,7 +78,7 @@ class StoredOrigin:
 
 @dataclass(slots=True)
 class RetainedReply:
-    """The terminal reply of a session's request, kept to be sent again after a reconnect and to recognize its `ref`.
+    """The terminal reply to a session's request, kept to be sent again after a reconnect and to recognize its `ref`.
 
     `at` is the lock manager's time (ms) when the request ended. `message` is the message as sent, with its newline. It is
     empty where the session released the request itself, which need not be repeated. `reason` is stored as part of
@@ -100,7 +104,7 @@ class Batch:
     """One group commit: the store applies all of it or nothing.
 
     `changes` maps the ids that changed to their new values. The other fields are the lock manager's counters and clock
-    (ms): every id below `next_id` may have been given out, none from `next_id` on has.
+    (ms): ids below `next_id` may be in use, ids from `next_id` on are not.
     """
 
     changes: dict[int, Change] = field(default_factory=dict)
@@ -110,9 +114,9 @@ class Batch:
 
 
 class StateMachine:
-    """The state that the batches so far have led to, ready to be led from: locks, wait queues, deadlines.
+    """The state of a namespace after all batches applied so far, from which a new leader continues.
 
-    `retained_replies` are those that clients may still ask for, by id.
+    `manager` has the locks, wait queues and deadlines. `retained_replies` are those that clients may still ask for, by id.
     """
 
     def __init__(self) -> None:
@@ -121,7 +125,10 @@ class StateMachine:
         self.clock_ms = 0.0
 
     def apply(self, batch: Batch) -> None:
-        """Apply one batch. All old values are removed before any new one is added: they may use the same queue position."""
+        """Apply one batch: replace, add or delete each changed request and retained reply, and set the counters.
+
+        All old values are removed before any new one is added, because two of them may use the same queue position.
+        """
         manager, retained = self.manager, self.retained_replies
         for id_ in batch.changes:
             manager.discard(id_)
@@ -145,7 +152,7 @@ class StateMachine:
 def snapshot_of(
     manager: LockManager, retained_replies: dict[int, RetainedReply], next_id: int, clock_ms: float
 ) -> Batch:
-    """Return everything that a store keeps of a state, as one batch."""
+    """Return the whole state as one batch: the requests that are stored, and the retained replies."""
     changes: dict[int, Change] = {
         request.id: request
         for requests in (manager.table.held, manager.table.waiting)
@@ -168,7 +175,7 @@ def is_stored(request: Request) -> bool:
 
 
 class LeadershipLost(Exception):
-    """The node does not lead the namespace any more, or may not. It must not send anything to clients."""
+    """The node no longer leads the namespace, or cannot be sure that it does. It must not send anything to clients."""
 
 
 class Store(Protocol):
@@ -198,14 +205,14 @@ class Store(Protocol):
         """Write a batch, then call `done(None)`, before this returns or later.
 
         The store retries the same batch until it is stored. `done` gets an error only where retrying is useless, such as
-        `LeadershipLost`. The caller must not commit the next batch before that.
+        `LeadershipLost`. The caller must not commit the next batch before `done` was called.
         """
 
     async def wait_for_transfer_request(self) -> None:
         """While this node leads, wait until another node asks for the namespace and should have it."""
 
     async def resign(self) -> None:
-        """Give up leadership, so that another node can lead at once. Nothing may be committed afterwards."""
+        """Give up leadership, so that another node can take over at once. Nothing may be committed afterwards."""
 
     async def close(self) -> None:
         """Close connections and end tasks. Nothing may be committed afterwards."""

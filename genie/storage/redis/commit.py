@@ -33,7 +33,7 @@ def _sha(script: bytes) -> bytes:
 async def load_scripts(connection: RedisConnection) -> bytes:
     """Load the commit script, and its variant that runs while Redis is out of memory; return the variant's SHA-1.
 
-    Empty where this Redis does not support the variant: it is older than version 7.
+    Return b"" if this Redis does not support the variant: it is older than version 7.
     """
     await connection.call("SCRIPT", "LOAD", _COMMIT)
     oom_script = allowing_oom(_COMMIT, connection)
@@ -47,7 +47,7 @@ async def load_scripts(connection: RedisConnection) -> bytes:
 
 
 class BatchEncoder:
-    """Encodes the batches of one epoch, and gives them their indexes, from one on."""
+    """Encodes the batches of one epoch, and numbers them from 1 (their `index`)."""
 
     def __init__(self, keyspace: Keyspace) -> None:
         epoch = keyspace.epoch
@@ -59,7 +59,10 @@ class BatchEncoder:
         """The index of the last batch."""
 
     def encode(self, batch: Batch) -> bytes:
-        """Return the next batch as one command."""
+        """Encode the next batch as one RESP command: EVALSHA of `commit.lua`, whose header lists the arguments.
+
+        The bytes are formatted here without a generic encoder, because every commit of the leader passes through.
+        """
         self.index += 1
         deleted: list[bytes] = []
         written: list[bytes] = []
@@ -91,7 +94,7 @@ _SHA = _sha(_COMMIT)
 
 
 def with_script(command: bytes, sha: bytes) -> bytes:
-    """Return an encoded batch for the script with another SHA-1."""
+    """Return an encoded batch that runs the script with another SHA-1."""
     return command.replace(_SHA, sha, 1)
 
 
@@ -114,13 +117,16 @@ class AckPolicy:
         self._required = [1, replicas] if fsync else [replicas]
         name, timeouts_ms = ("WAITAOF", WAITAOF_TIMEOUTS_MS) if fsync else ("WAIT", WAIT_TIMEOUTS_MS)
         self.commands = [encode_command([name, *self._required, timeout_ms]) for timeout_ms in timeouts_ms]
-        """The first is sent with the commit; the others one by one, while acknowledgements are missing."""
+        """The first is sent together with the commit, the others one by one while acknowledgements are missing."""
         needed = any(self._required)
         self.command = self.commands[0] if needed else b""
         self.replies = 2 if needed else 1
 
     def unmet(self, reply: object) -> str:
-        """Return which acknowledgements are missing by a reply; empty if none is."""
+        """Describe the acknowledgements that are missing by the reply to `command`; empty if none is.
+
+        WAIT replies with the number of replicas; WAITAOF with a list: 1 if the primary has fsynced, the number of replicas.
+        """
         if isinstance(reply, ErrorReply):
             return str(reply)
         acknowledged = reply if isinstance(reply, list) else [reply]
@@ -134,10 +140,10 @@ class AckPolicy:
 # -- Sending ------------------------------------------------------------------------------------------
 
 COMMIT_TIMEOUT_S = 2.0
-"""How long a commit may make no progress before it is retried on a new connection. Doubled each time: Redis may only be slow
-with a large batch."""
+"""A commit without progress for this long is retried on a new connection. Doubled each time: Redis may only be slow with a
+large batch."""
 MAX_HEAD_BYTES = 128
-"""Within how many bytes an encoded batch names its script."""
+"""The SHA-1 of the script is within this many bytes from the start of an encoded batch."""
 BACKOFF_S = (0.02, 1.0)
 """The first and the longest pause between two attempts to reach Redis."""
 
@@ -179,10 +185,10 @@ class CommitWriter:
         """When the batch in flight was last seen to make progress (event-loop time)."""
         self._unsent_bytes = 0
         self._ack_attempts = 0
-        """How often the acknowledgements of the batch in flight were waited for in vain on this connection."""
+        """How many waits for acknowledgements of the batch in flight have failed on this connection."""
         self._timeout_s = COMMIT_TIMEOUT_S
         self._backoff: Backoff | None = None
-        """While Redis is unavailable, until a commit succeeds."""
+        """Set while Redis is unavailable, until a commit succeeds."""
         self._unavailable_since = 0.0
         self._recovery: asyncio.Task[None] | None = None
         self._timeout_timer: asyncio.TimerHandle | None = None
@@ -201,19 +207,19 @@ class CommitWriter:
         self._send()
 
     def recover(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine before the next batch is sent; its errors go to `on_defect`."""
+        """Run a coroutine that makes commits possible again; its errors go to `on_defect`. It must call `resubmit`."""
         self._recovery = self._loop.create_task(coroutine)
         self._recovery.add_done_callback(self._on_recovery_done)
 
     async def resubmit(self, command: bytes) -> None:
-        """Send an encoded batch from within such a coroutine, connecting first if necessary."""
+        """Send an encoded batch from within a coroutine passed to `recover`, connecting first if necessary."""
         self._command, self._in_flight = command, True
         if self._connection is None:
             self._connection = await retry_until_done(self._connect, self._backoff or new_backoff(), self._log)
         self._send()
 
     async def stop(self) -> None:
-        """Send nothing more. A batch in flight may or may not be stored."""
+        """Stop sending and disconnect. Whether a batch in flight is stored remains unknown."""
         self._in_flight, self._backoff = False, None
         if self._timeout_timer is not None:
             self._timeout_timer.cancel()
@@ -233,14 +239,19 @@ class CommitWriter:
             self._connection = None
 
     def _send(self) -> None:
-        if self._connection is None:  # recovery connects, and then sends what is in flight; or there is none yet
-            if self._recovery is None:
-                self.recover(self._retry(RedisFailure("there is no connection")))
+        """Send the batch in flight, followed by WAIT or WAITAOF if acknowledgements are required."""
+        if self._connection is None:
+            if self._recovery is None:  # else the recovery connects, and then sends the batch
+                self.recover(self._retry(RedisFailure("not connected")))
             return
         self._progress_at, self._ack_attempts = self._loop.time(), 0
         self._connection.send(self._command + self._ack_policy.command, self._on_commit_reply, self._ack_policy.replies)
 
     def _on_commit_reply(self, reply: object) -> None:
+        """Handle the reply to the batch in flight: report its outcome, retry it, or wait for acknowledgements.
+
+        Where acknowledgements are required, `reply` is a list: the reply of the script, and that of WAIT or WAITAOF.
+        """
         if not self._in_flight:
             return
         acknowledged: object = None
@@ -265,19 +276,20 @@ class CommitWriter:
         self._on_reply(reply)
 
     def _wait_for_acks(self, acknowledged: object, unmet: str) -> None:
-        """Wait again for acknowledgements of the batch in flight, which the primary has applied.
+        """Repeat WAIT or WAITAOF for the batch in flight, which the primary has applied but too few replicas have.
 
-        On the same connection and without sending the batch again: that would be one more write to acknowledge.
+        The batch itself is not sent again: that would be one more write to acknowledge.
         """
         self._ack_attempts += 1
         commands = self._ack_policy.commands
         if self._connection is None or isinstance(acknowledged, RedisFailure) or self._ack_attempts >= len(commands):
-            self._on_failure(RedisFailure(f"a commit is not stored yet: {unmet}"))
+            self._on_failure(RedisFailure(f"commit not acknowledged: {unmet}"))
             return
         self._progress_at = self._loop.time()
         self._connection.send(commands[self._ack_attempts], self._on_acks)
 
     def _on_acks(self, acknowledged: object) -> None:
+        """Handle the reply to a repeated WAIT or WAITAOF like the one to the commit, which the primary has applied."""
         connection_lost = isinstance(acknowledged, RedisFailure) and not isinstance(acknowledged, ErrorReply)
         self._on_commit_reply(acknowledged if connection_lost else [b"ok", acknowledged])
 
@@ -289,7 +301,7 @@ class CommitWriter:
     # -- failures -----------------------------------------------------------------------------------------
 
     def _on_failure(self, error: RedisFailure) -> None:
-        """The batch in flight was rejected, or its outcome is unknown."""
+        """Handle a batch that was rejected, or whose outcome is unknown: retry it, with another script if out of memory."""
         out_of_memory = isinstance(error, ErrorReply) and error.code == "OOM"
         if out_of_memory and self._oom_script_sha and not self._uses_oom_script:
             if not self.full:
@@ -304,7 +316,10 @@ class CommitWriter:
         self.recover(self._retry(error))
 
     def _check_timeout(self) -> None:
-        """Drop a connection on which a commit makes no progress. (One timer per commit would cost more: measured.)"""
+        """Close a connection on which the commit in flight makes no progress; its failure triggers a retry.
+
+        Runs at regular intervals: one timer per commit would cost more (measured).
+        """
         self._timeout_timer = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._check_timeout)
         if self._connection is None or not self._in_flight or self._recovery is not None:
             return
@@ -316,6 +331,7 @@ class CommitWriter:
             self.drop()
 
     def _on_recovery_done(self, task: asyncio.Task[None]) -> None:
+        """Report the error of a recovery, if any: recoveries retry by themselves, so an error is final."""
         if self._recovery is task:
             self._recovery = None
         error = None if task.cancelled() else task.exception()
@@ -323,6 +339,7 @@ class CommitWriter:
             self._on_defect(error)
 
     async def _connect(self) -> RedisConnection:
+        """Connect to the current primary, and load the commit scripts there."""
         connection = await self._primary.connect()
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
@@ -333,7 +350,7 @@ class CommitWriter:
         return connection
 
     async def _retry(self, error: RedisFailure) -> None:
-        """Send the batch in flight again, to the current primary. Logs the start of an outage; its end is logged later."""
+        """Send the batch in flight again, to the current primary. Log if this begins an outage."""
         self.failure_count += 1
         if self._backoff is None:
             self._log.warning("store unavailable, queueing commits", error=str(error))
@@ -344,15 +361,15 @@ class CommitWriter:
 
 
 async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:
-    """Repeat an operation on Redis, with pauses, until it succeeds. Each new error is logged once."""
-    logged = ""
+    """Repeat an operation on Redis, with pauses, until it succeeds. Log an error unless it is the same as the last."""
+    last_error = ""
     while True:
         try:
             return await attempt()
         except FAILURES as error:
-            if str(error) != logged:
-                logged = str(error)
-                log.warning("store still unavailable", error=logged)
+            if str(error) != last_error:
+                last_error = str(error)
+                log.warning("store still unavailable", error=last_error)
             await asyncio.sleep(round(backoff.next_delay(), 3))
 
 

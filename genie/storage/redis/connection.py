@@ -17,11 +17,11 @@ from genie.storage.redis.url import Address, Login
 
 
 class RedisFailure(Exception):
-    """A command failed: Redis is unreachable, or answered with an error. Whether it had an effect is unknown."""
+    """A command failed: Redis is unreachable, or replied with an error. Whether the command had an effect is unknown."""
 
 
 class ErrorReply(RedisFailure):
-    """Redis answered with an error; `code` is its first word (`READONLY`, `MOVED`, ...)."""
+    """Redis replied with an error; `code` is its first word (`READONLY`, `MOVED`, ...)."""
 
     @property
     def code(self) -> str:
@@ -44,15 +44,15 @@ ASKING = encode_command(["ASKING"])
 
 
 def _redacted(password: str | None, error: ErrorReply) -> ErrorReply:
-    """Return the error without the password: a Redis that does not know AUTH repeats the arguments."""
+    """Return the error reply to AUTH without the password, which a Redis without that command repeats in its message."""
     text = str(error).partition(", with args")[0]
-    return ErrorReply(text if password is None or password not in text else f"{error.code} the password is refused")
+    return ErrorReply(text if password is None or password not in text else f"{error.code} the password was rejected")
 
 
 class RedisConnection(asyncio.Protocol):
     """One connection to Redis, with one command in flight.
 
-    With `asking`, each command is preceded by ASKING, which a cluster node requires that is importing the slot.
+    With `asking`, each command is preceded by ASKING, which a cluster node requires while it is importing the slot.
     """
 
     asking = False
@@ -102,11 +102,11 @@ class RedisConnection(asyncio.Protocol):
     def send(self, command: bytes, on_reply: Callable[[Any], None], replies: int = 1) -> None:
         """Send encoded commands and call `on_reply` with the reply, or with a RedisFailure.
 
-        With several `replies` it gets the list of all of them, some of which may be errors; or one RedisFailure where not
-        all have arrived.
+        If `replies` is greater than one, it gets the list of all replies, some of which may be errors, or a single
+        RedisFailure if the connection ended before all have arrived.
 
-        A callback and not a future: two futures and their trips through the event loop would cost a commit more than
-        everything else done for it here (measured).
+        This takes a callback instead of returning a future: two futures and their iterations of the event loop would cost
+        a commit more than everything else that this module does for it (measured).
         """
         if self._transport is None or self._transport.is_closing():
             on_reply(RedisFailure("not connected"))
@@ -118,7 +118,7 @@ class RedisConnection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """How many bytes of the command are still in the send buffer."""
+        """How many bytes of the command in flight are still in the send buffer."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def close(self) -> None:
@@ -129,18 +129,19 @@ class RedisConnection(asyncio.Protocol):
     # -- asyncio.Protocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse replies; close where the server does not talk RESP."""
+        """Parse replies; close the connection if the server sends anything but RESP."""
         try:
             self._parse(data)
         except hiredis.ProtocolError as error:
             self.close()
-            self._deliver(RedisFailure(f"{self.address} does not talk as Redis does: {error}"))
+            self._deliver(RedisFailure(f"{self.address} sent no valid RESP: {error}"))
 
     def _parse(self, data: bytes) -> None:
+        """Deliver each complete reply, or collect it where several are expected for one call of `send`."""
         self._reader.feed(data)
         reply = self._reader.gets()
         while reply is not False:
@@ -158,6 +159,7 @@ class RedisConnection(asyncio.Protocol):
         self._deliver(RedisFailure(f"the connection to {self.address} ended: {exc or 'closed'}"))
 
     def _collect(self, reply: object) -> None:
+        """Add one of several expected replies; deliver them once all have arrived, without the reply to ASKING."""
         self._replies.append(reply)
         if len(self._replies) == self._expected:
             replies, self._replies = self._replies, []
@@ -166,6 +168,7 @@ class RedisConnection(asyncio.Protocol):
             self._deliver(replies[0] if len(replies) == 1 else replies)
 
     def _deliver(self, reply: object) -> None:
+        """Pass the reply to the callback of the command in flight, which ends the command."""
         on_reply, self._on_reply = self._on_reply, None
         if on_reply is not None:
             on_reply(reply)

@@ -1,7 +1,7 @@
 """Leader election without a coordinator, and the balancing of leadership over the nodes.
 
-`decide` is the election as a table: what a candidate does next, from what it has read and replicated. It neither waits
-nor calls Redis; `follower.py` does that. Candidates are ranked: first the last leader, whose lease may still be valid;
+`decide` is a pure function: it returns what a candidate does next, given what it has read and replicated. It neither waits
+nor calls Redis; `follower.py` executes its decisions. Candidates are ranked: first the last leader, whose lease may still be valid;
 then the candidate that has replicated the most acknowledged commits; among equals, the node that leads the fewest
 namespaces. The rank is expressed in time: a lower rank waits longer.
 """
@@ -19,15 +19,15 @@ from genie.storage.redis.replica import LocalReplica
 from genie.storage.store import Node
 
 RECOVERY_GRACE_S = 1.0
-"""How much longer than a lease each lower rank waits where Redis may have lost commits: the pause that a node of the rank
-above may just be making between two attempts to connect."""
+"""How much longer than a lease each lower rank waits where Redis may have lost commits: longer than a node of the rank above
+pauses between two attempts to connect."""
 
 
 class Action(Enum):
     """What a candidate does next."""
 
     READ_AGAIN = auto()
-    """Look again: the leader has changed since its lease expired."""
+    """Read `meta` again: the leader has changed since its lease expired."""
     LOAD_SNAPSHOT = auto()
     """Load all records: this node has no replica, or the log does not continue it."""
     DISCARD_REPLICA = auto()
@@ -41,18 +41,18 @@ class Action(Enum):
 
 
 class Decision(NamedTuple):
-    """The next action. The rest says what must come before it, where it is to acquire leadership."""
+    """The next action. The other fields are the conditions of acquiring leadership: which waits precede it."""
 
     action: Action
     not_before: float | None = None
-    """Event-loop time until which a higher rank may take over. Until then, and again at that time, the candidate compares
-    its position with those of the others. None: no other candidate can have a better claim."""
+    """Event-loop time until which candidates of a higher rank may take over. Until then, and once more at that time, the
+    candidate compares its position with those of the others. None: no other candidate can have a better claim."""
     rolled_back: bool = False
-    """Redis lacks what was replicated here, or may: the wait counts from when it was first seen so."""
+    """Redis lacks, or may lack, commits that were replicated here: the wait counts from when that was first observed."""
     delayed: bool = False
-    """The candidate waits for the election delay: nodes that lead fewer namespaces win."""
+    """The candidate waits for the election delay, so that nodes that lead fewer namespaces win."""
     unmoved: bool = False
-    """Acquire only if the leader has not committed since."""
+    """Acquire only if the leader has not committed since `meta` was read."""
 
 
 @dataclass
@@ -60,38 +60,38 @@ class Candidacy:
     """What a candidate has observed of a namespace, and when (event-loop time, seconds)."""
 
     last_sign_of_life: float
-    """When there was news of a leader, or of Redis, last."""
+    """When a leader was last observed to be alive; initially, when this node last connected to Redis."""
     has_seen_leader: bool
     """A leader was seen alive at this Redis. Until then this Redis may be a replacement that lacks acknowledged commits.
     True from the start where the primary cannot change."""
     empty_since: float | None = None
-    """Since when the namespace is seen empty."""
+    """Since when the namespace is observed to be empty."""
     rollback: tuple[LeaderEpoch, int] | None = None
-    """The stored position that was last seen to lack what is replicated here."""
+    """The last stored position (epoch, index) that lacked commits that are replicated here."""
     expired: LeaderEpoch | None = None
-    """The epoch whose lease has just expired, as far as the log says."""
+    """The epoch whose lease has just expired, according to the log."""
 
     def reset(self, now: float, *, primary_may_change: bool) -> None:
-        """Start over after Redis was unreachable. The leader may have no connection either, so its lease starts again."""
+        """Start observing again after Redis was unreachable. So it may have been for the leader: its lease starts again."""
         self.last_sign_of_life = now
         self.empty_since = self.expired = None
         self.has_seen_leader = not primary_may_change
 
     def note_rollback(self, meta: Meta, now: float) -> None:
-        """Give the leader of what Redis lacks a new lease, from when Redis is first seen at this position."""
+        """Start a new lease for the leader of the commits that Redis lacks, the first time Redis is at this position."""
         if self.rollback != (meta.epoch, meta.index):
             self.rollback = meta.epoch, meta.index
             self.last_sign_of_life = now
 
     def sign_of_life_at(self, meta: Meta, now: float) -> float:
-        """Return what `last_sign_of_life` is after `note_rollback`."""
+        """Return the value that `last_sign_of_life` has after `note_rollback(meta, now)`."""
         return self.last_sign_of_life if self.rollback == (meta.epoch, meta.index) else now
 
 
 def is_vacant(meta: Meta, candidacy: Candidacy, node: Node) -> bool:
-    """Return whether no leader can be alive by `meta`: it has resigned, or is this node before its restart.
+    """Return whether the leader stored in `meta` cannot be alive: it has resigned, or was this node before its restart.
 
-    The latter counts only at a Redis where a leader was seen alive: at another one, others may have led since.
+    The latter counts only at a Redis where a leader was seen alive: a Redis that replaced it may have an old leader stored.
     """
     return meta.node is None or (candidacy.has_seen_leader and node.is_restart_of(meta.node))
 
@@ -99,8 +99,9 @@ def is_vacant(meta: Meta, candidacy: Candidacy, node: Node) -> bool:
 def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica) -> float:
     """Return how much longer than a lease this candidate waits, by its rank.
 
-    First comes the node that has led last, as far as it knows; then a node that has replicated what Redis lacks; last a
-    node that has neither, where no leader was seen alive at a Redis that may have replaced another.
+    1. The node that led last, as far as it knows: no delay.
+    2. A node that has replicated commits that Redis lacks.
+    3. Any other node, if no leader was seen alive at this Redis, which may have replaced one with more commits.
     """
     if replica.has_led_last:
         return 0.0
@@ -110,7 +111,7 @@ def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica)
 
 
 def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> Decision:
-    """Return what a candidate does next. `meta` was just read; None where the namespace is empty."""
+    """Return what a candidate does next. `meta` was just read; it is None if the namespace is empty."""
     if candidacy.expired is not None:
         return _on_expired_lease(meta, candidacy, replica, now)
     if meta is None:
@@ -123,6 +124,7 @@ def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node:
 def _on_leader(
     meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float, *, diverged: bool
 ) -> Decision:
+    """Decide where `meta` names a leader that may be alive. `diverged`: the replica is not on the stored lineage."""
     if not replica.is_loaded:
         return Decision(Action.LOAD_SNAPSHOT)
     lacks_commits = replica.has_commits_missing_from(meta.history)
@@ -136,7 +138,7 @@ def _on_leader(
 
 
 def _on_empty(candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> Decision:
-    """The namespace is new, or Redis has lost everything. A living leader will restore it: wait for a lease."""
+    """Decide where the namespace is new, or Redis has lost everything: wait for a lease, as a living leader restores it."""
     since = now if candidacy.empty_since is None else candidacy.empty_since
     until = since + node.lease_ms / 1000 + rank_delay_s(None, candidacy, replica)
     known = replica.history
@@ -147,18 +149,19 @@ def _on_empty(candidacy: Candidacy, replica: LocalReplica, node: Node, now: floa
 def _on_vacant(
     meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float, *, diverged: bool
 ) -> Decision:
+    """Decide where the stored leader has resigned, or was this node before its restart (`is_vacant`)."""
     if not candidacy.has_seen_leader and not replica.is_loaded:
         return Decision(Action.LOAD_SNAPSHOT)
     delayed = meta.node is None
     if diverged or not candidacy.has_seen_leader:
-        # The leader of what Redis lacks may live, and not know yet that another Redis is the primary.
+        # The leader of the commits that Redis lacks may be alive, and not know yet that another Redis is the primary.
         until = _until_prior_leader_gone(meta, candidacy, replica, node, now)
         return Decision(Action.ACQUIRE, until, rolled_back=True, delayed=delayed)
     return Decision(Action.ACQUIRE, delayed=delayed)
 
 
 def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, now: float) -> Decision:
-    """The log has nothing from the leader for its lease."""
+    """Decide after the log has shown no commit for the duration of the leader's lease."""
     if meta is None or meta.epoch != candidacy.expired:
         return Decision(Action.READ_AGAIN)
     if not replica.read_history.contains(meta.position):
@@ -167,6 +170,7 @@ def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalRep
 
 
 def _until_prior_leader_gone(meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> float:
+    """Return when the leader of the commits that Redis lacks has lost its lease and higher ranks had time to take over."""
     lease_s = (meta.node or node).lease_ms / 1000
     return candidacy.sign_of_life_at(meta, now) + lease_s + rank_delay_s(meta, candidacy, replica)
 
@@ -178,18 +182,19 @@ DELAY_PER_NAMESPACE_S = 0.1
 MAX_DELAY_S = 0.5
 """The limit of either part: nodes may lead many namespaces, and the one that leads fewest need not wait longer."""
 TRANSFERRED_DELAY_S = 1.0
-"""Additional delay for a namespace that this node has just transferred: a loaded node could else take it back."""
+"""Additional delay for a namespace that this node has just transferred: otherwise it could win the election again."""
 MIN_IMBALANCE = 2
-"""How many namespaces more a node must lead before it transfers one: with a difference of one that would only swap roles."""
+"""A node transfers a namespace if it leads at least this many more: with a difference of one the roles would only swap."""
 
 
 class LeadershipBalancer:
-    """Which node leads which namespace, by address, of the namespaces that this node serves.
+    """Records which node leads which of the namespaces that this node serves, and decides about transfers. Nodes are
+    identified by their addresses.
 
-    Leadership is balanced without a coordinator, by two rules. Election delay: a node waits before it competes for a vacant
-    namespace, the longer the more it leads, so idle nodes win. Transfer: a node that leads at least two namespaces fewer
-    than another requests one of them, and the leader, which looks for requests regularly, resigns. So nodes that serve the
-    same namespaces end with a difference of at most one, and nothing moves any more.
+    Leadership is balanced without a coordinator, by two rules. Election delay: before a node competes for a vacant
+    namespace it waits, the longer the more it leads, so idle nodes win. Transfer: a node that leads at least two namespaces
+    fewer than another requests one of them, and the leader, which polls for requests, resigns. So nodes that serve the same
+    namespaces end with a difference of at most one, and transfers stop.
     """
 
     def __init__(self) -> None:
@@ -210,18 +215,22 @@ class LeadershipBalancer:
         return sum(leader == address for leader in self._leaders.values())
 
     def election_delay_s(self, own: str, namespace: str) -> float:
-        """Return how long this node leaves a vacant namespace to nodes that lead fewer."""
+        """Return how long the node at address `own` waits before it competes for a vacant namespace.
+
+        The delay grows with the namespaces that it leads, and with those that it leads more than the least loaded node.
+        """
         count = self.count(own)
-        more = count - min(Counter(self._leaders.values()).values(), default=0)
+        surplus = count - min(Counter(self._leaders.values()).values(), default=0)
         delay_s = min(DELAY_PER_NAMESPACE_S * count, MAX_DELAY_S)
         if count:
-            delay_s += min(DELAY_PER_NAMESPACE_S * more, MAX_DELAY_S)
+            delay_s += min(DELAY_PER_NAMESPACE_S * surplus, MAX_DELAY_S)
         return delay_s + (TRANSFERRED_DELAY_S if namespace in self._transferred else 0)
 
     def start_transfer(self, namespace: str, own: str, other: str, count: int) -> bool:
-        """Decide whether to transfer a namespace to a node that led `count` when it asked, and record it if so.
+        """Decide whether node `own` transfers a namespace to node `other`, which led `count` when it asked; record it if so.
 
-        From then on the namespace counts as the other's: a node that asks again before it leads the first gets no second.
+        Namespaces that are being transferred to `other` count as led by it: if it asks again before it has taken over the
+        first one, it gets no second.
         """
         transferred = sum(receiver == other for receiver in self._transferred.values())
         if other == own or self.count(own) - max(count, self.count(other) + transferred) < MIN_IMBALANCE:
@@ -231,12 +240,13 @@ class LeadershipBalancer:
         return True
 
     def namespace_to_request(self, own: str) -> str | None:
-        """Return the namespace that this node should ask for, if any: one at a time, and each node another one."""
+        """Return the namespace that the node at address `own` should request from the most loaded node; None if balanced.
+
+        Nodes choose by a hash that includes their own address, so that they request different namespaces.
+        """
         counts = Counter(self._leaders.values())
-        busiest, leads = max(
-            ((address, count) for address, count in counts.items()), key=lambda item: item[1], default=("", 0)
-        )
-        if leads - counts[own] < MIN_IMBALANCE:
+        busiest, max_count = max(counts.items(), key=lambda item: item[1], default=("", 0))
+        if max_count - counts[own] < MIN_IMBALANCE:
             return None
         candidates = [namespace for namespace, leader in self._leaders.items() if leader == busiest]
         return min(candidates, key=lambda namespace: blake2b(f"{own} {namespace}".encode()).digest())

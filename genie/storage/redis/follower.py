@@ -1,8 +1,8 @@
-"""Follow a namespace until this node leads it: tail the log into a local replica, so that taking over loads nothing.
+"""Follow a namespace until this node leads it: tail the log into a local replica, so that a takeover needs no loading.
 
 The leader has a lease: it may act for that long after sending each of its commits, and an idle leader commits a heartbeat.
 Clocks of different nodes are never compared. A follower counts the lease from when it has read a commit, which is later
-than when the leader sent it. The script that acquires leadership fails where the leader has committed since.
+than when the leader sent it. The script that acquires leadership fails if the leader has committed since.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from genie.storage.store import LeadershipLost, Node, StateMachine
 log = structlog.get_logger()
 
 MAX_READ_WAIT_MS = 1_000
-"""How long one read of the log may block: Redis, or the network to it, may have died silently."""
+"""How long one read of the log may block: Redis may have crashed, or be unreachable, without closing the connection."""
 READ_PAUSE_S = 0.01
 """Pause between two reads of a busy log, so that following does not cost Redis as much as the commits."""
 TRANSFER_REQUEST_INTERVAL_S = 1.0
@@ -93,7 +93,7 @@ class Follower:
                 return state_machine
 
     async def _step(self) -> StateMachine | None:
-        """Read who leads, decide, and carry that out. Returns the state once this node has acquired leadership."""
+        """Read `meta`, decide, and execute the decision. Returns the state once this node has acquired leadership."""
         meta = await self._read_meta()
         decision = decide(meta, self._candidacy, self._replica, self._node, self._loop.time())
         expired, self._candidacy.expired = self._candidacy.expired, None
@@ -114,14 +114,15 @@ class Follower:
         self._on_leader_changed(leader)
 
     async def _read_meta(self) -> Meta | None:
-        """Read `meta`, and note what it shows."""
+        """Read `meta`, and record who leads, or since when the namespace is empty. Returns None if it is empty."""
         meta, candidacy = await self._keyspace.read(), self._candidacy
         if candidacy.expired is not None:
             return meta
         if meta is None:
             self._set_leader(None)
-            mark_lost = await self._keyspace.register_candidate()
-            if mark_lost or candidacy.empty_since is None:  # a node may have led since the last look, and live
+            was_unregistered = await self._keyspace.register_candidate()
+            if was_unregistered or candidacy.empty_since is None:
+                # Redis has lost data since the last call, so another node may have led meanwhile, and be alive.
                 candidacy.empty_since = self._loop.time()
             return None
         candidacy.empty_since = None
@@ -132,7 +133,7 @@ class Follower:
     # -- following ----------------------------------------------------------------------------------------
 
     async def _tail_log(self, meta: Meta, leader: Node) -> None:
-        """Replicate the log until the leader's lease expires, or `meta` must be read again."""
+        """Replicate the log until the lease of `leader` expires, or `meta` must be read again."""
         candidacy = self._candidacy
         lease_s = leader.lease_ms / 1000
         wait_s = lease_s + rank_delay_s(meta, candidacy, self._replica)
@@ -158,7 +159,10 @@ class Follower:
                 await asyncio.sleep(READ_PAUSE_S)
 
     async def _read_log(self, wait_ms: int | None) -> list[LogEntry] | None:
-        """Replicate the next entries. None where the snapshot had to be loaded: another node may lead since."""
+        """Read the next log entries and apply them to the replica.
+
+        Returns None if the snapshot had to be loaded instead: another node may have taken over since.
+        """
         try:
             entries = await self._reader.read(wait_ms)
         except LogTruncated:
@@ -171,22 +175,25 @@ class Follower:
         return entries
 
     async def _check_unchanged(self, meta: Meta) -> bool:
-        """Read whether Redis still has this epoch and all that was replicated: after a rollback, the log shows nothing."""
+        """Return whether Redis still has the epoch of `meta` and everything replicated: the log does not show a rollback."""
         stored = await self._keyspace.read()
         return stored is not None and stored.epoch == meta.epoch and stored.index >= self._reader.position[1]
 
     async def _request_transfer(self) -> None:
-        """Ask the leader to transfer the namespace, if it leads too many."""
+        """Ask the leader to transfer the namespace, if it leads too many; at most once per interval."""
         now, name = self._loop.time(), self._keyspace.name
         due = now - self._requested_transfer_at >= TRANSFER_REQUEST_INTERVAL_S
         if due and self._balancer.namespace_to_request(self._node.address) == name:
             self._requested_transfer_at = now
             if not await self._keyspace.is_discoverable():
-                return  # this node could not connect as the leader: the namespace would go back
+                return  # this node could not connect as the leader, and would lose the namespace again
             await self._keyspace.request_transfer(self._node.address, self._balancer.count(self._node.address))
 
     async def _load(self) -> None:
-        """Load the whole state. If that is interrupted there is no replica: the old one does not match the log's position."""
+        """Replace the replica by the stored state.
+
+        If loading is interrupted there is no replica: the old one does not match the position of the log reader.
+        """
         self._replica.unload()
         state = await load_snapshot(self._keyspace, self._reader, self._log)
         if state is None:
@@ -201,7 +208,10 @@ class Follower:
     # -- taking over --------------------------------------------------------------------------------------
 
     async def _compete(self, decision: Decision, meta: Meta | None, *, lease_expired: bool) -> StateMachine | None:
-        """Acquire leadership as decided, unless a candidate of a higher rank is faster."""
+        """Acquire leadership under the conditions of the decision. Returns the state; None if another decision is needed.
+
+        `lease_expired`: the lease of the leader in `meta` has expired, which is logged.
+        """
         if decision.rolled_back and meta is not None:
             self._candidacy.note_rollback(meta, self._loop.time())
         if decision.not_before is not None and not await self._wait_for_higher_ranks(decision.not_before):
@@ -212,7 +222,7 @@ class Follower:
             return None
         if decision.action is Action.RESTORE:
             snapshot = self._replica.snapshot()
-            assert snapshot is not None, "only what is known is restored"  # noqa: S101
+            assert snapshot is not None, "RESTORE is only decided with a local state"  # noqa: S101
             await self._keyspace.verify()
             return await self._restore(snapshot)
         state_machine = await self._acquire(meta, unmoved=decision.unmoved)
@@ -221,7 +231,10 @@ class Follower:
         return state_machine
 
     async def _wait_for_higher_ranks(self, until: float) -> bool:
-        """Wait a poll interval, or until `until`; return whether that time has come and no candidate is further."""
+        """Publish this node's position and wait for a poll interval, or until the time `until`.
+
+        Returns whether `until` has passed and no candidate has published a later position.
+        """
         history = self._replica.history
         position = (0, 0) if history is None else history.last_committed
         outranked = await self._keyspace.publish_position_and_compare(position)
@@ -242,7 +255,10 @@ class Follower:
         return (stored and stored.position) == (meta and meta.position)
 
     async def _acquire(self, meta: Meta | None, *, unmoved: bool) -> StateMachine | None:
-        """Lead, unless another node was faster. No earlier leader can commit any more, so what is missing here can be read."""
+        """Acquire leadership, and return the state to lead from; None if another node was faster.
+
+        After the acquisition no earlier leader can commit any more, so the missing log entries can be read completely.
+        """
         await self._keyspace.verify()  # last: another Redis may have become the primary while this node waited
         self.acquired_at = self._loop.time()
         base = await self._keyspace.acquire_leadership(self._node, meta, unmoved=unmoved)
@@ -252,26 +268,28 @@ class Follower:
         history = self._keyspace.history
         missing = self._replica.missing_from(history)
         if missing is not None:
-            # Redis has a new epoch on top of the old state now. What is known here continues that, whatever happens next.
-            ours = Snapshot(missing.history.advanced_to((self._keyspace.epoch.number, 1)), missing.state)
-            self._replica.keep_only(ours)
-            return await self._restore(ours)
-        lost = self._reader.history.has_commits_beyond(history)  # and no client has seen what was lost
-        if not self._replica.is_loaded or lost or not await self._catch_up_to(base):
+            # Redis has a new epoch on top of its old state. The local state continues that epoch, also if restoring fails.
+            snapshot = Snapshot(missing.history.advanced_to((self._keyspace.epoch.number, 1)), missing.state)
+            self._replica.keep_only(snapshot)
+            return await self._restore(snapshot)
+        has_unacknowledged = self._reader.history.has_commits_beyond(
+            history
+        )  # Redis lacks them, and no client saw them
+        if not self._replica.is_loaded or has_unacknowledged or not await self._catch_up_to(base):
             await self._load()
         replica = self._replica.lazy
-        self._has_acquired = replica is not None  # None: everything was lost again, there is nothing to lead from
+        self._has_acquired = replica is not None  # None: Redis lost everything again, so there is no state to lead from
         return None if replica is None else replica.state_machine()
 
     async def _catch_up_to(self, base: Position) -> bool:
-        """Replicate the log up to where the last leader stopped; return whether it leads there."""
+        """Replicate the log up to `base`, where the last leader stopped; return whether the log reaches it."""
         while not self._reader.history.contains(base):
             if await self._read_log(None) == []:
                 return False
         return True
 
     async def _restore(self, snapshot: Snapshot) -> StateMachine | None:
-        """Restore acknowledged commits that Redis has lost and this node has, and lead. None where another was faster."""
+        """Acquire leadership with a snapshot: it has acknowledged commits that Redis has lost. None if another was faster."""
         self._log.warning("primary lacks acknowledged commits, restoring snapshot")
         self.acquired_at = self._loop.time()
         try:

@@ -8,10 +8,10 @@ All keys are in one hash slot, by the tag `{namespace}`:
 | | | `history`; `records`, the key of the current snapshot (see `Meta`) |
 | `{namespace}:records:…` | hash | id to record (`records.py`), and a field `0` so that the hash is never empty |
 | `{namespace}:log` | stream | the last batches, for followers (`log.py`) |
-| `{namespace}:candidates` | set | markers of the nodes that wait while the namespace is empty |
+| `{namespace}:candidates` | set | ids of the nodes that wait while the namespace is empty |
 | `{namespace}:positions` | hash | candidate to its replicated position, during an election |
 | `{namespace}:transfer_request` | string | which node asks for leadership, and how many namespaces it leads; expires |
-| `{namespace}:snapshots` | set | every snapshot key ever begun, so that abandoned ones are found and deleted |
+| `{namespace}:snapshots` | set | all snapshot keys, registered before they are written, so that abandoned ones are deleted |
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from genie.storage.store import Batch, LeadershipLost, Node, decode_node, encode
 TRANSFER_REQUEST_TTL_MS = 3_000
 """When a transfer request expires that is not repeated."""
 POSITION_TTL_S = 1.0
-"""How long a candidate's published position counts without being repeated."""
+"""How long a candidate's published position is valid without being published again."""
 CHUNK = 1000
-"""Records read or written in one call: Redis serves no other client meanwhile."""
+"""Records read or written in one call. Bounded, because Redis serves no other client during a call."""
 
 _ACQUIRE = SCRIPTS.joinpath("acquire.lua").read_bytes()
 _RESIGN = SCRIPTS.joinpath("resign.lua").read_bytes()
@@ -47,7 +47,9 @@ NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpoch:
-    """One generation of leadership: a number that only grows, a nonce in case two nodes choose the same, a snapshot key."""
+    """One period of leadership: a number that only grows, a nonce in case two nodes choose the same number, and the
+    snapshot key `records`.
+    """
 
     number: int
     nonce: str
@@ -56,10 +58,10 @@ class LeaderEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The `meta` key, decoded: who leads or led last, and how far the namespace has come.
+    """The decoded `meta` key: the current or last leader, and the position of the stored state.
 
-    `node` is None where the last leader has resigned. `index` is that of its last batch. `state` has the counters, without
-    changes. `before` are the ends of the earlier epochs.
+    `node` is None if the last leader has resigned. `index` is that of its last batch. `state` has the counters, without
+    changes. `before` are the last positions of the earlier epochs.
     """
 
     epoch: LeaderEpoch
@@ -103,7 +105,7 @@ class Keyspace:
         self.log = f"{prefix}log"
         self.epoch = LeaderEpoch(0, "", "")
         self.history = EpochHistory()
-        """The lineage of the own epoch, which is at its start."""
+        """The lineage of this node's own epoch, up to its start."""
 
     @property
     def primary_may_change(self) -> bool:
@@ -111,16 +113,16 @@ class Keyspace:
         return self._primary.may_change
 
     async def read(self) -> Meta | None:
-        """Read `meta`; None where the namespace is empty: it is new, or Redis has lost everything."""
+        """Read and decode `meta`; None if the namespace is empty: it is new, or Redis has lost everything."""
         stored = await self._primary.read([self.meta, self.log], "HGETALL")
         meta = {field.decode(): value for field, value in zip(stored[::2], stored[1::2], strict=True)}
         if "epoch" not in meta:
             if self._primary.asking:
-                raise RedisFailure("the slot is being moved, and this key is not there yet")
+                raise RedisFailure(f"the slot of {self.meta} is being migrated, and the key has not arrived yet")
             return None
         if "counters" not in meta or "node" not in meta:
             raise ValueError(
-                f"{self.meta} was not written by this version of Genie; let the one that wrote it serve it"
+                f"{self.meta} has an unknown format: use the version of Genie that wrote it, or another namespace"
             )
         epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["records"].decode())
         self._highest_epoch = max(self._highest_epoch, epoch.number)
@@ -130,8 +132,8 @@ class Keyspace:
     async def acquire_leadership(self, node: Node, before: Meta | None, *, unmoved: bool) -> Position | None:
         """Start a new epoch, from which on no earlier leader can commit.
 
-        Returns the position from which the epoch continues. None where `meta` is not as it was `before`: another node has
-        taken over, or (with `unmoved`) the leader has committed since.
+        Returns the position from which the epoch continues. None if `meta` has changed since `before` was read: another
+        node has taken over, or (checked only with `unmoved`) the leader has committed.
         """
         epoch, self._attempted = self._next_epoch(), None
         if before is not None:
@@ -139,81 +141,84 @@ class Keyspace:
         return await self._acquire(node, epoch, before, unmoved=unmoved)
 
     async def verify(self) -> None:
-        """Raise RedisFailure where the connected Redis is not the primary any more, though it may not know."""
+        """Raise RedisFailure if the connected Redis is no longer the primary, which it may not know itself."""
         await self._primary.verify()
 
     async def is_discoverable(self) -> bool:
-        """Ask discovery whether this node could connect as the leader, which uses connections of its own."""
+        """Return whether discovery finds the primary: as the leader this node would have to open another connection."""
         return await self._primary.is_discoverable()
 
     async def register_candidate(self) -> bool:
-        """Mark that this node waits while the namespace is empty.
+        """Register this node as one that waits while the namespace is empty.
 
-        Returns whether the mark was missing: Redis may have lost more than that since the last call.
+        Returns whether it was not registered yet. After an earlier call that means that Redis has lost data since.
         """
         return bool(await self._primary.write("SADD", self._candidates, self._candidate_id))
 
     async def publish_position_and_compare(self, position: Position) -> bool:
-        """Publish this candidate's replicated position; return whether another candidate's is further.
+        """Publish this candidate's replicated position; return whether another candidate has published a later one.
 
-        Must be repeated more often than every `POSITION_TTL_S`: an older publication does not count.
+        Must be repeated more often than every `POSITION_TTL_S`: positions that were not published again are ignored. Each
+        publication has a new count, so that a repetition is recognized without comparing clocks.
         """
         now, self._publish_count = asyncio.get_running_loop().time(), self._publish_count + 1
         published = f"{position[0]}-{position[1]} {self._publish_count}"
         await self._primary.write("HSET", self._positions, self._candidate_id, published)
         stored = await self._primary.call("HGETALL", self._positions)
-        rivals = dict(zip(stored[::2], stored[1::2], strict=True))
+        positions = dict(zip(stored[::2], stored[1::2], strict=True))
+        positions.pop(self._candidate_id.encode(), None)
+        seen_before = self._rivals
         self._rivals = {
-            rival: self._rivals[rival] if self._rivals.get(rival, (b"", 0.0))[0] == value else (value, now)
-            for rival, value in rivals.items()
-            if rival != self._candidate_id.encode()
+            rival: seen_before[rival] if seen_before.get(rival, (b"", 0.0))[0] == value else (value, now)
+            for rival, value in positions.items()
         }
         return any(
             now - seen_at < POSITION_TTL_S and decode_position(value.partition(b" ")[0]) > position
             for value, seen_at in self._rivals.values()
         )
 
-    async def request_transfer(self, address: str, leads: int) -> None:
-        """Ask the leader to transfer the namespace to the node at `address`, which leads `leads` namespaces."""
-        await self._primary.write("SET", self._transfer_request, f"{leads} {address}", "PX", TRANSFER_REQUEST_TTL_MS)
+    async def request_transfer(self, address: str, count: int) -> None:
+        """Ask the leader to transfer the namespace to the node at `address`, which leads `count` namespaces."""
+        await self._primary.write("SET", self._transfer_request, f"{count} {address}", "PX", TRANSFER_REQUEST_TTL_MS)
 
     async def read_transfer_request(self) -> tuple[str, int] | None:
-        """Return the address of the node that asks for the namespace, and how many it leads."""
+        """Return the address of the node that requests the namespace, and how many it leads; None without a request."""
         stored = await self._primary.call("GET", self._transfer_request)
         if stored is None:
             return None
-        leads, _, address = stored.decode().partition(" ")
-        return address, int(leads)
+        count, _, address = stored.decode().partition(" ")
+        return address, int(count)
 
     async def delete_transfer_request(self) -> None:
         """Delete the transfer request."""
         await self._primary.call("UNLINK", self._transfer_request)
 
     async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
-        """Read the records in chunks. A record may come twice, each time as it was at some moment of the scan."""
+        """Yield the records by id, in chunks. A record may be yielded twice, each time as it was at some moment of the scan."""
         meta = await self.read()
-        cursor, more = b"0", meta is not None
-        while meta is not None and more:
+        if meta is None:
+            return
+        cursor = None
+        while cursor != b"0":
             keys = [meta.epoch.records, self.meta, self.log]
-            cursor, found = await self._primary.read(keys, "HSCAN", cursor, "COUNT", CHUNK)
-            records = dict(zip(found[::2], found[1::2], strict=True))
-            records.pop(b"0", None)
+            cursor, fields = await self._primary.read(keys, "HSCAN", cursor or b"0", "COUNT", CHUNK)
+            records = dict(zip(fields[::2], fields[1::2], strict=True))
+            records.pop(b"0", None)  # the field that keeps the hash from being empty
             yield records
-            more = cursor != b"0"
 
     async def restore_snapshot(self, node: Node, state: Batch, history: EpochHistory) -> None:
-        """Write a whole state with its lineage, where Redis has lost acknowledged commits, and lead from there.
+        """Write a whole state with its lineage to a Redis that has lost acknowledged commits, and lead from there.
 
-        The records go to a new snapshot key, and `meta` is switched to it at the end: dying midway leaves nothing half.
-        LeadershipLost where another node leads; after any other error it can be called again.
+        The records are written to a new snapshot key, to which `meta` is switched at the end: a crash in between leaves the
+        old state. Raises LeadershipLost if another node leads; after any other error it can be called again.
         """
         meta = await self.read()
         if meta is not None and meta.epoch == self._attempted:
-            self._on_acquired(meta.epoch, meta.before)  # the attempt succeeded, and only a reply was lost
+            self._on_acquired(meta.epoch, meta.before)  # the last attempt succeeded, and only its reply was lost
             await self._finish_restore()
             return
         if meta is not None and not history.contains(meta.position):
-            raise LeadershipLost(f"{self.meta} belongs to another leader")
+            raise LeadershipLost(f"{self.meta} has another leader")
         self._attempted = epoch = self._next_epoch()
         await self._register_snapshot(epoch)
         stored = [(id_, change) for id_, change in state.changes.items() if change is not None]
@@ -227,20 +232,20 @@ class Keyspace:
         await self._finish_restore()
 
     async def _finish_restore(self) -> None:
-        """Clean up, then forget the attempt: after an error the next call must still recognize its own work."""
+        """Delete abandoned snapshots, then reset the attempt: if deleting fails, the next call must recognize its own epoch."""
         await self.collect_garbage()
         self._attempted = None
 
     async def resign(self, last_index: int) -> None:
-        """Mark that the namespace has no leader; not where Redis lacks the batch at `last_index`, the last one sent.
+        """Store that the namespace has no leader, unless Redis lacks the batch at `last_index`, the last one sent.
 
-        That batch may be on another Redis, where followers have read it: the resignation must not have its index.
+        That batch may be on another Redis, where followers have read it: the resignation must not get the same index.
         """
         await self._primary.eval(_RESIGN, [self.meta, self.log], self.epoch.number, self.epoch.nonce, last_index)
 
     async def collect_garbage(self) -> None:
         """Delete the keys of the election, and the snapshots to which `meta` does not point."""
-        for key in (self._candidates, self._positions):  # one by one: during a slot migration they may be apart
+        for key in (self._candidates, self._positions):  # one by one: during a slot migration they may be on two nodes
             await self._primary.call("UNLINK", key)
         snapshots = sorted(key.decode() for key in await self._primary.call("SMEMBERS", self._snapshots))
         if snapshots != [self.epoch.records]:
@@ -256,27 +261,30 @@ class Keyspace:
         unmoved: bool,
         snapshot: tuple[bytes, int, str] = (b"", 0, ""),
     ) -> Position | None:
-        """Run `acquire.lua`. `snapshot`: the counters, the number of records and the lineage of a restored snapshot."""
+        """Run `acquire.lua` for the new `epoch`; return the position from which it continues, or None as `acquire_leadership`.
+
+        `snapshot` has the counters, the number of records and the lineage of a restored snapshot.
+        """
         expected: tuple[object, object, object] = ("", "", "")
         if before is not None:
             expected = (before.epoch.number, before.epoch.nonce, before.index if unmoved else "")
         await self._register_snapshot(epoch)
-        answer, base, history = await self._primary.eval(
+        status, base, history = await self._primary.eval(
             _ACQUIRE,
             [self.meta, epoch.records, self.log],
             *(epoch.number, epoch.nonce, *expected, encode_node(node), *snapshot),
         )
-        if answer == b"lost":
-            raise RedisFailure("Redis has lost records of the snapshot that was being written")
-        if answer != b"ok":
+        if status == b"lost":
+            raise RedisFailure(f"Redis has lost records of the snapshot {epoch.records} while it was written")
+        if status != b"ok":
             return None
         self._on_acquired(epoch, decode_ends(history))
         return decode_position(base)
 
     async def _register_snapshot(self, epoch: LeaderEpoch) -> None:
-        """Register a snapshot key before it is written.
+        """Register a snapshot key before it is written, so that it is deleted if this node crashes before it uses the key.
 
-        The script also names `meta`, so that during a slot migration it fails on the node that has only one of the keys.
+        The script also names `meta`: during a slot migration it fails on a node that has only one of the two keys.
         """
         await self._primary.eval(_REGISTER_SNAPSHOT, [self.meta, self._snapshots], epoch.records)
 
@@ -285,9 +293,9 @@ class Keyspace:
         self.history = EpochHistory((*before, (epoch.number, 0)))
 
     def _next_epoch(self) -> LeaderEpoch:
-        """Return a new epoch: higher than all seen, even where Redis lost the last one or the clock was set back.
+        """Return a new epoch, with a higher number than all seen, also after Redis lost the last one or the clock went back.
 
-        It follows the wall clock (µs), so that two partitioned nodes do not choose the same.
+        The number is the time in µs if that is higher, so that two partitioned nodes do not choose the same.
         """
         self._highest_epoch = max(self._highest_epoch + 1, time.time_ns() // 1000)
         nonce = secrets.token_hex(8)
@@ -302,11 +310,11 @@ def meta_key(name: str) -> str:
 
 
 def encode_counters(index: int, clock_ms: float, next_id: int, next_fence: int) -> bytes:
-    """Return the field `counters`: the index of a batch, and the lock manager's clock and counters with it."""
+    """Return the field `counters`: the index of a batch, and the lock manager's clock and counters after it."""
     return b"%d %.3f %d %d" % (index, clock_ms, next_id, next_fence)
 
 
 def decode_counters(stored: bytes) -> tuple[int, Batch]:
-    """Return the index of a batch, and a batch with the counters and without changes."""
+    """Decode the field `counters`; return the index, and a batch with the clock and counters but without changes."""
     index, clock_ms, next_id, next_fence = stored.split()
     return int(index), Batch({}, int(next_id), int(next_fence), float(clock_ms))

@@ -1,9 +1,9 @@
 """The replication log of a namespace, and the epoch history that tells a rollback from a fork.
 
-A Redis may go back to an earlier state: its last writes were lost with its machine. Or two Redis instances may have gone on
-from one state, each with a leader of its own, while they were partitioned. Epoch numbers alone cannot tell these cases
-apart, and they need opposite treatment. After a rollback, a node that has replicated more restores the snapshot. After a
-fork, a node whose commits the surviving Redis never had must discard them.
+*Rollback*: a Redis returns to an earlier state, because its last writes were lost with its machine. *Fork*: two Redis
+instances continue from one state during a partition, each with its own leader. Epoch numbers alone cannot distinguish the
+two, which need opposite treatment. After a rollback, a node that has replicated more restores the snapshot. After a fork, a
+node discards the commits that the surviving Redis never had.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Position = tuple[int, int]
 """A position in the log: the epoch, and the index of the batch within it. Index 0 is the start of the epoch."""
 
 MAX_EPOCHS = 50
-"""Epochs in a history. A Redis that has gone back by more is taken for a fork: it wins."""
+"""Epochs in a history. A rollback by more epochs than that is treated as a fork: the state of Redis wins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,51 +35,51 @@ class EpochHistory:
 
     @property
     def last_committed(self) -> Position:
-        """The last position at which a batch was committed. Later epochs without a batch have acknowledged nothing."""
+        """The last position at which a batch was committed: epochs without a batch have acknowledged nothing."""
         return next((end for end in reversed(self.ends) if end[1]), self.ends[0])
 
     def contains(self, position: Position) -> bool:
-        """Return whether the state at `position` is this one, or led to it."""
+        """Return whether the state at `position` is this one or an earlier one on its lineage."""
         return any(epoch == position[0] and position[1] <= index for epoch, index in self.ends)
 
     def extends(self, position: Position) -> bool:
-        """Return whether the state at `position` led to this one, which is later."""
+        """Return whether the state at `position` is an earlier one on this lineage."""
         return position != self.position and self.contains(position)
 
     def has_commits_beyond(self, other: EpochHistory) -> bool:
-        """Return whether this is the lineage of `other`, continued by at least one commit."""
+        """Return whether this lineage continues `other` by at least one commit."""
         return self.last_committed != other.last_committed and self.extends(other.last_committed)
 
     def without(self, unacknowledged: Collection[Position]) -> EpochHistory:
-        """Return this history without those of its last batches: no client has seen their effects."""
+        """Return this history, without the last batch of an epoch if its position is in `unacknowledged`."""
         return EpochHistory(tuple((epoch, index - ((epoch, index) in unacknowledged)) for epoch, index in self.ends))
 
     def advanced_to(self, position: Position) -> EpochHistory:
-        """Return this history, continued to a position of the same epoch or of the next one."""
+        """Return this history, continued to a position of its last epoch or of a new one."""
         ends = self.ends[:-1] if position[0] == self.position[0] else self.ends
         return EpochHistory((*ends, position)[-MAX_EPOCHS:])
 
 
 def decode_position(stored: bytes) -> Position:
-    """Return a stored position; (0, 0), the beginning, where it is empty."""
+    """Decode a position, `epoch-index`; an empty one is (0, 0), the start of the log."""
     epoch, _, index = stored.partition(b"-")
     return int(epoch or 0), int(index or 0)
 
 
 def decode_ends(stored: bytes) -> tuple[Position, ...]:
-    """Return stored positions."""
+    """Decode positions that are separated by spaces."""
     return tuple(map(decode_position, stored.split()))
 
 
 def encode_ends(history: EpochHistory) -> str:
-    """Return the positions of a history as they are stored."""
+    """Encode the positions of a history for `decode_ends`."""
     return " ".join(f"{epoch}-{index}" for epoch, index in history.ends)
 
 
 # -- The replication log ------------------------------------------------------------------------------
 
 MAX_LOG_BYTES = 32 << 20
-"""About how many bytes of the log are retained: what a lagging follower can catch up on."""
+"""About how many bytes of the log are retained: the greatest lag from which a follower catches up without a snapshot."""
 
 MAX_LOG_ENTRIES = 100_000
 """How many entries of the log are retained at most."""
@@ -93,7 +93,7 @@ MAX_READ_ENTRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """A new leader, `node`, continues from `base`; from (0, 0) where it restored a snapshot."""
+    """The log entry of a new leader, `node`, that continues from `base`, or from (0, 0) if it restored a snapshot."""
 
     position: Position
     base: Position
@@ -102,7 +102,7 @@ class EpochStarted:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """A batch. After one with `resigned`, its leader does not lead any more and any node may take over."""
+    """The log entry of a batch. With `resigned` it is the last of its leader, and any node may take over."""
 
     position: Position
     records: dict[bytes, bytes]
@@ -119,7 +119,10 @@ class LogTruncated(Exception):
 
 
 class LogReader:
-    """Reads the log from a position on."""
+    """Reads the log from a position on, and assembles large batches, which are stored as several stream entries.
+
+    The id of a stream entry is `epoch-sequence`, with sequence = 1000 * index + part.
+    """
 
     def __init__(self, primary: Primary, key: str) -> None:
         self._primary = primary
@@ -143,9 +146,9 @@ class LogReader:
         self._parts, self._part_count = {}, 0
 
     async def read(self, wait_ms: int | None) -> list[LogEntry]:
-        """Return the next entries, or none where none arrives within `wait_ms` (None: do not wait).
+        """Return the next entries; none if none arrives within `wait_ms` (None: do not wait).
 
-        LogTruncated where the log does not continue at this reader's position.
+        Raises LogTruncated if the log does not continue at this reader's position.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
         command = ("XREAD", "COUNT", MAX_READ_ENTRIES, *block, "STREAMS", self._key, self._cursor)
@@ -156,6 +159,7 @@ class LogReader:
         return list(self._decode(entries))
 
     def _decode(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[LogEntry]:
+        """Decode stream entries (id, fields), and advance the reader; LogTruncated if one does not continue the last."""
         for id_, fields in entries:
             epoch, _, sequence = id_.partition(b"-")
             index, part = divmod(int(sequence), 1000)
@@ -173,14 +177,14 @@ class LogReader:
             self._part_count += 1
             counters, resigned = fields.pop(b"counters", None), fields.pop(b"resigned", None)
             self._parts |= fields
-            if counters is not None:
+            if counters is not None:  # the last part of the batch
                 records, self._parts, self._part_count = self._parts, {}, 0
                 self.history = self.history.advanced_to(position)
                 yield BatchCommitted(position, records, counters, resigned is not None)
 
 
 class LogRetention:
-    """How many entries the log may keep, by their sizes. For the leader, which appends them."""
+    """Computes how many entries the leader retains in the log, which is limited in bytes and in entries."""
 
     def __init__(self) -> None:
         self._sizes: deque[int] = deque()
@@ -188,9 +192,9 @@ class LogRetention:
         self._trimming = False
 
     def add(self, size: int, changes: int) -> int:
-        """Count one more batch of `size` bytes and `changes` changes; return how many entries to keep.
+        """Add a batch of `size` bytes with `changes` changes; return how many of the last entries to retain.
 
-        The sizes of an earlier leader's entries are unknown: they are kept until this leader's own exceed the limits.
+        The sizes of an earlier leader's entries are unknown: they are retained until this leader's own exceed the limits.
         """
         sizes, parts = self._sizes, 1 + max(0, 2 * changes - 1) // MAX_ENTRY_FIELDS
         sizes.extend([size // parts] * parts)

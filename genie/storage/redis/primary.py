@@ -18,11 +18,11 @@ from genie.storage.redis.url import Address, RedisUrl
 log = structlog.get_logger()
 
 CALL_TIMEOUT_S = 5.0
-"""How long one call may take, beyond the time for which the command itself blocks."""
+"""Time limit of one call, in addition to the time for which the command itself may block."""
 MOVE_CHECK_INTERVAL_S = 0.5
 """How often discovery is asked whether the primary has changed, while a call has no reply."""
 CONNECT_TIMEOUT_S = 2.0
-"""How long discovery, connecting and logging in may take together."""
+"""Time limit for discovery, connecting and logging in together."""
 UNSUPPORTED_CODES = ("ERR", "NOPERM")
 """Error codes of commands that do not exist, or that this user may not run."""
 ALLOW_OOM_SHEBANG = b"#!lua flags=allow-oom\n"
@@ -35,13 +35,13 @@ CALL_SCRIPT = SCRIPTS.joinpath("call.lua").read_bytes()
 class Primary:
     """Calls the Redis that is currently the primary for `key`, which is any key of the namespace.
 
-    A primary is accepted only with `min_replicas` connected replicas, and with `fsync` only if it supports WAITAOF.
+    A primary is rejected if it has fewer than `min_replicas` connected replicas or, with `fsync`, does not support WAITAOF.
     """
 
     def __init__(self, url: RedisUrl, key: str, min_replicas: int = 0, *, fsync: bool = False) -> None:
         self._login = url.login
         self.has_sentinels = url.kind == "sentinel"
-        """Whether sentinels can be asked if this is still the primary."""
+        """Whether sentinels can be queried whether this is still the primary."""
         self._discovery = discovery_for(url, key)
         self._min_replicas = min_replicas
         self._fsync = fsync
@@ -49,7 +49,7 @@ class Primary:
         self._call_lock = asyncio.Lock()
 
     async def connect(self) -> RedisConnection:
-        """Open another connection to the current primary. RedisFailure where there is none."""
+        """Discover the current primary, and open a connection to it. RedisFailure if that fails, or if it is no primary."""
         location: PrimaryLocation | None = None
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -61,13 +61,13 @@ class Primary:
                     connection.close()
                     raise
         except TimeoutError:
-            where = "discovery of the primary" if location is None else str(location.address)
-            raise RedisFailure(f"{where} does not answer") from None
+            what = "discovery of the primary" if location is None else f"connecting to {location.address}"
+            raise RedisFailure(f"{what} took longer than {CONNECT_TIMEOUT_S} s") from None
         except ErrorReply as error:
             if location is None:
                 raise
             self.on_error(error, location.address)
-            raise RedisFailure(f"{location.address} refuses: {error}") from None
+            raise RedisFailure(f"{location.address} rejected the connection: {error}") from None
         except OSError as error:
             raise RedisFailure(str(error) if location is None else f"{location.address}: {error}") from error
         connection.asking = location.asking
@@ -76,7 +76,7 @@ class Primary:
         return connection
 
     async def call(self, *parts: object, wait_s: float = 0.0) -> Any:
-        """Run one command, which may block for `wait_s`. RedisFailure where it failed; it may have had an effect then."""
+        """Run one command, which may block for `wait_s`. RedisFailure if it failed; even then it may have had an effect."""
         async with self._call_lock:
             try:
                 async with asyncio.timeout(CALL_TIMEOUT_S + wait_s):
@@ -86,13 +86,13 @@ class Primary:
                         return await self._connection.call(*parts)
             except TimeoutError:
                 self.drop()
-                raise RedisFailure("Redis does not answer") from None
+                raise RedisFailure(f"no reply of Redis within {CALL_TIMEOUT_S} s") from None
             except ErrorReply as error:
                 if self._connection is not None:
                     self.on_error(error, self._connection.address)
                 self.drop()
                 if error.code == "MOVED" and not self._discovery.primary_may_change:
-                    raise RedisFailure(f"it is a node of a cluster, and needs redis+cluster:// ({error})") from None
+                    raise RedisFailure(f"a cluster node needs a URL with redis+cluster:// ({error})") from None
                 raise
             except BaseException:
                 self.drop()
@@ -107,11 +107,11 @@ class Primary:
         return await self.call("EVAL", script, len(keys), *keys, *arguments)
 
     async def read(self, keys: list[str], command: str, *arguments: object) -> Any:
-        """Run one command that reads the first of `keys`. RedisFailure where one of them is elsewhere.
+        """Run one command that reads the first of `keys`. RedisFailure if another of them is missing on this node.
 
-        While a slot of a cluster is moved, the importing node shows nothing for a key that has not arrived; but a script
-        with several keys, of which some are missing, fails. The script is sent without the allow-oom flag: scripts that
-        may write fail on a Redis that accepts no writes, and followers must be able to read there.
+        During a slot migration of a cluster, the importing node replies with nothing for a key that has not arrived yet;
+        but a script with several keys, of which some are missing, fails. The script is sent without the allow-oom flag:
+        with it Redis rejects the script where writes are not accepted, and followers must be able to read there.
         """
         return await self.call("EVAL", CALL_SCRIPT, len(keys), *keys, command, *arguments)
 
@@ -125,12 +125,12 @@ class Primary:
             self._discovery.on_error_reply(error, address)
 
     async def has_moved(self, connection: RedisConnection) -> bool:
-        """Ask discovery whether another Redis is the primary than the one of this connection.
+        """Return whether discovery reports another primary than the Redis of this connection.
 
         An isolated or suspended primary does not know that it was replaced, and accepts writes until it does.
         """
         if self._discovery.primary_may_change and not connection.asking:
-            with suppress(RedisFailure):  # no node knows: assume that nothing has changed
+            with suppress(RedisFailure):  # no node replied: assume that nothing has changed
                 return (await self._discovery.find()).address != connection.address
         return False
 
@@ -140,23 +140,27 @@ class Primary:
         return self._discovery.primary_may_change
 
     async def is_discoverable(self) -> bool:
-        """Ask discovery whether there is a primary: without an answer no new connection can be made."""
+        """Return whether discovery finds a primary: otherwise no new connection can be made."""
         with suppress(RedisFailure):
             await self._discovery.find()
             return True
         return False
 
     async def verify(self) -> None:
-        """Raise RedisFailure where the connected Redis is not the primary any more."""
+        """Raise RedisFailure if the connected Redis is no longer the primary."""
         if self._connection is not None and await self.has_moved(self._connection):
+            former = self._connection.address
             self.drop()
-            raise RedisFailure("there is another master")
+            raise RedisFailure(f"{former} is no longer the primary")
 
     @asynccontextmanager
     async def _abort_if_moved(self, connection: RedisConnection, wait_s: float) -> AsyncIterator[None]:
-        """Close the connection during a slow call once the primary has changed: the old one may never answer."""
+        """Close the connection if the primary changes during a slow call: the old primary may never reply.
 
-        async def watch() -> None:
+        `wait_s` is how long the command may block; checking starts after that.
+        """
+
+        async def watch_primary() -> None:
             await asyncio.sleep(wait_s)
             while True:
                 await asyncio.sleep(MOVE_CHECK_INTERVAL_S)
@@ -167,11 +171,11 @@ class Primary:
         if not self._discovery.primary_may_change:
             yield
             return
-        watching = asyncio.create_task(watch())
+        watch = asyncio.create_task(watch_primary())
         try:
             yield
         finally:
-            watching.cancel()
+            watch.cancel()
 
     @property
     def asking(self) -> bool:
@@ -190,7 +194,10 @@ class Primary:
             self._connection = None
 
     async def _check_role(self, connection: RedisConnection) -> None:
-        """Raise RedisFailure unless this is a primary with the replicas and the version that are required."""
+        """Raise RedisFailure unless this Redis is a primary with enough replicas and a sufficient version.
+
+        A standalone Redis that does not support ROLE, such as some proxies, is accepted.
+        """
         try:
             reply = await connection.call("ROLE")
         except ErrorReply as error:
@@ -199,19 +206,19 @@ class Primary:
             return
         role = reply[0]
         if role != b"master":
-            raise RedisFailure(f"{connection.address} is no master but a {role.decode()}")
+            raise RedisFailure(f"{connection.address} is not a master, its role is {role.decode()}")
         replicas = len(reply[2])
         if replicas < self._min_replicas:
             raise RedisFailure(f"{connection.address} has {replicas} replicas, and must have {self._min_replicas}")
         connection.version = await _version(connection)
         if self._fsync and (0, 0) < connection.version < (7, 2):
             raise RedisFailure(
-                f"{connection.address} is older than Redis 7.2, and can't say when a write is on its disk"
+                f"{connection.address} is Redis {connection.version[0]}.{connection.version[1]}; GENIE_REDIS_FSYNC needs 7.2"
             )
 
 
 async def _version(connection: RedisConnection) -> tuple[int, int]:
-    """Return the version of Redis; of a fork, the Redis version it claims compatibility with. (0, 0) if unknown."""
+    """Return the version of this Redis, or the one that a compatible server reports; (0, 0) if it reports none."""
     try:
         found = VERSION.search(await connection.call("INFO", "server"))
     except ErrorReply as error:
@@ -222,22 +229,22 @@ async def _version(connection: RedisConnection) -> tuple[int, int]:
 
 
 def allowing_oom(script: bytes, connection: RedisConnection) -> bytes:
-    """Return the script so that it also runs while this Redis is out of memory, if it supports that."""
+    """Return a variant of the script that also runs while Redis is out of memory, or the script if that is unsupported."""
     return ALLOW_OOM_SHEBANG + script if connection.version >= (7, 0) else script
 
 
 async def warn_if_lossy(primary: Primary) -> None:
-    """Log a warning for each setting of Redis under which it loses acknowledged commits."""
-    found: dict[bytes, bytes] = {}
+    """Log a warning for each setting of Redis with which it loses acknowledged commits."""
+    settings: dict[bytes, bytes] = {}
     try:
         for setting in ("appendonly", "maxmemory-policy"):  # Redis before version 7 takes one setting at a time
             reply = await primary.call("CONFIG", "GET", setting)
-            found |= zip(reply[::2], reply[1::2], strict=True)
+            settings |= zip(reply[::2], reply[1::2], strict=True)
     except ErrorReply as error:
         log.warning("redis configuration unreadable, check that appendonly is yes", error=str(error))
         return
-    if found.get(b"appendonly") == b"no":
+    if settings.get(b"appendonly") == b"no":
         log.warning("redis persistence disabled, a restart loses all locks; set appendonly yes")
-    policy = found.get(b"maxmemory-policy", b"noeviction").decode()
+    policy = settings.get(b"maxmemory-policy", b"noeviction").decode()
     if policy != "noeviction":
         log.warning("redis eviction enabled, it may drop locks; set maxmemory-policy noeviction", policy=policy)

@@ -36,6 +36,7 @@ class Record(Struct, omit_defaults=True, gc=False):
     session: str | None = None
     session_timeout_ms: float = SESSION_TIMEOUT_MS
     chosen: str | None = None
+    """The `choice_digest` of a request with `anyOf`."""
     principal: str | None = None
     note: str | None = None
     line: str = ""
@@ -43,11 +44,13 @@ class Record(Struct, omit_defaults=True, gc=False):
 
 
 class _EndedPayload(Struct, gc=False):
+    """The part that is decoded of a message `released`."""
+
     reason: Reason
 
 
 class _EndedLine(Struct, gc=False):
-    """What is decoded of the `line` of a retained reply."""
+    """The part that is decoded of the `line` of a retained reply."""
 
     payload: _EndedPayload
 
@@ -58,7 +61,7 @@ _decode = json.Decoder(Record).decode
 
 
 def encode(change: Request | RetainedReply) -> bytes:
-    """Return the record of a request or a retained reply."""
+    """Encode a request or a retained reply as a record. Arguments are positional, because this is the hot path."""
     if isinstance(change, RetainedReply):
         return _encode_retained_reply(change)
     moved, origin = change.moved, change.origin
@@ -91,10 +94,10 @@ def encode(change: Request | RetainedReply) -> bytes:
 def _encode_retained_reply(reply: RetainedReply) -> bytes:
     return _encode(
         Record(
-            reply.at,
-            0,
-            0,
-            "ended",
+            since=reply.at,
+            since_unix_ms=0,
+            deadline=0,
+            state="ended",
             ref=reply.ref,
             session=reply.origin.key,
             session_timeout_ms=reply.origin.timeout_ms,
@@ -104,13 +107,13 @@ def _encode_retained_reply(reply: RetainedReply) -> bytes:
 
 
 class RecordDecoder:
-    """Decodes records. All records of one session share one origin."""
+    """Decodes records. All requests and retained replies of one session get the same `StoredOrigin`."""
 
     def __init__(self) -> None:
         self._origins: WeakValueDictionary[str, StoredOrigin] = WeakValueDictionary()
 
     def decode(self, id: int, record: bytes | str) -> Request | RetainedReply:
-        """Return what is stored under an id. Its client is not connected to this process."""
+        """Return the request or retained reply that is stored under an id. Its client is not connected to this process."""
         stored = _decode(record)
         if stored.state == "ended":
             line = stored.line.encode() + b"\n" if stored.line else b""
@@ -146,9 +149,10 @@ class RecordDecoder:
         return request
 
     def _origin(self, stored: Record) -> StoredOrigin:
+        """Return the origin of the record's session, the same object for all of its records."""
         key = stored.session or ""
         origin = self._origins.get(key)
         if origin is None:
             origin = self._origins[key] = StoredOrigin(key, 0)
-        origin.timeout_ms = stored.session_timeout_ms  # the latest record has the valid timeout
+        origin.timeout_ms = stored.session_timeout_ms  # a resumed session may have changed it: the latest record counts
         return origin

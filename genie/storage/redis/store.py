@@ -37,9 +37,9 @@ from genie.tasks import cancel_and_wait
 log = structlog.get_logger()
 
 LOG_INTERVAL_S = 10.0
-"""How often the same error is logged, while an outage lasts."""
+"""How often the same error is logged during an outage."""
 CHECK_INTERVAL_S = 1.0
-"""How often a leader looks for transfer requests and, at most, asks the sentinels whether the primary has changed."""
+"""How often a leader polls for transfer requests, and at least queries the sentinels whether the primary has changed."""
 
 
 class RedisStore:
@@ -72,11 +72,11 @@ class RedisStore:
         self._snapshot: Callable[[], Batch] = Batch
         self._encoder = BatchEncoder(self._keyspace)
         self._sent_at = self._lease_start = 0.0
-        """When the last batch was first sent; and the last one that was acknowledged, from which the lease counts."""
+        """When the last batch was first sent, and when the last acknowledged one was: the start of the lease."""
         self._done: Callable[[BaseException | None], None] | None = None
         """The callback of the batch in flight."""
         self._unacknowledged: deque[Position] = deque(maxlen=MAX_EPOCHS)
-        """Batches of this node that were in flight when it stepped down."""
+        """Positions of the batches that were in flight when this node stepped down."""
         self._primary_watch: asyncio.Task[None] | None = None
 
     @property
@@ -103,7 +103,7 @@ class RedisStore:
         follower = Follower(self._keyspace, reader, node, self._balancer, on_leader_changed, led, self._unacknowledged)
         backoff = new_backoff()
         state_machine, logged_at, failed_at = None, 0.0, 0.0
-        logged: str | None = None
+        last_error: str | None = None
         while True:
             try:
                 state_machine = state_machine or await follower.run()
@@ -113,14 +113,14 @@ class RedisStore:
                 delay_s = round(backoff.next_delay(), 3)
                 self._failure_count += 1
                 failed_at = failed_at or self._loop.time()
-                if str(error) != logged or self._loop.time() - logged_at >= LOG_INTERVAL_S:
-                    logged, logged_at = str(error), self._loop.time()
-                    self._log.warning("store unavailable, not serving", error=logged)
+                if str(error) != last_error or self._loop.time() - logged_at >= LOG_INTERVAL_S:
+                    last_error, logged_at = str(error), self._loop.time()
+                    self._log.warning("store unavailable, not serving", error=last_error)
                 self._writer.drop()
                 follower.on_store_failure()
                 await asyncio.sleep(delay_s)
             else:
-                if logged is not None:
+                if last_error is not None:
                     outage_ms = round((self._loop.time() - failed_at) * 1000)
                     address = str(self._primary.address)
                     self._log.info("store available again", address=address, outage_ms=outage_ms)
@@ -131,13 +131,13 @@ class RedisStore:
                 return state_machine
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch, which is applied once however often it is sent, then call `done`."""
+        """Write a batch, then call `done`. The batch may be sent several times, but is applied only once."""
         self._sent_at = self._loop.time()
         self._done = done
         self._writer.write(self._encoder.encode(batch))
 
     async def wait_for_transfer_request(self) -> None:
-        """Wait until a node asks for the namespace that leads at least two namespaces fewer than this one."""
+        """Wait for a transfer request of a node that leads at least `MIN_IMBALANCE` namespaces fewer than this one."""
         own = self._node.address
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
@@ -149,11 +149,11 @@ class RedisStore:
                 continue  # commits handle the failure
             if request is not None and self._balancer.start_transfer(self._keyspace.name, own, *request):
                 with suppress(RedisFailure):
-                    await self._keyspace.delete_transfer_request()  # a node that still asks repeats its request
+                    await self._keyspace.delete_transfer_request()  # another candidate repeats its own request
                 return
 
     async def resign(self) -> None:
-        """Let another node lead at once. If Redis is unavailable, it must wait for the lease to end."""
+        """Resign, so that another node can take over at once. If Redis is unavailable, that node waits for a lease."""
         if not self._keyspace.epoch.number:
             return
         last_index = self._encoder.index
@@ -162,18 +162,18 @@ class RedisStore:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
                     await self._keyspace.resign(last_index)
-                except RedisFailure:  # this connection was idle for long and may have ended: the next one is new
+                except RedisFailure:  # the connection may have ended while it was idle: retry on a new one
                     await self._keyspace.resign(last_index)
         except FAILURES as error:
-            self._log.warning("resignation failed, the next leader must wait for the lease to end", error=str(error))
+            self._log.warning("resignation failed, the next leader waits for the lease to expire", error=str(error))
 
     async def close(self) -> None:
-        """Disconnect. The namespace stays as it is."""
+        """Disconnect. The stored namespace remains unchanged."""
         await self._step_down()
         self._primary.drop()
 
     def _prior_leadership(self) -> PriorLeadership:
-        """Return what this node has acknowledged as the leader, which must not be lost if Redis has lost it.
+        """Return this node's state as the leader until now: what it has acknowledged must survive a rollback of Redis.
 
         The state includes a batch in flight, which was not acknowledged.
         """
@@ -182,37 +182,40 @@ class RedisStore:
         return PriorLeadership(snapshot, (self._keyspace.epoch.number, acknowledged))
 
     def _history_at(self, index: int) -> EpochHistory:
-        """Return the lineage of a batch of this node's epoch."""
+        """Return the lineage of the batch with an index, of this node's own epoch."""
         return self._keyspace.history.advanced_to((self._keyspace.epoch.number, index))
 
     async def _step_down(self) -> None:
-        """Commit nothing more. A batch in flight may or may not be stored."""
+        """Stop committing. Whether a batch in flight is stored remains unknown."""
         self._done = None
         self._balancer.set_leader(self._keyspace.name, None)
         await self._writer.stop()
         await cancel_and_wait(self._primary_watch)
 
     def _on_reply(self, reply: object) -> None:
-        """Handle the script's reply to the batch in flight."""
+        """Handle the reply of `commit.lua` to the batch in flight: stored, leadership lost, or rolled back."""
         if reply == b"ok":
             self._lease_start = self._sent_at
             self._finish(None)
         elif reply != b"lost":
-            self._finish(LeadershipLost(f"{self._keyspace.meta} belongs to another leader"))
+            self._finish(LeadershipLost(f"{self._keyspace.meta} has another leader"))
         elif self._sent_at - self._lease_start > self._node.lease_ms / 1000:
-            self._finish(LeadershipLost("Redis has lost commits, and the lease has expired since the last one"))
+            self._finish(
+                LeadershipLost("Redis has lost commits, and the lease has expired since the last acknowledged one")
+            )
         else:
             self._writer.recover(self._restore_snapshot())
 
     def _finish(self, error: BaseException | None) -> None:
+        """Call the callback of the batch in flight, if there is one."""
         done, self._done = self._done, None
         if done is not None:
             done(error)
 
     async def _watch_primary(self) -> None:
-        """Ask the sentinels regularly: an isolated primary accepts commits, all of which it will lose.
+        """Query the sentinels regularly, and reconnect if the primary has changed: an isolated one loses all later commits.
 
-        Several times per lease: a follower that already reads from the new primary takes over when the lease has expired.
+        The interval is a fraction of the lease: a follower at the new primary takes over when the lease has expired.
         """
         while True:
             await asyncio.sleep(min(CHECK_INTERVAL_S, self._node.lease_ms / 4000))
@@ -227,7 +230,7 @@ class RedisStore:
     async def _restore_snapshot(self) -> None:
         """Write the whole state again after Redis has lost acknowledged commits. It includes the batch in flight.
 
-        A batch without changes follows: once that is stored and acknowledged, so is the snapshot.
+        An empty batch is committed after it: once the replicas have acknowledged that, they have the snapshot, too.
         """
         self._log.warning("primary rolled back acknowledged commits, restoring snapshot")
         history, snapshot = self._history_at(self._encoder.index), self._snapshot()

@@ -1,4 +1,4 @@
-"""Redis URLs: of one server, of the sentinels that know the current primary, or of some nodes of a cluster.
+"""Redis URLs: of one server, of the sentinels that report the current primary, or of some nodes of a cluster.
 
 - `redis://[user:password@]host[:port][/db]`, `unix:///path`
 - `redis+sentinel://[user:password@]host[:port],host[:port],.../master-name[/db]`
@@ -25,7 +25,7 @@ Kind = Literal["standalone", "sentinel", "cluster"]
 FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 """TLS options that name a file or a directory."""
 DATABASE = re.compile("(/[0-9]*)?")
-ENCODE = "in a user or password, write / ? # @ and , as %2F %3F %23 %40 and %2C"
+ENCODING_HINT = "in a user or password, write / ? # @ and , as %2F %3F %23 %40 and %2C"
 SENTINEL_PORT = 26379
 REDIS_PORT = 6379
 
@@ -54,9 +54,9 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A parsed Redis URL. `nodes` are the server itself, or the sentinels or cluster nodes that name the primary.
+    """A parsed Redis URL. `nodes` are the server itself, or the sentinels or cluster nodes that report the primary.
 
-    `master` is the name under which sentinels know the primary. `sentinel_login` is for the sentinels: its credentials are
+    `master` is the name of the primary in the configuration of the sentinels. `sentinel_login` is for the sentinels: its credentials are
     the options `sentinel_username` and `sentinel_password`.
     """
 
@@ -68,7 +68,7 @@ class RedisUrl:
 
     @classmethod
     def parse(cls, url: str) -> RedisUrl:
-        """Parse a URL. The ValueError of an invalid one never repeats it: it may contain a password."""
+        """Parse a URL. ValueError if it is invalid; the message never contains the URL, which may have a password."""
         scheme, separator, rest = url.partition("://")
         base, _, kind = scheme.partition("+")
         if not separator or base not in ("redis", "rediss", "unix") or (base == "unix" and kind):
@@ -76,19 +76,23 @@ class RedisUrl:
                 "the Redis URL must begin with redis://, redis+sentinel:// or redis+cluster:// (rediss for TLS), or unix://"
             )
         if kind not in ("", "sentinel", "cluster"):
-            raise ValueError(f"the Redis URL: +{kind} is not known; there are +sentinel and +cluster")
+            raise ValueError(
+                f"the Redis URL: the scheme ends with +{kind}, and only +sentinel and +cluster are allowed"
+            )
         if base == "unix":
             return _standalone(_options(url))
         return _PARSERS[kind](base, rest)
 
 
 def _single_server(base: str, rest: str) -> RedisUrl:
+    """Parse a URL without `+sentinel` or `+cluster`: `base` is redis or rediss, `rest` follows the `://`."""
     if "," in rest.partition("/")[0].rpartition("@")[2]:
         raise ValueError("the Redis URL: several hosts need redis+sentinel:// or redis+cluster://")
     return _standalone(_options(f"{base}://{rest}"))
 
 
 def _standalone(options: dict[str, Any]) -> RedisUrl:
+    """Return the URL of one server from the options that redis-py has parsed. A `path` is that of a Unix socket."""
     path = options.pop("path", None)
     if path is not None:
         return RedisUrl("standalone", (Address(path, 0),), _login(options))
@@ -97,6 +101,7 @@ def _standalone(options: dict[str, Any]) -> RedisUrl:
 
 
 def _sentinels(base: str, rest: str) -> RedisUrl:
+    """Parse a URL with `+sentinel`: `base` is redis or rediss, `rest` follows the `://`."""
     user, nodes, path, query = _split(rest, SENTINEL_PORT)
     master, _, db = path.partition("/")
     if not master:
@@ -109,6 +114,7 @@ def _sentinels(base: str, rest: str) -> RedisUrl:
 
 
 def _cluster(base: str, rest: str) -> RedisUrl:
+    """Parse a URL with `+cluster`: `base` is redis or rediss, `rest` follows the `://`."""
     user, nodes, path, query = _split(rest, REDIS_PORT)
     options = _options(f"{base}://{user}cluster/{query}")
     login = _login({key: value for key, value in options.items() if key != "host"})
@@ -121,54 +127,66 @@ _PARSERS = {"": _single_server, "sentinel": _sentinels, "cluster": _cluster}
 
 
 def _split(rest: str, port: int) -> tuple[str, tuple[Address, ...], str, str]:
-    """Return the user with its `@`, the nodes, the path without its first slash, and the query with its `?`."""
+    """Split what follows the `://` of a URL with several hosts; `port` is the default port of a host.
+
+    Returns the user with its `@`, the nodes, the path without its first slash, and the query with its `?`.
+    """
     before, question, query = rest.partition("?")
     authority, _, path = before.partition("/")
     user, at, hosts = authority.rpartition("@")
-    nodes = tuple(_address(text, port, place) for place, text in enumerate(hosts.split(","), 1))
+    nodes = tuple(_address(text, port, number) for number, text in enumerate(hosts.split(","), 1))
     return user + at, nodes, path.rstrip("/"), question + query
 
 
-def _address(text: str, port: int, place: int) -> Address:
+def _address(text: str, default_port: int, number: int) -> Address:
+    """Parse host number `number` of a URL. The error says only its number: a misplaced password could be taken for a host."""
     try:
         host, own_port = parse_host_port(text)
     except ValueError:
         host, own_port = "", None
     if not host or (":" in host and not text.startswith("[")) or (own_port is None and not text.endswith((host, "]"))):
-        raise ValueError(f"the Redis URL: a host is HOST, HOST:PORT or [IPv6]:PORT, and host {place} is not; {ENCODE}")
-    return Address(host, own_port or port)
+        raise ValueError(
+            f"the Redis URL: host {number} must be HOST, HOST:PORT, [IPv6] or [IPv6]:PORT; {ENCODING_HINT}"
+        )
+    return Address(host, own_port or default_port)
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return what redis-py parses from the URL of one server. Its own errors could repeat parts of a password."""
+    """Return the options that redis-py parses from the URL of one server; `path` is set for a Unix socket.
+
+    Its errors are replaced, because they could contain parts of a password.
+    """
     try:
         options = dict(parse_url(url))
         parsed = urlsplit(url)
     except ValueError:
-        raise ValueError(f"the Redis URL: its host, port or options can't be read; {ENCODE}") from None
+        raise ValueError(f"the Redis URL: its host, port or options are invalid; {ENCODING_HINT}") from None
     if "path" not in options and not DATABASE.fullmatch(parsed.path):
-        raise ValueError(f"the Redis URL: after the host only /NUMBER, the database, and options are allowed; {ENCODE}")
+        raise ValueError(
+            f"the Redis URL: after the host only the database, /NUMBER, and ?options are allowed; {ENCODING_HINT}"
+        )
     return options
 
 
 def _login(options: dict[str, Any]) -> Login:
+    """Return the login of a connection with these options of redis-py. ValueError if one is unknown or does not work."""
     encrypted = options.pop("connection_class", None) is SSLConnection
     tls = {key: options.pop(key) for key in list(options) if key.startswith("ssl_")}
     login = Login(options.pop("username", None), options.pop("password", None), int(options.pop("db", 0)))
     if options and any("@" in str(value) for value in (options | tls).values()):
-        raise ValueError(f"the Redis URL: the text after the ? is not only options; {ENCODE}")
+        raise ValueError(f"the Redis URL: the text after the ? must be options, and contains an @; {ENCODING_HINT}")
     if options or (tls and not encrypted):
         unknown = ", ".join(sorted(options) or sorted(tls))
-        raise ValueError(f"the Redis URL: {unknown} is no option{' without TLS' if tls and not options else ''}")
+        raise ValueError(f"the Redis URL: {unknown} is no option{' without TLS (rediss://)' if not options else ''}")
     if not encrypted:
         return login
     for name in FILES:
         if name in tls and not Path(tls[name]).exists():
-            raise ValueError(f"the Redis URL: {name}: there is no {tls[name]}")
+            raise ValueError(f"the Redis URL: {name}: {tls[name]} does not exist")
     try:
         SSLConnection(**tls).ssl_context.get()
     except TypeError:
-        raise ValueError(f"the Redis URL: of {', '.join(sorted(tls))} not all are options for TLS") from None
+        raise ValueError(f"the Redis URL: unknown TLS option among {', '.join(sorted(tls))}") from None
     except (RedisError, ValueError, OSError) as error:
-        raise ValueError(f"the Redis URL: its options for TLS don't work: {error}") from None
+        raise ValueError(f"the Redis URL: its TLS options are invalid: {error}") from None
     return replace(login, tls=tls)

@@ -46,7 +46,7 @@ def _long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 def wait_for_all(monkeypatch: pytest.MonkeyPatch, servers: list[Server]) -> None:
     """Nobody's answer may be left out of what is believed; but one who hangs is not waited for."""
     if hangs not in servers:
-        monkeypatch.setattr(discovery, "FIRST_ANSWER_GRACE_S", WAIT_S)
+        monkeypatch.setattr(discovery, "FIRST_REPLY_GRACE_S", WAIT_S)
         monkeypatch.setattr(discovery, "MAJORITY_GRACE_S", WAIT_S)
 
 
@@ -113,7 +113,7 @@ async def test_the_sentinel_that_knows_the_latest_election_is_followed(
     [
         ([None], "refused|Connect"),
         ([UNKNOWN_MASTER, None], "No such master"),
-        ([says([])], "does not say what a sentinel"),
+        ([says([])], "is no sentinel or cluster node: unexpected reply to SENTINEL"),
         ([refuses("NOAUTH Authentication required.")], "NOAUTH"),
         ([refuses("ERR unknown command 'SENTINEL', with args beginning with: 'MASTER'")], "unknown command"),
         ([hangs, UNKNOWN_MASTER], "No such master.*no answer|no answer.*No such master"),
@@ -125,12 +125,12 @@ async def test_no_sentinel_knows_the_primary(
     if hangs in servers:
         monkeypatch.setattr(discovery, "QUERY_TIMEOUT_S", 1.0)
     async with running(*servers) as (_, places):
-        with pytest.raises(RedisFailure, match=f"no sentinel names a master 'locks'.*({reason})"):
+        with pytest.raises(RedisFailure, match=f"no sentinel reports a master named 'locks'.*({reason})"):
             await discovery_for(RedisUrl.parse(f"redis+sentinel://{places}/locks"), KEY).find()
 
 
 async def test_a_late_answer_is_waited_for_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "FIRST_ANSWER_GRACE_S", 0.05)
+    monkeypatch.setattr(discovery, "FIRST_REPLY_GRACE_S", 0.05)
     async with running(UNKNOWN_MASTER, NEW, None) as (made, places):
         held = made[1].rule(Rule("SENTINEL", encoded(["config-epoch", "4"]), held=asyncio.Event()))
         finding = asyncio.create_task(discovery_for(RedisUrl.parse(f"redis+sentinel://{places}/locks"), KEY).find())
@@ -195,7 +195,7 @@ async def test_a_node_that_does_not_know_its_own_name_is_where_it_was_asked(host
 @pytest.mark.parametrize("servers", [[says([])], [None], [slots(("?", 1))]])
 async def test_no_node_serves_the_slot(servers: list[Server]) -> None:
     async with running(*servers) as (_, places):
-        with pytest.raises(RedisFailure, match=f"names a server for slot {SLOT}"):
+        with pytest.raises(RedisFailure, match=f"reports a server for slot {SLOT}"):
             await discovery_for(RedisUrl.parse(f"redis+cluster://{places}"), KEY).find()
 
 

@@ -58,7 +58,7 @@ class ScriptedKeyspace:
 
     async def verify(self) -> None:
         if self.reads >= self.primary_for:
-            raise RedisFailure("there is another master")
+            raise RedisFailure("127.0.0.1:6379 is no longer the primary")
 
     async def acquire_leadership(self, *_: Any, **__: Any) -> Position | None:
         self.done.append("acquired")
