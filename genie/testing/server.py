@@ -26,12 +26,12 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
 
     `asyncio.sleep(3600)` returns at once; afterwards `time.time` and `time.monotonic` are an hour later, and locks and
     queues have timed out accordingly. (`datetime` and `time.perf_counter` keep the real time.) `random` and `secrets`
-    follow the seed, so a run is reproducible.
+    depend only on the seed, so a run is reproducible.
 
-    `genie.connect()` connects to that server, whatever the environment variables say. The network is in memory: it
-    connects to Genie and to servers that the coroutine starts. Threads would use real sockets, so connecting one (as
-    `genie.sync` does) raises `RuntimeError`. If the coroutine waits for an event that can never occur, `Stuck` is raised.
-    Locks are kept in memory and end with the run.
+    `genie.connect()` connects to that server, regardless of environment variables. The network is in memory, and has only
+    Genie and the servers that the coroutine starts. Blocking sockets, which `genie.sync` uses, are not simulated: connecting
+    one raises `RuntimeError`. If the coroutine waits for an event that can never occur, `Stuck` is raised. Locks are kept in
+    memory and end with the run.
     """
     if _has_running_loop():
         main.close()
@@ -42,13 +42,13 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0) -> T:
     network = Network(loop)
     genie = loop.node("genie", ADDRESS[0])
 
-    def log(_level: str, _line: MutableMapping[str, Any]) -> bool:
+    def is_logged_by_server(_level: str, _line: MutableMapping[str, Any]) -> bool:
         return NODE.get() is genie
 
     unset = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE"), "")
     environment = {"GENIE_HOST": ADDRESS[0], "GENIE_PORT": str(ADDRESS[1]), **unset}
     with (
-        deterministic(loop, seed, log),
+        deterministic(loop, seed, is_logged_by_server),
         patch.dict(os.environ, environment),
         patch("socket.create_connection", _no_real_socket),
     ):
@@ -71,6 +71,7 @@ def _has_running_loop() -> bool:
 
 
 def _no_real_socket(address: object, *_: object, **__: object) -> socket.socket:
+    """Replaces `socket.create_connection` during `run`."""
     raise RuntimeError(
         f"can't connect to {address}: the network of genie.testing.run() is in memory; use genie.testing.server()"
     )
@@ -83,7 +84,7 @@ async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
     Use it with `async with`, which returns the host and the port. `settings` are the options of `genie serve`, with
     underscores. Without `redis_url` locks are kept in memory.
     """
-    threshold = gc.get_threshold()
+    threshold = gc.get_threshold()  # the server changes the settings of the garbage collector
     running = Server(Settings.from_options(**{"port": 0} | settings))
     address = await running.start()
     try:

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from genie.testing.simulation.scenario import CHOOSING, FEATURED, REPLICATED
+from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_FEATURED_SEED, FIRST_REPLICATED_SEED
 
 ROOT = Path(__file__).parent.parent.parent
 SEEDS = 300
@@ -72,14 +72,14 @@ MUTANTS = [
         "storage/redis/lua/commit.lua",
         "if meta[1] ~= ARGV[1] or meta[2] ~= ARGV[2] then",
         "if false then",
-        first=REPLICATED + 94,
+        first=FIRST_REPLICATED_SEED + 94,
     ),
     Mutant(
         "a new node takes over before nodes with a later position",
         "storage/redis/election.py",
         "return meta.node is None or (candidacy.has_seen_leader and node.is_restart_of(meta.node))",
         "return meta.node is None or node.is_restart_of(meta.node)",
-        first=REPLICATED + 3416,
+        first=FIRST_REPLICATED_SEED + 3416,
     ),
     Mutant(
         "resigning does not check that Redis has all acknowledged batches",
@@ -93,21 +93,21 @@ MUTANTS = [
         "storage/redis/log.py",
         "next((end for end in reversed(self.ends) if end[1]), self.ends[0])",
         "self.position",
-        first=REPLICATED + 5639,
+        first=FIRST_REPLICATED_SEED + 5639,
     ),
     Mutant(
         "an unacknowledged batch counts as a fork",
         "storage/redis/replica.py",
         "history.without(self._unacknowledged), self.history",
         "history, self.history",
-        first=REPLICATED + 7943,
+        first=FIRST_REPLICATED_SEED + 7943,
     ),
     Mutant(
         "takes over without verifying the primary",
         "storage/redis/follower.py",
         "await self._keyspace.verify()  # last",
         "pass  # last",
-        first=REPLICATED + 31197,
+        first=FIRST_REPLICATED_SEED + 31197,
     ),
     Mutant(
         "the commit script accepts a gap",
@@ -160,49 +160,49 @@ MUTANTS = [
         "storage/redis/keyspace.py",
         "if meta is not None and not history.contains(meta.position):",
         "if False:",
-        first=REPLICATED,
+        first=FIRST_REPLICATED_SEED,
     ),
     Mutant(
         "a follower discards what Redis has lost",
         "storage/redis/election.py",
         "if diverged and not lacks_commits:",
         "if diverged:",
-        first=REPLICATED + 17,
+        first=FIRST_REPLICATED_SEED + 17,
     ),
     Mutant(
         "a former leader does not know what it acknowledged",
         "storage/redis/replica.py",
         "None if led is None else led.snapshot",
         "None",
-        first=REPLICATED + 90143,
+        first=FIRST_REPLICATED_SEED + 90143,
     ),
     Mutant(
         "the result of WAIT is ignored",
         "storage/redis/commit.py",
         "(unmet := self._ack_policy.unmet(acknowledged))",
         '(unmet := "")',
-        first=REPLICATED,
+        first=FIRST_REPLICATED_SEED,
     ),
     Mutant(
         "a restored snapshot needs no acknowledgement of replicas",
         "storage/redis/store.py",
         "        await self._writer.resubmit(self._encoder.encode(replace(snapshot, changes={})))",
         "        self._finish(None)",
-        first=REPLICATED,
+        first=FIRST_REPLICATED_SEED,
     ),
     Mutant(
         "a primary that the sentinels have replaced is kept",
         "storage/redis/store.py",
         "if connection is None or not await self._primary.has_moved(connection):",
         "if True:",
-        first=REPLICATED,
+        first=FIRST_REPLICATED_SEED,
     ),
     Mutant(
         "a follower takes over without querying the sentinels",
         "storage/redis/primary.py",
         "if self._connection is not None and await self.has_moved(self._connection):",
         "if False:",
-        first=REPLICATED + 90143,
+        first=FIRST_REPLICATED_SEED + 90143,
     ),
     # -- sessions
     Mutant(
@@ -247,35 +247,35 @@ MUTANTS = [
         "server/dispatcher.py",
         'change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"")',
         "change = request",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "the refs of ended requests are not stored",
         "storage/redis/records.py",
         "            ref=reply.ref,",
         "            ref=None,",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "the refs of live requests are not stored",
         "storage/redis/records.py",
         "            change.ref,",
         "            None,",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "the reason of an end is not read from the store",
         "storage/redis/records.py",
         "_decode_ended(line).payload.reason if line else SUCCESS",
         "SUCCESS",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "notes are not stored",
         "storage/redis/records.py",
         "            change.note,",
         "            None,",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "the reply to a release carries the ref of the request",
@@ -307,21 +307,21 @@ MUTANTS = [
         "server/notifier.py",
         "        if request.ref is None or not session.quiet:\n            self.send(session.connection, replies.queued",
         "        if True:\n            self.send(session.connection, replies.queued",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "queued is sent to a quiet connection that resumes",
         "server/dispatcher.py",
         "elif request.ref is None or not session.quiet:",
         "else:",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "a repeated ref of an ended request gets no reply",
         "server/dispatcher.py",
         "            send(connection, known.message or replies.ended(known.id, known.reason, known.ref))",
         "            pass",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "bye leaves the waiting requests",
@@ -329,21 +329,21 @@ MUTANTS = [
         "        self._disconnect(list(session.bound.values()))\n"
         "        if session.key is not None:\n            self._end_session(session)",
         "        if False:\n            pass",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "bye does not end the session",
         "server/dispatcher.py",
         "        if session.key is not None:\n            self._end_session(session)\n        else:",
         "        if session.key is None:",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     Mutant(
         "a connection stays open after bye",
         "server/dispatcher.py",
         "        connection.detach()\n        self.notifier.closing.append(connection)",
         "        connection.detach()",
-        first=FEATURED,
+        first=FIRST_FEATURED_SEED,
     ),
     # -- the lock manager
     Mutant(
@@ -400,24 +400,28 @@ MUTANTS = [
         "core/grant.py",
         "    if holder is not None:\n        return holder.owner == owner\n    resource = table.resources.get(name)",
         "    if holder is not None:\n        return True\n    resource = table.resources.get(name)",
-        first=CHOOSING,
+        first=FIRST_ANY_OF_SEED,
     ),
     Mutant(
         "takes what others wait for",
         "core/grant.py",
         "    return queue is None or (\n        queue.exclusive.first_not_owned_by(owner) is None",
         "    return queue is None or True or (\n        queue.exclusive.first_not_owned_by(owner) is None",
-        first=CHOOSING,
+        first=FIRST_ANY_OF_SEED,
     ),
     Mutant(
-        "takes less than it needs", "core/manager.py", "if reached >= take.target:", "if reached > 0:", first=CHOOSING
+        "takes less than it needs",
+        "core/manager.py",
+        "if reached >= take.target:",
+        "if reached > 0:",
+        first=FIRST_ANY_OF_SEED,
     ),
     Mutant(
         "what was taken is forgotten by a restart",
         "storage/redis/records.py",
         "            choice_digest=stored.chosen,",
         "            choice_digest=None,",
-        first=CHOOSING,
+        first=FIRST_ANY_OF_SEED,
     ),
     Mutant(
         "nobody is granted when somebody leaves",

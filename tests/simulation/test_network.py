@@ -70,7 +70,7 @@ class Pair:
 @pytest.mark.parametrize("seed", range(10))
 def test_bytes_arrive_in_order_in_random_pieces(loop: SimLoop, seed: int) -> None:
     async def main() -> None:
-        pair = await Pair(loop, RandomDelays(Random(seed), slow=0.3)).open()
+        pair = await Pair(loop, RandomDelays(Random(seed), slow_ratio=0.3)).open()
         sent = b""
         for number in range(300):
             data = b"%d " % number

@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from genie.testing.simulation.scenario import CHOOSING, FEATURED, REPLICATED
+from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_FEATURED_SEED, FIRST_REPLICATED_SEED
 from genie.testing.simulation.soak import run
 
 COUNT = 30
@@ -67,8 +67,11 @@ def problems(seed: int) -> tuple[int, list[str]]:
 
 
 def test_no_seed_has_a_violation() -> None:
-    more = *range(CHOOSING, CHOOSING + ANY_OF_COUNT), *range(REPLICATED, REPLICATED + REPLICATED_COUNT)
-    more += (*range(FEATURED, FEATURED + FEATURED_COUNT),)
+    more = (
+        *range(FIRST_ANY_OF_SEED, FIRST_ANY_OF_SEED + ANY_OF_COUNT),
+        *range(FIRST_REPLICATED_SEED, FIRST_REPLICATED_SEED + REPLICATED_COUNT),
+    )
+    more += (*range(FIRST_FEATURED_SEED, FIRST_FEATURED_SEED + FEATURED_COUNT),)
     seeds = sorted({*range(1, COUNT + 1), *KEPT, *more})
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         failed = [(seed, found) for seed, found in pool.map(problems, seeds, chunksize=5) if found]
@@ -92,4 +95,4 @@ def test_a_seed_gives_the_same_history_in_every_process() -> None:
 
 def test_a_seed_gives_the_same_history_each_time() -> None:
     """Also where several tasks finish in one iteration of the loop, whose set has no order."""
-    assert len({run(REPLICATED + 48)[0].history.digest() for _ in range(4)}) == 1
+    assert len({run(FIRST_REPLICATED_SEED + 48)[0].history.digest() for _ in range(4)}) == 1

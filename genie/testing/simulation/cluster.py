@@ -1,4 +1,4 @@
-"""The simulated deployment: servers, store, clients and nemesis in one thread, decided by a seed from start to end."""
+"""The simulated deployment: servers, store, clients and nemesis in one thread. A seed decides everything that happens."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from genie.testing.simulation.stores import OneRedis, ThreeRedises
 from genie.testing.simulation.wire_client import WireClient
 
 RECOVERY_LIMIT_S = 300.0
-"""How long the cluster may take to finish all requests after the last fault."""
+"""Time limit for the cluster to finish all requests after the last fault."""
 PROBE_PRIORITY = -10
-"""Lower than that of every other request."""
+"""Lower than the priority of every other request."""
 INVARIANT_CHECK_INTERVAL_S = 0.5
 
 
 class Cluster:
-    """One run of a scenario. `run` returns the problems that it meets; the checkers examine the history afterwards."""
+    """One run of a scenario. `run` returns the problems at run time; the checkers verify the history afterwards."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.loop = SimLoop(step_s=1e-6)
         self.history = History(self.loop.time)
-        delays = RandomDelays(self._random("network"), slow=scenario.slow_ratio)
+        delays = RandomDelays(self._random("network"), slow_ratio=scenario.slow_ratio)
         self.network = Network(self.loop, delays, self.history)
         self.store: OneRedis | ThreeRedises = (
             OneRedis(self.loop, self.history)
@@ -47,7 +47,7 @@ class Cluster:
         self.hosts: list[Host] = []
         self.clients: dict[Node, WireClient | LibraryClient] = {}
         self._tasks: dict[asyncio.Task[Any], Node] = {}
-        """Those of the clients, in the order in which they were started."""
+        """The tasks of the clients with their nodes, in the order in which they were started."""
         self._context = ClientContext(
             scenario, [f"s{number}:7077" for number in range(1, scenario.servers + 1)], self.history
         )
@@ -55,7 +55,10 @@ class Cluster:
         self._nemesis: Nemesis | None = None
 
     def run(self) -> list[str]:
-        """Run from the first start of a server to the last release; return the problems."""
+        """Run the whole scenario; return the problems.
+
+        Problems are failed invariants, exceptions that no task handled, deadlocks, and what does not recover in time.
+        """
 
         def record_log(level: str, line: MutableMapping[str, Any]) -> bool:
             running = NODE.get()
@@ -79,6 +82,7 @@ class Cluster:
         return self.problems
 
     async def _run(self) -> None:
+        """Start everything, inject faults for a while, heal them, and check that the cluster recovers."""
         scenario = self.scenario
         self.history.note(NOTE, "cluster", str(scenario))
         await self.store.start()
@@ -109,6 +113,7 @@ class Cluster:
         checking.cancel()
 
     def _start_clients(self) -> None:
+        """Start the clients of the three kinds: wire clients without and with sessions, and users of the library."""
         scenario, context = self.scenario, self._context
         for number in range(1, scenario.wire_clients + 1):
             name = f"raw{number}"
@@ -126,11 +131,11 @@ class Cluster:
         self._tasks[self.loop.spawn(node, client.run())] = node
 
     def _random(self, name: str) -> Random:
-        """Return the generator for one part of the simulation: what one part draws does not shift the others."""
+        """Return the random generator of one component, so that a change of one does not change the choices of the others."""
         return Random(f"{self.scenario.seed} {name}")
 
     def _boot_id(self) -> str:
-        """Return the boot id of the machine on which the running node is."""
+        """Return the simulated boot id of the machine of the running node; replaces `store._boot_id`."""
         running = NODE.get()
         if running is None:
             return ""
@@ -141,7 +146,7 @@ class Cluster:
         self.problems.append(f"at {self.loop.time():.6f}: {text}")
 
     async def _record_impairments(self) -> None:
-        """Record when a server is down, stopped or cut off from a Redis, for the checker of durability."""
+        """Record at intervals which servers are down, stopped or partitioned from a Redis: this excuses lost notifications."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             commands_fail = self._nemesis is not None and self._nemesis.fails_commands
@@ -153,11 +158,13 @@ class Cluster:
     # -- checks while it runs, and at the end -------------------------------------------------------------
 
     async def _check_invariants_regularly(self) -> None:
+        """Check the lock managers at intervals, until there is a problem."""
         while not self.problems:
             await asyncio.sleep(INVARIANT_CHECK_INTERVAL_S)
             self._check_invariants()
 
     def _check_invariants(self) -> None:
+        """Check the invariants of the lock manager on every leader that is alive."""
         for host in self.hosts:
             server = host.server
             if server is None or server.default_namespace.pipeline is None or host.node.dead:
@@ -196,14 +203,17 @@ class Cluster:
         self._check_invariants()
 
     async def _probe(self) -> str:
-        """Acquire every resource with the lowest priority; return what is wrong, or nothing."""
+        """Acquire and release all resources with the lowest priority; return a problem, or "" if there is none.
+
+        It gets the locks only if nothing else holds or awaits them. Unreachable servers are retried, one after the other.
+        """
         addresses = self._context.addresses
         for attempt in range(60):
             try:
                 async with connect(addresses[attempt % len(addresses)]) as client:
                     lock = await client.acquire(*self.scenario.resources, queue_timeout=120.0, priority=PROBE_PRIORITY)
                     await lock.release()
-                    found = await client.inspect()
+                    inspection = await client.inspect()
                     break
             except Unavailable as error:
                 if attempt == 59:
@@ -211,4 +221,4 @@ class Cluster:
                 await asyncio.sleep(1)  # the last server may still be starting
             except GenieError as error:
                 return f"the locks can't be acquired at the end: {error!r}"
-        return f"locks or waiters remain at the end: {found}" if found.holders or found.queue else ""
+        return f"locks or waiters remain at the end: {inspection}" if inspection.holders or inspection.queue else ""

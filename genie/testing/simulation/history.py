@@ -57,10 +57,10 @@ class Entry:
 
 @dataclass(slots=True)
 class Change:
-    """A change of the store: records that were written, and the former contents of those that were removed, by id.
+    """A change of the store: the records that were written, and the former values of those that were removed, by id.
 
-    `counters` are the fields of that name: index, clock, next id and next fencing token. `is_snapshot`: the whole state was
-    compared with the one before, not only the records that a batch wrote.
+    `counters` are index, clock, next id and next fencing token of the namespace. `is_snapshot`: the change was found by
+    comparing the whole state with the one before, because it is no batch.
     """
 
     written: dict[int, Message]
@@ -69,7 +69,7 @@ class Change:
     counters: tuple[int, float, int, int]
     is_snapshot: bool = False
     unrecoverable: bool = False
-    """The store had lost acknowledged writes, and no server was left that had seen them."""
+    """The store had lost acknowledged writes, and no living server had seen them."""
     state: StoreState | None = field(default=None, repr=False)
     """The state that the change led to, where there are several Redises."""
 
@@ -78,9 +78,9 @@ class Change:
 class StoreState:
     """A state of the namespace on some Redis: after a batch, or after a server acquired leadership.
 
-    States form a tree. `parent` is the state from which the writer continued; `replaced` is the state that the Redis had
-    before, which is another one where a server restored a snapshot over a Redis that had rolled back. `known_to_writer` is
-    the latest state that the writer is known to have known.
+    States form a tree. `parent` is the state from which the writer continued. `replaced` is the state that the Redis had
+    before, which differs if a server restored a snapshot over a Redis that had rolled back. `known_to_writer` is the latest
+    state that the writer demonstrably knew.
     """
 
     number: int
@@ -94,12 +94,12 @@ class StoreState:
     replaced: StoreState | None
     known_to_writer: StoreState | None
     is_snapshot: bool
-    """It was written as a whole, not as a batch."""
+    """The whole state was written, not a batch."""
     records: dict[int, Message]
     late: bool = False
-    """It came from a connection that its writer had given up; what it contains is also in what the writer stored later."""
+    """It came late, from a connection that its writer had replaced: the writer had already stored a later state."""
     acknowledged_at: float | None = None
-    """When enough replicas had it."""
+    """When it was on enough replicas."""
     observed: bool = False
     """A server sent a message that depends on it."""
 
@@ -107,7 +107,7 @@ class StoreState:
         return f"{self.position[0]}-{self.position[1]} by {self.writer} on {self.host}"
 
     def descends_from(self, other: StoreState) -> bool:
-        """Return whether it is the other state or a descendant of it."""
+        """Return whether this is the other state or a descendant of it."""
         state: StoreState | None = self
         while state is not None and state is not other:
             state = None if state.number < other.number else state.parent
@@ -121,7 +121,7 @@ class StoreState:
 
     @property
     def acquires_leadership(self) -> bool:
-        """Whether its writer becomes the leader with it."""
+        """Whether its writer becomes the leader by this write."""
         replaced = self.replaced
         took_over = (
             replaced is not None
@@ -133,9 +133,9 @@ class StoreState:
 
 
 def before_takeover(state: StoreState | None, node: str | None = None) -> StoreState | None:
-    """Return the last state before take-overs that no batch followed, and before late writes.
+    """Return the last state before takeovers without a batch, and before late writes: no client saw those that are skipped.
 
-    With `node` only the take-overs of that server are skipped. No server has sent anything that depends on those skipped.
+    With `node` only the takeovers of that server are skipped.
     """
     while state is not None and (
         state.late or (node in (None, state.writer) and state.position[1] == 0 and not state.is_snapshot)
@@ -153,7 +153,7 @@ class History:
     final: StoreState | None = None
     """The state of the primary at the end, where there are several Redises."""
     impaired: dict[str, list[float]] = field(default_factory=dict)
-    """The times at which a host was seen down, stopped or cut off, by its name."""
+    """When a host was observed to be down, stopped or partitioned, by its name."""
     lifetimes: dict[str, tuple[float, float]] = field(default_factory=dict)
     """When each server process started and ended, by its name."""
     entries: list[Entry] = field(default_factory=list)
@@ -168,14 +168,14 @@ class History:
         return sha256("\n".join(map(str, self.entries)).encode()).hexdigest()
 
     def tail(self, count: int = 60, until: float | None = None, about: int | None = None) -> str:
-        """Return the last entries as text; with `about` only the faults and the entries that mention an id."""
-        found = [
+        """Return the last entries as text; with `about` only the faults and the entries that mention that id."""
+        matching = [
             entry
             for entry in self.entries
             if (until is None or entry.at <= until)
             and (about is None or entry.kind == FAULT or str(about) in str(entry))
         ]
-        return "\n".join(map(str, found[len(found) - min(count, len(found)) :]))
+        return "\n".join(map(str, matching[len(matching) - min(count, len(matching)) :]))
 
     # -- network.Observer ---------------------------------------------------------------------------------
 
@@ -185,13 +185,13 @@ class History:
             self.note(CONNECTED, connection.client.node.name, connection.server.node.name, connection.number)
 
     def sent(self, transport: SimTransport, data: bytes) -> None:
-        """Record the lines that a client or a server has written."""
+        """Record the messages that a client or a server has written."""
         connection = transport.connection
         if connection.address[1] == self.server_port:
             self._record_lines(transport, CLIENT_SENT if transport is connection.client else SERVER_SENT, data)
 
     def received(self, transport: SimTransport, data: bytes) -> None:
-        """Record the lines that a client is about to process."""
+        """Record the messages that a client is about to process."""
         connection = transport.connection
         if connection.address[1] == self.server_port and transport is connection.client:
             self._record_lines(transport, CLIENT_RECEIVED, data)
@@ -204,6 +204,7 @@ class History:
             self.note(DISCONNECTED, transport.node.name, f"{side} {how}", connection.number)
 
     def _record_lines(self, transport: SimTransport, kind: str, data: bytes) -> None:
+        """Record each complete line as a message; keep an incomplete one until its rest arrives."""
         key = transport, kind
         lines = (self._partial_lines.pop(key, b"") + data).split(b"\n")
         if lines[-1]:
@@ -242,7 +243,7 @@ class StoreRecorder:
         redis.on_write = self._on_write
 
     def check_for_loss(self) -> None:
-        """Find out whether the store has lost writes; the leader has not, and is expected to restore them."""
+        """Detect whether the store has lost writes. The leader still has them, and is expected to restore them."""
         meta = self._keys.hash(self._meta)
         if meta.get(b"counters", b"") != self._counters or meta.get(b"records", b"") != self._records_key:
             self._lost = True
@@ -253,14 +254,18 @@ class StoreRecorder:
         return {int(field): json.loads(record) for field, record in records.items() if record}
 
     def _on_write(self, undo: list[Undo], sender: str) -> None:
+        """Record an atomic write that changed `meta`: a batch, a takeover or a restored snapshot.
+
+        `undo` lists the changed keys and fields, `sender` is the name of the server's node.
+        """
         meta = self._keys.hash(self._meta)
         if not meta or all(key != self._meta for key, _, _ in undo):
             return
         records_key, nonce, counters = meta.get(b"records", b""), meta.get(b"nonce", b""), meta[b"counters"]
         index, clock, next_id, next_fence = counters.split()[:4]
         if self._lost and int(index) == 0 and meta.get(b"base", b""):
-            return  # a server took over what is left, and may still find that it has seen more
-        # A server that has committed must restore what was lost, even if it stepped down since. Others can't know it.
+            return  # a server took over from what is left, and may still restore a later state
+        # A server that has committed must restore what was lost, even if it stepped down since. Other servers cannot know it.
         unrecoverable = self._lost and (sender != self._writer or not self._committed)
         snapshot = self._lost or records_key != self._records_key or nonce != self._nonce
         written, removed = self._compare() if snapshot else self._apply(undo, records_key)
@@ -273,6 +278,7 @@ class StoreRecorder:
         self._history.note(STORE, sender, Change(written, removed, epoch, counts, snapshot, unrecoverable))
 
     def _compare(self) -> tuple[dict[int, Message], dict[int, Message]]:
+        """Return the written and the removed records, by comparing all records with those before."""
         now = self.stored()
         written = {id_: record for id_, record in now.items() if self._records.get(id_) != record}
         removed = {id_: record for id_, record in self._records.items() if id_ not in now}
@@ -280,6 +286,7 @@ class StoreRecorder:
         return written, removed
 
     def _apply(self, undo: list[Undo], records_key: bytes) -> tuple[dict[int, Message], dict[int, Message]]:
+        """Return the written and the removed records of a batch, by the undo information of its write."""
         records = self._keys.hash(records_key)
         written, removed = {}, {}
         for name in dict.fromkeys([name for key, name, _ in undo if key == records_key and name is not None]):
@@ -308,11 +315,11 @@ class LineageRecorder:
         self._meta = f"{{{namespace}}}:meta".encode()
         self._log = f"{{{namespace}}}:log".encode()
         self._known: dict[str, StoreState] = {}
-        """The latest state that each server is known to know, of the lineage that it continues."""
+        """The latest state that each server demonstrably knows, on the lineage that it continues."""
         self._stored: dict[str, StoreState] = {}
-        """The state that each server has stored last; it may not have seen the reply."""
+        """The state that each server has stored last, whether or not it got the reply."""
         self._states: dict[tuple[tuple[int, int], str], StoreState] = {}
-        """By position and writer."""
+        """All states, by position and writer."""
         self._count = 0
         for redis in redises:
             redis.on_write = self._write_observer(redis)
@@ -320,7 +327,7 @@ class LineageRecorder:
             redis.on_replicated = self._check_acknowledged
 
     def head(self, redis: ReplicatedRedis) -> StoreState | None:
-        """Return the state that a Redis has."""
+        """Return the current state of a Redis."""
         for write in reversed(redis.log):
             if write.state is not None:
                 return write.state  # type: ignore[no-any-return]
@@ -331,6 +338,8 @@ class LineageRecorder:
         return _records(redis, redis.keys.hash(self._meta).get(b"records", b""))
 
     def _write_observer(self, redis: ReplicatedRedis) -> Callable[[list[Undo], str], None]:
+        """Return the `on_write` callback of a Redis: it records the writes that change `meta`."""
+
         def on_write(undo: list[Undo], sender: str) -> None:
             if any(key == self._meta for key, _, _ in undo):
                 self._on_write(redis, redis.log[-1], undo, sender)
@@ -338,25 +347,33 @@ class LineageRecorder:
         return on_write
 
     def _read_observer(self, redis: ReplicatedRedis) -> Callable[[str, StreamRead], None]:
+        """Return the `on_blocking_read` callback of a Redis: the position of a read shows which state the reader knows."""
+
         def on_blocking_read(reader: str, read: StreamRead) -> None:
-            epoch, rest = read.after.get(self._log, (0, 0))
+            epoch, sequence = read.after.get(self._log, (0, 0))
+            position = epoch, sequence // 1000
             state = self.head(redis)
-            while state is not None and state.position > (epoch, rest // 1000):
+            while state is not None and state.position > position:
                 state = state.parent
             known = self._known.get(reader)
-            if state is None or state.position != (epoch, rest // 1000):
+            if state is None or state.position != position:
                 return
-            if known is None or not known.descends_from(state):  # it keeps what it has read, though Redis may roll back
+            if known is None or not known.descends_from(state):  # else Redis has rolled back, but not the reader
                 self._known[reader] = state
 
         return on_blocking_read
 
     def _check_acknowledged(self, write: Write) -> None:
+        """Mark the state of a write as acknowledged once the primary and `min_replicas` replicas have it."""
         state: StoreState | None = write.state
         if state is not None and state.acknowledged_at is None and len(write.hosts) > self._min_replicas:
             state.acknowledged_at = self._history.clock()
 
     def _on_write(self, redis: ReplicatedRedis, write: Write, undo: list[Undo], sender: str) -> None:
+        """Record the state to which a write led, as a node of the tree, and its change relative to its parent.
+
+        `undo` lists the changed keys and fields, `sender` is the name of the server's node.
+        """
         meta, replaced = redis.keys.hash(self._meta), self.head(redis)
         index, clock, next_id, next_fence = meta[b"counters"].split()
         position, records_key = (int(meta[b"epoch"]), int(index)), meta[b"records"]
@@ -401,7 +418,7 @@ class LineageRecorder:
         self._history.note(STORE, sender, Change(written, removed, position[0], counters, is_snapshot, state=state))
 
     def _update_known(self, state: StoreState) -> None:
-        """Record what the writer of a state knows now: nothing new where the write came late, from an old connection."""
+        """Update which state the writer demonstrably knows; mark the state as late if the writer has stored a later one."""
         writer, replaced, known = state.writer, state.replaced, state.known_to_writer
         stored = self._stored.get(writer)
         if stored is not None and state.position < stored.position:
@@ -428,9 +445,9 @@ class LineageRecorder:
         records: dict[int, Message],
         epochs: EpochHistory,
     ) -> StoreState | None:
-        """Return the state that a restored snapshot continues: one with these records, as late as the writer may know it.
+        """Return the state that a restored snapshot continues: the latest with these records that the writer may know.
 
-        A batch that too few replicas had was acknowledged to no client: the writer may omit it, and its epoch history says
+        A batch that was on too few replicas was acknowledged to no client, so the writer may omit it; its epoch history says
         whether it did.
         """
         had, stored = before_takeover(replaced, writer), self._stored.get(writer)
@@ -438,13 +455,13 @@ class LineageRecorder:
             known = stored if stored.acknowledged_at is not None or epochs.contains(stored.position) else known
         if known is not None and known.records == records:
             return known
-        least = (
+        earliest = (
             had if known is None or (had is not None and had.descends_from(known)) else before_takeover(known, writer)
         )
-        if least is None or least.records == records:
-            return least
-        later = [state for state in self._states.values() if state.records == records and state.descends_from(least)]
-        return max(later, key=lambda state: state.number, default=least)
+        if earliest is None or earliest.records == records:
+            return earliest
+        later = [state for state in self._states.values() if state.records == records and state.descends_from(earliest)]
+        return max(later, key=lambda state: state.number, default=earliest)
 
 
 def _records(redis: ReplicatedRedis, key: bytes) -> dict[int, Message]:

@@ -20,7 +20,7 @@ RESTART_DELAY_S = 0.05, 2.0
 
 
 class Host:
-    """One machine. `random` decides the restart delays; `node` is the server process that runs now, or ran last."""
+    """One machine. `random` decides the restart delays; `node` is the current or the last server process."""
 
     def __init__(
         self, name: str, loop: SimLoop, history: History, random: Random, *, redis_url: str, min_replicas: int
@@ -48,7 +48,7 @@ class Host:
         self._loop.spawn(self.node, self._serve(self.node))
 
     def kill(self, restart_after_s: float, *, silently: bool) -> None:
-        """SIGKILL or, `silently`, a power failure of the machine; the server is restarted after a while."""
+        """Crash the server by SIGKILL or, with `silently`, by a power failure of its machine; restart it after a delay."""
         if not self.node.dead and not self._restarting:
             self._loop.kill(self.node, silently=silently)
             self._record_end(self.node)
@@ -62,6 +62,7 @@ class Host:
             self._loop.signal(self.node, signal.SIGTERM)
 
     async def _serve(self, process: Node) -> None:
+        """Run the server until it exits by itself, then restart it after a random delay."""
         settings = Settings.from_options(
             host=self.name, redis_url=self._redis_url, redis_min_replicas=self._min_replicas
         )
@@ -74,6 +75,7 @@ class Host:
             self._restart_after(self._random.uniform(*RESTART_DELAY_S))
 
     def _record_end(self, process: Node) -> None:
+        """Record the end of a process in the history."""
         lifetimes = self._history.lifetimes
         lifetimes[process.name] = lifetimes[process.name][0], self._loop.time()
 

@@ -1,4 +1,4 @@
-"""A simulated client that uses the library, `genie.connect`, as an application would."""
+"""A simulated client that uses the library, `genie.connect`, as an application does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from genie.testing.simulation.scenario import ClientContext, Workload
 
 
 class LibraryClient:
-    """A few tasks that acquire and release locks over one `genie.Client`, until the scenario ends."""
+    """Some tasks that acquire and release locks over one `genie.Client`, until the scenario ends."""
 
     def __init__(self, context: ClientContext, name: str, random: Random) -> None:
         self.context = context
@@ -25,7 +25,7 @@ class LibraryClient:
         return self.name
 
     async def run(self) -> None:
-        """Connect, and run the tasks until the scenario ends; connect again where the connection fails for good."""
+        """Connect, and run the tasks until the scenario ends. Start again if one of them fails with the connection."""
         while True:
             try:
                 async with connect(",".join(self.context.addresses), connect_timeout=3.0) as client:
@@ -37,15 +37,19 @@ class LibraryClient:
                 await asyncio.sleep(self.random.uniform(0.1, 1))
                 if self.context.stopping.is_set():
                     break
-        self.context.history.note(NOTE, self.name, "is done")
+        self.context.history.note(NOTE, self.name, "finished")
 
     async def _task(self, client: Client) -> None:
+        """Use locks in random ways, with random pauses, until the scenario ends."""
         random = self.random
         while not self.context.stopping.is_set():
             await asyncio.sleep(random.expovariate(1 / self.context.scenario.think_time_s))
-            ways = [self._hold, self._hold, self._nested, self._by_hand, self._try, self._cancelled, self._watched]
+            patterns = [
+                *(self._hold, self._hold, self._hold_nested, self._acquire_and_release, self._try_acquire),
+                *(self._cancel, self._hold_with_watchdog),
+            ]
             try:
-                await random.choice(ways)(client)
+                await random.choice(patterns)(client)
             except genie.GenieError as error:
                 self._note("failed", type(error).__name__)
 
@@ -55,9 +59,10 @@ class LibraryClient:
         async with client.lock(*self._names(), **self._options()) as lock:
             self._note("holds", lock.id, lock.fence)
             await self._work()
-            self._note("lets go", lock.id)
+            self._note("releases", lock.id)
 
-    async def _nested(self, client: Client) -> None:
+    async def _hold_nested(self, client: Client) -> None:
+        """Acquire a second lock, perhaps of the same transaction, while the first is held."""
         options = self._options()
         async with client.lock(*self._names(), **options) as outer:
             self._note("holds", outer.id, outer.fence)
@@ -65,45 +70,49 @@ class LibraryClient:
             async with client.lock(*self._names(), **options) as inner:
                 self._note("holds", inner.id, inner.fence)
                 await self._work()
-                self._note("lets go", inner.id)
-            self._note("lets go", outer.id)
+                self._note("releases", inner.id)
+            self._note("releases", outer.id)
 
-    async def _by_hand(self, client: Client) -> None:
+    async def _acquire_and_release(self, client: Client) -> None:
+        """Acquire a lock without a context manager, perhaps extend it, and release it, sometimes by id."""
         lock = await client.acquire(*self._names(), **self._options())
         self._note("holds", lock.id, lock.fence)
         await self._work()
         if self.random.random() < 0.5:
             await lock.extend(self.random.choice([0.5, 2.0]))
-        if self.random.random() < 0.2:
-            self._note("lets go", lock.id)
+        by_id = self.random.random() < 0.2
+        self._note("releases", lock.id)
+        if by_id:
             await client.release(lock.id)
         else:
-            self._note("lets go", lock.id)
             await lock.release()
 
-    async def _try(self, client: Client) -> None:
+    async def _try_acquire(self, client: Client) -> None:
+        """Acquire a lock only if it is available at once."""
         options = self._options()
         del options["queue_timeout"]
         lock = await client.try_acquire(*self._names(), **options)
         if lock is not None:
             self._note("holds", lock.id, lock.fence)
             await self._work()
-            self._note("lets go", lock.id)
+            self._note("releases", lock.id)
             await lock.release()
 
-    async def _cancelled(self, client: Client) -> None:
+    async def _cancel(self, client: Client) -> None:
+        """Cancel acquiring or holding a lock after a random time."""
         try:
             async with asyncio.timeout(self.random.choice([0.0, 0.001, 0.05, 0.5])):
                 await self._hold(client)
         except TimeoutError:
             self._note("was cancelled")
 
-    async def _watched(self, client: Client) -> None:
+    async def _hold_with_watchdog(self, client: Client) -> None:
+        """Hold a lock for longer than its transaction timeout, which the watchdog extends."""
         options = self._options() | {"transaction_timeout": self.random.choice([0.3, 1.0])}
         async with client.lock(*self._names(), watchdog=True, **options) as lock:
             self._note("holds", lock.id, lock.fence)
             await asyncio.sleep(self.random.choice([0.1, 1.0, 3.0]))
-            self._note("lets go", lock.id)
+            self._note("releases", lock.id)
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -111,6 +120,7 @@ class LibraryClient:
         return self._workload.resources()
 
     def _options(self) -> dict[str, Any]:
+        """Return random keyword arguments for `Client.lock` and `Client.acquire`."""
         return {
             "transaction": self._workload.transaction(self.name),
             "queue_timeout": self.random.choice([0.05, 0.5, 3.0, 10.0]),
@@ -121,5 +131,6 @@ class LibraryClient:
     async def _work(self) -> None:
         await asyncio.sleep(self.random.choice([0.0, 0.01, 0.1, 0.5]))
 
-    def _note(self, *what: object) -> None:
-        self.context.history.note(NOTE, self.name, " ".join(map(str, what)))
+    def _note(self, *words: object) -> None:
+        """Record a remark in the history."""
+        self.context.history.note(NOTE, self.name, " ".join(map(str, words)))

@@ -38,7 +38,7 @@ class Stuck(Exception):
 class Node:
     """A simulated process on a simulated host, created by `SimLoop.node`. A restart is a new node.
 
-    `clock_offset_s` is how far its wall clock is ahead.
+    `clock_offset_s` is the offset of its wall clock from the simulated time.
     """
 
     def __init__(self, name: str, host: str, clock_offset_s: float) -> None:
@@ -63,7 +63,7 @@ NODE: ContextVar[Node | None] = ContextVar("NODE", default=None)
 
 
 class NetworkBackend(Protocol):
-    """What the loop needs of a network: `network.Network` implements it."""
+    """The network as the loop uses it; `network.Network` implements it."""
 
     async def connect(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Any:
         """Connect to an address; return the transport and the protocol."""
@@ -90,7 +90,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._now_s = start_s
         self._step_s = step_s
         self._killed_tasks: list[list[asyncio.Task[Any]]] = []
-        """Tasks of killed nodes, kept because garbage collection would run their `finally` blocks."""
+        """Tasks of killed nodes, referenced here because garbage collection would run their `finally` blocks."""
         self.finished = False
 
     def time(self) -> float:
@@ -147,6 +147,10 @@ class SimLoop(asyncio.BaseEventLoop):
     # -- one iteration ------------------------------------------------------------------------------------
 
     def _run_once(self) -> None:  # noqa: C901 - the hot path
+        """Run one iteration of the loop: advance the clock, then run all callbacks that are ready.
+
+        Replaces asyncio's, which would wait for real time. Callbacks of dead nodes are dropped, those of stopped ones deferred.
+        """
         ready, timers = self._ready, self._scheduled
         self._now_s += self._step_s
         if not ready:
@@ -176,7 +180,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 return
 
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
-        """Do nothing: a cancelled timer is dropped when it is due."""
+        """Do nothing: a cancelled timer is skipped when its time has come."""
 
     def _write_to_self(self) -> None:
         """Do nothing: no other thread wakes the loop."""
@@ -187,7 +191,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # -- the end ------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Drop all tasks and timers without warnings, and close the loop."""
+        """Discard all tasks and timers without warnings, and close the loop."""
         events._set_running_loop(self)  # the tasks that are closed may need it
         try:
             with warnings.catch_warnings():
@@ -198,6 +202,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.close()
 
     def _drop_all(self) -> None:
+        """Close the coroutines of all tasks, also of those of killed nodes, and clear the queues of callbacks."""
         self.finished = True
         self.set_exception_handler(lambda _loop, _context: None)
         tasks = [task for task in asyncio.all_tasks(self) if not task.done()]
@@ -208,20 +213,21 @@ class SimLoop(asyncio.BaseEventLoop):
                 try:
                     coroutine.close()
                     break
-                except BaseException:  # noqa: BLE001, S112 - its cleanup awaits something: close it again
+                except BaseException:  # noqa: BLE001, S112 - it awaits in a `finally` block: close it again
                     continue
         self._ready.clear()
         self._scheduled.clear()
         self._killed_tasks.clear()
 
     def _check_closed(self) -> None:
+        """Accept calls after `finish`: coroutines that are closed may still schedule callbacks."""
         if not self.finished:
             super()._check_closed()  # type: ignore[misc]
 
     # -- overrides of asyncio -----------------------------------------------------------------------------
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override] # noqa: ARG002
-        """Call the function synchronously: with a thread the order of events would depend on the machine."""
+        """Call the function synchronously: with a thread the order of events would not be deterministic."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -268,41 +274,44 @@ EPOCH_S = 1_790_000_000
 def deterministic(
     loop: SimLoop, seed: int, on_log: Callable[[str, MutableMapping[str, Any]], bool] | None = None
 ) -> Iterator[None]:
-    """Within this context the clocks of `time` follow the loop; `random` and `secrets` follow the seed.
+    """Patch the sources of nondeterminism: within this context `time` follows the loop, `random` and `secrets` the seed.
 
-    `on_log` gets the level and the fields of each structlog line, and returns whether to drop it.
+    `on_log` gets the level and the fields of each structlog line, and returns whether to drop it. Automatic garbage
+    collection is disabled: it would finalize objects at times that depend on the machine.
     """
 
-    def wall() -> float:
+    def wall_clock() -> float:
         node = NODE.get()
         return EPOCH_S + loop.time() + (0.0 if node is None else node.clock_offset_s)
 
     secret_random = random.Random(seed)
 
-    def log(_logger: object, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    def filter_log(_logger: object, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if on_log is not None and on_log(level, line):
             raise structlog.DropEvent
         return line
 
-    before = time.time, time.time_ns, time.monotonic, secrets.token_bytes, structlog.get_config()
-    collecting = gc.collect, gc.freeze, gc.set_threshold
-    state, collects = random.getstate(), gc.isenabled()
-    time.time = wall
-    time.time_ns = lambda: round(wall() * 1e9)
+    original = time.time, time.time_ns, time.monotonic, secrets.token_bytes, structlog.get_config()
+    original_gc = gc.collect, gc.freeze, gc.set_threshold
+    random_state, gc_was_enabled = random.getstate(), gc.isenabled()
+    time.time = wall_clock
+    time.time_ns = lambda: round(wall_clock() * 1e9)
     time.monotonic = loop.time
     secrets.token_bytes = lambda nbytes=None: secret_random.randbytes(32 if nbytes is None else nbytes)
     random.seed(seed)
     if on_log is not None:
-        structlog.configure(processors=[log, *structlog.get_config()["processors"]], cache_logger_on_first_use=False)
+        structlog.configure(
+            processors=[filter_log, *structlog.get_config()["processors"]], cache_logger_on_first_use=False
+        )
     gc.collect = lambda *_generation: 0
     gc.freeze = gc.set_threshold = lambda *_thresholds: None  # type: ignore[assignment]
-    gc.disable()  # it would finalize dropped objects at times that depend on the machine
+    gc.disable()
     try:
         yield
     finally:
-        time.time, time.time_ns, time.monotonic, secrets.token_bytes, config = before
-        gc.collect, gc.freeze, gc.set_threshold = collecting
+        time.time, time.time_ns, time.monotonic, secrets.token_bytes, config = original
+        gc.collect, gc.freeze, gc.set_threshold = original_gc
         structlog.configure(**config)
-        random.setstate(state)
-        if collects:
+        random.setstate(random_state)
+        if gc_was_enabled:
             gc.enable()

@@ -17,7 +17,7 @@ from genie.testing.simulation.scenario import Scenario
 from genie.testing.simulation.stores import OneRedis, ThreeRedises
 
 PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
-"""How long a process is stopped: shorter and longer than every timeout that waits for it."""
+"""How long a process is stopped: shorter and longer than every timeout of its peers."""
 
 
 class Nemesis:
@@ -43,24 +43,24 @@ class Nemesis:
         self._failovers = Failovers(Random(f"{scenario.seed} failovers"), network, store, hosts, clients)
         self._commands_fail_until = 0.0
         self._pause_next_committer_s: float | None = None
-        """How long to stop the next server that sends a commit, right after it has sent it."""
+        """How long the next server that sends a commit is stopped, before it gets the reply; None: it is not."""
         for redis in store.redises:
             redis.fault = self._command_fault
 
     @property
     def fails_commands(self) -> bool:
-        """Whether some Redis commands fail at this time."""
+        """Whether a share of the Redis commands fails at this time."""
         return self._loop.time() < self._commands_fail_until
 
     async def run_for(self, duration_s: float) -> None:
-        """Inject faults, and return when the duration has passed."""
+        """Inject random faults at random times; return when the duration has passed."""
         loop, faults = self._loop, self._scenario.faults
         until = loop.time() + duration_s
         while faults:
-            pause = self._random.expovariate(1 / self._scenario.fault_interval_s)
-            if loop.time() + pause >= until:
+            interval_s = self._random.expovariate(1 / self._scenario.fault_interval_s)
+            if loop.time() + interval_s >= until:
                 break
-            await asyncio.sleep(pause)
+            await asyncio.sleep(interval_s)
             kind = self._random.choice(faults)
             description = _FAULTS[kind](self)
             if description:
@@ -77,12 +77,12 @@ class Nemesis:
         for node in [*self._store.processes, *[host.node for host in self._hosts], *self._clients]:
             if node.stopped:
                 self._loop.continue_node(node)
-        for connection in list(self._network.connections):  # half-open: one side has not learnt of the end yet
-            if connection.client.gone != connection.server.gone:
-                connection.client.lose("reset")
-                connection.server.lose("reset")
+        for connection in list(self._network.connections):
+            if connection.client.gone != connection.server.gone:  # half-open: one side has not detected the end yet
+                connection.client.reset()
+                connection.server.reset()
 
-    # -- network faults ---------------------------------------------------------------------------------
+    # -- network faults: each method injects one fault, and returns its description, or "" if it was impossible ----
 
     def _reset_a_client_connection(self) -> str:
         return self._cut(lambda connection: connection.address[1] != 6379)
@@ -91,29 +91,34 @@ class Nemesis:
         return self._cut(lambda connection: connection.address[1] == 6379)
 
     def _cut(self, matches: Callable[[Connection], bool]) -> str:
+        """Break a random connection that matches. One side detects it soon, the other perhaps much later."""
         candidates = [connection for connection in self._network.connections if matches(connection)]
         if not candidates:
             return ""
         connection = self._random.choice(candidates)
-        learnt_after_s = [self._random.choice([0.0, 0.001, 0.5, 3.0, 20.0]) for _ in range(2)]
-        learnt_after_s[self._random.randrange(2)] = self._random.uniform(0, 0.01)
-        self._network.cut(connection, *learnt_after_s)
-        return f"{connection}, noticed after {learnt_after_s[0]:.3f} s and {learnt_after_s[1]:.3f} s"
+        delays_s = [self._random.choice([0.0, 0.001, 0.5, 3.0, 20.0]) for _ in range(2)]
+        delays_s[self._random.randrange(2)] = self._random.uniform(0, 0.01)
+        self._network.cut(connection, *delays_s)
+        return f"{connection}, detected after {delays_s[0]:.3f} s and {delays_s[1]:.3f} s"
 
     def _partition_hosts(self) -> str:
-        stores = self._store.hosts
-        hosts = [*stores, *[host.name for host in self._hosts], *[node.host for node in self._clients]]
-        one, other = self._random.sample(hosts, 2)
-        if {one, other} & set(stores) and not {one, other} & {host.name for host in self._hosts}:
-            one, other = one if one in stores else other, self._random.choice(self._hosts).name
-        pause = self._random.choice(PAUSES_S)
+        """Partition two random hosts for a while; a Redis only from a server, because clients do not connect to it."""
+        redises, servers = self._store.hosts, [host.name for host in self._hosts]
+        one, other = self._random.sample([*redises, *servers, *[node.host for node in self._clients]], 2)
+        if {one, other} & set(redises) and not {one, other} & set(servers):
+            one, other = one if one in redises else other, self._random.choice(servers)
+        duration_s = self._random.choice(PAUSES_S)
         self._network.separate(one, other)
-        self._loop.call_later(pause, self._network.heal)
-        return f"{one} and {other} for {pause} s"
+        self._loop.call_later(duration_s, self._network.heal)
+        return f"{one} and {other} for {duration_s} s"
 
     # -- store faults ------------------------------------------------------------------------------------
 
     def _command_fault(self, command: list[bytes], sender: str) -> str | None:
+        """Return the fault of a Redis command, or None; also stop the sender of a commit if that is due.
+
+        Each Redis calls this before it executes a command. `sender` is the name of the node.
+        """
         if self._pause_next_committer_s is not None and command[0] == b"EVALSHA":
             for host in self._hosts:
                 if host.node.name == sender:
@@ -126,9 +131,9 @@ class Nemesis:
         return fault
 
     def _fail_commands(self) -> str:
-        pause = self._random.choice(PAUSES_S)
-        self._commands_fail_until = self._loop.time() + pause
-        return f"for {pause} s"
+        duration_s = self._random.choice(PAUSES_S)
+        self._commands_fail_until = self._loop.time() + duration_s
+        return f"for {duration_s} s"
 
     def _pause_the_store(self) -> str:
         return self._pause(self._store.process)
@@ -153,19 +158,21 @@ class Nemesis:
 
     # -- process faults -----------------------------------------------------------------------------------
 
-    def _pause(self, node: Node, pause: float | None = None) -> str:
-        pause = self._random.choice(PAUSES_S) if pause is None else pause
+    def _pause(self, node: Node, pause_s: float | None = None) -> str:
+        """Stop a process for a given or random time; return a description, or "" if it was not running."""
+        pause_s = self._random.choice(PAUSES_S) if pause_s is None else pause_s
         loop = self._loop
         if node.dead or node.stopped:
             return ""
         loop.stop_node(node)
-        loop.call_later(pause, loop.continue_node, node, context=Context())
-        return f"{node} for {pause} s"
+        loop.call_later(pause_s, loop.continue_node, node, context=Context())
+        return f"{node} for {pause_s} s"
 
     def _random_host(self) -> Host:
         return self._random.choice(self._hosts)
 
     def _pause_a_server(self) -> str:
+        """Stop a random server now, or the next one that sends a commit, before it gets the reply."""
         if self._random.random() < 0.5:
             self._pause_next_committer_s = self._random.choice(PAUSES_S)
             return f"the next one that commits, before it has the reply, for {self._pause_next_committer_s} s"
@@ -175,12 +182,13 @@ class Nemesis:
         return self._pause(self._random.choice(list(self._clients)))
 
     def _kill_a_server(self) -> str:
+        """Crash a random server, perhaps with its machine (`silently`); it restarts after a while."""
         host = self._random_host()
         if host.node.dead:
             return ""
-        silently, pause = self._random.random() < 0.3, self._random.choice([0.0, 0.05, 1.0, 5.0])
-        description = f"{host.node}{', silently' if silently else ''}, back after {pause} s"
-        host.kill(pause, silently=silently)
+        silently, restart_after_s = self._random.random() < 0.3, self._random.choice([0.0, 0.05, 1.0, 5.0])
+        description = f"{host.node}{', silently' if silently else ''}, back after {restart_after_s} s"
+        host.kill(restart_after_s, silently=silently)
         return description
 
     def _restart_a_server(self) -> str:
@@ -189,6 +197,7 @@ class Nemesis:
         return f"SIGTERM to {host.node}"
 
     def _kill_a_client(self) -> str:
+        """Crash a random client, unless it is the last one."""
         live = [node for node in self._clients if not node.dead]
         if len(live) < 2:
             return ""
@@ -213,14 +222,14 @@ _FAULTS: dict[str, Callable[[Nemesis], str]] = {
     "lose writes": Nemesis._lose_writes,
     "flush the store": Nemesis._flush_the_store,
     "delay replication": lambda nemesis: nemesis._failovers.delay_replication(),
-    "kill a master": lambda nemesis: nemesis._failovers.kill(),
+    "kill a master": lambda nemesis: nemesis._failovers.kill_primary(),
     "fail over": lambda nemesis: nemesis._failovers.fail_over(),
-    "pause a master": lambda nemesis: nemesis._failovers.pause(),
-    "partition the master": lambda nemesis: nemesis._failovers.partition(),
+    "pause a master": lambda nemesis: nemesis._failovers.pause_primary(),
+    "partition the master": lambda nemesis: nemesis._failovers.partition_primary(),
 }
 
 
-# -- Faults of a replicated Redis: the primary fails, or two of them believe to be it --------
+# -- Faults of a replicated Redis: the primary fails, or two Redises consider themselves the primary --------
 
 LAGS_S = (0.05, 0.3, 1.0, 4.0, 12.0)
 """How long a replica receives nothing."""
@@ -229,11 +238,11 @@ STALLS_S = (1.5, 3.0, 6.0, 12.0)
 RESTART_DELAYS_S = (0.1, 2.0, 6.0)
 """How long a Redis that was killed stays down."""
 LEADER_RESTART_DELAYS_S = (0.1, 6.0, 12.0)
-"""The same for the leading server killed with it: before and after a follower has taken over."""
+"""How long the leading server stays down if it is killed with the primary: until before or after a follower takes over."""
 
 
 class Failovers:
-    """Injects the faults that need three Redises."""
+    """Injects the faults that need three Redises. Each public method returns a description, or "" if it was impossible."""
 
     def __init__(
         self,
@@ -260,8 +269,8 @@ class Failovers:
         replica = self._random.choice([redis for redis in self._store.redises if redis is not self._store.master])
         return self._lag(replica, self._random.choice(LAGS_S))
 
-    def kill(self) -> str:
-        """Kill the primary, perhaps while its replicas lag; it comes back with the data that it had."""
+    def kill_primary(self) -> str:
+        """Kill the primary, perhaps while its replicas lag, and perhaps the leader with it. Both restart, with their data."""
         master, leader = self._store.master, self._leader()
         lagging = self._maybe_lag_all(always=leader is not None)
         silently, restart_after_s = self._random.random() < 0.3, self._random.choice(RESTART_DELAYS_S)
@@ -279,13 +288,13 @@ class Failovers:
         return f"{master.host}{', silently' if silently else ''}, back after {restart_after_s} s{lagging}{with_leader}"
 
     def fail_over(self) -> str:
-        """Have the sentinels elect another primary. The old one learns of it late."""
+        """Have the sentinels elect another primary, and demote the old one late."""
         lagging = self._maybe_lag_all()
         elected = self._store.sentinels.fail_over()
         return elected and f"to {elected}{lagging}"
 
-    def pause(self) -> str:
-        """Stop the primary; when it continues it still believes to be the primary."""
+    def pause_primary(self) -> str:
+        """Stop the primary for a while; when it continues, it still considers itself the primary."""
         process, stall_s = self._store.process, self._random.choice(STALLS_S)
         lagging = self._maybe_lag_all()
         if process.dead or process.stopped:
@@ -294,18 +303,18 @@ class Failovers:
         self._loop.call_later(stall_s, self._loop.continue_node, process)
         return f"{process} for {stall_s} s{lagging}"
 
-    def partition(self) -> str:
-        """Partition the primary, with some servers and clients, from the rest. A few can reach both sides."""
+    def partition_primary(self) -> str:
+        """Partition the primary, with some servers and clients, from the other Redises and hosts. A few reach both sides."""
         random = self._random
         others = [host.name for host in self._hosts] + [node.host for node in self._clients]
         master = self._store.master.host
         minority: list[str] = []
         majority = [host for host in self._store.hosts if host != master]
         for name in others:
-            where = random.random()
-            if where < 0.45:
+            side = random.random()
+            if side < 0.45:
                 minority.append(name)
-            elif where < 0.85:
+            elif side < 0.85:
                 majority.append(name)
         for one in [master, *minority]:
             for other in majority:
@@ -315,12 +324,13 @@ class Failovers:
         return f"{', '.join([master, *minority])} from {', '.join(majority)} for {pause_s} s"
 
     def _leader(self) -> Host | None:
-        """Return the host of the leading server if it is to be killed with the primary, which is rare."""
+        """Return, with probability one half, the host of the leading server: the last writer of the primary."""
         head = self._store.head
-        hosts = [host for host in self._hosts if head is not None and host.node.name == head.writer]
-        return hosts[0] if hosts and self._random.random() < 0.5 else None
+        leaders = [host for host in self._hosts if head is not None and host.node.name == head.writer]
+        return leaders[0] if leaders and self._random.random() < 0.5 else None
 
     def _maybe_lag_all(self, *, always: bool = False) -> str:
+        """Delay the replication to all replicas with probability 0.6, or `always`; return a description, or ""."""
         if self._random.random() < 0.4 and not always:
             return ""
         lag_s = self._random.choice(LAGS_S[2:])
@@ -330,6 +340,7 @@ class Failovers:
         return f", where all replicas lag for {lag_s} s"
 
     def _lag(self, replica: ReplicatedRedis, lag_s: float) -> str:
+        """Pause the replication to one replica for a while."""
         replica.pause_replication()
         self._loop.call_later(lag_s, replica.resume_replication)
         return f"{replica.host} for {lag_s} s"

@@ -1,4 +1,4 @@
-"""A network in memory for `SimLoop`: TCP connections with delays, partitions, resets and half-open ends.
+"""A network in memory for `SimLoop`: TCP connections with delays, partitions, resets and half-open connections.
 
 The bytes of one connection arrive in order, in random pieces and after random delays. Connections are independent of each
 other.
@@ -48,7 +48,7 @@ class Listener:
 class Network:
     """The connections between all nodes, and the partitions between hosts.
 
-    `delays` decides delays and fragmentation, `observer` is notified of connections and bytes.
+    `delays` chooses delays and fragmentation, `observer` is notified of connections and bytes.
     """
 
     def __init__(self, loop: SimLoop, delays: Delays | None = None, observer: Observer | None = None) -> None:
@@ -58,7 +58,7 @@ class Network:
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Connection, None] = {}
         self.outside = loop.node("world", "127.0.0.1")
-        """The owner of connections that are made outside any node."""
+        """The node of connections that are made outside any other node."""
         self._partitioned: dict[frozenset[str], None] = {}
         self._waiting_for_heal: list[asyncio.Future[None]] = []
         self._connection_count = 0
@@ -82,7 +82,10 @@ class Network:
     async def connect(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
     ) -> tuple[SimTransport, asyncio.Protocol]:
-        """Connect to an address; `OSError` if no process listens. Waits while the two hosts are partitioned."""
+        """Connect to an address; return the client's transport and protocol. Waits while the two hosts are partitioned.
+
+        ConnectionRefusedError if no process listens. Each side creates its protocol when the handshake reaches it.
+        """
         node = NODE.get() or self.outside
         host = "127.0.0.1" if host == "localhost" else host
         hosts = frozenset((node.host, host))
@@ -99,23 +102,23 @@ class Network:
         connection = Connection(self, self._connection_count, node, listener.node, (host, port))
         self.connections[connection] = None
         self.observer.opened(connection)
-        made: asyncio.Future[asyncio.Protocol] = self.loop.create_future()
+        established: asyncio.Future[asyncio.Protocol] = self.loop.create_future()
 
-        def accepted() -> None:
+        def start_server_side() -> None:
             connection.server.start(listener.factory())
 
-        def opened() -> None:
+        def start_client_side() -> None:
             protocol = factory()
             connection.client.start(protocol)
-            if not made.done():
-                made.set_result(protocol)
+            if not established.done():
+                established.set_result(protocol)
 
-        connection.server.on_established, connection.client.on_established = accepted, opened
+        connection.server.on_established, connection.client.on_established = start_server_side, start_client_side
         connection.client.out.send(ESTABLISHED)
         connection.server.out.send(ESTABLISHED)
-        connection.client.waiter = made
+        connection.client.waiter = established
         try:
-            return connection.client, await made
+            return connection.client, await established
         except BaseException:
             connection.client.abort()
             raise
@@ -124,13 +127,16 @@ class Network:
         """Return whether two hosts are partitioned from each other."""
         return hosts in self._partitioned
 
-    def ended(self, connection: Connection) -> None:
-        """Forget a connection that both sides have ended."""
+    def remove_if_ended(self, connection: Connection) -> None:
+        """Remove a connection if both sides have ended it."""
         if connection.client.gone and connection.server.gone:
             self.connections.pop(connection, None)
 
     def on_crash(self, node: Node, *, silently: bool) -> None:
-        """End the listeners and connections of a node that was killed."""
+        """End the listeners and connections of a node that was killed.
+
+        `silently`: its machine lost power, so the peers get no FIN or RST, and notice it by keepalive only.
+        """
         for address, listener in list(self.listeners.items()):
             if listener.node is node:
                 del self.listeners[address]
@@ -144,7 +150,7 @@ class Network:
                     side.on_crash()
                     if silently:
                         self._reset_after_keepalive(other)
-                    self.ended(connection)
+                    self.remove_if_ended(connection)
 
     # -- faults -------------------------------------------------------------------------------------------
 
@@ -164,20 +170,21 @@ class Network:
             connection.server.out.arm()
 
     def cut(self, connection: Connection, client_after_s: float, server_after_s: float) -> None:
-        """Break a connection. The bytes in flight are lost, and each side finds out after its own delay."""
-        for pipe, side, after_s in (
+        """Break a connection. The bytes in flight are lost, and each side detects it after a delay of its own."""
+        for pipe, side, detected_after_s in (
             (connection.client.out, connection.client, client_after_s),
             (connection.server.out, connection.server, server_after_s),
         ):
             pipe.clear()
             pipe.broken = True
-            self.loop.call_later(after_s, side.lose, "reset", context=side.node.context)
+            self.loop.call_later(detected_after_s, side.reset, context=side.node.context)
 
     def _reset_after_keepalive(self, side: SimTransport) -> None:
+        """Reset one side after the time in which TCP keepalive detects that the machine of the peer is gone."""
         shortest, longest = KEEPALIVE_S
         random = getattr(self.delays, "random", None)
         after_s = longest if random is None else random.uniform(shortest, longest)
-        self.loop.call_later(after_s, side.lose, "reset", context=side.node.context)
+        self.loop.call_later(after_s, side.reset, context=side.node.context)
 
 
 # -- One direction of a connection: the bytes in flight and when they arrive --------
@@ -187,7 +194,7 @@ DATA, ESTABLISHED, END, RESET = "data", "established", "end", "reset"
 
 
 class Pipe:
-    """One direction of a connection, from `source` to `to`."""
+    """One direction of a connection: the segments in flight from `source` to `to`, each with its time of arrival."""
 
     def __init__(self, network: Network, hosts: frozenset[str]) -> None:
         self.network = network
@@ -203,7 +210,7 @@ class Pipe:
         """Segments are dropped silently."""
 
     def send(self, kind: str, data: bytes = b"") -> None:
-        """Send a segment."""
+        """Send a segment: it arrives after a random delay, and not before earlier segments."""
         if self.broken:
             return
         at = max(self._last_at, self.network.loop.time() + self.network.delays.one_way())
@@ -218,7 +225,7 @@ class Pipe:
         self.buffered = 0
 
     def arm(self) -> None:
-        """Schedule the delivery of the next segment, unless reading is paused or the hosts are partitioned."""
+        """Set the timer that delivers the next segment, unless reading is paused or the hosts are partitioned."""
         if self._timer is not None or not self.segments or (self.segments[0][1] is DATA and self.to.reading_paused()):
             return
         if self.network.separated(self.hosts):
@@ -227,13 +234,14 @@ class Pipe:
         self._timer = self.network.loop.call_at(self.segments[0][0], self._deliver, context=node.context)
 
     def rearm(self) -> None:
-        """Schedule again after the receiving process has ended: its kernel takes the segments."""
+        """Set the timer again after the receiving process has ended: its kernel still takes the segments."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.arm()
 
     def _deliver(self) -> None:
+        """Deliver the next segment; of data, everything that has arrived, or a fragment and the rest later."""
         self._timer = None
         if self.network.separated(self.hosts) or not self.segments:
             return
@@ -242,15 +250,15 @@ class Pipe:
             _, kind, _ = self.segments.popleft()
             self.to.segment_received(kind)
         elif not self.to.reading_paused():
-            parts = []
+            arrived = []
             while self.segments and self.segments[0][1] is DATA and self.segments[0][0] <= now:
-                parts.append(self.segments.popleft()[2])
-            data = b"".join(parts)
-            first = self.network.delays.fragment(len(data)) if data else 0
-            if first < len(data):
-                self.segments.appendleft((now + self.network.delays.one_way(), DATA, data[first:]))
-            self.buffered -= first
-            self.to.data_received(data[:first])
+                arrived.append(self.segments.popleft()[2])
+            data = b"".join(arrived)
+            size = self.network.delays.fragment(len(data)) if data else 0
+            if size < len(data):
+                self.segments.appendleft((now + self.network.delays.one_way(), DATA, data[size:]))
+            self.buffered -= size
+            self.to.data_received(data[:size])
             self.source.drain_soon()
         self.arm()
 
@@ -296,16 +304,16 @@ class Observer(Protocol):
     """Is notified of connections, and of bytes when they are written and when a protocol gets them."""
 
     def opened(self, connection: Connection) -> None:
-        """A connection was made."""
+        """Called when a connection is established."""
 
     def sent(self, transport: SimTransport, data: bytes) -> None:
-        """A process has written bytes."""
+        """Called when a process writes bytes."""
 
     def received(self, transport: SimTransport, data: bytes) -> None:
-        """A process is about to get bytes."""
+        """Called before bytes are passed to a process."""
 
     def closed(self, transport: SimTransport, how: str) -> None:
-        """A process has ended its side (`close`, `abort`, `kill`), or was notified of the end (`end`, `reset`)."""
+        """Called when a process ends its side (`close`, `abort`, `kill`), or is notified of the end (`end`, `reset`)."""
 
 
 class NullObserver:
@@ -325,7 +333,7 @@ class NullObserver:
 
 
 class Delays:
-    """Delays and fragmentation of a network. These are none: segments arrive at once and whole."""
+    """Chooses delays and fragmentation. This class chooses none: segments arrive at once and whole."""
 
     def one_way(self) -> float:
         """Return the delay of one segment, in seconds."""
@@ -341,17 +349,17 @@ class Delays:
 
 
 class RandomDelays(Delays):
-    """Random delays below 1 ms, a share of `slow` between 1 ms and `slow_s`; one in eight segments is fragmented."""
+    """Random delays below 1 ms, for a share `slow_ratio` of 1 ms to `max_slow_s`; one in eight segments is fragmented."""
 
-    def __init__(self, random: Random, *, slow: float = 0.02, slow_s: float = 0.2) -> None:
+    def __init__(self, random: Random, *, slow_ratio: float = 0.02, max_slow_s: float = 0.2) -> None:
         self.random = random
-        self.slow = slow
-        self.slow_s = slow_s
+        self.slow_ratio = slow_ratio
+        self.max_slow_s = max_slow_s
 
     def one_way(self) -> float:
         """Return a random delay, in seconds."""
-        if self.random.random() < self.slow:
-            return self.random.uniform(0.001, self.slow_s)
+        if self.random.random() < self.slow_ratio:
+            return self.random.uniform(0.001, self.max_slow_s)
         return self.random.uniform(0.00005, 0.0008)
 
     def fragment(self, size: int) -> int:
@@ -388,7 +396,7 @@ class SimTransport(asyncio.Transport):
         out.source = into.to = self
         self._protocol: Any = None
         self.on_established: Callable[[], None]
-        """Creates and starts the protocol."""
+        """Called when the handshake reaches this side: creates and starts the protocol."""
         self.waiter: asyncio.Future[asyncio.Protocol] | None = None
         """The result of `connect`, until the connection is established."""
         self._buffer = bytearray()
@@ -403,7 +411,7 @@ class SimTransport(asyncio.Transport):
     # -- for the protocol ---------------------------------------------------------------------------------
 
     def write(self, data: Any) -> None:
-        """Send, or buffer what exceeds the window of the peer."""
+        """Send what fits into the window of the peer, and buffer the rest; pause the protocol if too much is buffered."""
         if self._eof_written:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self.gone or self._closing or not data or self.node.dead:
@@ -511,7 +519,7 @@ class SimTransport(asyncio.Transport):
         return self.read_paused and not self.gone
 
     def data_received(self, data: bytes) -> None:
-        """Deliver bytes, or reset the connection if it has ended."""
+        """Pass bytes to the protocol; if this side has ended the connection, reply with RST."""
         if self.gone:
             self.out.send(RESET)
         elif not self._closing and data:
@@ -519,12 +527,13 @@ class SimTransport(asyncio.Transport):
             self._protocol.data_received(data)
 
     def drain_soon(self) -> None:
-        """Send buffered bytes: the window has opened."""
+        """Schedule sending buffered bytes: there is space in the window again."""
         if self._buffer and not self._draining:
             self._draining = True
             self.network.loop.call_soon(self._drain, context=self.node.context)
 
     def _drain(self) -> None:
+        """Send buffered bytes that fit into the window; resume the protocol, or finish a `close` or `write_eof`."""
         self._draining = False
         room = max(0, WINDOW - self.out.buffered)
         if self.gone or not self._buffer or not room:
@@ -540,13 +549,13 @@ class SimTransport(asyncio.Transport):
             elif self._eof_written:
                 self.out.send(END)
 
-    def lose(self, how: str) -> None:
-        """End this side of a connection that the network has broken."""
+    def reset(self) -> None:
+        """End this side: its kernel has detected that the connection is broken."""
         if not self.gone and not self.node.dead:
-            self._end(how, ConnectionResetError(104, "Connection reset by peer"))
+            self._end("reset", ConnectionResetError(104, "Connection reset by peer"))
 
     def on_crash(self) -> None:
-        """The process has crashed: bytes that its kernel has taken still arrive, then FIN or RST."""
+        """End this side after its process has crashed: bytes that were sent before still arrive, then FIN or RST."""
         if not self.gone:
             self.gone = True
             self.network.observer.closed(self, "kill")
@@ -557,6 +566,7 @@ class SimTransport(asyncio.Transport):
             self.into.rearm()
 
     def _shut_down(self, how: str, error: Exception | None) -> None:
+        """End this side with FIN, or with RST where the process aborts or leaves bytes unread, as TCP does."""
         if how == "abort" or self._has_unread():
             if self.network.delays.loses_unread():
                 self.out.clear()
@@ -569,10 +579,11 @@ class SimTransport(asyncio.Transport):
         return any(kind is DATA for _, kind, _ in self.into.segments)
 
     def _end(self, how: str, error: Exception | None) -> None:
+        """End this side: notify the observer (`how`) and the protocol or, before it exists, `connect` (`error`)."""
         self.gone = True
         self._buffer.clear()
         self.network.observer.closed(self, how)
-        self.network.ended(self.connection)
+        self.network.remove_if_ended(self.connection)
         if self._protocol is not None:
             self.network.loop.call_soon(self._protocol.connection_lost, error, context=self.node.context)
         elif self.waiter is not None and not self.waiter.done():
@@ -580,7 +591,7 @@ class SimTransport(asyncio.Transport):
 
 
 class Connection:
-    """Two transports and the pipes between them."""
+    """A TCP connection: the transports of client and server, and a pipe for each direction."""
 
     def __init__(self, network: Network, number: int, client: Node, server: Node, address: tuple[str, int]) -> None:
         self.number = number
@@ -591,6 +602,7 @@ class Connection:
         self.server = SimTransport(self, server, to_client, to_server, address, own)
         self.address = address
         self.silent = False
+        """The machine of one side has lost power."""
 
     def __repr__(self) -> str:
         return f"<{self.client.node.name}-{self.server.node.name}#{self.number}>"

@@ -23,19 +23,19 @@ FAULTS = (
     "kill a client",
     "partition hosts",
 )
-"""The kinds of faults of every scenario. (Those that lose acknowledged writes are in `LOSSES`.)"""
+"""Faults for every scenario. (Those that lose acknowledged writes are in `LOSSES`.)"""
 
-CHOOSING = 1_000_000
-"""From this seed on, clients also request any of several resources (`anyOf`). Lower seeds keep the histories that they had
-before that existed, so that a failure once found can be reproduced."""
+FIRST_ANY_OF_SEED = 1_000_000
+"""From this seed on, clients also request any of several resources (`anyOf`). The ranges of seeds keep the histories of
+lower seeds unchanged when a feature is added, so that an earlier failure can still be reproduced."""
 
-REPLICATED = 2_000_000
+FIRST_REPLICATED_SEED = 2_000_000
 """From this seed on, there are three Redises with sentinels."""
 
-FEATURED = 3_000_000
-"""From this seed on, clients use what version 1 of the protocol added: quiet connections, `bye`, `release` by `ref`,
-rejected `hello`s, repeated refs of ended requests, unlimited waits, amounts as strings. Every third scenario has three
-Redises, and in every second one clients also request any of several resources."""
+FIRST_FEATURED_SEED = 3_000_000
+"""From this seed on, clients use the features that version 1 of the protocol added: quiet connections, `bye`, `release` by
+`ref`, rejected `hello`s, repeated refs of ended requests, unlimited waits, notes, amounts as strings. Every third scenario
+has three Redises, and every second one has `anyOf`."""
 
 FAILOVERS = (
     "delay replication",
@@ -44,9 +44,10 @@ FAILOVERS = (
     "pause a master",
     "partition the master",
 )
-"""Additional kinds with three Redises. (`LOSSES` are not among them: a replica would take over.)"""
+"""Additional faults with three Redises."""
 
 LOSSES = ("lose writes", "flush the store")
+"""Additional faults with a single Redis: it loses acknowledged writes. (With three, a replica would take over.)"""
 
 
 @dataclass(slots=True)
@@ -65,9 +66,9 @@ class Scenario:
     priorities: bool = True
     any_of: bool = False
     featured: bool = False
-    """Clients use what version 1 of the protocol added; see `FEATURED`."""
+    """Clients use the features that version 1 of the protocol added; see `FIRST_FEATURED_SEED`."""
     max_live_requests: int = 6
-    """Live requests of one client, at most."""
+    """The limit of one client."""
     think_time_s: float = 0.3
     fault_phase_s: float = 20.0
     """How long the clients send requests and faults are injected, before everything must recover."""
@@ -84,27 +85,32 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """Return the scenario of a seed: a few kinds of faults in each, so that kinds are combined in many ways."""
+    """Return the scenario of a seed. Each has only some of the faults, so that they are combined in many ways.
+
+    What was added later draws from a generator of its own, so that the scenarios of older seeds stay the same.
+    """
     random = Random(f"{seed} plan")
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
     if random.random() < 0.25:
         faults.append(random.choice(LOSSES))
-    featured = seed >= FEATURED
-    replicated = seed % 3 == 0 if featured else seed >= REPLICATED
+    featured = seed >= FIRST_FEATURED_SEED
+    replicated = seed % 3 == 0 if featured else seed >= FIRST_REPLICATED_SEED
     replicated_random = Random(f"{seed} replicated")
     if replicated:
         faults = [kind for kind in faults if kind not in LOSSES]
         faults += 2 * replicated_random.sample(FAILOVERS, replicated_random.choice([1, 1, 2, 3, len(FAILOVERS)]))
-    clients = random.choice([(3, 0, 0), (0, 3, 0), (0, 0, 3), (2, 2, 1), (1, 2, 2), (2, 2, 2), (1, 3, 0)])
+    wire_clients, session_clients, library_clients = random.choice(
+        [(3, 0, 0), (0, 3, 0), (0, 0, 3), (2, 2, 1), (1, 2, 2), (2, 2, 2), (1, 3, 0)]
+    )
     servers = random.choice([1, 1, 2, 3])
     if replicated:
         servers = replicated_random.choice([1, 2, 2, 3, 3])
     return Scenario(
         seed=seed,
         servers=servers,
-        wire_clients=clients[0],
-        session_clients=clients[1],
-        library_clients=clients[2],
+        wire_clients=wire_clients,
+        session_clients=session_clients,
+        library_clients=library_clients,
         resources=[chr(97 + i) for i in range(random.choice([1, 2, 3, 3, 4, 6]))],
         shared_ratio=random.choice([0.0, 0.3, 0.6]),
         transactions=random.random() < 0.6,
@@ -117,7 +123,7 @@ def scenario_of(seed: int) -> Scenario:
         slow_ratio=random.choice([0.0, 0.02, 0.1]),
         any_of=seed % 2 == 0
         if featured
-        else seed >= CHOOSING and (not replicated or replicated_random.random() < 0.25),
+        else seed >= FIRST_ANY_OF_SEED and (not replicated or replicated_random.random() < 0.25),
         featured=featured,
         redises=3 if replicated else 1,
         min_replicas=replicated_random.choice([0, 0, 1]) if replicated else 0,
@@ -134,14 +140,14 @@ NOTES = ("cron@host-7", "ä note with \U0001f510", "x" * 256)
 
 @dataclass(slots=True)
 class ClientContext:
-    """What the clients of one simulation share."""
+    """The state that the clients of one simulation share."""
 
     scenario: Scenario
     addresses: list[str]
     """Of the servers, as `HOST:PORT`."""
     history: History
     request_ids: list[int] = field(default_factory=list)
-    """Ids of all requests, in the order in which clients received them first."""
+    """The ids of all requests, in the order in which clients first received them."""
     stopping: Event = field(default_factory=Event)
     """Set when the clients are to finish."""
 
@@ -162,7 +168,7 @@ class Workload:
         self._extra = extra if scenario.featured else None
 
     def resources(self) -> list[str]:
-        """Return one to three resources with their modes."""
+        """Return one to three random resources with modes, as `exclusive:NAME` or `shared:NAME`."""
         random, scenario = self.random, self.scenario
         count = min(random.choice([1, 1, 1, 2, 2, 3]), len(scenario.resources))
         shared = scenario.shared_ratio
@@ -172,14 +178,14 @@ class Workload:
         ]
 
     def transaction(self, client: str) -> str | None:
-        """Return a transaction name: one shared by all clients, one of this client, or none."""
+        """Return a transaction name for a request of `client`: one that all clients use, one of its own, or none."""
         random, scenario = self.random, self.scenario
         if not scenario.transactions or random.random() < 0.4:
             return None
         return f"t{random.randint(1, 3)}" if random.random() < 0.3 else f"{client}-{random.randint(1, 3)}"
 
     def request(self, client: str) -> dict[str, Any]:
-        """Return the payload of a `request`, without its `ref`."""
+        """Return the payload of a random `request` of `client`, without its `ref`."""
         random = self.random
         if self.scenario.any_of and random.random() < 0.4:
             return self._add_features(self.any_of_request(client))
@@ -198,7 +204,7 @@ class Workload:
         return self._add_features(payload)
 
     def _add_features(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Add or change fields in `featured` scenarios."""
+        """Return the payload of a request; in `featured` scenarios with random changes that use newer features."""
         extra = self._extra
         if extra is None:
             return payload
@@ -214,7 +220,7 @@ class Workload:
         return payload
 
     def any_of_request(self, client: str) -> dict[str, Any]:
-        """Return the payload of a `request` for any of several resources."""
+        """Return the payload of a random `request` with `anyOf`, without its `ref`."""
         random, scenario = self.random, self.scenario
         names = random.sample(scenario.resources, random.randint(1, len(scenario.resources)))
         payload: dict[str, Any] = {

@@ -10,30 +10,33 @@ import click
 
 from genie.testing.simulation.checkers import check
 from genie.testing.simulation.cluster import Cluster
-from genie.testing.simulation.scenario import CHOOSING, REPLICATED, scenario_of
+from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, scenario_of
 
 
 def run(seed: int) -> tuple[Cluster, list[str]]:
-    """Run the simulation of a seed; return the finished cluster, and the violations and problems."""
+    """Run the simulation of a seed; return the finished cluster, and a description of each failure.
+
+    Failures are the violations that the checkers find in the history, and the problems that the cluster met while it ran.
+    """
     cluster = Cluster(scenario_of(seed))
     problems = cluster.run()
     return cluster, [*check(cluster.history), *problems]
 
 
 def seeds_of_all_kinds() -> Iterator[int]:
-    """Yield seeds without end, in turn of the three kinds of scenarios: plain, with `anyOf`, and with three Redises."""
+    """Yield seeds without end, alternating between three kinds of scenarios: plain, with `anyOf`, and with three Redises."""
     for number in itertools.count():
-        yield from (1 + number, CHOOSING + number, REPLICATED + number)
+        yield from (1 + number, FIRST_ANY_OF_SEED + number, FIRST_REPLICATED_SEED + number)
 
 
 @click.command()
 @click.option("--seed", type=int, help="Run this seed only, and print its history.")
-@click.option("--first", type=int, help="The first of consecutive seeds. [default: seeds of all kinds in turn]")
+@click.option("--first", type=int, help="The first of consecutive seeds. [default: seeds of all kinds, alternating]")
 @click.option("--seeds", type=int, help="How many seeds. [default: unlimited]")
 @click.option("--seconds", type=float, help="Start no more seeds after this time. [default: unlimited]")
 @click.option("--stop", is_flag=True, help="Stop at the first failure.")
-@click.option("--tail", type=int, default=60, show_default=True, help="How many lines of a history to print.")
-@click.option("--about", type=int, help="Print only the faults and the lines that mention this request id.")
+@click.option("--tail", type=int, default=60, show_default=True, help="How many entries of a history to print.")
+@click.option("--about", type=int, help="Print only the faults and the entries that mention this request id.")
 def main(
     seed: int | None,
     first: int | None,

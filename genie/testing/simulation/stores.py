@@ -1,4 +1,4 @@
-"""The store of a simulated cluster: one Redis, or a primary and two replicas with sentinels."""
+"""The store of a simulated cluster: a single Redis, or a primary and two replicas with sentinels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OneRedis:
         return self.recorder.stored()
 
     def check_for_loss(self) -> None:
-        """Compare the store with what was recorded, after a fault that may have lost writes."""
+        """Compare the store with the recorded state, after a fault that may have lost writes."""
         self.recorder.check_for_loss()
 
     def heal(self) -> None:

@@ -1,6 +1,7 @@
-"""A client written from the protocol document alone, without the library: fast, careless, and at times hostile.
+"""A client written from protocol.md alone, without the library. It uses one connection after the other.
 
-It uses one connection after the other. With a session its requests outlive a connection.
+It also does what a well-behaved client would not: it repeats requests, names foreign ids, sends a `hello` that is rejected,
+and ends connections at any time. With a session its requests outlive a connection.
 """
 
 from __future__ import annotations
@@ -20,34 +21,34 @@ REJECTED_HELLOS: tuple[Payload, ...] = ({"protocol": 2}, {"protocol": 1, "sesion
 
 
 class PendingRequest:
-    """What the client knows of one of its requests. `ended`: no further message about it is expected."""
+    """One of the client's requests, and its state according to the messages. `ended`: no further message is expected."""
 
     def __init__(self, payload: Payload, expires: bool, generation: int) -> None:
         self.payload = payload
         self.ref: str = payload["ref"]
         self.expires = expires
-        """The client never releases it: it ends by a timeout."""
+        """The client does not release it, so that it ends by a timeout."""
         self.generation = generation
         """The session or connection that it belongs to; see `WireClient.generation`."""
         self.id = 0
         self.held = False
         self.ended = False
         self.sent = False
-        """On the current connection."""
+        """It was sent on the current connection."""
         self.releasing = False
         self.mentioned = True
         """The server sent a message about it on the current connection."""
 
 
 class WireClient:
-    """A simulated client on the bare wire. `run` is its whole life."""
+    """A simulated client on the bare wire: `run` executes it from start to end."""
 
     def __init__(self, context: ClientContext, name: str, random: Random, session: str | None) -> None:
         self.context = context
         self.name = name
         self.random = random
         self.extra = Random(f"{context.scenario.seed} {name} extra")
-        """Decides what only `featured` scenarios do, so that the histories of other seeds do not depend on it."""
+        """Decides the choices of `featured` scenarios only, so that the histories of other seeds do not depend on it."""
         self.featured = context.scenario.featured
         self.session = session
         self.session_timeout_ms = random.choice([10_000, 10_000, 3_000, 30_000])
@@ -67,7 +68,7 @@ class WireClient:
         self._pinged: set[str] = set()
         """Refs of the pings that are unanswered on the current connection."""
         self._synced = False
-        """The server has sent everything that it sends at the beginning of a connection."""
+        """The server has sent the state of all requests of the session: its reply to the first `ping` has arrived."""
         self._ready = False
         """The client may send requests: there is no handshake, or it succeeded."""
 
@@ -75,7 +76,7 @@ class WireClient:
         pending = [f"{request.id or ref}" for ref, request in self.requests.items() if not request.ended]
         return f"{self.name} waits for {' '.join(pending) or 'nothing'}"
 
-    async def run(self) -> None:  # noqa: C901 - a life, from beginning to end
+    async def run(self) -> None:  # noqa: C901 - the main loop, and the shutdown
         """Send random commands until the scenario ends, then wait until every request has ended."""
         stopping = self.context.stopping
         while not stopping.is_set():
@@ -104,11 +105,12 @@ class WireClient:
             self._bye()
         elif self._connection is not None:
             self._connection.transport.close()
-        self.context.history.note(NOTE, self.name, "is done")
+        self.context.history.note(NOTE, self.name, "finished")
 
     # -- the workload -------------------------------------------------------------------------------------
 
-    def _act(self) -> None:  # noqa: C901, PLR0912 - a list of things to do
+    def _act(self) -> None:  # noqa: C901, PLR0912 - one branch for each kind of action
+        """Do one random thing: request, release, extend, ping, inspect, repeat a request, or disconnect."""
         random = self.random
         dice = random.random()
         if self.featured and self._act_by_features():
@@ -151,7 +153,7 @@ class WireClient:
                 self._connection.transport.write_eof()
 
     def _act_by_features(self) -> bool:
-        """Sometimes do what only `featured` scenarios have; return whether it did."""
+        """Sometimes do a thing of `featured` scenarios: `bye`, repeat or release an ended request; return whether it did."""
         dice = self.extra.random()
         if dice < 0.02:
             self._bye()
@@ -170,6 +172,7 @@ class WireClient:
         return dice < 0.14
 
     def _request(self) -> None:
+        """Send a random new request, unless the client has the maximum of live ones."""
         if sum(not request.ended for request in self.requests.values()) >= self.context.scenario.max_live_requests:
             return
         payload = self._workload.request(self.name) | {"ref": self._next_ref()}
@@ -200,6 +203,7 @@ class WireClient:
         return request.id != 0 or (self.quiet and request.sent)
 
     def _release(self, request: PendingRequest) -> None:
+        """Send a release by id or by ref, whichever is possible; if both are, choose at random."""
         by_ref = request.generation == self.generation and (request.sent or (request.id and self.session is not None))
         if by_ref and self.featured and (not request.id or self.extra.random() < 0.4):
             request.releasing = True
@@ -214,7 +218,7 @@ class WireClient:
         self._send("ping", ref=ref)
 
     def _bye(self) -> None:
-        """End the session. Nothing more is sent on this connection; the server closes it."""
+        """Send `bye`, which ends the session. Nothing is sent after it; the server closes the connection."""
         if self._connection is not None and not self._connection.output_ended:
             self._connection.bye_ref = self._next_ref()
             self._send("bye", ref=self._connection.bye_ref)
@@ -226,6 +230,7 @@ class WireClient:
         self._send("request", **request.payload)
 
     def _resend_unanswered(self) -> None:
+        """Send the requests that the server may not have received, because no message about them has arrived."""
         for request in self.requests.values():
             if not request.ended and not request.sent and not request.id:
                 self._send_request(request)
@@ -252,9 +257,10 @@ class WireClient:
             self._on_request_message(request, command, payload["id"])
 
     def _on_request_message(self, request: PendingRequest, command: str, id_: int) -> None:
+        """Update a request by a `queued`, `locked`, `extended` or `released` about it."""
         if request.id != id_:
-            # The first message about it; or a server whose branch of the log did not survive had queued it under another
-            # id; or it had ended without being stored, and was sent again to another server.
+            # The first message about it; or it had another id on a lineage that did not survive; or it had ended without
+            # being stored, and was sent again to another server.
             request.id, request.held = id_, False
             self._by_id[id_] = request
             self.context.request_ids.append(id_)
@@ -266,8 +272,9 @@ class WireClient:
             request.ended = True
 
     def _on_welcome(self, resumed: bool) -> None:
+        """Send what the server may not have received. If the session was not resumed, it is a new one."""
         if not resumed:
-            # The server cancelled the waiting requests with the old session; granted locks may still be held.
+            # The waiting requests were cancelled with the old session; granted locks may still be held.
             self._abandon_unconfirmed()
             self.generation += 1
         self._resend_unanswered()
@@ -288,6 +295,7 @@ class WireClient:
                     self._release(request)
 
     def _on_error(self, payload: Payload, request: PendingRequest | None) -> None:
+        """Process an error that replies to a command about `request`, if any: retry, end it, or try another server."""
         code, of_request = payload["code"], "id" not in payload
         self._leader_hint = payload.get("leader")
         if self._connection is not None and self._connection.bye_ref == payload["ref"]:
@@ -309,6 +317,7 @@ class WireClient:
     # -- the connection -----------------------------------------------------------------------------------
 
     async def _connect(self) -> bool:
+        """Connect to the leader that a server has named, or to a random server; return whether it succeeded."""
         address = self._leader_hint or self.random.choice(self.context.addresses)
         self._leader_hint = None
         host, port = address.split(":")
@@ -336,6 +345,7 @@ class WireClient:
             self._ping()
 
     def _hello(self) -> None:
+        """Send `hello`, in `featured` scenarios sometimes after one that the server rejects."""
         if self.featured and self.extra.random() < 0.1:
             rejected = self.extra.choice(REJECTED_HELLOS)
             self._send("hello", ref=self._next_ref(), **rejected)
@@ -347,7 +357,7 @@ class WireClient:
         self._send("hello", **payload)
 
     def connection_lost(self, connection: _Connection) -> None:
-        """The connection has ended. Without a session the requests that were not confirmed end with it."""
+        """Handle the end of a connection: without a session the requests that were not granted end with it."""
         if connection is not self._connection:
             return
         self._connection = None
@@ -358,10 +368,11 @@ class WireClient:
             self._abandon_unconfirmed()
 
     def _abandon_unconfirmed(self) -> None:
+        """Give up the requests that ended with their connection or session; the state of granted ones is checked later."""
         for request in self.requests.values():
             if not request.id or (not request.ended and self.session is not None and not request.held):
                 request.ended = True
-            request.expires = False  # no message would report the timeout
+            request.expires = False  # this connection would get no message about the timeout
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -372,7 +383,7 @@ class WireClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection of a wire client: splits the input into lines."""
+    """One connection of a wire client: splits the input into messages."""
 
     def __init__(self, client: WireClient, address: str) -> None:
         self._client = client

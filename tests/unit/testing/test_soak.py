@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from genie.testing.simulation import soak
-from genie.testing.simulation.scenario import CHOOSING, REPLICATED
+from genie.testing.simulation.scenario import FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED
 
 
 class FakeHistory:
@@ -24,7 +24,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def run(seed: int) -> tuple[FakeCluster, list[str]]:
         seeds.append(seed)
-        return FakeCluster(), ["something went wrong"] if seed == CHOOSING + 1 else []
+        return FakeCluster(), ["something went wrong"] if seed == FIRST_ANY_OF_SEED + 1 else []
 
     monkeypatch.setattr(soak, "run", run)
     return seeds
@@ -32,9 +32,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_without_a_first_seed_all_kinds_of_scenarios_alternate(ran: list[int]) -> None:
     done = CliRunner().invoke(soak.main, ["--seeds", "6"])
-    assert ran == [1, CHOOSING, REPLICATED, 2, CHOOSING + 1, REPLICATED + 1]
+    assert ran == [1, FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, 2, FIRST_ANY_OF_SEED + 1, FIRST_REPLICATED_SEED + 1]
     assert done.exit_code == 1
-    assert f"reproduce: python -m genie.testing.simulation.soak --seed {CHOOSING + 1}\n" in done.output
+    assert f"reproduce: python -m genie.testing.simulation.soak --seed {FIRST_ANY_OF_SEED + 1}\n" in done.output
     assert list(islice(soak.seeds_of_all_kinds(), 7))[-1] == 3
 
 
@@ -44,5 +44,5 @@ def test_with_a_first_seed_seeds_are_consecutive(ran: list[int]) -> None:
 
 
 def test_with_stop_it_ends_at_the_first_failure(ran: list[int]) -> None:
-    assert CliRunner().invoke(soak.main, ["--stop", "--first", str(CHOOSING), "--seeds", "10"]).exit_code == 1
-    assert ran == [CHOOSING, CHOOSING + 1]
+    assert CliRunner().invoke(soak.main, ["--stop", "--first", str(FIRST_ANY_OF_SEED), "--seeds", "10"]).exit_code == 1
+    assert ran == [FIRST_ANY_OF_SEED, FIRST_ANY_OF_SEED + 1]
