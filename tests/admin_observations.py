@@ -21,9 +21,9 @@ from genie.admin.models import (
 
 NOW = 1_790_000_010_000
 HOLDER = 1_790_000_000_000_007
-NONE = HistogramData(bounds=[1], counts=[0, 0], total=0)
+EMPTY_HISTOGRAM = HistogramData(bounds=[1], counts=[0, 0], total=0)
 
-LINES = [
+QUEUES = [
     QueueSummary(
         resource="accounts/1[red]x\x1b[31m" if number == 0 else f"accounts/{number + 1}",
         waiting=30 - number,
@@ -59,11 +59,11 @@ STATE = State(
     errors={},
     deadlocks=0,
     rearrangements=0,
-    waits=NONE,
-    holds=NONE,
-    commits=NONE,
-    lag=NONE,
-    queues=LINES,
+    waits=EMPTY_HISTOGRAM,
+    holds=EMPTY_HISTOGRAM,
+    commits=EMPTY_HISTOGRAM,
+    lag=EMPTY_HISTOGRAM,
+    queues=QUEUES,
     queues_complete=True,
 )
 WAITERS = [HOLDER + 10 + number for number in range(30)]
@@ -104,6 +104,6 @@ HOT = HotList(
 )
 
 
-def state(**more: Any) -> State:
-    """Return `STATE` with other fields."""
-    return msgspec.structs.replace(STATE, **more)
+def state(**changes: Any) -> State:
+    """Return `STATE` with some fields replaced."""
+    return msgspec.structs.replace(STATE, **changes)

@@ -1,4 +1,4 @@
-"""The command line `genie`: one module for each command."""
+"""The command-line program `genie`: one module for each command."""
 
 from __future__ import annotations
 

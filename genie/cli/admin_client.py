@@ -22,9 +22,10 @@ from genie.protocol import codec
 
 _DEFAULTS = Settings()
 TLS = "https://"
-SCHEMES = (TLS, "http://")
+HTTP = "http://"
+SCHEMES = (TLS, HTTP)
 MAX_RESPONSE_BYTES = 64 << 20
-"""Maximum size of a response. Those of the admin port are far smaller."""
+"""Maximum size of a response. Responses of the admin port are far smaller."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -32,7 +33,7 @@ Command = Callable[P, T]
 
 
 def admin_options(command: Command[P, T]) -> Command[P, T]:
-    """`--admin-host`, `--admin-port` and `--namespace`: the address and the namespace."""
+    """Add `--admin-host`, `--admin-port` and `--namespace`."""
     host = click.option(
         "--admin-host",
         cls=SourcedOption,
@@ -63,22 +64,7 @@ class AdminClient:
     """
 
     def __init__(self, host: str, port: str, namespace: str | None, timeout: float) -> None:
-        if not port.strip():
-            raise ValueError(f"no admin port: {source_of('admin_port')} is empty")
-        self._scheme = next((scheme for scheme in SCHEMES if host.lower().startswith(scheme)), SCHEMES[-1])
-        bare = host[len(self._scheme) :] if host.lower().startswith(self._scheme) else host
-        bare = bare.strip().rstrip("/")
-        if not bare or any(sign in bare for sign in "/?#@ "):
-            raise ValueError(
-                f"{source_of('admin_host')}: must be a host name or an address, also as {TLS}HOST, not {host!r}"
-            )
-        try:
-            to = parse_address(bare, int(port) if port.strip().isdecimal() else 0)
-        except ValueError as error:
-            raise ValueError(f"{source_of('admin_host')}: {error}") from None
-        if not 0 < to[1] < 1 << 16:
-            raise ValueError(f"{source_of('admin_port')}: a port is a number from 1 to 65535, not {port!r}")
-        self.where = format_address(to)
+        self._scheme, self.address = _parse_admin_address(host, port)
         self._parameters = {} if namespace is None else {"namespace": namespace}
         self._timeout = timeout
         self._token = _token()
@@ -109,29 +95,29 @@ class AdminClient:
         assert self._session is not None  # noqa: S101 - it was entered
         try:
             parameters = self._parameters | ({} if limit is None else {"limit": str(limit)})
-            url = f"{self._scheme}{self.where}{path}"
+            url = f"{self._scheme}{self.address}{path}"
             # A redirect would send the token to another server.
             async with self._session.get(url, params=parameters, allow_redirects=False) as response:
                 status, body = response.status, bytearray()
                 async for part in response.content.iter_any():
                     body += part
                     if len(body) > MAX_RESPONSE_BYTES:
-                        raise Unavailable(f"{self.where} sent a response of more than {MAX_RESPONSE_BYTES >> 20} MiB")
+                        raise Unavailable(f"{self.address} sent a response of more than {MAX_RESPONSE_BYTES >> 20} MiB")
         except TimeoutError:
-            raise Unavailable(f"{self.where} did not respond within {self._timeout:g} s") from None
+            raise Unavailable(f"{self.address} did not respond within {self._timeout:g} s") from None
         except aiohttp.ClientConnectorCertificateError as error:
             raise Unavailable(
-                f"{self.where} has an untrusted certificate (GENIE_TLS_CA is the CA to trust): "
+                f"{self.address} has an untrusted certificate (GENIE_TLS_CA is the CA to trust): "
                 f"{error.certificate_error}"
             ) from None
         except aiohttp.ClientConnectorError as error:
-            raise Unavailable(f"cannot connect to the admin port {self.where}: {error.os_error}") from None
+            raise Unavailable(f"cannot connect to the admin port {self.address}: {error.os_error}") from None
         except (aiohttp.ClientError, OSError) as error:
-            tls = "" if self._scheme == TLS else f"; if it has a certificate, use {TLS}{self.where}"
-            raise Unavailable(f"{self.where} did not respond in HTTP: {error or type(error).__name__}{tls}") from None
-        return self._read(status, body)
+            tls = "" if self._scheme == TLS else f"; if it has a certificate, use {TLS}{self.address}"
+            raise Unavailable(f"{self.address} did not respond in HTTP: {error or type(error).__name__}{tls}") from None
+        return self._decode_body(status, body)
 
-    def _read(self, status: int, body: bytearray) -> Any:
+    def _decode_body(self, status: int, body: bytearray) -> Any:
         try:
             response = codec.loads(bytes(body))
             if status == HTTPStatus.OK:
@@ -139,9 +125,9 @@ class AdminClient:
             problem = msgspec.convert(response, Problem)
         except ValueError:
             raise Unavailable(
-                f"{self.where} answers {status}, and not as the admin port of this version does"
+                f"{self.address} responded {status}, but not in the format of the admin port of this version"
             ) from None
-        raise RequestRejected(printable(problem.code), printable(problem.message) + _hint(problem))
+        raise RequestRejected(printable(problem.code), printable(problem.message) + _leader_hint(problem))
 
 
 def query_admin(client: AdminClient, operation: Callable[[AdminClient], Awaitable[T]]) -> T:
@@ -162,15 +148,35 @@ def decode_response(response: Any, kind: type[T]) -> T:
         raise GenieError(f"unexpected reply, the server may have another version: {error}") from None
 
 
-def _hint(problem: Problem) -> str:
+def _parse_admin_address(host: str, port: str) -> tuple[str, str]:
+    """Return the scheme and the address HOST:PORT. ValueError, which names the option or variable, if one is invalid."""
+    if not port.strip():
+        raise ValueError(f"no admin port: {source_of('admin_port')} is empty")
+    scheme = next((scheme for scheme in SCHEMES if host.lower().startswith(scheme)), None)
+    name = host[len(scheme or "") :].strip().rstrip("/")
+    if not name or any(character in name for character in "/?#@ "):
+        raise ValueError(
+            f"{source_of('admin_host')}: must be a host name or an address, also as {TLS}HOST, not {host!r}"
+        )
+    try:
+        address = parse_address(name, int(port) if port.strip().isdecimal() else 0)
+    except ValueError as error:
+        raise ValueError(f"{source_of('admin_host')}: {error}") from None
+    if not 0 < address.port < 1 << 16:
+        raise ValueError(f"{source_of('admin_port')}: a port is a number from 1 to 65535, not {port!r}")
+    return scheme or HTTP, format_address(address)
+
+
+def _leader_hint(problem: Problem) -> str:
+    """Return where to send the request instead, unless the message names the leader already."""
     if isinstance(problem.leader, str) and problem.leader not in problem.message:
         return f" ({printable(problem.leader)} leads: query its admin port)"
     return ""
 
 
 def _token() -> str | None:
-    """Return the token of the environment. In a header, a line break would start another header."""
+    """Return the token of the environment. A line break in it would start another HTTP header."""
     token = find_token()
     if token is not None and not token.isprintable():
-        raise ValueError("the token, from GENIE_TOKEN or GENIE_TOKEN_FILE, must not contain control characters")
+        raise ValueError("the token of GENIE_TOKEN or GENIE_TOKEN_FILE must not contain control characters")
     return token

@@ -254,7 +254,7 @@ def bench(
 
     Exit status: 0; 1 if there were errors, or if a workload could not be measured; 130 after Ctrl-C. A workload that
     is interrupted while it warms up has no result.
-    """  # noqa: D301 - click wants the character itself before a text that must keep its lines
+    """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     if options["connections"] * options["depth"] > MAX_IN_FLIGHT:
         raise click.UsageError(f"--connections times --depth must be at most {MAX_IN_FLIGHT:,}.")
     parameters = WorkloadParameters(keys=keys, shared_percent=shared_percent, resources=resources)

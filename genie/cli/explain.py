@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from genie.cli.format import clip, duration, printable, remaining, some
+from genie.cli.format import clip, duration, join_names, printable, remaining
 from genie.cli.inspect import COLUMNS, INDENT, TRANSACTION_COLUMNS, Row, blocker_lines
 from genie.cli.options import (
     Querier,
@@ -25,14 +25,14 @@ from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 from genie.protocol.resources import EXCLUSIVE
 
-SHOWN = 10
+MAX_WAITERS_SHOWN = 10
 """Waiting requests shown for each held resource: as many as the server lists blockers."""
 
 Reply = dict[str, Any]
 """Payload of an `inspected`."""
 Replies = dict[str, Any]
-"""`asked` is the reply about the request, `blockers` has those about its blockers by id, and `lines` those about the
-queues of the resources that it holds, by name."""
+"""`asked` is the reply about the request itself, `blockers` contains the replies about its blockers by id, and `lines`
+the replies about the wait queues of the resources that it holds, by name."""
 
 
 @click.command()
@@ -49,92 +49,98 @@ def explain(id: int, as_json: bool, host: str, port: int, namespace: str | None,
 
     --json prints the replies of the server: about the request, its blockers (by id), and what it holds (by name).
     """
-    replies = query(host, port, namespace, timeout, lambda client: _fetch(client, id))
+    replies = query(host, port, namespace, timeout, lambda client: _query_replies(client, id))
     with checked_reply():
-        text = "\n".join(_report(replies, time.time() * 1000))
+        text = "\n".join(_report_lines(replies, time.time() * 1000))
     if not text:
         raise click.ClickException(f"request {id} does not exist or has ended")
     click.echo(codec.dumps(replies) if as_json else text)
 
 
-async def _fetch(client: Querier, id: int) -> Replies:
-    """Query what a report needs, one after another: a request may have ended in between."""
-    asked = await client.inspected(id=id)
+async def _query_replies(client: Querier, id: int) -> Replies:
+    """Query the request, its blockers and the queues of what it holds, one after another: some may end in between."""
+    reply = await client.inspected(id=id)
     with checked_reply():
-        blockers = {blocker["id"]: None for row in asked["queue"] for blocker in row["blockers"]}
-        names = {bare_name(resource): None for row in asked["holders"] for resource in row["resources"]}
+        blockers = {blocker["id"]: None for row in reply["queue"] for blocker in row["blockers"]}
+        names = {bare_name(resource): None for row in reply["holders"] for resource in row["resources"]}
     return {
-        "asked": asked,
+        "asked": reply,
         "blockers": {str(blocker): await client.inspected(id=blocker) for blocker in blockers},
         "lines": {name: await client.inspected(resource=name, limit=MAX_ROWS, only="queue") for name in names},
     }
 
 
-def _report(replies: Replies, now_ms: float) -> Iterator[str]:
-    """Yield the lines of the report; none if there is no such request."""
+def _report_lines(replies: Replies, now_ms: float) -> Iterator[str]:
+    """Yield the lines of the report; none if the request does not exist."""
     for row in replies["asked"]["queue"]:
-        yield from _waiting(row, replies["blockers"], now_ms)
+        yield from _waiter_report(row, replies["blockers"], now_ms)
     for row in replies["asked"]["holders"]:
-        yield from _held(row, replies["lines"], now_ms)
+        yield from _holder_report(row, replies["lines"], now_ms)
 
 
-def _waiting(row: Row, blockers: dict[str, Reply], now_ms: float) -> Iterator[str]:
-    yield f"{_who(row)} has waited for {duration(now_ms - row['since'])} and {_gives_up(row)}."
-    yield f"Wants: {some(row['resources'], row['resourcesTotal'], COLUMNS - len('Wants: '))}"
+def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float) -> Iterator[str]:
+    """Describe a waiting request: its blockers, and how each of them stops blocking."""
+    yield f"{_format_request(row)} has waited for {duration(now_ms - row['since'])} and {_wait_timeout(row)}."
+    yield f"Wants: {join_names(row['resources'], row['resourcesTotal'], COLUMNS - len('Wants: '))}"
     if not row["blockers"]:
         yield "Nothing blocks it any more."
         return
     yield f"Blocked by: {row['blockersTotal']:,}"
     yield from blocker_lines(row, now_ms)
     yield "It is granted when"
-    states = {blocker["id"]: blocker["state"] for blocker in row["blockers"]}
-    for id, state in states.items():
-        yield f"{INDENT}{id} {_end(state, blockers[str(id)])}"
-    more = row["blockersTotal"] - len(row["blockers"])
-    if more > 0:
-        yield f"{INDENT}and the {more:,} more no longer block it"
-    ends = [holder["expiresIn"] for reply in blockers.values() for holder in reply["holders"]]
-    if max(ends, default=0) > row.get("expiresIn", inf):
+    state_by_id = {blocker["id"]: blocker["state"] for blocker in row["blockers"]}
+    for id, state in state_by_id.items():
+        yield f"{INDENT}{id} {_unblock_condition(state, blocker_replies[str(id)])}"
+    unlisted = row["blockersTotal"] - len(row["blockers"])
+    if unlisted > 0:
+        yield f"{INDENT}and the {unlisted:,} more no longer block it"
+    hold_timeouts = [holder["expiresIn"] for reply in blocker_replies.values() for holder in reply["holders"]]
+    if max(hold_timeouts, default=0) > row.get("expiresIn", inf):
         yield "Unless a blocker releases earlier, it times out first."
 
 
-def _end(state: str, reply: Reply) -> str:
-    """Describe how a blocker that was in `state` stops blocking."""
+def _unblock_condition(former_state: str, reply: Reply) -> str:
+    """Describe how a blocker stops blocking. `former_state`: its state when the waiting request was queried."""
     for holder in reply["holders"]:
-        now = "releases" if state == "held" else "(granted since) releases"
-        return f"{now} or times out: in {duration(holder['expiresIn'])} at the latest, unless it is extended"
+        verb = "releases" if former_state == "held" else "(granted since) releases"
+        return f"{verb} or times out: in {duration(holder['expiresIn'])} at the latest, unless it is extended"
     for waiter in reply["queue"]:
-        return f"is granted and releases, or leaves: it {_gives_up(waiter)} if it still waits"
+        return f"is granted and releases, or leaves: it {_wait_timeout(waiter)} if it still waits"
     return "has ended"
 
 
-def _held(row: Row, lines: dict[str, Reply], now_ms: float) -> Iterator[str]:
-    lasted, left = duration(now_ms - row["since"]), duration(row["expiresIn"])
-    yield f"{_who(row)} has held for {lasted} and ends in {left}, unless it is extended."
-    yield f"Holds: {some(row['resources'], row['resourcesTotal'], COLUMNS - len('Holds: '))}"
-    waiters = [line for resource in row["resources"] for line in _waiters(row, resource, lines, now_ms)]
+def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float) -> Iterator[str]:
+    """Describe a held request: when it times out, and which requests wait for it."""
+    held_for, expires_in = duration(now_ms - row["since"]), duration(row["expiresIn"])
+    yield f"{_format_request(row)} has held for {held_for} and ends in {expires_in}, unless it is extended."
+    yield f"Holds: {join_names(row['resources'], row['resourcesTotal'], COLUMNS - len('Holds: '))}"
+    waiters = [
+        line
+        for resource in row["resources"]
+        for line in _waiter_lines(row, resource, queue_replies[bare_name(resource)], now_ms)
+    ]
     if waiters:
         yield "Waiting for it:"
         yield from waiters
-    unnamed = row["resourcesTotal"] - len(row["resources"])
-    if unnamed > 0:
-        yield f"The waiters of {unnamed:,} more of its resources are unknown: the server does not list them."
+    unlisted = row["resourcesTotal"] - len(row["resources"])
+    if unlisted > 0:
+        yield f"The waiters of {unlisted:,} more of its resources are unknown: the server does not list them."
     elif not waiters:
         yield "No request waits for it."
 
 
-def _waiters(row: Row, resource: str, lines: dict[str, Reply], now_ms: float) -> Iterator[str]:
-    """Yield the requests that wait for this holder of a resource."""
+def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float) -> Iterator[str]:
+    """Yield a line for each request that waits for this holder of a resource. `reply` contains the wait queue."""
     name = bare_name(resource)
-    reply = lines[name]
-    waiters = [waiter for waiter in reply["queue"] if _waits_for(waiter, row, resource)]
-    for waiter in waiters[:SHOWN]:
-        lasted = f" ({duration(now_ms - waiter['since'])}, {_gives_up(waiter)})"
-        wanted = next((wanted for wanted in waiter["resources"] if bare_name(wanted) == name), name)
-        line = f"└ {_who(waiter)} for {printable(wanted)}"
-        yield INDENT + clip(line, COLUMNS - len(INDENT) - len(lasted)) + lasted
-    if len(waiters) > SHOWN:
-        yield INDENT + clip(f"└ and {len(waiters) - SHOWN:,} more for {resource}", COLUMNS - len(INDENT))
+    waiters = [row for row in reply["queue"] if _waits_for(row, holder, resource)]
+    for waiter in waiters[:MAX_WAITERS_SHOWN]:
+        suffix = f" ({duration(now_ms - waiter['since'])}, {_wait_timeout(waiter)})"
+        requested = next((requested for requested in waiter["resources"] if bare_name(requested) == name), name)
+        line = f"└ {_format_request(waiter)} for {printable(requested)}"
+        yield INDENT + clip(line, COLUMNS - len(INDENT) - len(suffix)) + suffix
+    if len(waiters) > MAX_WAITERS_SHOWN:
+        omitted = f"└ and {len(waiters) - MAX_WAITERS_SHOWN:,} more for {resource}"
+        yield INDENT + clip(omitted, COLUMNS - len(INDENT))
     unlisted = reply["queueTotal"] - len(reply["queue"])
     if unlisted > 0:
         yield INDENT + clip(
@@ -143,10 +149,10 @@ def _waiters(row: Row, resource: str, lines: dict[str, Reply], now_ms: float) ->
 
 
 def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
-    """Return whether a request in the queue of a resource waits for this holder.
+    """Return whether a request in the wait queue of a resource waits for this holder.
 
-    A waiter waits for an exclusive holder, and for a shared one if it requests the resource exclusively. A row lists
-    ten resources; if this one is not among them, the holder may still be listed as a blocker.
+    It does if one of them is exclusive and they belong to different transactions. A row lists only ten resources; if
+    this one is not among them, the mode of the waiter is unknown, but the holder may be listed as a blocker.
     """
     owner = waiter.get("transactionName")
     if owner is not None and owner == holder.get("transactionName"):
@@ -157,11 +163,11 @@ def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
     return any((blocker["id"], blocker["resource"]) == (holder["id"], name) for blocker in waiter["blockers"])
 
 
-def _gives_up(row: Row) -> str:
-    """Describe when a waiting request times out."""
+def _wait_timeout(row: Row) -> str:
     return f"gives up in {remaining(row)}" if "expiresIn" in row else "never gives up"
 
 
-def _who(row: Row) -> str:
+def _format_request(row: Row) -> str:
+    """Return the id of a request, and its transaction if it has one."""
     owner = row.get("transactionName")
     return str(row["id"]) if owner is None else f"{row['id']} of {clip(owner, TRANSACTION_COLUMNS)}"

@@ -28,11 +28,12 @@ def duration(ms: float) -> str:
         return f"{ms:.0f} ms"
     if ms < MINUTE - SECOND / 20:
         return f"{ms / SECOND:.1f} s"
-    for unit, name, part, part_name in ((MINUTE, "min", SECOND, "s"), (HOUR, "h", MINUTE, "min")):
-        parts = round(ms / part)
-        per_unit = unit // part
-        if parts < 60 * per_unit and (unit is MINUTE or parts < 24 * per_unit):
-            return f"{parts // per_unit} {name} {parts % per_unit} {part_name}"
+    seconds = round(ms / SECOND)
+    if seconds < HOUR // SECOND:
+        return f"{seconds // 60} min {seconds % 60} s"
+    minutes = round(ms / MINUTE)
+    if minutes < DAY // MINUTE:
+        return f"{minutes // 60} h {minutes % 60} min"
     hours = round(ms / HOUR)
     return f"{hours // 24} d {hours % 24} h"
 
@@ -61,7 +62,7 @@ def width(text: str) -> int:
 
 
 def clip(text: str, columns: int) -> str:
-    """Truncate a text to a number of columns."""
+    """Truncate a text to a number of terminal columns."""
     text = printable(text)
     if width(text) <= columns:
         return text
@@ -70,7 +71,7 @@ def clip(text: str, columns: int) -> str:
     return text + "…"
 
 
-def fold(text: str, columns: int) -> list[str]:
+def wrap_text(text: str, columns: int) -> list[str]:
     """Break a text into lines of at most `columns` columns."""
     lines = [""]
     for char in printable(text):
@@ -80,105 +81,111 @@ def fold(text: str, columns: int) -> list[str]:
     return lines
 
 
-def some(names: Sequence[str], total: int, columns: int) -> str:
-    """Join as many names as fit, at least one, and add the number of the others."""
+def join_names(names: Sequence[str], total: int, columns: int) -> str:
+    """Join the first of `total` names, as many as fit and at least one, and append the number of the others: `a b +3`."""
     shown: list[str] = []
     for name in names:
-        left = total - len(shown) - 1
-        more = f" +{left}" if left else ""
-        used = width(" ".join([*shown, printable(name)])) + len(more)
-        if shown and used > columns:
+        suffix = _omitted(total - len(shown) - 1)
+        needed = width(" ".join([*shown, printable(name)])) + len(suffix)
+        if shown and needed > columns:
             break
-        shown.append(printable(name) if used <= columns else clip(name, columns - len(more)))
-    left = total - len(shown)
-    return " ".join(shown) + (f" +{left}" if left else "")
+        shown.append(printable(name) if needed <= columns else clip(name, columns - len(suffix)))
+    return " ".join(shown) + _omitted(total - len(shown))
+
+
+def _omitted(count: int) -> str:
+    return f" +{count}" if count else ""
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of a table; the columns in `right` are right-aligned."""
+    """Return the lines of a table; the columns whose indexes are in `right` are right-aligned."""
     widths = [max(map(width, column)) for column in zip(headers, *rows, strict=True)]
     lines = []
     for row in (headers, *rows):
-        cells = [
-            " " * (room - width(cell)) + cell if index in right else cell + " " * (room - width(cell))
-            for index, (cell, room) in enumerate(zip(row, widths, strict=True))
-        ]
+        cells = []
+        for index, (cell, column_width) in enumerate(zip(row, widths, strict=True)):
+            padding = " " * (column_width - width(cell))
+            cells.append(padding + cell if index in right else cell + padding)
         lines.append(GAP.join(cells).rstrip())
     return lines
 
 
-# -- Tables of a given width: columns shrink, then the least important are dropped --------
+# -- Tables of a limited width: columns shrink, then the least important are dropped --------
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of `fitted`. If the table is too wide, the column of the highest `rank` is dropped first, rank 0 never.
+    """A column of `fit_table`. If the table is too wide, the column of the highest `rank` is dropped first, rank 0 never.
 
-    A text column can shrink to `least` columns; without `least` it keeps its width. Other columns are
-    dropped before it shrinks below `preferred`, and empty columns before any column shrinks.
+    A text column can shrink to `min_width`; without `min_width` it keeps its full width. Other columns are dropped
+    before it shrinks below `preferred_width`, and empty columns before any column shrinks.
     """
 
     header: str
     rank: int
-    least: int = 0
+    min_width: int = 0
     right: bool = False
-    preferred: int = 0
+    preferred_width: int = 0
 
 
-def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> list[str]:
-    """Return the header and the rows as lines of at most `room` columns, escaped."""
+def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_width: int) -> list[str]:
+    """Return the header and the rows as lines of at most `max_width` terminal columns, escaped."""
     cells = [[printable(cell) for cell in row] for row in rows]
-    natural = [
+    full_widths = [
         max(width(text) for text in (column.header, *(row[i] for row in cells))) for i, column in enumerate(columns)
     ]
-    least = [
-        min(size, max(column.least, width(column.header))) if column.least else size
-        for column, size in zip(columns, natural, strict=True)
+    min_widths = [
+        min(full, max(column.min_width, width(column.header))) if column.min_width else full
+        for column, full in zip(columns, full_widths, strict=True)
     ]
-    preferred = [
-        max(size, min(whole, column.preferred)) for column, size, whole in zip(columns, least, natural, strict=True)
+    preferred_widths = [
+        max(minimum, min(full, column.preferred_width))
+        for column, minimum, full in zip(columns, min_widths, full_widths, strict=True)
     ]
-    kept = list(range(len(columns)))
-    if _needed(natural, kept) > room:
-        kept = [i for i in kept if not columns[i].rank or any(row[i] for row in cells)]
-    while _needed(preferred, kept) > room and any(columns[i].rank for i in kept):
-        kept.remove(max(kept, key=lambda i: columns[i].rank))
-    widths = _grown(columns, kept, least, preferred, room)
-    widths = _grown(columns, kept, widths, natural, room)
+    shown = list(range(len(columns)))
+    if _table_width(full_widths, shown) > max_width:
+        shown = [i for i in shown if not columns[i].rank or any(row[i] for row in cells)]
+    while _table_width(preferred_widths, shown) > max_width and any(columns[i].rank for i in shown):
+        shown.remove(max(shown, key=lambda i: columns[i].rank))
+    widths = _grow(columns, shown, min_widths, preferred_widths, max_width)
+    widths = _grow(columns, shown, widths, full_widths, max_width)
     lines = table(
-        [columns[i].header for i in kept],
-        [[clip(row[i], widths[i]) for i in kept] for row in cells],
-        [place for place, i in enumerate(kept) if columns[i].right],
+        [columns[i].header for i in shown],
+        [[clip(row[i], widths[i]) for i in shown] for row in cells],
+        [position for position, i in enumerate(shown) if columns[i].right],
     )
-    return [clip(line, room) for line in lines]
+    return [clip(line, max_width) for line in lines]
 
 
-def _grown(
-    columns: Sequence[Column], kept: Sequence[int], widths: Sequence[int], wanted: Sequence[int], room: int
+def _grow(
+    columns: Sequence[Column], shown: Sequence[int], widths: Sequence[int], targets: Sequence[int], max_width: int
 ) -> list[int]:
-    """Distribute the spare room up to the wanted widths: lower ranks first, equal ranks evenly."""
+    """Widen the shown columns towards their target widths until the table is `max_width` wide.
+
+    Columns of lower rank grow first, columns of equal rank evenly.
+    """
     grown = list(widths)
-    spare = room - _needed(grown, kept)
-    for rank in sorted({columns[i].rank for i in kept}):
-        growing = [i for i in kept if columns[i].rank == rank and grown[i] < wanted[i]]
+    spare = max_width - _table_width(grown, shown)
+    for rank in sorted({columns[i].rank for i in shown}):
+        growing = [i for i in shown if columns[i].rank == rank and grown[i] < targets[i]]
         while spare > 0 and growing:
             for i in growing[:spare]:
                 grown[i] += 1
                 spare -= 1
-            growing = [i for i in growing if grown[i] < wanted[i]]
+            growing = [i for i in growing if grown[i] < targets[i]]
     return grown
 
 
-def wrapped(items: Sequence[str], room: int, gap: str = GAP) -> list[str]:
-    """Wrap items into lines of at most `room` columns."""
+def _table_width(widths: Sequence[int], shown: Sequence[int]) -> int:
+    return sum(widths[i] for i in shown) + len(GAP) * (len(shown) - 1)
+
+
+def wrap_items(items: Sequence[str], max_width: int, gap: str = GAP) -> list[str]:
+    """Join items into lines of at most `max_width` terminal columns; break lines only between items."""
     lines: list[str] = []
     for item in map(printable, items):
-        if lines and width(lines[-1]) + len(gap) + width(item) <= room:
+        if lines and width(lines[-1]) + len(gap) + width(item) <= max_width:
             lines[-1] += gap + item
         else:
-            lines.append(clip(item, room))
+            lines.append(clip(item, max_width))
     return lines
-
-
-def _needed(widths: Sequence[int], kept: Sequence[int]) -> int:
-    return sum(widths[i] for i in kept) + len(GAP) * (len(kept) - 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from genie.cli.format import clip, duration, printable, remaining, some, table, width
+from genie.cli.format import clip, duration, join_names, printable, remaining, table, width
 from genie.cli.options import (
     Querier,
     WholeNumber,
@@ -24,13 +24,13 @@ from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 
 COLUMNS = 100
-"""Maximum width of a line."""
+"""Maximum width of an output line."""
 TRANSACTION_COLUMNS = 20
 NOTE_COLUMNS = 16
 INDENT = "  "
-RESOURCES = 2
+RESOURCES_INDEX = 2
 """Index of the resources column, which gets the remaining width."""
-NUMBERS = (3, 4, 5)
+NUMBER_INDEXES = (3, 4, 5)
 """Indexes of the right-aligned columns."""
 
 Row = dict[str, Any]
@@ -66,7 +66,7 @@ def inspect(
     --limit applies to holders and to waiters separately. --json prints the rows as the server sends them: times in
     milliseconds.
     """
-    if sum(choice is not None for choice in (resource, transaction, id)) > 1:
+    if sum(filter_ is not None for filter_ in (resource, transaction, id)) > 1:
         raise click.UsageError("--resource, --transaction and --id exclude each other.")
     name = None if resource is None else bare_name(resource)
     payload = query(
@@ -80,15 +80,15 @@ def inspect(
         click.echo(codec.dumps(payload))
         return
     with checked_reply():
-        text = "\n".join(_report(payload, time.time() * 1000))
+        text = "\n".join(_report_lines(payload, time.time() * 1000))
     click.echo(text)
 
 
 async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str, Any]:
     """Return the payload of `inspected` with up to `limit` holders and up to `limit` waiters.
 
-    The server counts holders first against one limit. Where holders leave too little of it to the waiters, a second
-    command requests the waiters only, so these are as of a moment later.
+    The server applies one limit to both, holders first. If waiters are missing, a second command requests only the
+    waiters; these are as of a moment later.
     """
     payload = await client.inspected(limit=limit, **filters)
     with checked_reply():
@@ -100,7 +100,7 @@ async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str
     return payload
 
 
-def _report(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
+def _report_lines(payload: dict[str, Any], now_ms: float) -> Iterator[str]:
     holders, queue = payload["holders"], payload["queue"]
     if not payload["holdersTotal"] and not payload["queueTotal"]:
         yield "No locks are held and no requests wait."
@@ -136,15 +136,15 @@ def _note_lines(row: Row) -> Iterator[str]:
         yield INDENT + clip(f"note: {row['note']}", COLUMNS - 2 * len(INDENT))
 
 
-def _title(what: str, rows: list[Row], total: int) -> str:
+def _title(label: str, rows: list[Row], total: int) -> str:
     shown = "" if len(rows) == total else f", {len(rows):,} shown (see --limit)"
-    return f"{what}: {total:,}{shown}"
+    return f"{label}: {total:,}{shown}"
 
 
-def _table(rows: list[Row], now_ms: float, since: str, until: str) -> list[str]:
-    """Return one line for each request; with priorities only if any request has one."""
+def _table(rows: list[Row], now_ms: float, since_header: str, timeout_header: str) -> list[str]:
+    """Return a header and a line for each request. The priority column is omitted if all priorities are 0."""
     priorities = any(row["priority"] for row in rows)
-    headers = ["ID", "TRANSACTION", "RESOURCES", since, until, *(["PRIORITY"] if priorities else [])]
+    headers = ["ID", "TRANSACTION", "RESOURCES", since_header, timeout_header, *(["PRIORITY"] if priorities else [])]
     cells = [
         [
             str(row["id"]),
@@ -156,10 +156,11 @@ def _table(rows: list[Row], now_ms: float, since: str, until: str) -> list[str]:
         ]
         for row in rows
     ]
-    room = COLUMNS - len(INDENT) - width(table(headers, cells, NUMBERS)[0]) + len("RESOURCES")
+    other_columns = width(table(headers, cells, NUMBER_INDEXES)[0]) - len("RESOURCES")
+    resources_width = COLUMNS - len(INDENT) - other_columns
     for row, line in zip(rows, cells, strict=True):
-        line[RESOURCES] = some(row["resources"], row["resourcesTotal"], room)
-    return table(headers, cells, NUMBERS)
+        line[RESOURCES_INDEX] = join_names(row["resources"], row["resourcesTotal"], resources_width)
+    return table(headers, cells, NUMBER_INDEXES)
 
 
 def blocker_lines(row: Row, now_ms: float) -> Iterator[str]:
@@ -167,14 +168,13 @@ def blocker_lines(row: Row, now_ms: float) -> Iterator[str]:
     for blocker in row["blockers"]:
         owner = f" of {clip(blocker['transactionName'], TRANSACTION_COLUMNS)}" if "transactionName" in blocker else ""
         verb = "holds" if blocker["state"] == "held" else "is ahead in the queue for"
-        lasted = f" ({duration(now_ms - blocker['since'])})"
         note = f", {clip(blocker['note'], NOTE_COLUMNS)}" if "note" in blocker else ""
-        lasted = note + lasted
+        suffix = f"{note} ({duration(now_ms - blocker['since'])})"
         line = f"└ {blocker['id']}{owner} {verb} {blocker['mode']}:{printable(blocker['resource'])}"
-        yield INDENT + clip(line, COLUMNS - 2 * len(INDENT) - len(lasted)) + lasted
-    more = row["blockersTotal"] - len(row["blockers"])
-    if more > 0:
-        yield f"{INDENT}└ and {more:,} more"
+        yield INDENT + clip(line, COLUMNS - 2 * len(INDENT) - len(suffix)) + suffix
+    omitted = row["blockersTotal"] - len(row["blockers"])
+    if omitted > 0:
+        yield f"{INDENT}└ and {omitted:,} more"
 
 
 def _indent(lines: list[str]) -> Iterator[str]:

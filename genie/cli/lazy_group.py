@@ -1,4 +1,4 @@
-"""A click group that imports a command when it is used: commands start fast and need only their own dependencies."""
+"""A click group that imports a command when it is used: so it starts fast and needs only its own dependencies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from genie.cli.options import one_line
 class LazyGroup(click.Group):
     """The commands `names` of `package`: each is a function in the module of the same name.
 
-    `modules` maps the commands whose module has another name. A module may need an extra that is not installed: then
-    the error is one line, and the other commands work.
+    `modules` maps commands to modules of other names. If a module needs an extra that is not installed, its commands
+    fail with an error of one line; the other commands work.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class LazyGroup(click.Group):
         return sorted(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Import a command; None where there is no command of this name."""
+        """Import a command and return it; None if no command has this name."""
         if cmd_name not in self._modules:
             return None
         try:

@@ -1,7 +1,6 @@
-"""Options of the commands, the client that they use, and errors in one line.
+"""Common options of the commands, the client of their queries, and errors in one line.
 
-An option may come from the command line or from an environment variable; error messages name the one
-that was used.
+An option may be set on the command line or by an environment variable; error messages name the one that was used.
 """
 
 from __future__ import annotations
@@ -33,40 +32,40 @@ VARIABLE = re.compile(r"\bGENIE_[A-Z_]+\b")
 
 
 class SourcedOption(click.Option):
-    """An option whose errors name the variable instead, where the value came from the environment."""
+    """An option whose errors name its environment variable if the value came from there."""
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
-        """Return the option as written, or the variable."""
+        """Return the name of the option or of the variable."""
         return f"'{self.opts[0]}'" if ctx is None else f"'{_source(self, ctx)}'"
 
 
 class EmptiableOption(SourcedOption):
-    """An option whose variable may be empty, which differs from a variable that is not set."""
+    """An option for which an empty environment variable is a value, not the same as an unset one."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - click's signature
-        """Return the value of the variable; None where it is not set."""
+        """Return the value of the variable; None if it is not set."""
         return os.environ.get(str(self.envvar))
 
 
-class WrongValue(click.ClickException):
-    """A usage error that is found without a server, file or database. One line, exit status 2."""
+class InvalidArgument(click.ClickException):
+    """A usage error, found without a server, file or database. Printed as one line; exit status 2."""
 
     exit_code = 2
 
 
 class WholeNumber(click.IntRange):
-    """A whole number within bounds. The error names both bounds, also where the text is no number."""
+    """A whole number within bounds. The error names the bounds, also if the text is not a number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Convert to an int."""
         try:
             return int(super().convert(value, param, ctx))
         except click.BadParameter:
-            self.fail(f"a whole number {_bounds(self)} is needed, not {value!r}.", param, ctx)
+            self.fail(f"a whole number {_describe_bounds(self)} is needed, not {value!r}.", param, ctx)
 
 
 class Number(click.FloatRange):
-    """A number within bounds, like WholeNumber. Unlike click's own range it rejects `nan`."""
+    """A number within bounds. Unlike `click.FloatRange` it rejects `nan`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Convert to a float."""
@@ -75,14 +74,14 @@ class Number(click.FloatRange):
         except click.BadParameter:
             number = math.nan
         if math.isnan(number):
-            self.fail(f"a number {_bounds(self)} is needed, not {value!r}.", param, ctx)
+            self.fail(f"a number {_describe_bounds(self)} is needed, not {value!r}.", param, ctx)
         return number
 
 
-def _bounds(numbers: click.IntRange | click.FloatRange) -> str:
-    if numbers.max is None:
-        return f"of at least {numbers.min}"
-    return f"from {numbers.min} to {numbers.max}"
+def _describe_bounds(range_: click.IntRange | click.FloatRange) -> str:
+    if range_.max is None:
+        return f"of at least {range_.min}"
+    return f"from {range_.min} to {range_.max}"
 
 
 class PortType(click.ParamType[int]):
@@ -105,33 +104,34 @@ class PortType(click.ParamType[int]):
 
 
 def source_of(parameter: str) -> str:
-    """Return the option or the variable that the value of a parameter of the running command came from.
+    """Return the option or the environment variable that set a parameter of the running command.
 
-    The option where it has its default, and the parameter's name outside of a command.
+    For a default value it is the option; outside of a command, the name of the parameter.
     """
     ctx = click.get_current_context(silent=True)
-    for param in () if ctx is None else ctx.command.params:
-        if ctx is not None and param.name == parameter:
-            return _source(param, ctx)
+    if ctx is not None:
+        for param in ctx.command.params:
+            if param.name == parameter:
+                return _source(param, ctx)
     return parameter
 
 
 def with_sources(message: str) -> str:
-    """Return the message with each GENIE_ variable replaced by its option, where that was given on the command line."""
+    """Return the message with the variables (`GENIE_…`) of options that were set on the command line replaced by these."""
     ctx = click.get_current_context(silent=True)
     if ctx is None:
         return message
-    given = {
+    option_by_variable = {
         variable: param.opts[0]
         for param in ctx.command.params
         if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
         for variable in _variables(param)
     }
-    return VARIABLE.sub(lambda found: given.get(found[0], found[0]), message)
+    return VARIABLE.sub(lambda match: option_by_variable.get(match[0], match[0]), message)
 
 
 def token_hint(error: BaseException) -> str:
-    """Return where the rejected token came from, to be appended to the message of the error; else an empty text."""
+    """Return a text to append to an error: where the rejected token came from. Empty for other errors."""
     if not isinstance(error, RequestRejected) or error.code != Code.UNAUTHORIZED:
         return ""
     path = os.environ.get("GENIE_TOKEN_FILE")
@@ -143,6 +143,7 @@ def token_hint(error: BaseException) -> str:
 
 
 def _source(param: click.Parameter, ctx: click.Context) -> str:
+    """Return the environment variable that set a parameter, else its option."""
     if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
         variables = _variables(param)
         return next((variable for variable in variables if os.environ.get(variable)), variables[0])
@@ -150,6 +151,7 @@ def _source(param: click.Parameter, ctx: click.Context) -> str:
 
 
 def _variables(param: click.Parameter) -> list[str]:
+    """Return the environment variables of a parameter."""
     if param.envvar is None:
         return []
     return [param.envvar] if isinstance(param.envvar, str) else list(param.envvar)
@@ -159,7 +161,7 @@ def _variables(param: click.Parameter) -> list[str]:
 
 MAX_SECONDS = MAX_TIMEOUT_MS / 1000
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, as a shell gives it."""
+"""Exit status after Ctrl-C, by the convention of shells."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -195,7 +197,7 @@ def namespace_option(command: Command[P, T]) -> Command[P, T]:
     return click.option(
         "--namespace",
         cls=SourcedOption,
-        type=_namespace,
+        type=_parse_namespace,
         metavar="NAME",
         envvar="GENIE_NAMESPACE",
         show_envvar=True,
@@ -203,15 +205,15 @@ def namespace_option(command: Command[P, T]) -> Command[P, T]:
     )(command)
 
 
-def _namespace(text: str) -> str:
-    wrong = diagnostics.namespace_error(text)
-    if wrong is not None:
-        raise click.BadParameter(f"it {wrong}, not {text!r}.")
+def _parse_namespace(text: str) -> str:
+    error = diagnostics.namespace_error(text)
+    if error is not None:
+        raise click.BadParameter(f"it {error}, not {text!r}.")
     return text
 
 
 def timeout_option(command: Command[P, T]) -> Command[P, T]:
-    """Add `--timeout`, the response timeout. Another program on the port might never respond."""
+    """Add `--timeout`, the response timeout: if another program listens on the port, it may never respond."""
     return click.option(
         "--timeout",
         "timeout",
@@ -229,7 +231,7 @@ def json_option(command: Command[P, T]) -> Command[P, T]:
 
 
 def seconds(minimum: float) -> Callable[[str | float], float]:
-    """Return the type of an option in seconds. Unlike click's own ranges it rejects `nan`."""
+    """Return a converter for an option in seconds, from `minimum` to `MAX_SECONDS`. It rejects `nan`."""
 
     def convert(text: str | float) -> float:
         try:
@@ -244,7 +246,7 @@ def seconds(minimum: float) -> Callable[[str | float], float]:
 
 
 def bare_name(resource: str) -> str:
-    """Return the name of a resource that may be written with its mode, as tables show it."""
+    """Return the name of a resource without its mode: tables show `MODE:NAME`, and users may copy that."""
     for mode in (SHARED, EXCLUSIVE):
         if resource.startswith(mode):
             return resource[len(mode) :]
@@ -252,12 +254,12 @@ def bare_name(resource: str) -> str:
 
 
 def format_server(host: str, port: int) -> str:
-    """Return the address for messages."""
+    """Return the addresses of the servers for a message."""
     return ", ".join(map(format_address, parse_addresses(host, port)))
 
 
 class Querier(Client):
-    """A client that exposes its server, the reason of a failed connection, and raw replies."""
+    """A client that exposes the address of its server, the reason of a failed connection, and raw replies."""
 
     @property
     def address(self) -> Address | None:
@@ -273,7 +275,7 @@ class Querier(Client):
         limit: int | None = None,
         only: Literal["holders", "queue"] | None = None,
     ) -> dict[str, Any]:
-        """Return the payload of the server's answer to `inspect` as it is on the handler: times in milliseconds."""
+        """Return the payload of the reply to `inspect` as it is on the wire: times in milliseconds."""
         return cast("dict[str, Any]", await self._connection.call(Inspect(resource, transaction, id, limit, only)))
 
     @property
@@ -285,33 +287,31 @@ class Querier(Client):
 def query(
     host: str, port: int, namespace: str | None, timeout: float, operation: Callable[[Querier], Awaitable[T]]
 ) -> T:
-    """Connect, run one operation and disconnect, within `timeout` seconds in all. GenieError or ValueError on failure.
-
-    The client bounds the first connection itself: its error names what the servers replied.
-    """
+    """Connect, run one operation and disconnect, within `timeout` seconds in all. GenieError or ValueError on failure."""
 
     async def run() -> T:
-        end = asyncio.get_running_loop().time() + timeout
+        deadline = asyncio.get_running_loop().time() + timeout
         client = Querier(parse_addresses(host, port), connect_timeout=timeout, namespace=namespace)
         try:
-            async with asyncio.timeout(None) as bound, AsyncExitStack() as stack:
+            async with asyncio.timeout(None) as limit, AsyncExitStack() as stack:
+                # The client itself limits the time to connect: its error contains the replies of the servers.
                 await stack.enter_async_context(client)
-                bound.reschedule(end)
+                limit.reschedule(deadline)
                 try:
                     return await operation(client)
                 except asyncio.CancelledError:
-                    stack.pop_all()  # no orderly close: it would wait for the server that does not respond
+                    stack.pop_all()  # do not close the client: that would wait for the server, which does not respond
                     raise
         except TimeoutError:
-            silent = f"{format_server(host, port)} did not respond within {timeout:g} s"
-            raise Unavailable(client.connection_error or silent) from None
+            no_response = f"{format_server(host, port)} did not respond within {timeout:g} s"
+            raise Unavailable(client.connection_error or no_response) from None
 
     return asyncio.run(run())
 
 
 @contextmanager
 def checked_reply() -> Iterator[None]:
-    """Turn missing or unexpected fields of a reply into an error in one line."""
+    """Convert the exceptions for missing or unexpected fields of a reply into an error of one line."""
     try:
         yield
     except (LookupError, TypeError, AttributeError) as error:
@@ -319,15 +319,15 @@ def checked_reply() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error without line breaks, and the source of a rejected token."""
+    """Return the text of an error without line breaks, with the source of a rejected token."""
     return (" ".join(str(error).split()) or type(error).__name__) + token_hint(error)
 
 
 def one_line_errors(command: Command[P, T]) -> Command[P, T]:
-    """Print an error as one line instead of a traceback. Exit status: 2 for a ValueError, which is a usage error; 1 for
-    a GenieError; 130 after Ctrl-C.
+    """Print errors of a command as one line instead of a traceback.
 
-    Names may hold characters that the terminal's encoding doesn't have: those are escaped, not a reason to fail.
+    Exit status: 2 for a ValueError, which is a usage error; 1 for a GenieError; 130 after Ctrl-C. Characters that the
+    encoding of the terminal lacks are escaped.
     """
 
     @functools.wraps(command)
@@ -340,7 +340,7 @@ def one_line_errors(command: Command[P, T]) -> Command[P, T]:
         except GenieError as error:
             raise click.ClickException(one_line(error)) from None
         except ValueError as error:
-            raise WrongValue(one_line(error)) from None
+            raise InvalidArgument(one_line(error)) from None
         except KeyboardInterrupt:
             raise SystemExit(INTERRUPTED) from None
 

@@ -1,4 +1,4 @@
-"""What already listens on a port that `genie serve` could not have."""
+"""Find out which program listens on a port that `genie serve` could not bind."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from genie.protocol import codec
 
 PROBE_TIMEOUT_S = 2.0
 MAX_REPLY = 4096
-"""Bytes that are read of a reply. A reply to `hello` has a few hundred."""
+"""Maximum bytes read of a reply. A reply to `hello` has a few hundred."""
 HELLO = codec.message("hello", {})
 REPLIES = ("welcome", "error")
-"""What a Genie server answers to `hello`; an error where it has tokens, speaks TLS, or follows another server."""
+"""Replies of a Genie server to `hello`: an error if it requires a token or TLS, or if it is a follower."""
 
 
 def describe_listener(host: str, port: int) -> str:
-    """Ask what listens on a port: "another Genie server (0.1.0)", or a program that is none.
+    """Send `hello` to a port and describe the program that replied, as "another Genie server (0.1.0)".
 
-    Empty where nothing accepts a connection. No token is sent.
+    Return an empty string if the connection fails. No token is sent.
     """
     try:
-        reply = _exchange(host, port)
+        reply = _read_reply(host, port)
     except TimeoutError:
-        return f"a program that does not answer within {PROBE_TIMEOUT_S:g} s"
+        return f"a program that did not respond within {PROBE_TIMEOUT_S:g} s"
     except OSError:
         return ""
     try:
@@ -39,8 +39,8 @@ def describe_listener(host: str, port: int) -> str:
     return "another Genie server" + (f" ({printable(version)})" if isinstance(version, str) else "")
 
 
-def _exchange(host: str, port: int) -> bytes:
-    """Send `hello`; return the first line of the reply, empty where the connection was closed without one."""
+def _read_reply(host: str, port: int) -> bytes:
+    """Send `hello`; return the first line of the reply, empty if the connection was closed without one."""
     reply = b""
     sock = socket.create_connection((host or "localhost", port), PROBE_TIMEOUT_S)
     with sock, suppress(ConnectionError):

@@ -1,4 +1,4 @@
-"""`genie release`: end locks, and cancel waiting requests."""
+"""`genie release`: release locks, and cancel waiting requests."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 
 MAX_CONCURRENT_COMMANDS = 100
-"""Commands in flight."""
+NOT_RELEASED = "not released"
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReleaseList:
     """Requests to release, as rows of `inspected`. `complete` is False if the server did not list all."""
 
     holders: list[Row]
@@ -45,7 +45,7 @@ class Found:
 
     @property
     def ids(self) -> list[int]:
-        """Ids, waiting requests first: otherwise a release could grant one of them."""
+        """Ids in the order of release, waiting requests first: releasing a holder could grant one of them."""
         return [row["id"] for row in (*self.queue, *self.holders)]
 
 
@@ -77,7 +77,7 @@ def release(
     releases locks only: requests that wait for them are granted next. Locks granted after the list was made are not
     released. --json needs --yes.
     """
-    _check(id, transaction, prefix, yes=yes, as_json=as_json)
+    _check_arguments(id, transaction, prefix, yes=yes, as_json=as_json)
 
     def run(operation: Callable[[Querier], Coroutine[Any, Any, T]]) -> T:
         return query(host, port, namespace, timeout, operation)
@@ -86,22 +86,23 @@ def release(
         reason = run(lambda client: client.release(id))
         click.echo(codec.dumps({"id": id, "reason": reason}) if as_json else f"{id} is released: {reason}")
         return
-    found = run(lambda client: _by_prefix(client, prefix) if prefix else _by_transaction(client, str(transaction)))
+    targets = run(
+        lambda client: _list_prefix(client, prefix) if prefix else _list_transaction(client, str(transaction))
+    )
     if not as_json:
         with checked_reply():
-            text = "\n".join(_listing(found, time.time() * 1000))
+            text = "\n".join(_target_lines(targets, time.time() * 1000))
         click.echo(text)
-    if found.ids and not yes:
-        click.confirm(
-            f"Release {'this request' if len(found.ids) == 1 else f'these {len(found.ids):,} requests'}?", abort=True
-        )
-    if found.ids or as_json:
-        _report(found, run(lambda client: _release(client, found.ids)), as_json)
+    if targets.ids and not yes:
+        requests = "this request" if len(targets.ids) == 1 else f"these {len(targets.ids):,} requests"
+        click.confirm(f"Release {requests}?", abort=True)
+    if targets.ids or as_json:
+        _print_outcomes(targets, run(lambda client: _release_all(client, targets.ids)), as_json)
 
 
-def _check(id: int | None, transaction: str | None, prefix: str | None, *, yes: bool, as_json: bool) -> None:
-    """Raise a usage error where the arguments contradict each other."""
-    if sum(choice is not None for choice in (id, transaction, prefix)) != 1:
+def _check_arguments(id: int | None, transaction: str | None, prefix: str | None, *, yes: bool, as_json: bool) -> None:
+    """Raise a usage error if the arguments contradict each other."""
+    if sum(argument is not None for argument in (id, transaction, prefix)) != 1:
         raise click.UsageError("give one of ID, --transaction and --prefix.")
     if id is not None and yes:
         raise click.UsageError("--yes requires --transaction or --prefix: an ID is released without confirmation.")
@@ -111,47 +112,45 @@ def _check(id: int | None, transaction: str | None, prefix: str | None, *, yes: 
         raise click.UsageError("--prefix must not be empty: that would release every lock.")
 
 
-async def _by_transaction(client: Querier, transaction: str) -> Found:
-    """Find the locks and the waiting requests of a transaction."""
-    rows: dict[str, list[Row]] = {}
-    complete = True
-    for part in ("holders", "queue"):
-        only: Any = part
-        payload = await client.inspected(transaction=transaction, limit=MAX_ROWS, only=only)
-        with checked_reply():
-            rows[part] = payload[part]
-            complete = complete and len(rows[part]) == payload[f"{part}Total"]
-    granted = {row["id"] for row in rows["holders"]}
-    return Found(rows["holders"], [row for row in rows["queue"] if row["id"] not in granted], complete)
+async def _list_transaction(client: Querier, transaction: str) -> ReleaseList:
+    """Query the locks and the waiting requests of a transaction."""
+    held = await client.inspected(transaction=transaction, limit=MAX_ROWS, only="holders")
+    waiting = await client.inspected(transaction=transaction, limit=MAX_ROWS, only="queue")
+    with checked_reply():
+        holders, queue = held["holders"], waiting["queue"]
+        complete = len(holders) == held["holdersTotal"] and len(queue) == waiting["queueTotal"]
+    held_ids = {row["id"] for row in holders}
+    # The replies are not one snapshot: a request in both must be released only once.
+    return ReleaseList(holders, [row for row in queue if row["id"] not in held_ids], complete)
 
 
-async def _by_prefix(client: Querier, prefix: str) -> Found:
-    """Find the locks that hold a resource with this prefix: `watch` lists their ids, and `inspect` describes each."""
+async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
+    """Query the locks on resources with this prefix: `watch` lists their ids, and `inspect` describes each."""
     ids: dict[int, None] = {}
     async with client.watch(prefix) as watch:
-        await client.ping()  # replies are in order: the reply to `watch` has arrived
+        await client.ping()  # replies are in order: after this one, the reply to `watch` has arrived
         with suppress(TimeoutError):
-            async with asyncio.timeout(0):  # ends once all received changes are read
+            async with asyncio.timeout(0):  # the loop ends when all received changes are read
                 async for change in watch:
                     if change.state == "locked":
                         ids[change.id] = None
         complete = not watch.truncated
-    payloads = await _each([*ids], lambda id_: client.inspected(id=id_))
+    payloads = await _map_concurrently([*ids], lambda id_: client.inspected(id=id_))
     with checked_reply():
         holders = [row for payload in payloads for row in payload["holders"]]
-        holders.sort(key=lambda row: (_first_name(row, prefix), row["id"]))
-    return Found(holders, [], complete)
+        holders.sort(key=lambda row: (_sort_key(row, prefix), row["id"]))
+    return ReleaseList(holders, [], complete)
 
 
-def _first_name(row: Row, prefix: str) -> list[tuple[int, int, str]]:
-    """Return the sort key of the first resource with this prefix; that of the first of all where no such one is listed."""
+def _sort_key(row: Row, prefix: str) -> list[tuple[int, int, str]]:
+    """Return the natural sort key of the first listed resource with the prefix, or of the first resource."""
     names = [bare_name(resource) for resource in row["resources"]]
     with_prefix = [name for name in names if name.startswith(prefix)]
     return min(map(natural_key, with_prefix or names), default=[])
 
 
-async def _release(client: Querier, ids: list[int]) -> list[str]:
-    """Release each; return for each why it ended, or why it was not released."""
+async def _release_all(client: Querier, ids: list[int]) -> list[str]:
+    """Release requests; return for each the reason of its end, or why it was not released."""
 
     async def release_one(id_: int) -> str:
         try:
@@ -159,44 +158,44 @@ async def _release(client: Querier, ids: list[int]) -> list[str]:
         except RequestRejected as error:
             if error.code == Code.UNKNOWN_ID:
                 return "ended before"
-            return f"not released: {one_line(error)}"
+            return f"{NOT_RELEASED}: {one_line(error)}"
 
-    return await _each(ids, release_one)
+    return await _map_concurrently(ids, release_one)
 
 
-async def _each(items: list[T], call: Callable[[T], Coroutine[Any, Any, R]]) -> list[R]:
-    """Call with each item, some of them at the same time; return the results in order."""
+async def _map_concurrently(items: list[T], function: Callable[[T], Coroutine[Any, Any, R]]) -> list[R]:
+    """Call the function with each item, `MAX_CONCURRENT_COMMANDS` at a time; return the results in order."""
     results: list[R] = []
     for start in range(0, len(items), MAX_CONCURRENT_COMMANDS):
-        results += await asyncio.gather(*map(call, items[start : start + MAX_CONCURRENT_COMMANDS]))
+        results += await asyncio.gather(*map(function, items[start : start + MAX_CONCURRENT_COMMANDS]))
     return results
 
 
-def _listing(found: Found, now_ms: float) -> Iterator[str]:
-    if not found.ids:
+def _target_lines(targets: ReleaseList, now_ms: float) -> Iterator[str]:
+    if not targets.ids:
         yield "Nothing to release."
         return
-    if found.holders:
-        yield f"Held: {len(found.holders):,}"
-        yield from holder_lines(found.holders, now_ms)
-    if found.queue:
-        yield f"Waiting: {len(found.queue):,}"
-        yield from waiter_lines(found.queue, now_ms)
-    if not found.complete:
+    if targets.holders:
+        yield f"Held: {len(targets.holders):,}"
+        yield from holder_lines(targets.holders, now_ms)
+    if targets.queue:
+        yield f"Waiting: {len(targets.queue):,}"
+        yield from waiter_lines(targets.queue, now_ms)
+    if not targets.complete:
         yield "The list is incomplete: run the command again afterwards."
 
 
-def _report(found: Found, reasons: list[str], as_json: bool) -> None:
-    """Print the outcome of each; exit status 1 if the server rejected one."""
-    ended = dict(zip(found.ids, reasons, strict=True))
-    rejected = [reason for reason in reasons if reason.startswith("not released")]
+def _print_outcomes(targets: ReleaseList, reasons: list[str], as_json: bool) -> None:
+    """Print why each request ended; exit with status 1 if the server rejected a release."""
+    reason_by_id = dict(zip(targets.ids, reasons, strict=True))
+    rejected = any(reason.startswith(NOT_RELEASED) for reason in reasons)
     if as_json:
-        rows = [{"id": id_, "reason": reason} for id_, reason in ended.items()]
-        click.echo(codec.dumps({"released": rows, "complete": found.complete}))
+        rows = [{"id": id_, "reason": reason} for id_, reason in reason_by_id.items()]
+        click.echo(codec.dumps({"released": rows, "complete": targets.complete}))
     else:
         released = sum(reason == "success" for reason in reasons)
         click.echo(f"Released: {released:,}")
-        for id_, reason in ended.items():
+        for id_, reason in reason_by_id.items():
             if reason != "success":
                 click.echo(f"  {id_}: {printable(reason)}")
     if rejected:

@@ -6,11 +6,11 @@ command), so every race has a defined order:
 - A signal before the command is started ends genie, and its request is released. After the start,
   signals are forwarded to the command. Starting is one step of the loop: a signal during the start
   is handled after it, and forwarded.
-- A signal or a loss between the grant and the start prevents the start.
+- A signal, or the loss of the lock, between the grant and the start prevents the start.
 - The command is reaped in the same loop that sends it signals, so no signal can reach another
   process that reuses its pid.
-- If the lock is lost when the command has just ended, their order is unknown, and the status is
-  `LOST`: a false alarm costs a repetition, the opposite costs the mutual exclusion.
+- If the lock is lost when the command has just ended, the order of the two is unknown. The status is
+  then `LOST`: the user may repeat work that was done, but never relies on work done without the lock.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from genie.protocol.resources import parse_resource_arg
 
 LOST = 124
 """The lock was lost before the command ended; the status of timeout(1)."""
-WRONG = 2
+USAGE_ERROR = 2
 """Invalid arguments; the status of click."""
 FAILED = 125
 """Genie failed: no server, or the request was rejected."""
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
-SIGNAL = 128
+SIGNAL_BASE = 128
 """Added to the number of the signal that ended the command, or genie while it waited."""
 
 WATCHDOG_TIMEOUT_S = 30.0
-"""Hold time after each extension: how long the server may be unreachable."""
+"""Hold time after each extension: the lock survives if the server is unreachable for less."""
 
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 
 LOOP_ITERATIONS = 3
-"""Loop iterations after which a pending signal or timeout has been handled: it is read, queued and run."""
+"""Event-loop iterations in which a pending signal or timeout is read, queued and handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What to run under which locks. Times in seconds. `wait` None: no limit; `hold` None: extended while it runs."""
+    """The command and its locks. Times in seconds. `wait` None: no limit; `hold` None: extended while the command runs."""
 
     command: tuple[str, ...]
     resources: tuple[str, ...]
@@ -68,7 +68,7 @@ class RunOptions:
 
 
 class LockedCommand:
-    """Runs one command under its locks."""
+    """Runs a command while its locks are held."""
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options
@@ -77,7 +77,8 @@ class LockedCommand:
         self._ended = asyncio.Event()
         self._status: int | None = None
         """Exit status that takes precedence over that of the command."""
-        self._stopped_by: int | None = None
+        self._stop_signal: int | None = None
+        """The signal that ended genie before the command was started."""
 
     async def run(self) -> int:
         """Wait for the locks, run the command, release the locks; return the exit status."""
@@ -85,22 +86,23 @@ class LockedCommand:
         self._handle_signals()
         try:
             async with connect(self._options.host, self._options.port, namespace=self._options.namespace) as client:
-                await self._with_locks(client)
+                await self._run_with_locks(client)
         except asyncio.CancelledError:
-            if self._outcome() is None:
+            if self._exit_status() is None:
                 raise
         except LockError as error:
             self._fail(error, self._options.conflict_status)
         except GenieError as error:
             self._fail(error, FAILED)
         except ValueError as error:  # the client rejected the arguments
-            self._fail(error, WRONG)
-        outcome = self._outcome()
-        return FAILED if outcome is None else outcome
+            self._fail(error, USAGE_ERROR)
+        status = self._exit_status()
+        return FAILED if status is None else status
 
     # -- the locks ----------------------------------------------------------------------------------------
 
-    async def _with_locks(self, client: Client) -> None:
+    async def _run_with_locks(self, client: Client) -> None:
+        """Acquire the locks, start the command and wait until it ends; end it if a lock is lost."""
         options = self._options
         while True:
             try:
@@ -112,39 +114,44 @@ class LockedCommand:
                     watchdog=options.hold is None,
                     priority=options.priority,
                 ) as lock:
-                    for _ in range(LOOP_ITERATIONS):
+                    for _ in range(LOOP_ITERATIONS):  # handle signals and losses that arrived before the grant
                         await asyncio.sleep(0)
                     if self._start(lock):
                         await self._ended.wait()
-            except LockLost as lost:
-                await self._lost(lost)
+            except LockLost as error:
+                await self._on_lock_lost(error)
             except QueueTimeout:
                 if options.wait is None:
-                    continue  # the longest wait of the wire format is over; wait again
+                    continue  # the maximum queue timeout of the protocol has passed: queue again
                 raise
             return
 
-    async def _lost(self, lost: LockLost) -> None:
+    async def _on_lock_lost(self, error: LockLost) -> None:
         self._status = LOST
+        program = self._options.command[0]
         if self._child is None:
-            _print_message(f"{one_line(lost)}; {self._options.command[0]} was not started")
+            _print_message(f"{one_line(error)}; {program} was not started")
         elif self._child.poll() is not None:
-            _print_message(f"{one_line(lost)}; {self._options.command[0]} had just ended")
+            _print_message(f"{one_line(error)}; {program} had just ended")
         else:
-            _print_message(f"{one_line(lost)}; ending {self._options.command[0]}")
-            await self._end()
+            _print_message(f"{one_line(error)}; ending {program}")
+            await self._terminate_child()
 
     def _fail(self, error: Exception, status: int) -> None:
+        """Print an error; set the exit status unless the command was run: then its own status counts."""
         if self._child is None:
             self._status = status
             _print_message(one_line(error))
-        else:  # the command ended under its locks
+        else:  # the command has ended while the locks were held
             _print_message(f"the locks were not released and will time out: {one_line(error)}")
 
     # -- the command --------------------------------------------------------------------------------------
 
     def _start(self, lock: Lock) -> bool:
-        """Start the command. It inherits open files, as `<(…)` of a shell or the job server of make."""
+        """Start the command; return whether it runs.
+
+        It inherits open files: the process substitution of shells, `<(…)`, and the job server of make need that.
+        """
         program = self._options.command[0]
         environment = os.environ | {"GENIE_LOCK_ID": str(lock.id), "GENIE_LOCK_FENCE": str(lock.fence)}
         try:
@@ -155,17 +162,18 @@ class LockedCommand:
             return False
         return True
 
-    async def _end(self) -> None:
-        self._send(signal.SIGTERM)
-        self._send(signal.SIGCONT)  # a stopped process would not handle SIGTERM
+    async def _terminate_child(self) -> None:
+        """Send SIGTERM, and SIGKILL if the command still runs after `kill_after` seconds."""
+        self._send_signal(signal.SIGTERM)
+        self._send_signal(signal.SIGCONT)  # a stopped process handles SIGTERM only when it continues
         try:
             async with asyncio.timeout(self._options.kill_after):
                 await self._ended.wait()
         except TimeoutError:
-            self._send(signal.SIGKILL)
+            self._send_signal(signal.SIGKILL)
             await self._ended.wait()
 
-    def _send(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         if self._child is not None:
             try:
                 self._child.send_signal(number)
@@ -174,13 +182,14 @@ class LockedCommand:
                     f"{self._options.command[0]} runs as another user: no permission to send it signal {number}"
                 )
 
-    def _outcome(self) -> int | None:
+    def _exit_status(self) -> int | None:
+        """Return the exit status; None if neither an error, the end of the command, nor a signal has set one."""
         if self._status is not None:
             return self._status
         if self._child is not None and self._child.returncode is not None:
-            code = self._child.returncode
-            return SIGNAL - code if code < 0 else code
-        return None if self._stopped_by is None else SIGNAL + self._stopped_by
+            code = self._child.returncode  # negative: ended by this signal
+            return SIGNAL_BASE - code if code < 0 else code
+        return None if self._stop_signal is None else SIGNAL_BASE + self._stop_signal
 
     # -- signals ------------------------------------------------------------------------------------------
 
@@ -192,22 +201,25 @@ class LockedCommand:
                 loop.add_signal_handler(number, self._on_signal, number)
 
     def _reap(self) -> None:
+        """Handle SIGCHLD: `poll` collects the exit status if the command has ended."""
         if self._child is not None and self._child.poll() is not None:
             self._ended.set()
 
     def _on_signal(self, number: int) -> None:
+        """Forward a signal to the running command; before it is started, end genie."""
         if self._child is not None and self._child.poll() is None:
-            if not (number in KEYBOARD_SIGNALS and _in_foreground()):
-                self._send(number)
+            if not (number in KEYBOARD_SIGNALS and _is_in_foreground()):
+                self._send_signal(number)
         elif self._task is not None:
-            self._stopped_by = number
+            self._stop_signal = number
             self._task.cancel()
 
 
-def _in_foreground() -> bool:
-    """Return whether the terminal sends the signals of its keys to genie, and so also to the command.
+def _is_in_foreground() -> bool:
+    """Return whether genie is in the foreground process group of its terminal.
 
-    Many programs abort at a second Ctrl-C, so one key press must not arrive twice.
+    The terminal then sends SIGINT and SIGQUIT to the command, too. Forwarding them would deliver one key press twice,
+    and many programs abort at a second Ctrl-C.
     """
     try:
         terminal = os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY)
@@ -226,7 +238,7 @@ def _print_message(text: str) -> None:
 
 
 def run_locked(options: RunOptions) -> int:
-    """Run the command; return the exit status."""
+    """Run a command while its locks are held; return the exit status."""
     try:
         return asyncio.run(LockedCommand(options).run())
     except KeyboardInterrupt:  # before the signal handlers were installed
@@ -235,42 +247,40 @@ def run_locked(options: RunOptions) -> int:
 
 # -- `genie run` --------
 
-COMMAND = "genie.cli.run.command"
+COMMAND_KEY = "genie.cli.run.command"
+"""Key in `click.Context.meta` of the arguments after `--`."""
 
 
-class _CommandWithArguments(click.Command):
-    """Splits the arguments at the first `--`: click supports only one variadic argument."""
+class _RunCommand(click.Command):
+    """A click command whose arguments end at the first `--`, which click cannot do: it has only one variadic argument.
+
+    The arguments after `--` are stored in the context.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own, found, command = _split(args)
-        ctx.meta[COMMAND] = tuple(command)
-        rest = super().parse_args(ctx, own)
-        if not found:
+        separator = args.index("--") if "--" in args else len(args)
+        command = args[separator + 1 :]
+        ctx.meta[COMMAND_KEY] = tuple(command)
+        remaining = super().parse_args(ctx, args[:separator])
+        if separator == len(args):
             raise click.UsageError("COMMAND is missing: put -- between the resources and the command.", ctx)
         if not any(command[:1]):
             raise click.UsageError("COMMAND is missing after --.", ctx)
-        return rest
+        return remaining
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return ["[OPTIONS]", "RESOURCE...", "--", "COMMAND [ARGUMENT]..."]
 
 
-def _split(args: list[str]) -> tuple[list[str], bool, list[str]]:
-    if "--" not in args:
-        return args, False, []
-    border = args.index("--")
-    return args[:border], True, args[border + 1 :]
-
-
-def _resource(text: str) -> str:
+def _parse_resource(text: str) -> str:
     try:
         return parse_resource_arg(text)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
 
 
-@click.command(cls=_CommandWithArguments)
-@click.argument("resources", nargs=-1, required=True, type=_resource, metavar="RESOURCE...")
+@click.command(cls=_RunCommand)
+@click.argument("resources", nargs=-1, required=True, type=_parse_resource, metavar="RESOURCE...")
 @click.option("-n", "--no-wait", is_flag=True, help="Fail if the locks cannot be granted immediately.")
 @click.option(
     "-w",
@@ -333,7 +343,7 @@ def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any
       128 + N  signal N came while genie waited
 
     Without --timeout, the locks of a killed genie time out after 30 seconds.
-    """  # noqa: D301 - click wants the character itself before a text that must keep its lines
+    """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     if no_wait and wait is not None:
         raise click.UsageError("-n and -w exclude each other.", ctx)
-    raise SystemExit(run_locked(RunOptions(command=ctx.meta[COMMAND], wait=0 if no_wait else wait, **options)))
+    raise SystemExit(run_locked(RunOptions(command=ctx.meta[COMMAND_KEY], wait=0 if no_wait else wait, **options)))

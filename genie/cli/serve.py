@@ -13,11 +13,11 @@ import structlog
 
 from genie.cli.options import (
     EmptiableOption,
+    InvalidArgument,
     Number,
     PortType,
     SourcedOption,
     WholeNumber,
-    WrongValue,
     source_of,
     with_sources,
 )
@@ -41,13 +41,15 @@ _REDIS = (
     "Redis that keeps the locks: redis://[user:password@]host:port/db, redis+sentinel://host,host,host/master-name or "
     "redis+cluster://host,host; rediss for TLS."
 )
+OTHER_OPEN_FILES = 64
+"""Open files of the server besides the connections of clients."""
 Command = Callable[..., Any]
 
 
 def _option(
     name: str, kind: click.ParamType[Any] | type[str | bool], text: str, variable: list[str] | None = None
 ) -> Callable[[Command], Command]:
-    """Return an option of `serve`; its environment variable is `GENIE_` and its name."""
+    """Return an option of `serve`. By default its environment variable is `GENIE_` and the name in upper case."""
     field = name.removeprefix("--").replace("-", "_")
     return click.option(
         name,
@@ -63,7 +65,7 @@ def _option(
 
 
 class AdminPortType(click.ParamType[int | None]):
-    """A port; None for an empty text."""
+    """A port number, or None for an empty text."""
 
     name = "port"
 
@@ -74,8 +76,8 @@ class AdminPortType(click.ParamType[int | None]):
         return PORT.convert(value, param, ctx)
 
 
-class Names(click.ParamType[tuple[str, ...]]):
-    """Comma-separated namespaces."""
+class NamespaceListType(click.ParamType[tuple[str, ...]]):
+    """Comma-separated names of namespaces, without duplicates."""
 
     name = "names"
 
@@ -85,9 +87,9 @@ class Names(click.ParamType[tuple[str, ...]]):
             return value
         names = tuple(name.strip() for name in value.split(","))
         for name in names:
-            wrong = namespace_error(name)
-            if wrong is not None:
-                self.fail(f"{name!r}: a namespace {wrong}", param, ctx)
+            error = namespace_error(name)
+            if error is not None:
+                self.fail(f"{name!r}: a namespace {error}", param, ctx)
         if len(set(names)) < len(names):
             self.fail("the list contains a namespace twice", param, ctx)
         return names
@@ -98,7 +100,7 @@ class Names(click.ParamType[tuple[str, ...]]):
 @_option("--port", PORT, "Port to listen on; 0 selects a free one.")
 @_option(
     "--namespaces",
-    Names(),
+    NamespaceListType(),
     "Namespaces to serve, separated by commas: each has its own leader and its own keys in Redis.",
     ["GENIE_NAMESPACES", "GENIE_NAMESPACE"],
 )
@@ -149,49 +151,50 @@ def serve(redis_host: str | None, redis_port: int | None, **options: Any) -> Non
         host = redis_host or "127.0.0.1"
         options["redis_url"] = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
     if options["redis_url"] is None and (options["redis_min_replicas"] or options["redis_fsync"]):
-        raise WrongValue("--redis-min-replicas and --redis-fsync require --redis-url or --redis-host")
+        raise InvalidArgument("--redis-min-replicas and --redis-fsync require --redis-url or --redis-host")
     settings = Settings.from_options(**options)
     try:
         _check_advertised(settings.advertise)
         logs.configure(settings.log_level, settings.log_format)
-        _allow_connections(settings.limits.max_connections)
+        _raise_open_file_limit(settings.limits.max_connections)
         status = _run(settings)
     except OSError as error:
         raise click.ClickException(
-            f"cannot listen on {settings.host}:{settings.port}: {_reason(error, settings)}"
+            f"cannot listen on {settings.host}:{settings.port}: {_explain_bind_error(error, settings)}"
         ) from None
     except ValueError as error:
-        raise WrongValue(with_sources(str(error))) from None
+        raise InvalidArgument(with_sources(str(error))) from None
     except click.ClickException as error:
         raise click.ClickException(with_sources(error.message)) from None
     raise SystemExit(status)
 
 
-def _reason(error: OSError, settings: Settings) -> str:
-    """Return why the server could not start, and what listens on its port, where another program has it."""
+def _explain_bind_error(error: OSError, settings: Settings) -> str:
+    """Return why the server could not listen; if its port is in use, also which program listens there."""
     if error.errno == errno.EADDRINUSE:
         listener = describe_listener(settings.host, settings.port)
         if listener:
             return f"{listener} listens there already; {source_of('port')} chooses the port"
         return error.strerror or str(error)
     if "," in settings.host:
-        return f"{error}; a server listens on one address, is {source_of('host')} meant for clients?"
+        return f"{error}; a server listens on one address, only clients use a list in {source_of('host')}"
     return str(error)
 
 
 def _check_advertised(text: str | None) -> None:
-    """Check the advertised address: clients are sent there as it stands, so it needs a host and a port."""
+    """Raise ValueError if the advertised address lacks a host or a port: clients connect to it as it is."""
     if text is None:
         return
     try:
         host, port = parse_host_port(text)
     except ValueError:
         host, port = "", None
-    if not host or port is None or any(sign in host for sign in "[]/, "):
+    if not host or port is None or any(character in host for character in "[]/, "):
         raise ValueError(f"GENIE_ADVERTISE: must be one HOST:PORT or [IPv6]:PORT, not {text!r}")
 
 
 def _run(settings: Settings) -> int:
+    """Run the server, with uvloop if it is installed; return the exit status."""
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:
@@ -201,10 +204,12 @@ def _run(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> int:
+    """Run the server and its admin port; return the exit status."""
     server = Server(settings)
     if server.access.open:
         _check_exposure(settings)
-    server.bind_address()  # before the admin port: a second server started by mistake reports its main port
+    # Bind this port before the admin port: the error of a second server started by mistake should name this one.
+    server.bind_address()
     if settings.admin.port is None:
         return await server.run()
     from genie.admin import AdminServer  # noqa: PLC0415 - slow to import, and no other command needs it
@@ -225,7 +230,7 @@ async def _serve(settings: Settings) -> int:
 
 
 def _check_exposure(settings: Settings) -> None:
-    """Without authentication, allow only loopback addresses unless `insecure` is set."""
+    """Raise ValueError if a server without authentication would listen on a non-loopback address without `insecure`."""
     hosts = [(settings.host, "GENIE_HOST")]
     if settings.admin.port is not None:
         hosts.append((settings.admin.host, "GENIE_ADMIN_HOST"))
@@ -243,10 +248,10 @@ def _check_exposure(settings: Settings) -> None:
             log.warning("unauthenticated access allowed", host=host, variable=variable)
 
 
-def _allow_connections(wanted: int) -> None:
-    """Raise the limit of open files: each connection needs one, and shells usually allow 1,024."""
+def _raise_open_file_limit(connections: int) -> None:
+    """Raise the soft limit of open files to the number of connections: each needs one, and the default is often 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + 64
+    needed = connections + OTHER_OPEN_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
-        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))

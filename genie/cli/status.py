@@ -33,26 +33,24 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: 
     may inspect all resources (JSON: null for others).
     """
 
-    async def check(client: Querier) -> tuple[float, dict[str, Any], Address | None]:
-        began = time.perf_counter()
+    async def measure(client: Querier) -> tuple[float, dict[str, Any], Address | None]:
+        started = time.perf_counter()
         await client.ping()
-        round_trip = time.perf_counter() - began
+        round_trip = time.perf_counter() - started
         try:
             totals = await client.inspected(limit=1)
         except RequestRejected as error:
             if error.code != Code.UNAUTHORIZED:
                 raise
-            totals = {}  # the server works; this principal may not see the totals
+            totals = {}  # this principal may not inspect all resources
         return round_trip, totals, client.address
 
-    round_trip, totals, leader = query(host, port, namespace, timeout, check)
-    address, round_trip_ms = (
-        format_address(leader) if leader else format_server(host, port),
-        round(round_trip * 1000, 3),
-    )
+    round_trip, totals, leader = query(host, port, namespace, timeout, measure)
+    address = format_address(leader) if leader else format_server(host, port)
+    round_trip_ms = round(round_trip * 1000, 3)
     held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
     if as_json:
         click.echo(codec.dumps({"address": address, "roundTripMs": round_trip_ms, "held": held, "waiting": waiting}))
     else:
-        numbers = f"; requests held: {held}, waiting: {waiting}" if totals else ""
-        click.echo(f"{address} responded in {round_trip_ms:.1f} ms{numbers}")
+        counts = f"; requests held: {held}, waiting: {waiting}" if totals else ""
+        click.echo(f"{address} responded in {round_trip_ms:.1f} ms{counts}")

@@ -21,29 +21,29 @@ from rich.text import Text
 
 from genie.admin.models import Edge, HotList, State, Waits
 from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
-from genie.cli.format import Column, clip, duration, fitted, wrapped
+from genie.cli.format import Column, clip, duration, fit_table, wrap_items
 from genie.cli.options import json_option, one_line, one_line_errors, seconds, timeout_option
 from genie.errors import GenieError
 from genie.protocol import codec
 
 MAX_READ_BYTES = 1024
-"""Bytes of input that are read at once."""
+"""Maximum bytes of input read at once."""
 
 
 class KeyReader:
-    """Calls `pressed` with each key typed on a terminal, in cbreak mode; Ctrl-C and Ctrl-Z keep their effect.
+    """Calls `on_keys` with the keys typed on a terminal, in cbreak mode: Ctrl-C and Ctrl-Z keep their effect.
 
     Does nothing if the input is not a terminal.
     """
 
-    def __init__(self, source: TextIO | None, pressed: Callable[[str], None]) -> None:
+    def __init__(self, source: TextIO | None, on_keys: Callable[[str], None]) -> None:
         self._file = source.fileno() if source is not None and source.isatty() else None
-        self._pressed = pressed
-        self._before: list[Any] = []
+        self._on_keys = on_keys
+        self._saved_attributes: list[Any] = []
 
     def __enter__(self) -> Self:
         if self._file is not None:
-            self._before = termios.tcgetattr(self._file)
+            self._saved_attributes = termios.tcgetattr(self._file)
             self.enable()
             asyncio.get_running_loop().add_reader(self._file, self._read)
         return self
@@ -51,21 +51,21 @@ class KeyReader:
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
             asyncio.get_running_loop().remove_reader(self._file)
-            termios.tcsetattr(self._file, termios.TCSANOW, self._before)
+            termios.tcsetattr(self._file, termios.TCSANOW, self._saved_attributes)
 
     def enable(self) -> None:
-        """Set cbreak mode; call it again when another program has used the terminal."""
+        """Set cbreak mode. To be repeated after another program has used the terminal."""
         if self._file is not None:
             tty.setcbreak(self._file, termios.TCSANOW)
 
     def _read(self) -> None:
-        assert self._file is not None  # noqa: S101 - it is read from
+        assert self._file is not None  # noqa: S101 - the event loop watches it
         try:
             keys = os.read(self._file, MAX_READ_BYTES)
         except OSError:
             keys = b""
         if keys:
-            self._pressed(keys.decode(errors="replace"))
+            self._on_keys(keys.decode(errors="replace"))
         else:  # the terminal was closed
             asyncio.get_running_loop().remove_reader(self._file)
 
@@ -73,35 +73,37 @@ class KeyReader:
 # -- Rendering --------
 
 LEADER = "leader"
-BOLD, DIM, BAD = "bold", "dim", "bold red"
+BOLD, DIM, ERROR = "bold", "dim", "bold red"
 MAX_ROWS = 20
-"""Rows of a section at most."""
-MAX_DECIMAL = 10
+"""Maximum rows of a section."""
+DECIMAL_BELOW = 10
 """Rates, and waits in ms, below this are shown with one decimal."""
 
+RATES = ("grants", "releases", "waits", "timeouts", "deadlocks", "errors")
+
 QUEUE_COLUMNS = (
-    Column("RESOURCE", 0, least=12, preferred=20),
+    Column("RESOURCE", 0, min_width=12, preferred_width=20),
     Column("WAITING", 0, right=True),
     Column("LONGEST", 2, right=True),
-    Column("HOLDER", 1, least=12, preferred=24),
+    Column("HOLDER", 1, min_width=12, preferred_width=24),
     Column("ID", 5),
     Column("HELD FOR", 3, right=True),
     Column("HOLDERS", 4, right=True),
 )
 WAIT_COLUMNS = (
-    Column("WAITER", 0, least=12, preferred=28),
+    Column("WAITER", 0, min_width=12, preferred_width=28),
     Column("ID", 6),
     Column("WAITS", 0, right=True),
-    Column("BLOCKER", 0, least=12, preferred=28),
+    Column("BLOCKER", 0, min_width=12, preferred_width=28),
     Column("ID", 5),
     Column("MORE", 3, right=True),
-    Column("RESOURCE", 0, least=12, preferred=20),
+    Column("RESOURCE", 0, min_width=12, preferred_width=20),
     Column("STATE", 4),
     Column("FOR", 2, right=True),
 )
-"""Ids are dropped first: transactions are known by name, and a request without one shows its id there."""
+"""If the terminal is narrow, ids are dropped first: WAITER and BLOCKER show the transaction, else the id."""
 CONTENTION_COLUMNS = (
-    Column("RESOURCE", 0, least=20),
+    Column("RESOURCE", 0, min_width=20),
     Column("WAITED", 0, right=True),
     Column("CONFLICTS", 2, right=True),
     Column("WAITING", 1, right=True),
@@ -110,7 +112,7 @@ CONTENTION_COLUMNS = (
 
 
 class Line(NamedTuple):
-    """A line of the screen, and its style."""
+    """A line of the screen and its style."""
 
     text: str
     style: str = ""
@@ -118,7 +120,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The responses of the admin port; the locks only of a leader."""
+    """The responses of the admin port. Only a leader has wait-for graph and hot resources."""
 
     state: State
     waits: Waits | None = None
@@ -127,56 +129,65 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with its title, or the `note` if it has no rows; it contains the first of `total` rows."""
+    """A table with a title, or a note if it is empty.
+
+    `rows` are the first of `total` rows; `incomplete` is appended to the title if there may be more.
+    """
 
     title: str
     columns: Sequence[Column]
     rows: list[list[str]]
-    note: str
+    empty_note: str
     total: int
     incomplete: str = ""
 
-    def lines(self, most: int, room: int) -> Iterator[Line]:
-        """Yield an empty line and the table with at most `most` rows."""
+    def lines(self, max_rows: int, max_width: int) -> Iterator[Line]:
+        """Yield an empty line, the title, and the table with at most `max_rows` rows."""
         yield Line("")
         if not self.rows:
-            yield Line(clip(self.note, room), DIM)
+            yield Line(clip(self.empty_note, max_width), DIM)
             return
-        shown = self.rows[:most]
-        of = "" if len(shown) == self.total else f" ({len(shown):,} of {self.total:,})"
-        yield Line(clip(f"{self.title}{of}{self.incomplete}", room), BOLD)
-        header, *rows = fitted(self.columns, shown, room)
+        shown = self.rows[:max_rows]
+        count = "" if len(shown) == self.total else f" ({len(shown):,} of {self.total:,})"
+        yield Line(clip(f"{self.title}{count}{self.incomplete}", max_width), BOLD)
+        header, *rows = fit_table(self.columns, shown, max_width)
         yield Line(header, DIM)
         yield from map(Line, rows)
 
     @property
     def overhead(self) -> int:
-        """Lines beside the rows."""
+        """Number of lines besides the rows."""
         return 3 if self.rows else 2
 
 
 def render(snapshot: Snapshot, columns: int, rows: int | None, *hints: str) -> list[Line]:
-    """Return at most `rows` lines (None: no limit) of at most `columns` columns. `hints` are shown at the top."""
-    lines = [*_head(snapshot.state, columns, hints), *_problems(snapshot.state, columns)]
+    """Return the screen as at most `rows` lines (None: no limit) of at most `columns` columns.
+
+    `hints` are shown in the first line.
+    """
+    lines = [*_header_lines(snapshot.state, columns, hints), *_warning_lines(snapshot.state, columns)]
     if snapshot.waits is not None and snapshot.hot is not None:
-        sections = [_lines(snapshot), _waits(snapshot.waits, snapshot.state.now), _hot(snapshot.hot)]
+        sections = [_queues(snapshot), _waits(snapshot.waits, snapshot.state.now), _hot_resources(snapshot.hot)]
         if not snapshot.state.waiting and not snapshot.waits.nodes:
-            del sections[1]  # it would repeat that no requests wait
-        room = None if rows is None else rows - len(lines)
-        for section, most in _fit(sections, room):
-            lines += section.lines(most, columns)
+            del sections[1]  # the section of the queues already says that no requests wait
+        free_lines = None if rows is None else rows - len(lines)
+        for section, section_rows in _share_lines(sections, free_lines):
+            lines += section.lines(section_rows, columns)
     return lines[:rows]
 
 
-def _fit(sections: list[Section], room: int | None) -> Iterator[tuple[Section, int]]:
-    """Yield the sections that fit, each with its number of rows. The last ones are dropped first."""
+def _share_lines(sections: list[Section], free_lines: int | None) -> Iterator[tuple[Section, int]]:
+    """Yield the sections that fit, each with its number of rows.
+
+    A section needs at least one row; the last sections are dropped first. The other lines are shared evenly.
+    """
     wanted = [min(MAX_ROWS, len(section.rows)) for section in sections]
-    if room is None:
+    if free_lines is None:
         yield from zip(sections, wanted, strict=True)
         return
-    while sections and room < sum(section.overhead + min(1, len(section.rows)) for section in sections):
+    while sections and free_lines < sum(section.overhead + min(1, len(section.rows)) for section in sections):
         sections = sections[:-1]
-    left = room - sum(section.overhead for section in sections)
+    left = free_lines - sum(section.overhead for section in sections)
     shares = [0] * len(sections)
     while left > 0 and any(share < want for share, want in zip(shares, wanted, strict=False)):
         for i, share in enumerate(shares):
@@ -186,100 +197,107 @@ def _fit(sections: list[Section], room: int | None) -> Iterator[tuple[Section, i
     yield from zip(sections, shares, strict=True)
 
 
-def _head(state: State, columns: int, hints: Sequence[str]) -> Iterator[Line]:
-    who = [f"genie {state.version}", state.role, f"namespace {state.namespace}", f"store {state.store}"]
-    for line in wrapped([*who, f"up {duration(state.uptime)}", *hints], columns):
+def _header_lines(state: State, columns: int, hints: Sequence[str]) -> Iterator[Line]:
+    """Yield version, role and uptime; the roles in all namespaces, if there are several; totals; rates."""
+    server = [f"genie {state.version}", state.role, f"namespace {state.namespace}", f"store {state.store}"]
+    for line in wrap_items([*server, f"up {duration(state.uptime)}", *hints], columns):
         yield Line(line, BOLD)
     if len(state.namespaces) > 1:
-        roles = [f"{each.namespace} {each.role}" for each in state.namespaces]
-        yield from map(Line, wrapped(["namespaces", *roles], columns))
-    p50, p99 = (_quantile(wait) for wait in (state.wait_p50, state.wait_p99))
-    numbers = [
-        *[f"locks {state.locks:,}", f"held {state.held:,}", f"waiting {state.waiting:,}"],
-        *[f"longest wait {duration(state.longest_wait)}", f"wait p50 {p50}", f"p99 {p99}"],
-        *[f"connections {state.connections:,}", f"sessions {state.sessions:,}"],
+        roles = [f"{namespace.namespace} {namespace.role}" for namespace in state.namespaces]
+        yield from map(Line, wrap_items(["namespaces", *roles], columns))
+    totals = [
+        f"locks {state.locks:,}",
+        f"held {state.held:,}",
+        f"waiting {state.waiting:,}",
+        f"longest wait {duration(state.longest_wait)}",
+        f"wait p50 {_format_quantile(state.wait_p50)}",
+        f"p99 {_format_quantile(state.wait_p99)}",
+        f"connections {state.connections:,}",
+        f"sessions {state.sessions:,}",
     ]
-    rates = state.rates
-    each = {name: getattr(rates, name) for name in ("grants", "releases", "waits", "timeouts", "deadlocks", "errors")}
-    yield from map(Line, wrapped(numbers, columns))
-    yield from map(Line, wrapped([f"{name} {_rate(rate)}/s" for name, rate in each.items()], columns))
+    yield from map(Line, wrap_items(totals, columns))
+    rates = [f"{name} {_format_rate(getattr(state.rates, name))}/s" for name in RATES]
+    yield from map(Line, wrap_items(rates, columns))
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:.1f}" if 0 < rate < MAX_DECIMAL else f"{rate:,.0f}"
+def _format_rate(rate: float) -> str:
+    return f"{rate:.1f}" if 0 < rate < DECIMAL_BELOW else f"{rate:,.0f}"
 
 
-def _quantile(wait: float | None) -> str:
-    return "-" if wait is None else f"{wait:.1f} ms" if wait < MAX_DECIMAL else duration(wait)
+def _format_quantile(wait_ms: float | None) -> str:
+    if wait_ms is None:
+        return "-"
+    return f"{wait_ms:.1f} ms" if wait_ms < DECIMAL_BELOW else duration(wait_ms)
 
 
-def _problems(state: State, columns: int) -> Iterator[Line]:
-    problems = []
+def _warning_lines(state: State, columns: int) -> Iterator[Line]:
+    warnings = []
     if not state.store_available:
-        problems.append("The store does not answer.")
+        warnings.append("The store is unavailable.")
     if state.role != LEADER:
-        problems.append(
-            f"This server does not lead ({state.role}), "
-            + (f"{state.leader} does: query its admin port." if state.leader else "and no leader is known.")
-        )
-    for problem in problems:
-        yield from (Line(line, BAD) for line in wrapped(problem.split(), columns, " "))
+        leader = f"{state.leader} is: query its admin port." if state.leader else "no leader is known."
+        warnings.append(f"This server is not the leader ({state.role}); {leader}")
+    for warning in warnings:
+        yield from (Line(line, ERROR) for line in wrap_items(warning.split(), columns, " "))
 
 
-def _lines(snapshot: Snapshot) -> Section:
-    """The longest queues. The hold time is only known of holders in the wait-for graph."""
-    state, since = snapshot.state, {}
+def _queues(snapshot: Snapshot) -> Section:
+    """Return the longest wait queues. The hold time is known only of holders in the wait-for graph."""
+    state, held_since = snapshot.state, {}
     if snapshot.waits is not None:
-        since = {node.id: node.since for node in snapshot.waits.nodes if node.state == "held"}
+        held_since = {node.id: node.since for node in snapshot.waits.nodes if node.state == "held"}
     rows = [
         [
-            line.resource,
-            f"{line.waiting:,}",
-            duration(state.now - line.since),
-            "-" if line.holder is None else _label(line.holder, line.transaction_name),
-            "-" if line.holder is None else str(line.holder),
-            duration(state.now - since[line.holder]) if line.holder in since else "-",
-            f"{line.holders:,}",
+            queue.resource,
+            f"{queue.waiting:,}",
+            duration(state.now - queue.since),
+            "-" if queue.holder is None else _label(queue.holder, queue.transaction_name),
+            "-" if queue.holder is None else str(queue.holder),
+            duration(state.now - held_since[queue.holder]) if queue.holder in held_since else "-",
+            f"{queue.holders:,}",
         ]
-        for line in state.queues
+        for queue in state.queues
     ]
     incomplete = "" if state.queues_complete else ", among the oldest waiters"
     return Section("Longest queues", QUEUE_COLUMNS, rows, "No requests wait.", len(rows), incomplete)
 
 
 def _waits(waits: Waits, now_ms: float) -> Section:
-    """The longest waits, each with its first blocker."""
+    """Return the longest waits, each with its first blocker."""
     nodes = {node.id: node for node in waits.nodes}
-    edges: dict[int, list[Edge]] = {}
+    edges_by_waiter: dict[int, list[Edge]] = {}
     for edge in waits.edges:
-        edges.setdefault(edge.waiter, []).append(edge)
+        edges_by_waiter.setdefault(edge.waiter, []).append(edge)
     rows = []
-    for node in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
-        who = [_label(node.id, node.transaction_name), str(node.id), duration(now_ms - node.since)]
-        if node.id not in edges:
-            rows.append([*who, "-", "-", "", *node.resources[:1], *["-"] * (3 - len(node.resources[:1]))])
+    for waiter in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
+        waiter_cells = [_label(waiter.id, waiter.transaction_name), str(waiter.id), duration(now_ms - waiter.since)]
+        if waiter.id not in edges_by_waiter:
+            resource = waiter.resources[0] if waiter.resources else "-"
+            rows.append([*waiter_cells, "-", "-", "", resource, "-", "-"])
             continue
-        first, *others = edges[node.id]
-        more = max(len(others), (node.blockers_total or 0) - 1)
+        first, *others = edges_by_waiter[waiter.id]
+        omitted = max(len(others), (waiter.blockers_total or 0) - 1)
         blocker = nodes.get(first.blocker)
         rows.append(
             [
-                *who,
+                *waiter_cells,
                 _label(first.blocker, blocker.transaction_name if blocker else None),
                 str(first.blocker),
-                f"+{more:,}" if more else "",
-                *[f"{first.mode}:{first.resource}", first.state, duration(now_ms - first.since)],
+                f"+{omitted:,}" if omitted else "",
+                f"{first.mode}:{first.resource}",
+                first.state,
+                duration(now_ms - first.since),
             ]
         )
     return Section("Longest waits", WAIT_COLUMNS, rows, "No requests wait.", waits.queue_total)
 
 
 def _label(id_: int, transaction: str | UnsetType | None) -> str:
-    """Return the name of the transaction of a request, else its id."""
+    """Return the transaction of a request; if it has none, its id."""
     return transaction or f"#{id_}"
 
 
-def _hot(hot: HotList) -> Section:
+def _hot_resources(hot: HotList) -> Section:
     rows = [
         [row.resource, duration(row.waited), f"{row.conflicts:,}", f"{row.waiting:,}", f"{row.holders:,}"]
         for row in hot.resources
@@ -298,9 +316,9 @@ def _hot(hot: HotList) -> Section:
 COLUMNS = 100
 """Width of the output if stdout is not a terminal."""
 MAX_NODES = 250
-"""Nodes to query: as many waiters as can be shown, each with up to ten blockers."""
+"""Nodes of the wait-for graph to query: enough for `MAX_ROWS` waiters with ten blockers each."""
 SIGTERM_STATUS = 128 + signal.SIGTERM
-"""The exit status after SIGTERM, as a shell gives it."""
+"""Exit status after SIGTERM, by the convention of shells."""
 
 
 @click.command()
@@ -317,48 +335,50 @@ def top(
 
     Queries the admin port, and retries while it does not respond. --json prints the state of the server once.
     """
-    port = AdminClient(admin_host, admin_port, namespace, timeout)
+    client = AdminClient(admin_host, admin_port, namespace, timeout)
     console = Console(markup=False, highlight=False, emoji=False)
     if as_json:
-        click.echo(codec.dumps(query_admin(port, _state)))
+        click.echo(codec.dumps(query_admin(client, _query_state)))
     elif once or not console.is_terminal or console.is_dumb_terminal:
         columns = console.width if console.is_terminal else COLUMNS
-        for line in render(query_admin(port, _fetch), columns, None):
+        for line in render(query_admin(client, _query_snapshot), columns, None):
             click.echo(line.text)
     else:
-        raise SystemExit(asyncio.run(_Screen(console, port, every).run()))
+        raise SystemExit(asyncio.run(_Screen(console, client, every).run()))
 
 
-async def _state(port: AdminClient) -> Any:
-    told = await port.get("/api/state")
-    decode_response(told, State)
-    return told
+async def _query_state(client: AdminClient) -> Any:
+    """Return the JSON of `/api/state`, after checking its format."""
+    response = await client.get("/api/state")
+    decode_response(response, State)
+    return response
 
 
-async def _fetch(port: AdminClient) -> Snapshot:
-    state = decode_response(await port.get("/api/state"), State)
+async def _query_snapshot(client: AdminClient) -> Snapshot:
+    state = decode_response(await client.get("/api/state"), State)
     if state.role != LEADER:
         return Snapshot(state)
     return Snapshot(
         state,
-        decode_response(await port.get("/api/waits", MAX_NODES), Waits),
-        decode_response(await port.get("/api/hot", MAX_ROWS), HotList),
+        decode_response(await client.get("/api/waits", MAX_NODES), Waits),
+        decode_response(await client.get("/api/hot", MAX_ROWS), HotList),
     )
 
 
 class _Screen:
     """The live view on the whole terminal."""
 
-    def __init__(self, console: Console, port: AdminClient, every: float) -> None:
+    def __init__(self, console: Console, client: AdminClient, interval_s: float) -> None:
         self._console = console
         self._live = Live(
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
-        self._port = port
-        self._every = every
+        self._client = client
+        self._interval_s = interval_s
         self._snapshot: Snapshot | None = None
         self._snapshot_at = 0.0
-        self._problems = ""
+        self._error = ""
+        """Why the last query failed; empty if it succeeded."""
         self._end: asyncio.Future[int] | None = None
 
     async def run(self) -> int:
@@ -366,40 +386,42 @@ class _Screen:
         loop = asyncio.get_running_loop()
         self._end = loop.create_future()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._port)
-            keys = stack.enter_context(KeyReader(sys.stdin, self._pressed))
+            await stack.enter_async_context(self._client)
+            keys = stack.enter_context(KeyReader(sys.stdin, self._on_keys))
             stack.enter_context(self._live)
-            for number, does in {
+            handlers: dict[int, Callable[[], None]] = {
                 signal.SIGWINCH: self._draw,
                 signal.SIGCONT: lambda: self._resume(keys),
                 signal.SIGTERM: lambda: self._finish(SIGTERM_STATUS),
-            }.items():
-                loop.add_signal_handler(number, does)
+            }
+            for number, handler in handlers.items():
+                loop.add_signal_handler(number, handler)
                 stack.callback(loop.remove_signal_handler, number)
             self._draw()
-            looking = loop.create_task(self._refresh_loop())
+            refreshing = loop.create_task(self._refresh_loop())
             try:
-                await asyncio.wait({looking, self._end}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({refreshing, self._end}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                looking.cancel()
-            return await self._end if self._end.done() else await looking
+                refreshing.cancel()
+            return await self._end if self._end.done() else await refreshing
 
     async def _refresh_loop(self) -> int:
+        """Query the server and draw at each interval, forever."""
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + self._every
+            next_at = loop.time() + self._interval_s
             try:
-                self._snapshot, self._snapshot_at, self._problems = await _fetch(self._port), loop.time(), ""
+                self._snapshot, self._snapshot_at, self._error = await _query_snapshot(self._client), loop.time(), ""
             except GenieError as error:
-                self._problems = one_line(error)
+                self._error = one_line(error)
             self._draw()
-            await asyncio.sleep(max(0, due - loop.time()))
+            await asyncio.sleep(max(0, next_at - loop.time()))
 
     def _draw(self) -> None:
         columns, rows = self._console.size
         lines = (
             render(self._snapshot, columns, rows, "q: quit")
-            if self._snapshot and not self._problems
+            if self._snapshot and not self._error
             else self._status_lines(columns)
         )
         text = Text(no_wrap=True, overflow="crop")
@@ -408,17 +430,17 @@ class _Screen:
         self._live.update(text, refresh=True)
 
     def _status_lines(self, columns: int) -> list[Line]:
-        """Return what is shown while there is no response."""
-        if not self._problems:
-            return [Line(line, BOLD) for line in wrapped([f"querying {self._port.where}", "q: quit"], columns)]
-        again = f"Retrying every {self._every:g} s."
+        """Return the screen while there is no response: the error, and the age of the last response."""
+        if not self._error:
+            return [Line(line, BOLD) for line in wrap_items([f"querying {self._client.address}", "q: quit"], columns)]
+        retry = f"Retrying every {self._interval_s:g} s."
         if self._snapshot:
-            ago = duration((asyncio.get_running_loop().time() - self._snapshot_at) * 1000)
-            again += f" Last response: {ago} ago."
-        told = [(self._problems, BAD), (again, ""), ("q: quit", BOLD)]
-        return [Line(line, style) for text, style in told for line in wrapped(text.split(), columns, " ")]
+            age_ms = (asyncio.get_running_loop().time() - self._snapshot_at) * 1000
+            retry += f" Last response: {duration(age_ms)} ago."
+        texts = [(self._error, ERROR), (retry, ""), ("q: quit", BOLD)]
+        return [Line(line, style) for text, style in texts for line in wrap_items(text.split(), columns, " ")]
 
-    def _pressed(self, keys: str) -> None:
+    def _on_keys(self, keys: str) -> None:
         if "q" in keys.lower():
             self._finish(0)
 

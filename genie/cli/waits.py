@@ -24,7 +24,7 @@ from genie.protocol.limits import MAX_ROWS
 
 RESOURCE_COLUMNS = 60
 HEADERS = ("WAITER", "TRANSACTION", "", "BLOCKER", "TRANSACTION", "RESOURCE", "STATE", "FOR")
-LAST = len(HEADERS) - 1
+DURATION_INDEX = len(HEADERS) - 1
 
 Payload = dict[str, Any]
 
@@ -66,20 +66,20 @@ def waits(
     )
     with checked_reply():
         if as_json:
-            text = codec.dumps(_graph(payload)).decode()
+            text = codec.dumps(_json_graph(payload)).decode()
         else:
-            text = "\n".join(_dot(payload) if dot else _report(payload, time.time() * 1000))
+            text = "\n".join(_dot_lines(payload) if dot else _report_lines(payload, time.time() * 1000))
     click.echo(text)
 
 
-def _graph(payload: Payload) -> dict[str, Any]:
-    """Return the nodes and edges, the number of waiting requests, and how many of them are in the graph."""
+def _json_graph(payload: Payload) -> dict[str, Any]:
+    """Return the graph for `--json`: nodes, edges, the number of waiting requests, and how many of them are nodes."""
     queue = payload["queue"]
-    nodes = {row["id"]: _node(row, "queued") | {"blockersTotal": row["blockersTotal"]} for row in queue}
+    nodes = {row["id"]: _json_node(row, "queued") | {"blockersTotal": row["blockersTotal"]} for row in queue}
     edges = []
     for row in queue:
         for blocker in row["blockers"]:
-            nodes.setdefault(blocker["id"], _node(blocker, blocker["state"]))
+            nodes.setdefault(blocker["id"], _json_node(blocker, blocker["state"]))
             edges.append(
                 {
                     "waiter": row["id"],
@@ -95,23 +95,24 @@ def _graph(payload: Payload) -> dict[str, Any]:
     }
 
 
-def _node(row: Row, state: str) -> dict[str, Any]:
+def _json_node(row: Row, state: str) -> dict[str, Any]:
     owner = {"transactionName": row["transactionName"]} if "transactionName" in row else {}
     return {"id": row["id"], "state": state, "since": row["since"], **owner}
 
 
-def _report(payload: Payload, now_ms: float) -> Iterator[str]:
+def _report_lines(payload: Payload, now_ms: float) -> Iterator[str]:
     if not payload["queueTotal"]:
         yield "No requests wait."
         return
-    lines = [line for row in payload["queue"] for line in _edges(row, now_ms)]
+    lines = [line for row in payload["queue"] for line in _edge_cells(row, now_ms)]
     if lines:
-        yield from table(HEADERS, lines, (LAST,))
-    for note in _notes(payload):
+        yield from table(HEADERS, lines, (DURATION_INDEX,))
+    for note in _truncation_notes(payload):
         yield f"{note}."
 
 
-def _edges(row: Row, now_ms: float) -> Iterator[list[str]]:
+def _edge_cells(row: Row, now_ms: float) -> Iterator[list[str]]:
+    """Yield the table cells of each edge from a waiting request to a blocker, in the order of `HEADERS`."""
     for blocker in row["blockers"]:
         yield [
             *[str(row["id"]), _owner(row), "→", str(blocker["id"]), _owner(blocker)],
@@ -124,38 +125,40 @@ def _owner(row: Row) -> str:
     return clip(row.get("transactionName") or "-", TRANSACTION_COLUMNS)
 
 
-def _notes(payload: Payload) -> Iterator[str]:
+def _truncation_notes(payload: Payload) -> Iterator[str]:
     """Describe what the reply omits because of the limits of the server."""
     queue, total = payload["queue"], payload["queueTotal"]
-    unnamed = sum(row["blockersTotal"] - len(row["blockers"]) for row in queue)
-    if unnamed:
-        yield f"{unnamed:,} edges are not shown: the server lists only the first blockers of each waiter"
+    omitted_edges = sum(row["blockersTotal"] - len(row["blockers"]) for row in queue)
+    if omitted_edges:
+        yield f"{omitted_edges:,} edges are not shown: the server lists only the first blockers of each waiter"
     if len(queue) < total:
-        first = ", holders first" if payload["holders"] else ""  # an older server: it ignored `only`
+        # An older server ignores `only`, and lists holders before waiters.
+        holders_first = ", holders first" if payload["holders"] else ""
         yield (
             f"{len(queue):,} of {total:,} waiting requests are shown: a reply has at most {MAX_ROWS:,} rows and 256 KiB"
-            f"{first}; see --resource and --transaction"
+            f"{holders_first}; see --resource and --transaction"
         )
 
 
-def _dot(payload: Payload) -> Iterator[str]:
-    graph = _graph(payload)
+def _dot_lines(payload: Payload) -> Iterator[str]:
+    """Yield the graph in the DOT language of Graphviz."""
+    graph = _json_graph(payload)
     yield "digraph waits {"
     yield "  node [shape=box];"
-    notes = list(_notes(payload))
+    notes = list(_truncation_notes(payload))
     if notes:
-        yield f"  label={_quoted(*notes)};"
+        yield f"  label={_dot_label(*notes)};"
     for node in graph["nodes"]:
         lines = [str(node["id"]), *([node["transactionName"]] if "transactionName" in node else [])]
-        yield f'  "{node["id"]}" [label={_quoted(*lines)}];'
+        yield f'  "{node["id"]}" [label={_dot_label(*lines)}];'
     for edge in graph["edges"]:
         style = "solid" if edge["state"] == "held" else "dashed"
-        label = _quoted(f"{edge['mode']}:{edge['resource']}")
+        label = _dot_label(f"{edge['mode']}:{edge['resource']}")
         yield f'  "{edge["waiter"]}" -> "{edge["blocker"]}" [style={style}, label={label}];'
     yield "}"
 
 
-def _quoted(*lines: str) -> str:
+def _dot_label(*lines: str) -> str:
     r"""Return a Graphviz label; escape its `\N` sequences and HTML entities."""
     text = r"\n".join(printable(line).replace("\\", r"\\").replace('"', r"\"").replace("&", "&amp;") for line in lines)
     return f'"{text}"'

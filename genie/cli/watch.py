@@ -38,18 +38,25 @@ def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | Non
     PREFIX ("") selects all names. --json prints one line for each change.
     """
     try:
-        asyncio.run(_watch(prefix, _json if as_json else _text, parse_addresses(host, port), namespace, timeout))
+        asyncio.run(
+            _watch(prefix, _format_json if as_json else _format_text, parse_addresses(host, port), namespace, timeout)
+        )
     except BrokenPipeError:
         # The reader of the pipe has exited. Flushing the buffer at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _watch(
-    prefix: str, form: Callable[[Change], str], to: list[Address], namespace: str | None, connect_timeout: float
+    prefix: str,
+    format_change: Callable[[Change], str],
+    addresses: list[Address],
+    namespace: str | None,
+    connect_timeout: float,
 ) -> None:
+    """Print each change until the task is cancelled, or until stdout is a pipe whose reader has exited."""
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(_Watcher(to, namespace, connect_timeout=connect_timeout))
-        reader = _PipeWatcher()
+        client = await stack.enter_async_context(_Watcher(addresses, namespace, connect_timeout=connect_timeout))
+        pipe = _PipeMonitor()
         try:
             truncated = False
             changes = client.watch(prefix)
@@ -57,21 +64,21 @@ async def _watch(
                 if changes.truncated and not truncated:
                     _print_message("the server did not list all held locks: the output is incomplete")
                 truncated = changes.truncated
-                click.echo(form(change))
+                click.echo(format_change(change))
         except asyncio.CancelledError:
-            stack.pop_all()  # no orderly close: it would wait for the server, and this client holds nothing
-            if not reader.gone:
+            stack.pop_all()  # do not close the client: that would wait for the server, and it holds no locks
+            if not pipe.reader_exited:
                 raise
         finally:
-            reader.close()
+            pipe.close()
 
 
-def _text(change: Change) -> str:
+def _format_text(change: Change) -> str:
     owner = "" if change.transaction is None else f" of {printable(change.transaction)}"
     return f"{change.state:{STATE_COLUMNS}}  {change.mode}:{printable(change.resource)}  {change.id}{owner}"
 
 
-def _json(change: Change) -> str:
+def _format_json(change: Change) -> str:
     owner = {} if change.transaction is None else {"transactionName": change.transaction}
     fields = {"state": change.state, "resource": change.resource, "mode": change.mode, "id": change.id, **owner}
     return codec.dumps(fields).decode()
@@ -81,20 +88,19 @@ def _print_message(text: str) -> None:
     click.echo(f"genie: {text}", err=True)
 
 
-class _PipeWatcher:
+class _PipeMonitor:
     """Cancels this task when stdout is a pipe and its reader exits, even if nothing is being printed."""
 
     def __init__(self) -> None:
-        self.gone = False
+        self.reader_exited = False
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         self._pipe: int | None = None
         with suppress(OSError, ValueError):  # stdout is not a file
             stdout = sys.stdout.fileno()
             if stat.S_ISFIFO(os.fstat(stdout).st_mode):
-                self._loop.add_reader(
-                    stdout, self._on_closed
-                )  # the write end only becomes readable when the pipe breaks
+                # The write end of a pipe becomes readable only when the read end is closed.
+                self._loop.add_reader(stdout, self._on_closed)
                 self._pipe = stdout
 
     def close(self) -> None:
@@ -105,7 +111,7 @@ class _PipeWatcher:
 
     def _on_closed(self) -> None:
         self.close()
-        self.gone = True
+        self.reader_exited = True
         if self._task is not None:
             self._task.cancel()
 
@@ -113,14 +119,18 @@ class _PipeWatcher:
 class _Watcher(Client):
     """A client that prints a message when its connection is lost."""
 
-    def __init__(self, to: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
-        super().__init__(to, connect_timeout=connect_timeout)
-        self._connection = _WatcherConnection(to, connect_timeout, None, SESSION_TIMEOUT_S, find_token(), namespace)
+    def __init__(self, addresses: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
+        super().__init__(addresses, connect_timeout=connect_timeout)
+        self._connection = _WatcherConnection(
+            addresses, connect_timeout, None, SESSION_TIMEOUT_S, find_token(), namespace
+        )
 
 
 class _WatcherConnection(AsyncConnection):
+    """Prints a message when an established connection is lost."""
+
     def on_disconnected(self, handler: TransportHandler, why: str) -> None:
-        """Report the loss of the connection in use."""
+        """Handle the end of a connection; print a message unless the client was connecting or closing."""
         was_up = self.session.up
         super().on_disconnected(handler, why)
         if was_up and not self.session.up and not self._closed:

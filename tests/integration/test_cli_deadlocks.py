@@ -111,7 +111,7 @@ def test_the_token_goes_along(admin: SpokenAdmin, tmp_path: Path) -> None:
     assert admin.headers[-1].get("Authorization") == "Bearer plain"
     broken = genie_cli("deadlocks", admin_port=str(admin.port), token="a\r\nb")
     assert broken.stderr == (
-        "Error: the token, from GENIE_TOKEN or GENIE_TOKEN_FILE, must not contain control characters\n"
+        "Error: the token of GENIE_TOKEN or GENIE_TOKEN_FILE must not contain control characters\n"
     )
     assert len(admin.headers) == 4
 
@@ -133,7 +133,7 @@ def test_problems_are_told_in_one_line(admin: SpokenAdmin) -> None:
     sent = "(the token sent is that of GENIE_TOKEN)"
     assert said(token="wrong") == f"Error: unauthorized: say\\x1b[2J the token {sent}\n"
     admin.answers["/api/deadlocks"] = b"<html>"
-    expected = f"Error: 127.0.0.1:{admin.port} answers 401, and not as the admin port of this version does\n"
+    expected = f"Error: 127.0.0.1:{admin.port} responded 401, but not in the format of the admin port of this version\n"
     assert said() == expected
     admin.status = 200
     admin.answers["/api/deadlocks"] = b'{"deadlocks":7,"total":1}'

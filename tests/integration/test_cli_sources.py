@@ -130,7 +130,7 @@ def test_another_program_is_not_taken_for_a_genie_server(reply: bytes) -> None:
 def test_a_program_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port_probe, "PROBE_TIMEOUT_S", 0.05)
     with listener(None) as port:
-        assert describe_listener(HOST, port) == "a program that does not answer within 0.05 s"
+        assert describe_listener(HOST, port) == "a program that did not respond within 0.05 s"
 
 
 def test_a_port_without_a_listener() -> None:

@@ -111,7 +111,7 @@ def test_from_an_empty_database_to_all_final(new: Callable[[Path], str], tmp_pat
     waiting = counts()["pending"]
     assert waiting > 20
     assert counts() == {"segment": last, "last": last, "lag": 0, "pending": waiting, "overdue": 0, "handedOver": 6}
-    assert said("shift", "--hours", "-169.5") == "300 transfers: their dates are moved by -169.5 h\n"
+    assert said("shift", "--hours", "-169.5") == "300 transfers: expiration dates shifted by -169.5 h\n"
     assert run() == waiting
     assert said("finalize", "--limit", "2") == "2 transfers are ABORTED\n"
     assert said("finalize", "--overdue", "--state", "EXPIRED") == f"{waiting + 4} transfers are EXPIRED\n"
@@ -140,7 +140,7 @@ def test_explain_shows_what_would_be_expired_now_and_why(file: Path, url: str) -
     number = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange WHERE transferId = ?", first)[0]
     last = ask(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     why = rf"{first}: {state} since state change {number}, expired DATE \([0-9]+ (d|h|min|s) ago\)"
-    read = "the handler has read up to state change 0, a run that reads on hands it over"
+    read = "the handler has read up to state change 0, a later run hands it over"
     assert re.fullmatch(rf"{why}; {read} \| 6 expired: 6 not read yet", line())
     assert in_process(url, "run", "--once", "--on-expired", "cat >/dev/null")[0] == 0
     assert re.fullmatch(rf"{why}; handed over DATE and not final yet \| 6 expired: 6 handed over", line())
@@ -398,8 +398,8 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
         (["status", "--final", ""], "--final: must be one or more names of states"),
         (["status", "--final", "RESERVED"], "RESERVED: a state is final or in processing, not both"),
         (["finalize", "--state", "RESERVED"], "'RESERVED' is not a final state"),
-        (["run", "--on-expired", " "], "--on-expired: a command is needed"),
-        (["shift", "--hours", "1e8"], "--hours 1e+08: dates can be moved by a century at most"),
+        (["run", "--on-expired", " "], "--on-expired: the command must not be empty"),
+        (["shift", "--hours", "1e8"], "--hours 1e+08: dates can be shifted by at most a century"),
         (
             ["generate", "--transfers", "1", "--expired", "2"],
             "expired must be from 0 to the number of transfers (1), not 2",

@@ -158,10 +158,10 @@ def test_says_what_is_wrong_and_goes_on_when_it_is_not() -> None:
             admin.answers["/api/state"] = Problem(code="unauthorized", message="say \x1b[41mthe token")
             term.until("unauthorized: say \\x1b[41mthe token (no token was sent")
             tell(admin, role="follower", leader="other:7077")
-            text = term.picture("This server does not lead (follower), other:7077 does: query its admin port.")
+            text = term.picture("This server is not the leader (follower); other:7077 is: query its admin port.")
             assert "Longest queues" not in text
             tell(admin, store_available=False)
-            term.until("The store does not answer.")
+            term.until("The store is unavailable.")
             tell(admin)
             term.until("Longest queues")
         term.until("Last response: ")
@@ -203,7 +203,9 @@ async def test_a_real_server_its_deadlocks_and_one_that_follows(redis: Redis) ->
     leads = f"the leader is 127.0.0.1:{genie.port}"
     assert of_follower.stderr == f"Error: unavailable: this server is not the leader; {leads}\n"
     assert follows.returncode == 0
-    assert f"This server does not lead (follower), 127.0.0.1:{genie.port} does: query its admin port." in follows.stdout
+    assert (
+        f"This server is not the leader (follower); 127.0.0.1:{genie.port} is: query its admin port." in follows.stdout
+    )
 
 
 async def test_a_real_server_of_two_namespaces() -> None:

@@ -1,6 +1,6 @@
-"""`genie timeouts`: a file for each command, and one for those that write sample data.
+"""`genie timeouts`: a module for each command, and one for the commands that write sample data.
 
-They are imported when they are asked for: what they need is an extra, and the other commands start without it.
+The modules are imported when a command is used: they need an extra that other commands do not.
 """
 
 from __future__ import annotations
@@ -14,4 +14,4 @@ SAMPLE_DATA = dict.fromkeys(("finalize", "generate", "shift"), "sample_data")
 
 @click.group(cls=LazyGroup, package=__name__, names=("explain", "run", "status"), modules=SAMPLE_DATA)
 def timeouts() -> None:
-    """Find the transfers of a ledger whose time has passed."""
+    """Find the expired transfers of a ledger."""

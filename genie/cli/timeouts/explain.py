@@ -35,22 +35,22 @@ SUMMARY = {
     default=100_000,
     show_default=True,
     metavar="N",
-    help="How many transfers at most: those that expired first.",
+    help="Maximum number of transfers, those that expired first.",
 )
 @json_option
 def explain(url: str, ledger: Ledger, limit: int, as_json: bool) -> None:
-    """Show which transfers would be expired now, and why.
+    """Show which transfers are expired now, and why.
 
-    These are the transfers whose last state change is in a processing state and whose date has passed, as the ledger
-    itself says: the handler's tables are not needed to find them. Each is shown with what the handler does with it.
+    These are the transfers whose last state change is to a processing state and whose expiration date has passed. They
+    are found without the tables of the handler. Each is shown with its progress in the handler.
 
-    It reads all state changes, which takes some seconds per million. It writes nothing and locks nothing.
+    The command reads all state changes, which takes some seconds per million. It writes nothing and locks nothing.
     """
-    found = asyncio.run(_explain(url, ledger, limit))
-    for one in found.expired:
-        click.echo(codec.dumps(_fields(one)) if as_json else _line(one, found))
+    explanation = asyncio.run(_explain(url, ledger, limit))
+    for transfer in explanation.expired:
+        click.echo(codec.dumps(_json_fields(transfer)) if as_json else _describe(transfer, explanation))
     if not as_json:
-        click.echo(_summary(found, limit))
+        click.echo(_summarize(explanation, limit))
 
 
 async def _explain(url: str, ledger: Ledger, limit: int) -> Explanation:
@@ -58,38 +58,38 @@ async def _explain(url: str, ledger: Ledger, limit: int) -> Explanation:
         return await explain_in(database, ledger, limit)
 
 
-def _fields(one: Explained) -> dict[str, object]:
-    handed_over = {} if one.handed_over is None else {"handedOver": _utc(one.handed_over)}
+def _json_fields(transfer: Explained) -> dict[str, object]:
+    handed_over = {} if transfer.handed_over is None else {"handedOver": _utc(transfer.handed_over)}
     return {
-        "transferId": one.transfer_id,
-        "expirationDate": _utc(one.expiration_date),
-        "state": one.state,
-        "stateChange": one.change,
-        "handler": one.progress.value,
+        "transferId": transfer.transfer_id,
+        "expirationDate": _utc(transfer.expiration_date),
+        "state": transfer.state,
+        "stateChange": transfer.change,
+        "handler": transfer.progress.value,
         **handed_over,
     }
 
 
-def _line(one: Explained, found: Explanation) -> str:
-    why = f"{one.state} since state change {one.change}, expired {_utc(one.expiration_date)}"
-    return f"{one.transfer_id}: {why} ({_ago(found.now - one.expiration_date)} ago); {_handler(one, found.segment)}"
+def _describe(transfer: Explained, explanation: Explanation) -> str:
+    """Describe an expired transfer: its state, how long ago it expired, and its progress in the handler."""
+    state = f"{transfer.state} since state change {transfer.change}, expired {_utc(transfer.expiration_date)}"
+    age = _largest_unit(explanation.now - transfer.expiration_date)
+    return f"{transfer.transfer_id}: {state} ({age} ago); {_describe_progress(transfer, explanation.segment)}"
 
 
-def _handler(one: Explained, segment: int) -> str:
-    handed_over = "" if one.handed_over is None else f"handed over {_utc(one.handed_over)}"
-    match one.progress:
+def _describe_progress(transfer: Explained, segment: int) -> str:
+    handed_over = "" if transfer.handed_over is None else f"handed over {_utc(transfer.handed_over)}"
+    match transfer.progress:
         case Progress.NO_HANDLER:
             return "no handler has run on this ledger"
         case Progress.NOT_READ:
-            read = f"the handler has read up to state change {segment}"
-            return f"{read}, a run that reads on " + (
-                f"hands it over again if it was final ({handed_over})" if handed_over else "hands it over"
-            )
+            again = f" again if it was final ({handed_over})" if handed_over else ""
+            return f"the handler has read up to state change {segment}, a later run hands it over{again}"
         case Progress.DUE:
             return "the next run hands it over"
         case Progress.DATE_MOVED:
             again = f" again ({handed_over})" if handed_over else ""
-            return f"its date was moved, a run hands it over{again} when it has compared the dates"
+            return f"its expiration date was changed, a run hands it over{again} when it has compared the dates"
         case Progress.HANDED_OVER:
             return f"{handed_over} and not final yet"
         case Progress.MISSED:
@@ -99,9 +99,10 @@ def _handler(one: Explained, segment: int) -> str:
             )
 
 
-def _summary(found: Explanation, limit: int) -> str:
-    number = len(found.expired)
-    counts = Counter(one.progress for one in found.expired)
+def _summarize(explanation: Explanation, limit: int) -> str:
+    """Return the number of expired transfers, in total and by progress."""
+    number = len(explanation.expired)
+    counts = Counter(transfer.progress for transfer in explanation.expired)
     parts = ", ".join(f"{counts[progress]:,} {text}" for progress, text in SUMMARY.items() if counts[progress])
     first = f"the first {number:,} expired transfers" if number >= limit else f"{number:,} expired"
     return f"{first}: {parts}" if parts else first
@@ -111,8 +112,8 @@ def _utc(at: datetime) -> str:
     return f"{at.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
-def _ago(span: timedelta) -> str:
-    """In its largest unit: `3 d`, `5 h`, `12 min`, `7 s`."""
+def _largest_unit(span: timedelta) -> str:
+    """Format a duration in its largest unit: `3 d`, `5 h`, `12 min`, `7 s`."""
     for unit, seconds in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if span >= timedelta(seconds=seconds):
             return f"{span // timedelta(seconds=seconds)} {unit}"

@@ -1,4 +1,4 @@
-"""What the commands on a ledger have in common: where it is, what it calls things, pairs of numbers, progress."""
+"""Common options of the commands on a ledger, converters for number ranges, and progress output."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import click
 from genie.cli.options import WholeNumber
 from genie.timeouts import FINAL_STATES, PROCESSING_STATES, Ledger
 
-MOST = 1e9
+MAX_NUMBER = 1e9
 
 OPTIONS = {"processing_states": "--processing", "final_states": "--final", "time_zone": "--time-zone"}
-"""Parameters of `Ledger` that its errors begin with, and their options."""
+"""Options by the parameter of `Ledger` with which its error messages begin."""
 
 PROGRESS_ROWS = 5_000
-"""Rows after which the progress is written where there is no terminal: `debug` of the document's data set."""
+"""Default number of rows between two progress lines if stderr is not a terminal."""
 
-NO_TERMINAL = "Where stderr is no terminal, write a line each time that so many more rows are done."
+ROWS_HELP = "If stderr is not a terminal, print a progress line each time this many rows are done."
 
 
 def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--database`, `--name`, `--processing`, `--final` and `--time-zone`; the command gets a `url` and a `ledger`."""
+    """Add `--database`, `--name`, `--processing`, `--final` and `--time-zone`; the command gets a `url` and a `ledger`."""
 
     @click.option(
         "--database",
@@ -34,28 +34,28 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar="GENIE_DATABASE",
         show_envvar=True,
         metavar="URL",
-        help="The ledger's: sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME or mysql://USER:PASSWORD@HOST/NAME.",
+        help="Database of the ledger: sqlite:///FILE, postgresql://USER:PASSWORD@HOST/NAME or mysql://USER:PASSWORD@HOST/NAME.",
     )
     @click.option(
         "--name",
         "names",
         multiple=True,
         metavar="OURS=THEIRS",
-        help="What the ledger calls a table or a column, where it has a name of its own: "
+        help="Name of a table or a column in this ledger, if it differs: "
         "transfer=payments, transfer.transferId=id. Repeatable.",
     )
     @click.option(
         "--processing",
         multiple=True,
         metavar="STATE",
-        help="A state in which a transfer can expire; repeatable, instead of the default. "
+        help="State in which a transfer can expire. Repeatable; replaces the default. "
         f"[default: {', '.join(PROCESSING_STATES)}]",
     )
     @click.option(
         "--final",
         multiple=True,
         metavar="STATE",
-        help="A state in which it is not waited for any more; repeatable, instead of the default. "
+        help="State in which a transfer can no longer expire. Repeatable; replaces the default. "
         f"[default: {', '.join(FINAL_STATES)}]",
     )
     @click.option(
@@ -63,7 +63,7 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         default="UTC",
         show_default=True,
         metavar="NAME",
-        help="The time zone in which the ledger writes expiration dates: Africa/Nairobi.",
+        help="Time zone of the expiration dates in the ledger, as Africa/Nairobi.",
     )
     @functools.wraps(command)
     def wrapped(
@@ -74,7 +74,7 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
         time_zone: str,
         **options: Any,
     ) -> Any:
-        own_names = dict(_pair(name) for name in names)
+        own_names = dict(_parse_name_mapping(text) for text in names)
         try:
             ledger = Ledger(
                 names=own_names,
@@ -90,42 +90,43 @@ def ledger_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _pair(name: str) -> tuple[str, str]:
-    ours, _, theirs = name.partition("=")
+def _parse_name_mapping(text: str) -> tuple[str, str]:
+    """Return the standard name of a table or column, and its name in the ledger."""
+    ours, _, theirs = text.partition("=")
     if not ours or not theirs:
-        raise ValueError(f"--name {name}: it must be OURS=THEIRS, as in transfer.transferId=id")
+        raise ValueError(f"--name {text}: it must be OURS=THEIRS, as in transfer.transferId=id")
     return ours, theirs
 
 
-def number(text: str | float) -> float:
-    """The type of an option that is any number of hours."""
+def parse_number(text: str | float) -> float:
+    """Convert an option to a number from -10^9 to 10^9. It rejects `nan`."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not abs(value) <= MOST:
+    if not abs(value) <= MAX_NUMBER:
         raise click.BadParameter(f"{text!r} is not a number.")
     return value
 
 
-def span(text: str) -> tuple[float, float]:
-    """The type of an option from one number to another: `0-168`."""
-    least, dash, most = text.partition("-")
+def parse_range(text: str) -> tuple[float, float]:
+    """Convert an option such as `0-168` to a pair of numbers."""
+    start, dash, end = text.partition("-")
     if not dash:
-        raise click.BadParameter(f"{text!r} is not like 1-100.")
-    return number(least), number(most)
+        raise click.BadParameter(f"{text!r} is not a range FROM-TO, as 1-100.")
+    return parse_number(start), parse_number(end)
 
 
-def whole_span(text: str) -> tuple[int, int]:
-    """The same in whole numbers."""
-    least, most = span(text)
-    if not (least.is_integer() and most.is_integer()):
-        raise click.BadParameter(f"{text!r} must be whole numbers.")
-    return int(least), int(most)
+def parse_whole_range(text: str) -> tuple[int, int]:
+    """Convert an option such as `1-100` to a pair of whole numbers."""
+    start, end = parse_range(text)
+    if not (start.is_integer() and end.is_integer()):
+        raise click.BadParameter(f"{text!r} is not a range of whole numbers.")
+    return int(start), int(end)
 
 
-def progress_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`--progress`, after how many rows the progress is written; `what` says when."""
+def progress_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add `--progress`: the number of rows between two progress lines."""
     return click.option(
         "--progress",
         "progress_every",
@@ -133,31 +134,31 @@ def progress_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., A
         default=PROGRESS_ROWS,
         show_default=True,
         metavar="ROWS",
-        help=what,
+        help=help_text,
     )
 
 
 @contextmanager
-def progress(every: int, rows: str) -> Iterator[Callable[[int, int], None]]:
-    """Show on stderr how many `rows` are done, of how many: call what this yields with both numbers.
+def progress_reporter(every: int, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that shows progress on stderr: `report(done, total)`, in rows that are called `unit`.
 
-    On a terminal it is a bar, else a line each time that `every` more rows are done.
+    On a terminal it draws a bar, else it prints a line each time `every` more rows are done.
     """
     if not sys.stderr.isatty():
-        written = 0
+        reported = 0
 
-        def write_line(done: int, of: int) -> None:
-            nonlocal written
-            if done // every > written // every:
-                click.echo(f"genie: {done:,} of {of:,} {rows}", err=True)
-                written = done
+        def print_line(done: int, total: int) -> None:
+            nonlocal reported
+            if done // every > reported // every:
+                click.echo(f"genie: {done:,} of {total:,} {unit}", err=True)
+                reported = done
 
-        yield write_line
+        yield print_line
         return
     with click.progressbar(length=1, file=sys.stderr) as bar:
 
-        def told(done: int, of: int) -> None:
-            bar.length = of
+        def draw_bar(done: int, total: int) -> None:
+            bar.length = total
             bar.update(done - bar.pos)
 
-        yield told
+        yield draw_bar

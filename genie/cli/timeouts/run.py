@@ -24,18 +24,18 @@ from genie.timeouts.handler import MAX_BATCH
 from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import last_change
 
-END_S = 10.0
-"""How long a command may take to end after SIGTERM, before SIGKILL."""
+KILL_AFTER_S = 10.0
+"""Time between SIGTERM and SIGKILL when a command is ended."""
 
-STDOUT = 1
+STDOUT_FILENO = 1
 
 
-class ToCommand:
-    """Delivers each batch to the stdin of a shell command."""
+class CommandDelivery:
+    """Delivers each batch of expired transfers to the stdin of a shell command."""
 
     def __init__(self, command: str) -> None:
         if not command.strip():
-            raise ValueError("--on-expired: a command is needed, not an empty text")
+            raise ValueError("--on-expired: the command must not be empty")
         self._command = command
         self.last_error = ""
         """Why the last batch was rejected; empty if it was accepted."""
@@ -47,30 +47,30 @@ class ToCommand:
         """
         child = await asyncio.create_subprocess_shell(self._command, stdin=PIPE, process_group=0)
         try:
-            await child.communicate(_lines(expired))
+            await child.communicate(_json_lines(expired))
         except BaseException:
-            await _end(child)
+            await _terminate(child)
             raise
         self.last_error = _describe_status(child.returncode or 0)
-        return [one.transfer_id for one in expired] if child.returncode else []
+        return [transfer.transfer_id for transfer in expired] if child.returncode else []
 
 
-class ToStdout:
-    """Writes each batch to stdout."""
+class StdoutDelivery:
+    """Writes each batch of expired transfers to stdout."""
 
     last_error = ""
 
     async def deliver(self, expired: list[ExpiredTransfer]) -> None:
         """Write the batch. BrokenPipeError if the reader of the pipe has exited.
 
-        A daemon thread writes, so that a reader that stopped reading cannot block the exit.
+        A daemon thread does the blocking write: if the reader stops reading, genie can still exit.
         """
         loop = asyncio.get_running_loop()
         written: asyncio.Future[None] = loop.create_future()
         sys.stdout.flush()
 
-        def done(error: OSError | None) -> None:
-            if written.done():
+        def set_result(error: OSError | None) -> None:
+            if written.done():  # cancelled
                 return
             if error is None:
                 written.set_result(None)
@@ -80,34 +80,34 @@ class ToStdout:
         def write() -> None:
             error = None
             try:
-                _write(_lines(expired))
+                _write_all(_json_lines(expired))
             except OSError as caught:
                 error = caught
-            with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(done, error)
+            with suppress(RuntimeError):  # the event loop was closed
+                loop.call_soon_threadsafe(set_result, error)
 
         threading.Thread(target=write, daemon=True).start()
         await written
 
 
-def _lines(expired: Iterable[ExpiredTransfer]) -> bytes:
+def _json_lines(expired: Iterable[ExpiredTransfer]) -> bytes:
     return b"".join(
         codec.dumps(
             {
-                "transferId": one.transfer_id,
-                "expirationDate": f"{one.expiration_date.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z",
-                "state": one.state,
+                "transferId": transfer.transfer_id,
+                "expirationDate": f"{transfer.expiration_date.replace(tzinfo=None).isoformat(timespec='milliseconds')}Z",
+                "state": transfer.state,
             }
         )
         + b"\n"
-        for one in expired
+        for transfer in expired
     )
 
 
-def _write(data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(STDOUT, left) :]
+def _write_all(data: bytes) -> None:
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(STDOUT_FILENO, remaining) :]
 
 
 def _describe_status(status: int) -> str:
@@ -116,17 +116,18 @@ def _describe_status(status: int) -> str:
     return f"the command ended with status {status}" if status > 0 else f"the command was ended by signal {-status}"
 
 
-async def _end(child: Process) -> None:
-    _send(child, signal.SIGTERM)
+async def _terminate(child: Process) -> None:
+    """Send SIGTERM to the process group of a command, and SIGKILL if the command still runs after `KILL_AFTER_S`."""
+    _send_signal(child, signal.SIGTERM)
     try:
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(KILL_AFTER_S):
             await child.wait()
     except TimeoutError:
-        _send(child, signal.SIGKILL)
+        _send_signal(child, signal.SIGKILL)
         await child.wait()
 
 
-def _send(child: Process, number: signal.Signals) -> None:
+def _send_signal(child: Process, number: signal.Signals) -> None:
     if child.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
@@ -134,16 +135,17 @@ def _send(child: Process, number: signal.Signals) -> None:
 
 # -- The service --------
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-SIGNAL = 128
-"""Added to the number of the signal that ended this process. SIGTERM is the regular way to stop: the status is 0."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNAL_BASE = 128
+"""Added to the number of the signal that ended this process, except for SIGTERM, the regular stop: its status is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What to do where. Times in seconds; `lock`: the name under which runs are held, on the Genie server there.
+    """The options of the command. Times in seconds.
 
-    `progress_every`: state changes after which the progress is written.
+    `lock`: name of the lock on the Genie server at `host` that is held during a run, or None. `progress_every`: number
+    of state changes between two progress messages.
     """
 
     url: str
@@ -162,31 +164,32 @@ class RunOptions:
 
 @dataclass(slots=True)
 class _Service:
-    """One call of the command. It prints messages on stderr."""
+    """One execution of `genie timeouts run`. It prints messages on stderr."""
 
     options: RunOptions
-    delivery: ToCommand | ToStdout
-    greatest: int = 0
+    delivery: CommandDelivery | StdoutDelivery
+    last_change: int = 0
+    """Number of the last state change at the start."""
     was_lagging: bool = False
     last_error: str = ""
     """Error of the last run, so that a repeated error is printed once."""
-    ended_by: int | None = None
+    stop_signal: int | None = None
     task: asyncio.Task[object] | None = field(default_factory=asyncio.current_task)
 
     async def run(self) -> int:
-        """Run until a signal, or once; returns the exit status."""
+        """Run until a signal, or once; return the exit status."""
         loop = asyncio.get_running_loop()
-        for number in ENDING:
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, or `&` in a script: leave it ignored
                 loop.add_signal_handler(number, self._on_signal, number)
         try:
-            return await self._handle()
+            return await self._run_handler()
         except asyncio.CancelledError:
-            if self.ended_by is None:
+            if self.stop_signal is None:
                 raise
-            return 0 if self.ended_by == signal.SIGTERM else SIGNAL + self.ended_by
+            return 0 if self.stop_signal == signal.SIGTERM else SIGNAL_BASE + self.stop_signal
 
-    async def _handle(self) -> int:
+    async def _run_handler(self) -> int:
         options = self.options
         client = None if options.lock is None else connect(options.host, options.port, namespace=options.namespace)
         handler = TimeoutHandler(
@@ -204,37 +207,41 @@ class _Service:
                 await stack.enter_async_context(client)
             await stack.enter_async_context(handler)
             async with open_ledger(options.url, options.ledger) as database:
-                self.greatest = await last_change(database, options.ledger)
+                self.last_change = await last_change(database, options.ledger)
             if options.once:
-                return self._once(await handler.run_once())
+                return self._run_status(await handler.run_once())
             await handler.run(self._on_run)
         return 0
 
-    def _once(self, run: TimeoutRun | None) -> int:
+    def _run_status(self, run: TimeoutRun | None) -> int:
+        """Return the exit status after the only run; None: another replica is running."""
         if run is None:
             _print_message("another replica is running")
             return 0
         self._on_run(run)
         return 1 if run.rejected else 0
 
-    def _on_run(self, came: TimeoutRun | Exception | None) -> None:
-        if isinstance(came, BrokenPipeError):
-            raise came  # the reader of stdout has exited; click ends without a message
-        if isinstance(came, Exception):
-            text = one_line(came)
+    def _on_run(self, outcome: TimeoutRun | Exception | None) -> None:
+        """Print the outcome of a run: its results, or a new error; None: another replica is running."""
+        if isinstance(outcome, BrokenPipeError):
+            raise outcome  # the reader of stdout has exited; click exits without a message
+        if isinstance(outcome, Exception):
+            text = one_line(outcome)
             if text != self.last_error:
                 _print_message(text)
             self.last_error = text
-        elif came is not None:
+        elif outcome is not None:
             self.last_error = ""
-            self._show(came)
+            self._print_results(outcome)
 
-    def _show(self, run: TimeoutRun) -> None:
+    def _print_results(self, run: TimeoutRun) -> None:
+        """Print the progress while the handler lags and when it has caught up, and the number of expired transfers."""
         first, last = run.interval
         every = self.options.progress_every
-        if (last // every > first // every) if run.lagging else (self.was_lagging and last > first):
-            of = f" of {self.greatest:,}" if last <= self.greatest else ""
-            _print_message(f"read up to state change {last:,}{of}")
+        caught_up = self.was_lagging and last > first
+        if (last // every > first // every) if run.lagging else caught_up:
+            total = f" of {self.last_change:,}" if last <= self.last_change else ""
+            _print_message(f"read up to state change {last:,}{total}")
         self.was_lagging = run.lagging
         if run.expired:
             rejected = f", {run.rejected:,} rejected: {self.delivery.last_error}" if run.rejected else ""
@@ -242,8 +249,8 @@ class _Service:
 
     def _on_signal(self, number: int) -> None:
         """Stop at the first signal; later ones are ignored while a command is ended or a commit completes."""
-        if self.ended_by is None and self.task is not None:
-            self.ended_by = number
+        if self.stop_signal is None and self.task is not None:
+            self.stop_signal = number
             self.task.cancel()
 
 
@@ -252,13 +259,13 @@ def _print_message(text: str) -> None:
 
 
 def run_service(options: RunOptions) -> int:
-    """Run the service; return the exit status."""
-    delivery = ToStdout() if options.on_expired is None else ToCommand(options.on_expired)
+    """Run the timeout handler until a signal, or once; return the exit status."""
+    delivery = StdoutDelivery() if options.on_expired is None else CommandDelivery(options.on_expired)
 
-    async def running() -> int:
+    async def run_in_loop() -> int:  # the service needs the running task
         return await _Service(options, delivery).run()
 
-    return asyncio.run(running())
+    return asyncio.run(run_in_loop())
 
 
 # -- `genie timeouts run` --------
@@ -325,5 +332,5 @@ def run(url: str, ledger: Ledger, **options: Any) -> None:
       128 + N  stopped by signal N
 
     A running COMMAND is sent SIGTERM when a signal stops genie, and SIGKILL 10 seconds later.
-    """  # noqa: D301 - click wants the character itself before a text that must keep its lines
+    """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     raise SystemExit(run_service(RunOptions(url=url, ledger=ledger, **options)))

@@ -1,4 +1,4 @@
-"""`genie timeouts generate`"""
+"""`genie timeouts generate`, `shift` and `finalize`: write sample data, to test a timeout handler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing import Any
 import click
 
 from genie.cli.options import WholeNumber, one_line_errors
-from genie.cli.timeouts.options import NO_TERMINAL, ledger_options, number, progress, progress_option, span, whole_span
+from genie.cli.timeouts.options import (
+    ROWS_HELP,
+    ledger_options,
+    parse_number,
+    parse_range,
+    parse_whole_range,
+    progress_option,
+    progress_reporter,
+)
 from genie.timeouts import Ledger
 from genie.timeouts.sample_data import CHUNK, MAX_HOURS, DataSet
 from genie.timeouts.sample_data import finalize as finalize_in
@@ -22,34 +30,41 @@ from genie.timeouts.schema import open_ledger
 @click.command()
 @one_line_errors
 @ledger_options
-@click.option("--transfers", type=WholeNumber(1, 1_000_000_000), required=True, metavar="N", help="How many.")
+@click.option(
+    "--transfers", type=WholeNumber(1, 1_000_000_000), required=True, metavar="N", help="Number of transfers."
+)
 @click.option(
     "--expired",
     type=WholeNumber(0),
     default=0,
     show_default=True,
     metavar="N",
-    help="How many of them are in processing with their date in the past.",
+    help="Number of transfers in processing with an expiration date in the past.",
 )
 @click.option(
-    "--seed", type=int, metavar="N", help="The same makes the same transfers again. [default: another each time]"
+    "--seed",
+    type=int,
+    metavar="N",
+    help="Seed of the random generator: the same seed generates the same transfers. [default: random]",
 )
-@click.option("--amount", type=whole_span, default="1-100", show_default=True, metavar="FROM-TO", help="Their amounts.")
-@click.option("--currencies", default="USD,EUR,ZAR", show_default=True, metavar="CODE,...", help="Their currencies.")
+@click.option(
+    "--amount", type=parse_whole_range, default="1-100", show_default=True, metavar="FROM-TO", help="Amounts."
+)
+@click.option("--currencies", default="USD,EUR,ZAR", show_default=True, metavar="CODE,...", help="Currencies.")
 @click.option(
     "--hours",
-    type=span,
+    type=parse_range,
     default="0-168",
     show_default=True,
     metavar="FROM-TO",
-    help="How far the dates are back; those of all others are as far ahead and an hour more.",
+    help="Age of the past expiration dates, in hours. The others are as far in the future, and an hour more.",
 )
-@progress_option(NO_TERMINAL)
+@progress_option(ROWS_HELP)
 def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, progress_every: int, **options: Any) -> None:
-    """Fill a ledger with transfers by chance, to try a handler with.
+    """Fill a ledger with random transfers, to test a handler.
 
-    Most are final; about one in nine waits, and expires after an hour or later. Each has the state changes that lead
-    to its state, about 3.5.
+    Most transfers are final; about one in nine is in processing and expires after an hour or later. Each has the state
+    changes that lead to its state, 3.5 on average.
     """
     seed = secrets.randbelow(1_000_000_000) if seed is None else seed
     data_set = DataSet(seed=seed, currencies=tuple(currencies.split(",")), **options)
@@ -59,8 +74,8 @@ def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, progre
 
 async def _generate(url: str, ledger: Ledger, data_set: DataSet, progress_every: int) -> int:
     async with open_ledger(url, ledger, create=True) as database:
-        with progress(progress_every, "transfers") as told:
-            return await generate_into(database, ledger, data_set, told, chunk=min(CHUNK, progress_every))
+        with progress_reporter(progress_every, "transfers") as report:
+            return await generate_into(database, ledger, data_set, report, chunk=min(CHUNK, progress_every))
 
 
 # -- `genie timeouts shift` --------
@@ -69,23 +84,23 @@ async def _generate(url: str, ledger: Ledger, data_set: DataSet, progress_every:
 @click.command()
 @one_line_errors
 @ledger_options
-@click.option("--hours", type=number, required=True, metavar="N", help="How far; back, if it is below 0.")
-@progress_option(NO_TERMINAL)
+@click.option("--hours", type=parse_number, required=True, metavar="N", help="Hours to add; negative: to subtract.")
+@progress_option(ROWS_HELP)
 def shift(url: str, ledger: Ledger, hours: float, progress_every: int) -> None:
-    """Move the expiration dates of all transfers, all or none.
+    """Shift the expiration dates of all transfers, in one transaction.
 
-    So a ledger that was generated some time ago is as it was then: nothing else has expired meanwhile.
+    Use it to restore a generated ledger of some time ago, so that no further transfers have expired since then.
     """
     if abs(hours) > MAX_HOURS:
-        raise ValueError(f"--hours {hours:g}: dates can be moved by a century at most")
-    moved = asyncio.run(_shift(url, ledger, timedelta(hours=hours), progress_every))
-    click.echo(f"{moved:,} transfers: their dates are moved by {hours:g} h")
+        raise ValueError(f"--hours {hours:g}: dates can be shifted by at most a century, {MAX_HOURS} hours")
+    shifted = asyncio.run(_shift(url, ledger, timedelta(hours=hours), progress_every))
+    click.echo(f"{shifted:,} transfers: expiration dates shifted by {hours:g} h")
 
 
 async def _shift(url: str, ledger: Ledger, by: timedelta, progress_every: int) -> int:
     async with open_ledger(url, ledger) as database:
-        with progress(progress_every, "transfers") as told:
-            return await shift_in(database, ledger, by, told)
+        with progress_reporter(progress_every, "transfers") as report:
+            return await shift_in(database, ledger, by, report)
 
 
 # -- `genie timeouts finalize` --------
@@ -94,16 +109,13 @@ async def _shift(url: str, ledger: Ledger, by: timedelta, progress_every: int) -
 @click.command()
 @one_line_errors
 @ledger_options
-@click.option("--state", default="ABORTED", show_default=True, help="The final state.")
-@click.option("--limit", type=WholeNumber(1), metavar="N", help="So many at most: those that expire first.")
-@click.option("--overdue", is_flag=True, help="Only those whose date has passed.")
+@click.option("--state", default="ABORTED", show_default=True, help="Final state to write.")
+@click.option("--limit", type=WholeNumber(1), metavar="N", help="Maximum number of transfers, those that expire first.")
+@click.option("--overdue", is_flag=True, help="Only transfers whose expiration date has passed.")
 def finalize(url: str, ledger: Ledger, **options: Any) -> None:
-    """Write a final state for the transfers that the handler has taken in.
-
-    Those that are final already stay as they are.
-    """
-    done = asyncio.run(_finalize(url, ledger, **options))
-    click.echo(f"{done:,} transfers are {options['state']}")
+    """Write a final state for the transfers that the handler tracks, unless they are final already."""
+    finalized = asyncio.run(_finalize(url, ledger, **options))
+    click.echo(f"{finalized:,} transfers are {options['state']}")
 
 
 async def _finalize(url: str, ledger: Ledger, **options: Any) -> int:

@@ -12,7 +12,7 @@ from genie.protocol import codec
 from genie.timeouts import Ledger
 from genie.timeouts.schema import open_ledger
 from genie.timeouts.status import Status
-from genie.timeouts.status import status as status_of
+from genie.timeouts.status import status as query_status
 
 
 @click.command()
@@ -20,25 +20,25 @@ from genie.timeouts.status import status as status_of
 @ledger_options
 @json_option
 def status(url: str, ledger: Ledger, as_json: bool) -> None:
-    """Show how far the handler has come, and what is left.
+    """Show the progress of the handler, and the number of pending transfers.
 
     \b
-      segment      the state change up to which it has read
-      lag          state changes behind that
-      pending      transfers that were taken in and not handed over
-      overdue      those of them that are to be handed over now
-      handed over  transfers that were, and are not final yet
-    """  # noqa: D301 - click wants the character itself before a text that must keep its lines
-    found = asyncio.run(_status(url, ledger))
+      segment      the last state change that the handler has read
+      lag          number of state changes after it
+      pending      tracked transfers that were not handed over
+      overdue      pending transfers whose expiration date has passed
+      handed over  transfers that were handed over and are not final yet
+    """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
+    progress = asyncio.run(_query_status(url, ledger))
     if as_json:
-        names = {"segment": found.segment, "last": found.last, "lag": found.lag}
-        counts = {"pending": found.pending, "overdue": found.overdue, "handedOver": found.handed_over}
-        click.echo(codec.dumps(names | counts))
+        position = {"segment": progress.segment, "last": progress.last, "lag": progress.lag}
+        counts = {"pending": progress.pending, "overdue": progress.overdue, "handedOver": progress.handed_over}
+        click.echo(codec.dumps(position | counts))
         return
-    click.echo(f"segment: {found.segment:,} of {found.last:,}, lag: {found.lag:,}")
-    click.echo(f"pending: {found.pending:,}, overdue: {found.overdue:,}, handed over: {found.handed_over:,}")
+    click.echo(f"segment: {progress.segment:,} of {progress.last:,}, lag: {progress.lag:,}")
+    click.echo(f"pending: {progress.pending:,}, overdue: {progress.overdue:,}, handed over: {progress.handed_over:,}")
 
 
-async def _status(url: str, ledger: Ledger) -> Status:
+async def _query_status(url: str, ledger: Ledger) -> Status:
     async with open_ledger(url, ledger) as database:
-        return await status_of(database, ledger)
+        return await query_status(database, ledger)

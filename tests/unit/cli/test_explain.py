@@ -97,23 +97,23 @@ def test_a_holder_with_its_timeout_and_its_waiters() -> None:
 
 def test_a_waiter_with_unlisted_resources_is_found_by_its_blockers() -> None:
     names = [f"exclusive:{number}" for number in range(10)]
-    line = inspected(
+    queue = inspected(
         row(8, *names, resourcesTotal=20, blockers=[blocker(7, mode="shared")]),
         row(9, *names, resourcesTotal=20, blockers=[blocker(8, state="queued")]),
     )
-    assert report(row(7, "shared:a"), lines={"a": line})[2:] == [
+    assert report(row(7, "shared:a"), queues={"a": queue})[2:] == [
         "Waiting for it:",
         "  └ 8 for a (3.2 s, gives up in 6.8 s)",
     ]
 
 
 def test_a_holder_without_waiters() -> None:
-    assert report(row(7, "a"), lines={"a": inspected()})[-1] == "No request waits for it."
+    assert report(row(7, "a"), queues={"a": inspected()})[-1] == "No request waits for it."
 
 
 def test_unlisted_waiters_and_resources_of_a_holder_are_counted() -> None:
-    line = inspected(*(row(id, "exclusive:a", blockers=[]) for id in range(100, 112)), queueTotal=5_012)
-    lines = report(row(7, "exclusive:a", resourcesTotal=300), lines={"a": line})
+    queue = inspected(*(row(id, "exclusive:a", blockers=[]) for id in range(100, 112)), queueTotal=5_012)
+    lines = report(row(7, "exclusive:a", resourcesTotal=300), queues={"a": queue})
     assert sum(" for exclusive:a (" in line for line in lines) == 10
     assert lines[-3:] == [
         "  └ and 2 more for exclusive:a",
@@ -129,7 +129,7 @@ def test_every_line_fits_into_100_columns() -> None:
     waits = row(id, f"exclusive:{name}", **long, blockers=[blocker(id, resource=name, transactionName="t" * 512)])
     holder = row(id - 1, f"exclusive:{name}", **(long | {"transactionName": "u"}))
     crowd = inspected(*[waits] * 12, queueTotal=10**6)
-    lines = [*report(waits, {str(id): inspected(holder)}), *report(holder, lines={name: crowd})]
+    lines = [*report(waits, {str(id): inspected(holder)}), *report(holder, queues={name: crowd})]
     assert max(map(width, lines)) == 100
 
 

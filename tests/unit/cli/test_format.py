@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from genie.cli.format import clip, duration, natural_key, printable, some, table, width
+from genie.cli.format import clip, duration, join_names, natural_key, printable, table, width
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def test_durations_are_readable(ms: float, text: str) -> None:
     assert duration(ms) == text
 
 
-def test_a_name_can_not_write_over_the_terminal() -> None:
+def test_control_characters_are_escaped() -> None:
     assert printable("a\x1b[2Jb\u202ec") == "a\\x1b[2Jb\\u202ec"
     assert printable("konto/ä") == "konto/ä"
 
 
-def test_a_long_name_is_cut_to_the_columns_that_it_takes() -> None:
+def test_long_names_are_clipped_by_their_width() -> None:
     assert clip("accounts/1234", 13) == "accounts/1234"
     assert clip("accounts/12345", 13) == "accounts/123…"
     assert clip("口座口座口座", 8) == "口座口…"
@@ -42,12 +42,12 @@ def test_a_long_name_is_cut_to_the_columns_that_it_takes() -> None:
     assert width("e\u0301") == 1
 
 
-def test_names_that_have_no_room_are_counted() -> None:
-    assert some(["a", "b"], 2, 10) == "a b"
-    assert some(["aaaa", "bbbb", "cccc"], 3, 12) == "aaaa bbbb +1"
-    assert some(["aaaa", "bbbb", "cccc"], 3, 11) == "aaaa +2"
-    assert some(["aaaa", "bbbb"], 500, 100) == "aaaa bbbb +498"
-    assert some(["a" * 30, "bbbb"], 2, 10) == "aaaaaa… +1"
+def test_omitted_names_are_counted() -> None:
+    assert join_names(["a", "b"], 2, 10) == "a b"
+    assert join_names(["aaaa", "bbbb", "cccc"], 3, 12) == "aaaa bbbb +1"
+    assert join_names(["aaaa", "bbbb", "cccc"], 3, 11) == "aaaa +2"
+    assert join_names(["aaaa", "bbbb"], 500, 100) == "aaaa bbbb +498"
+    assert join_names(["a" * 30, "bbbb"], 2, 10) == "aaaaaa… +1"
 
 
 def test_columns_are_aligned() -> None:
@@ -58,7 +58,7 @@ def test_columns_are_aligned() -> None:
     ]
 
 
-def test_names_with_numbers_are_ordered_by_value() -> None:
+def test_natural_order_compares_numbers_by_value() -> None:
     names = ["", "007", "7", "10", "a", "a/2", "a/02/x", "a/10", "a/10/1", "a/b", "a²"]
     assert sorted(names, key=natural_key) == ["", "007", "7", "10", "a", "a/02/x", "a/2", "a/10", "a/10/1", "a/b", "a²"]
     assert natural_key("9" * 512) > natural_key("8" * 512)

@@ -8,16 +8,16 @@ from inspected_rows import NOW, blocker, row
 
 
 def report(payload: dict[str, Any]) -> list[str]:
-    return list(importlib.import_module("genie.cli.inspect")._report(payload, NOW))
+    return list(importlib.import_module("genie.cli.inspect")._report_lines(payload, NOW))
 
 
-def test_nothing_is_said_in_words() -> None:
+def test_an_empty_server_has_a_message_instead_of_tables() -> None:
     assert report({"holders": [], "holdersTotal": 0, "queue": [], "queueTotal": 0}) == [
         "No locks are held and no requests wait."
     ]
 
 
-def test_holders_the_queue_in_order_and_who_blocks_each() -> None:
+def test_holders_and_waiters_with_their_blockers() -> None:
     payload = {
         "holders": [row(7, "exclusive:a", "shared:b", transactionName="t7")],
         "holdersTotal": 1,
@@ -42,14 +42,14 @@ def test_holders_the_queue_in_order_and_who_blocks_each() -> None:
     ]
 
 
-def test_rows_beyond_the_limit_and_priorities_are_told() -> None:
+def test_rows_beyond_the_limit_are_counted_and_priorities_shown() -> None:
     lines = report({"holders": [row(7, "a", priority=2.5)], "holdersTotal": 12_345, "queue": [], "queueTotal": 0})
     assert lines[0] == "Held: 12,345, 1 shown (see --limit)"
     assert lines[1].endswith("ENDS IN  PRIORITY")
     assert lines[2].endswith("6.8 s       2.5")
 
 
-def test_notes_are_shown_and_a_wait_without_a_limit_never_gives_up() -> None:
+def test_notes_and_waits_without_a_timeout() -> None:
     waits = row(8, "exclusive:a", blockers=[blocker(7, note="cron@host-1")], note="page 3") | {"blockersTotal": 1}
     del waits["expiresIn"]
     payload = {"holders": [], "holdersTotal": 0, "queue": [waits], "queueTotal": 1}
@@ -70,6 +70,6 @@ def test_every_line_fits_into_100_columns() -> None:
     assert max(map(width, lines)) == 100
 
 
-def test_a_name_in_a_table_is_found_with_its_mode() -> None:
+def test_bare_name_removes_the_mode() -> None:
     bare_name = importlib.import_module("genie.cli.options").bare_name
     assert [bare_name(name) for name in ("exclusive:a", "shared:a:b", "a:b", "a")] == ["a", "a:b", "a:b", "a"]

@@ -1,4 +1,4 @@
-"""What `genie timeouts run` says of its runs."""
+"""The messages of `genie timeouts run` about its runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from genie.cli.timeouts.run import RunOptions, ToStdout, _Service
+from genie.cli.timeouts.run import RunOptions, StdoutDelivery, _Service
 from genie.timeouts import DatabaseFailed, Ledger, TimeoutRun
 
-ORDER = RunOptions(
+OPTIONS = RunOptions(
     url="sqlite:///none.db",
     ledger=Ledger(),
     every=15,
@@ -25,28 +25,38 @@ ORDER = RunOptions(
 )
 
 
-def a_run(*interval: int, expired: int = 0, behind: bool = False) -> TimeoutRun:
-    return TimeoutRun(interval=interval, cleaned=0, inserted=0, expired=expired, rejected=0, lagging=behind)  # type: ignore[arg-type]
+def timeout_run(*interval: int, expired: int = 0, lagging: bool = False) -> TimeoutRun:
+    return TimeoutRun(interval=interval, cleaned=0, inserted=0, expired=expired, rejected=0, lagging=lagging)  # type: ignore[arg-type]
 
 
-def said(
-    capsys: pytest.CaptureFixture[str], *came: TimeoutRun | Exception | None, progress_every: int = 5
+def messages(
+    capsys: pytest.CaptureFixture[str], *outcomes: TimeoutRun | Exception | None, progress_every: int = 5
 ) -> list[str]:
-    service = _Service(replace(ORDER, progress_every=progress_every), ToStdout(), greatest=25, task=None)
-    for one in came:
-        service._on_run(one)
+    service = _Service(replace(OPTIONS, progress_every=progress_every), StdoutDelivery(), last_change=25, task=None)
+    for outcome in outcomes:
+        service._on_run(outcome)
     return capsys.readouterr().err.splitlines()
 
 
-def test_the_same_trouble_is_said_again_only_behind_a_run_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    away, back = DatabaseFailed("away"), a_run(5, 5)
-    came = (away, away, None, away, DatabaseFailed("locked"), away, back, away)
-    assert said(capsys, *came) == ["genie: away", "genie: locked", "genie: away", "genie: away"]
+def test_a_repeated_error_is_printed_again_only_after_a_success(capsys: pytest.CaptureFixture[str]) -> None:
+    error, success = DatabaseFailed("unavailable"), timeout_run(5, 5)
+    outcomes = (error, error, None, error, DatabaseFailed("locked"), error, success, error)
+    assert messages(capsys, *outcomes) == [
+        "genie: unavailable",
+        "genie: locked",
+        "genie: unavailable",
+        "genie: unavailable",
+    ]
 
 
-def test_how_far_it_has_come_is_said_while_it_is_behind(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [a_run(0, 10, behind=True), a_run(10, 20, behind=True), a_run(20, 30, expired=1200), a_run(30, 31)]
-    assert said(capsys, *runs) == [
+def test_progress_is_printed_while_the_handler_lags(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        timeout_run(0, 10, lagging=True),
+        timeout_run(10, 20, lagging=True),
+        timeout_run(20, 30, expired=1200),
+        timeout_run(30, 31),
+    ]
+    assert messages(capsys, *runs) == [
         "genie: read up to state change 10 of 25",
         "genie: read up to state change 20 of 25",
         "genie: read up to state change 30",
@@ -54,11 +64,11 @@ def test_how_far_it_has_come_is_said_while_it_is_behind(capsys: pytest.CaptureFi
     ]
 
 
-def test_how_far_it_has_come_is_said_each_time_that_so_many_more_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [a_run(first, first + 4, behind=first < 20) for first in range(0, 24, 4)]
-    assert said(capsys, *runs, progress_every=8) == [
+def test_progress_is_printed_once_per_progress_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [timeout_run(first, first + 4, lagging=first < 20) for first in range(0, 24, 4)]
+    assert messages(capsys, *runs, progress_every=8) == [
         "genie: read up to state change 8 of 25",
         "genie: read up to state change 16 of 25",
         "genie: read up to state change 24 of 25",
     ]
-    assert said(capsys, *runs, progress_every=100) == ["genie: read up to state change 24 of 25"]
+    assert messages(capsys, *runs, progress_every=100) == ["genie: read up to state change 24 of 25"]

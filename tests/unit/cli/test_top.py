@@ -3,12 +3,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from admin_observations import HOLDER, HOT, LINES, WAITERS, WAITS, state
+from admin_observations import HOLDER, HOT, QUEUES, WAITERS, WAITS, state
 from genie.admin.models import HotList, Waits
-from genie.cli.format import Column, fitted, fold, width, wrapped
+from genie.cli.format import Column, fit_table, width, wrap_items, wrap_text
 from genie.cli.top import Line, Snapshot, render
 
-SEEN = Snapshot(state(), WAITS, HOT)
+SNAPSHOT = Snapshot(state(), WAITS, HOT)
 
 
 def texts(lines: list[Line]) -> list[str]:
@@ -17,15 +17,15 @@ def texts(lines: list[Line]) -> list[str]:
 
 @pytest.mark.parametrize("columns", [1, 10, 40, 57, 80, 100, 300])
 @pytest.mark.parametrize("rows", [1, 5, 9, 12, 24, 100])
-def test_it_fits_any_terminal(columns: int, rows: int) -> None:
-    lines = texts(render(SEEN, columns, rows, "q: quit"))
+def test_output_fits_any_terminal(columns: int, rows: int) -> None:
+    lines = texts(render(SNAPSHOT, columns, rows, "q: quit"))
     assert len(lines) <= rows
     assert all(width(line) <= columns for line in lines)
     assert all(line.isprintable() for line in lines)
 
 
-def test_what_is_there_is_shown() -> None:
-    lines = texts(render(SEEN, 120, 30, "q: quit"))
+def test_all_sections_are_rendered() -> None:
+    lines = texts(render(SNAPSHOT, 120, 30, "q: quit"))
     assert lines[:3] == [
         "genie 0.1.0  leader  namespace genie  store redis  up 1 h 0 min  q: quit",
         "locks 12  held 8  waiting 30  longest wait 9.0 s  wait p50 1.2 ms  p99 31 ms  connections 5  sessions 2",
@@ -45,24 +45,24 @@ def test_what_is_there_is_shown() -> None:
     assert len(lines) == 30
 
 
-def test_without_a_bound_twenty_rows_of_each() -> None:
-    lines = texts(render(SEEN, 120, None))
+def test_without_a_limit_each_section_has_twenty_rows() -> None:
+    lines = texts(render(SNAPSHOT, 120, None))
     assert len(lines) == 3 + 3 * (3 + 20)
     assert "Longest queues" in lines
     assert "Longest waits (20 of 30)" in lines
 
 
-def test_little_room_goes_to_the_first_part_and_rows_that_one_part_leaves_to_the_others() -> None:
-    small = texts(render(SEEN, 120, 8))
+def test_a_small_screen_drops_the_last_sections_and_shares_unused_rows() -> None:
+    small = texts(render(SNAPSHOT, 120, 8))
     assert [line for line in small if "(" in line] == ["Longest queues (2 of 20)"]
-    one_line = Snapshot(state(queues=LINES[:1]), WAITS, HotList(resources=HOT.resources[:2]))
+    one_line = Snapshot(state(queues=QUEUES[:1]), WAITS, HotList(resources=HOT.resources[:2]))
     lines = texts(render(one_line, 120, 30))
     assert "Longest waits (15 of 30)" in lines
     assert lines[-1].startswith("hot/1 ")
     assert len(lines) == 30
 
 
-def test_nobody_waits() -> None:
+def test_an_idle_server() -> None:
     idle = Snapshot(
         state(queues=[], waiting=0, wait_p50=None, wait_p99=None),
         Waits(nodes=[], edges=[], queue_total=0, queue_shown=0),
@@ -73,24 +73,24 @@ def test_nobody_waits() -> None:
     assert "wait p50 -  p99 -" in lines[1]
 
 
-def test_one_that_waits_for_nobody_that_is_told_and_holders_unknown() -> None:
-    lonely = Waits(nodes=WAITS.nodes[1:2], edges=[], queue_total=1, queue_shown=1)
-    lines = texts(render(Snapshot(state(queues=LINES[:1], queues_complete=False), lonely, HOT), 120, 30))
+def test_waiters_without_known_blockers_and_holders_without_hold_time() -> None:
+    without_edges = Waits(nodes=WAITS.nodes[1:2], edges=[], queue_total=1, queue_shown=1)
+    lines = texts(render(Snapshot(state(queues=QUEUES[:1], queues_complete=False), without_edges, HOT), 120, 30))
     line = lines.index("Longest waits")
     assert lines[line + 2].split() == [*[f"#{WAITERS[0]}", str(WAITERS[0]), "9.0", "s", "-", "-", "shared:a", "-", "-"]]
     line = lines.index("Longest queues, among the oldest waiters")
     assert lines[line + 2].split()[-2:] == ["-", "1"]
 
 
-def test_at_80_columns_ids_go_and_names_of_transactions_stay_whole() -> None:
+def test_at_80_columns_ids_are_dropped_and_transactions_are_complete() -> None:
     names = {WAITERS[0]: "order-4711-settlement", HOLDER: "month-end-report-2026"}
     nodes = [
         msgspec.structs.replace(node, transaction_name=names.get(node.id, node.transaction_name))
         for node in WAITS.nodes
     ]
-    lines = [msgspec.structs.replace(line, transaction_name=names[HOLDER]) for line in LINES]
-    seen = Snapshot(state(queues=lines), msgspec.structs.replace(WAITS, nodes=nodes), HOT)
-    shown = texts(render(seen, 80, 24))
+    lines = [msgspec.structs.replace(line, transaction_name=names[HOLDER]) for line in QUEUES]
+    snapshot = Snapshot(state(queues=lines), msgspec.structs.replace(WAITS, nodes=nodes), HOT)
+    shown = texts(render(snapshot, 80, 24))
     longest = shown.index(next(line for line in shown if line.startswith("Longest queues")))
     assert shown[longest + 1].split() == ["RESOURCE", "WAITING", "LONGEST", "HOLDER", "HELD", "FOR", "HOLDERS"]
     assert names[HOLDER] in shown[longest + 2]
@@ -102,7 +102,7 @@ def test_at_80_columns_ids_go_and_names_of_transactions_stay_whole() -> None:
     assert any(line.startswith(f"#{WAITERS[1]}") for line in shown), "a request without a name is known by its id"
 
 
-def test_at_80_columns_names_of_27_letters_are_whole() -> None:
+def test_at_80_columns_names_of_27_letters_are_complete() -> None:
     names = {WAITERS[0]: "settlement-of-order-4711-eu", HOLDER: "month-end-report-2026-10-eu"}
     nodes = [
         msgspec.structs.replace(node, transaction_name=names[node.id], blockers_total=1)
@@ -118,54 +118,58 @@ def test_at_80_columns_names_of_27_letters_are_whole() -> None:
         assert name in shown[table + 2]
 
 
-def test_a_server_that_does_not_lead_and_a_store_that_does_not_answer() -> None:
+def test_warnings_of_a_follower_and_of_an_unavailable_store() -> None:
     follower = state(role="follower", leader="other:7077\x1b[2J", store_available=False)
     assert texts(render(Snapshot(follower), 120, None))[3:] == [
-        "The store does not answer.",
-        "This server does not lead (follower), other:7077\\x1b[2J does: query its admin port.",
+        "The store is unavailable.",
+        "This server is not the leader (follower); other:7077\\x1b[2J is: query its admin port.",
     ]
     assert texts(render(Snapshot(state(role="starting")), 40, None))[-2:] == [
-        "This server does not lead (starting),",
-        "and no leader is known.",
+        "This server is not the leader",
+        "(starting); no leader is known.",
     ]
 
 
-def test_equal_columns_share_the_room() -> None:
-    equal = (Column("A", 0, least=4, preferred=8), Column("B", 0, least=4, preferred=8), Column("N", 1))
+def test_columns_of_equal_rank_share_the_width() -> None:
+    equal = (
+        Column("A", 0, min_width=4, preferred_width=8),
+        Column("B", 0, min_width=4, preferred_width=8),
+        Column("N", 1),
+    )
     rows = [["a" * 20, "b" * 6, "123"]]
-    assert fitted(equal, rows, 40)[1] == "a" * 20 + "  " + "b" * 6 + "  123"
-    assert fitted(equal, rows, 21)[1] == "aaaaaaa…  bbbbbb  123"
-    assert fitted(equal, rows, 20)[1] == "a" * 11 + "…  bbbbbb"
-    assert fitted(equal, rows, 12)[1] == "aaaa…  bbbb…"
+    assert fit_table(equal, rows, 40)[1] == "a" * 20 + "  " + "b" * 6 + "  123"
+    assert fit_table(equal, rows, 21)[1] == "aaaaaaa…  bbbbbb  123"
+    assert fit_table(equal, rows, 20)[1] == "a" * 11 + "…  bbbbbb"
+    assert fit_table(equal, rows, 12)[1] == "aaaa…  bbbb…"
 
 
-COLUMNS = (Column("NAME", 0, least=8), Column("N", 1, right=True), Column("OWNER", 2, least=6))
+COLUMNS = (Column("NAME", 0, min_width=8), Column("N", 1, right=True), Column("OWNER", 2, min_width=6))
 
 
-def test_columns_give_way_then_go() -> None:
+def test_columns_shrink_before_they_are_dropped() -> None:
     rows = [["accounts/13", "1,000", "transfer-42"], ["a", "1", "-"]]
-    assert fitted(COLUMNS, rows, 31) == [
+    assert fit_table(COLUMNS, rows, 31) == [
         "NAME             N  OWNER",
         "accounts/13  1,000  transfer-42",
         "a                1  -",
     ]
-    assert fitted(COLUMNS, rows, 28)[1] == "accounts/13  1,000  transfe…"
-    assert fitted(COLUMNS, rows, 23)[1] == "account…  1,000  trans…"
-    assert fitted(COLUMNS, rows, 22)[1] == "accounts/13  1,000"
-    assert fitted(COLUMNS, rows, 10)[1] == "accounts/…"
-    assert fitted(COLUMNS, rows, 5)[1] == "acco…"
+    assert fit_table(COLUMNS, rows, 28)[1] == "accounts/13  1,000  transfe…"
+    assert fit_table(COLUMNS, rows, 23)[1] == "account…  1,000  trans…"
+    assert fit_table(COLUMNS, rows, 22)[1] == "accounts/13  1,000"
+    assert fit_table(COLUMNS, rows, 10)[1] == "accounts/…"
+    assert fit_table(COLUMNS, rows, 5)[1] == "acco…"
 
 
-def test_a_column_of_empty_cells_goes_before_a_text_gives_way() -> None:
-    columns = (Column("NAME", 0, least=4), Column("N", 1), Column("MORE", 2), Column("ID", 3))
+def test_an_empty_column_is_dropped_before_a_text_shrinks() -> None:
+    columns = (Column("NAME", 0, min_width=4), Column("N", 1), Column("MORE", 2), Column("ID", 3))
     rows = [["accounts/13", "1", "", "7"], ["a", "2", "", "8"]]
-    assert fitted(columns, rows, 24)[:2] == ["NAME         N  MORE  ID", "accounts/13  1        7"]
-    assert fitted(columns, rows, 23)[:2] == ["NAME         N  ID", "accounts/13  1  7"]
-    assert fitted(columns, [], 23)[0] == "NAME  N  MORE  ID"
+    assert fit_table(columns, rows, 24)[:2] == ["NAME         N  MORE  ID", "accounts/13  1        7"]
+    assert fit_table(columns, rows, 23)[:2] == ["NAME         N  ID", "accounts/13  1  7"]
+    assert fit_table(columns, [], 23)[0] == "NAME  N  MORE  ID"
 
 
-def test_items_wrap_and_names_fold() -> None:
-    assert wrapped(["one", "two", "three", "longer than that"], 10) == ["one  two", "three", "longer th…"]
-    assert wrapped(["口口", "a\x1bb"], 8, " ") == ["口口", "a\\x1bb"]
-    assert fold("口口口a\x1b", 4) == ["口口", "口a\\", "x1b"]
-    assert fold("", 4) == [""]
+def test_wrapping_of_items_and_names() -> None:
+    assert wrap_items(["one", "two", "three", "longer than that"], 10) == ["one  two", "three", "longer th…"]
+    assert wrap_items(["口口", "a\x1bb"], 8, " ") == ["口口", "a\\x1bb"]
+    assert wrap_text("口口口a\x1b", 4) == ["口口", "口a\\", "x1b"]
+    assert wrap_text("", 4) == [""]

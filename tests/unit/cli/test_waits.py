@@ -15,18 +15,18 @@ QUEUE = inspected(
 
 
 def report(payload: dict[str, Any]) -> list[str]:
-    return list(WAITS._report(payload, NOW))
+    return list(WAITS._report_lines(payload, NOW))
 
 
 def dot(payload: dict[str, Any]) -> list[str]:
-    return list(WAITS._dot(payload))
+    return list(WAITS._dot_lines(payload))
 
 
-def test_nobody_waits() -> None:
+def test_an_empty_graph() -> None:
     assert report(inspected(row(7, "a"))) == ["No requests wait."]
 
 
-def test_one_line_an_edge() -> None:
+def test_one_line_for_each_edge() -> None:
     assert report(QUEUE) == [
         "WAITER  TRANSACTION     BLOCKER  TRANSACTION  RESOURCE     STATE          FOR",
         "8       -            →  7        t7           exclusive:a  held         3.2 s",
@@ -34,7 +34,7 @@ def test_one_line_an_edge() -> None:
     ]
 
 
-def test_what_the_server_s_limits_leave_out_is_told() -> None:
+def test_omitted_edges_and_requests_are_counted() -> None:
     lines = report(inspected(row(8, "a", blockers=[blocker(7)], blockersTotal=12), queueTotal=3_000))
     assert lines[-2] == "11 edges are not shown: the server lists only the first blockers of each waiter."
     assert lines[-1].startswith("1 of 3,000 waiting requests are shown: a reply has at most 1,000 rows")
@@ -45,8 +45,8 @@ def test_what_the_server_s_limits_leave_out_is_told() -> None:
     )
 
 
-def test_nodes_and_edges_each_node_once() -> None:
-    graph = WAITS._graph(QUEUE)
+def test_json_contains_each_node_once() -> None:
+    graph = WAITS._json_graph(QUEUE)
     since = NOW - 3_200
     assert graph["nodes"] == [
         {"id": 8, "state": "queued", "since": since, "blockersTotal": 1},
@@ -60,7 +60,7 @@ def test_nodes_and_edges_each_node_once() -> None:
     assert (graph["queueTotal"], graph["queueShown"]) == (2, 2)
 
 
-def test_a_digraph_is_solid_to_holders_and_dashed_to_the_queue() -> None:
+def test_dot_edges_to_holders_are_solid_and_to_the_queue_dashed() -> None:
     assert dot(QUEUE) == [
         "digraph waits {",
         "  node [shape=box];",
@@ -73,13 +73,13 @@ def test_a_digraph_is_solid_to_holders_and_dashed_to_the_queue() -> None:
     ]
 
 
-def test_a_digraph_says_what_it_leaves_out() -> None:
+def test_dot_label_counts_omitted_edges_and_requests() -> None:
     lines = dot(inspected(row(8, "a", blockers=[blocker(7)], blockersTotal=2), queueTotal=2))
     assert lines[2].startswith('  label="1 edges are not shown:')
     assert "\\n1 of 2 waiting requests are shown" in lines[2]
 
 
-def test_no_name_is_more_than_a_label() -> None:
+def test_names_are_escaped_in_dot_labels() -> None:
     names = {'a"]; x [label="': r"a\"]; x [label=\"", "a\\": "a\\\\", r"\N": r"\\N", "&lt;": "&amp;lt;"}
     for name, label in (names | {"a\u202eb": "a\\\\u202eb"}).items():
         lines = dot(inspected(row(8, "a", blockers=[blocker(7, resource=name, transactionName=name)])))
