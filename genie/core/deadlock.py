@@ -72,6 +72,7 @@ def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
 
 
 def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
+    """Yield owners that wait for locks that `owner` holds, like `predecessors`."""
     transaction = table.transactions.get(owner) if isinstance(owner, str) else None
     for name in transaction.grants if transaction is not None else ():
         resource = table.resources.get(name)
@@ -133,9 +134,9 @@ def is_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool
     sides = (_search(table, owner, successors, first), _search(table, owner, predecessors, predecessors(table, owner)))
     while True:
         for side in sides:
-            met = next(side, None)
-            if met is not False:
-                return met is True
+            reached_owner = next(side, None)  # None: this side has searched everything
+            if reached_owner is not False:
+                return reached_owner is True
 
 
 def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Iterator[Owner]) -> Iterator[bool]:
@@ -143,25 +144,28 @@ def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Itera
 
     Yields False for each edge followed, and True each time an edge leads to `start`.
     """
-    seen = {start}
+    visited = {start}
     stack = []
     for other in first:
-        if other not in seen:
-            seen.add(other)
+        if other not in visited:
+            visited.add(other)
             stack.append(other)
         yield False
     while stack:
         for other in neighbours(table, stack.pop()):
             if other == start:
                 yield True
-            elif other not in seen:
-                seen.add(other)
+            elif other not in visited:
+                visited.add(other)
                 stack.append(other)
             yield False
 
 
 def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
-    """Return the owners of the strongly connected component of `start`, `start` first."""
+    """Return the owners of the strongly connected component of `start`, `start` first.
+
+    These are the owners that `start` waits for, and of them those that wait for `start`.
+    """
     waiters: dict[Owner, list[Owner]] = {start: []}
     stack = [start]
     while stack:
@@ -171,20 +175,20 @@ def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
                 waiters[other] = []
                 stack.append(other)
             waiters[other].append(owner)
-    found = {start: None}  # a dict keeps the order of insertion: equal steps give equal events
+    component = {start: None}  # a dict, not a set: its order makes the events deterministic
     stack = [start]
     while stack:
         for other in waiters[stack.pop()]:
-            if other not in found:
-                found[other] = None
+            if other not in component:
+                component[other] = None
                 stack.append(other)
-    return list(found)
+    return list(component)
 
 
 def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
     """Return the shortest cycle of hard edges through `victim`, or None if there is none.
 
-    Only the end of one of its requests resolves it.
+    Such a cycle is a deadlock: no order of the wait queues resolves it. The search is breadth first.
     """
     steps: dict[Owner, tuple[Owner, Wait]] = {}
     searched: set[str] = set()
@@ -220,6 +224,10 @@ def _unsearched_holders(
 
 
 def _build_cycle(victim: Owner, steps: dict[Owner, tuple[Owner, Wait]], owner: Owner, last: Wait) -> Cycle:
+    """Return the cycle that the edge `last`, from `owner` to `victim`, closes.
+
+    `steps` maps each owner to the previous one of the search, with the edge that leads from it.
+    """
     owners, waits = [owner], [last]
     while owner != victim:
         owner, wait = steps[owner]
@@ -249,28 +257,25 @@ def topological_ranks(table: LockTable, owners: Sequence[Owner]) -> dict[Owner, 
             for holder in conflicting_holders(table, request, name, exclusive)
             if holder.owner in members
         }
-        for holder_ in holders[owner]:
-            waiters[holder_] += 1
-    number = {owner: i for i, owner in enumerate(owners)}
-    last_first = [(*_reverse_queue_key(table, owner), number[owner]) for owner in owners if not waiters[owner]]
-    heapify(last_first)
+        for holding_owner in holders[owner]:
+            waiters[holding_owner] += 1
+    index = {owner: i for i, owner in enumerate(owners)}
+    unblocking = [(*_reverse_queue_key(table, owner), index[owner]) for owner in owners if not waiters[owner]]
+    heapify(unblocking)  # owners without unranked waiters, the last one in queue order first
     ranks: dict[Owner, int] = {}
-    while last_first:
-        owner = owners[heappop(last_first)[-1]]
+    while unblocking:
+        owner = owners[heappop(unblocking)[-1]]
         ranks[owner] = len(owners) - len(ranks)
-        for holder_ in holders[owner]:
-            waiters[holder_] -= 1
-            if not waiters[holder_]:
-                heappush(last_first, (*_reverse_queue_key(table, holder_), number[holder_]))
+        for holding_owner in holders[owner]:
+            waiters[holding_owner] -= 1
+            if not waiters[holding_owner]:
+                heappush(unblocking, (*_reverse_queue_key(table, holding_owner), index[holding_owner]))
     assert len(ranks) == len(owners), "a cycle of hard edges has no topological order"  # noqa: S101 - an invariant
     return ranks
 
 
 def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
-    """Return a sort key of owners by the first entry of their requests, last first.
-
-    Each must wait.
-    """
+    """Return a sort key that orders waiting owners by the first queue entry of their requests, descending."""
     first = min(request.entry(name)[:2] for request in table.waiting_of(owner).values() for name in request.names())
     return (-first[0], -first[1])
 
@@ -306,9 +311,9 @@ def rearranged_order(queue: WaitQueue, name: str, ranks: Mapping[Owner, int]) ->
 def _assign_runs(
     sharing: list[int], exclusive: list[int], level: Mapping[int, int], others: list[int]
 ) -> list[list[int]]:
-    """Distribute the shared requests over the runs before, between and after the exclusive ones.
+    """Distribute shared requests over the runs before, between and after the exclusive ones.
 
-    Each goes after the exclusive requests of lower owners and before those of higher ones. Among
+    Requests are given by their positions in the queue, `level` is the rank of their owners. Each goes after the exclusive requests of lower owners and before those of higher ones. Among
     those of its own owner, with which it does not conflict, it goes where it swaps with the fewest
     requests. A run keeps its order.
     """
@@ -317,15 +322,16 @@ def _assign_runs(
     runs: list[list[int]] = [[] for _ in range(len(exclusive) + 1)]
     runs[0] += (i for i in others if i < first)
     runs[-1] += (i for i in others if i > first)
-    loose = []
+    of_same_owner = []
     for i in sharing:
         low, high = bisect_left(levels, level[i]), bisect_right(levels, level[i])
         if low == high:
             runs[low].append(i)
         else:
-            loose.append((i, low, high))
+            of_same_owner.append((i, low, high))
     chosen = [
-        (min(range(low, high + 1), key=_swap_counter(i, low, high, exclusive, runs)), i) for i, low, high in loose
+        (min(range(low, high + 1), key=_swap_counter(i, low, high, exclusive, runs)), i)
+        for i, low, high in of_same_owner
     ]
     for run, i in chosen:
         runs[run].append(i)

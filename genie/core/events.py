@@ -157,7 +157,7 @@ class Wait:
 class Cycle:
     """Owners of which each waits for a lock of the next, and the last for one of the first.
 
-    The victim comes first.
+    The victim is the first owner.
     """
 
     owners: tuple[Owner, ...]

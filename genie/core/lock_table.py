@@ -1,7 +1,6 @@
 """The lock table: held and waiting requests by id, by resource and by owner.
 
-It only keeps the books consistent. Which request is granted is decided in `grant.py` and
-`manager.py`.
+It only stores this state. `grant.py` and `manager.py` decide which request is granted.
 """
 
 from __future__ import annotations
@@ -186,7 +185,7 @@ class LockTable:
             self.wait_queue(name).restore(name, request, exclusive)
 
     def dequeue(self, request: Request) -> None:
-        """Remove a request from its wait queues. The caller grants the waiters that it blocked."""
+        """Remove a waiting request from the table. The caller grants the waiters that it blocked."""
         del self.waiting[request.id]
         self.queue_entries -= len(request.exclusive) + len(request.shared)
         for name in request.exclusive:
@@ -203,7 +202,7 @@ class LockTable:
     def get_or_create_resource(self, name: str) -> LockedResource:
         """Return the object of a resource, created if there is none.
 
-        An uncontended one gets one here.
+        An uncontended resource moves from `uncontended` to `resources`.
         """
         resource = self.resources.get(name)
         if resource is None:
@@ -221,6 +220,7 @@ class LockTable:
         return queue
 
     def _leave_queue(self, name: str, request: Request, exclusive: bool) -> None:
+        """Remove a request from one wait queue, then the queue and the resource if they are empty."""
         resource = self.resources[name]
         queue = resource.wait_queue
         assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
@@ -239,6 +239,7 @@ class LockTable:
         return transaction
 
     def _remove_grants(self, owner: str, request: Request) -> None:
+        """Remove a held request from its transaction, and the transaction if it is empty."""
         transaction = self.transactions[owner]
         del transaction.held[request.id]
         for name in request.names():

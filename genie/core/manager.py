@@ -136,6 +136,7 @@ class LockManager:
     # -- Commands -------------------------------------------------------------------------
 
     def _request(self, request: Request, now: float, events: list[Event]) -> None:
+        """Grant a new request immediately, queue it, or reject it because the wait queues are full."""
         self._assign_id(request)
         if is_immediately_grantable(self.table, request):
             self._grant(request, now)
@@ -172,6 +173,11 @@ class LockManager:
         self._end(Insufficient(request, Reason.INSUFFICIENT, reached, locked, take.as_strings), events)
 
     def _queue(self, request: Request, now: float, events: list[Event]) -> None:
+        """Enqueue a new request, and resolve the cycle that it may create in the wait-for graph.
+
+        The request ends here if the cycle is a deadlock, or if it has a queue timeout of 0 and cannot be granted. In
+        the second case rearranged queues get their previous order back.
+        """
         table = self.table
         request.since = now
         request.since_unix_ms = now + self.unix_offset_ms
@@ -204,6 +210,7 @@ class LockManager:
             self._append_moved(moved, events)
 
     def _release(self, id: int, now: float, events: list[Event]) -> None:
+        """Release a held request or cancel a waiting one, then grant the waiters that it blocked."""
         request = self.table.held.get(id)
         if request is not None:
             affected = self._remove_held(request)
@@ -216,6 +223,7 @@ class LockManager:
             events.append(self._ended_or_unknown(id))
 
     def _extend(self, command: Extend, now: float, events: list[Event]) -> None:
+        """Set a new deadline for a held request."""
         request = self.table.held.get(command.id)
         if request is not None:
             self.deadlines.discard(request.deadline, request.id)
@@ -228,10 +236,11 @@ class LockManager:
             events.append(self._ended_or_unknown(command.id))
 
     def _expire(self, limit: int, now: float, events: list[Event]) -> None:
+        """End at most `limit` expired requests, and after each one grant the waiters that it blocked."""
         for id_ in self.deadlines.expired(now, limit):
             request = self.table.find(id_)
             if request is None or request.deadline > now:
-                continue  # an earlier request of this step affected it
+                continue  # it changed in this step, when an earlier request ended
             if request.state is HELD:
                 affected = self._remove_held(request)
                 self._end(Released(request, Reason.TRANSACTION_TIMEOUT), events)
@@ -266,6 +275,7 @@ class LockManager:
         self._grant_waiters(affected, now, events)
 
     def _recover(self, now: float, events: list[Event]) -> None:
+        """Disconnect all requests without a session, then grant every waiter that is grantable."""
         table = self.table
         requests = [*table.held.values(), *table.waiting.values()]
         self._end_all([request for request in requests if request.origin is None], now, events)
@@ -282,6 +292,7 @@ class LockManager:
             request.owner = request.transaction
 
     def _grant(self, request: Request, now: float) -> None:
+        """Make a request held: assign its fencing token and its deadline, and add it to the lock table."""
         request.state = HELD
         request.fence = self.next_fence
         self.next_fence += 1
@@ -292,6 +303,7 @@ class LockManager:
         self.deadlines.add(request.deadline, request.id)
 
     def _end(self, event: Released, events: list[Event]) -> None:
+        """Mark a request that was removed from the table as ended, and remember its outcome."""
         request = event.request
         request.state = ENDED
         self._outcomes.add(request.id, event.reason)
@@ -321,7 +333,7 @@ class LockManager:
             self.deadlines.discard(request.deadline, request.id)
 
     def _queues_of(self, request: Request) -> AffectedQueues:
-        """Return the queues of a waiting request, for use after it left them."""
+        """Return the queues of a waiting request, in which waiters may become grantable once it is removed."""
         return [(name, exclusive, request.entry(name)) for name, exclusive in request.modes()]
 
     def _append_moved(self, moved: dict[Request, None], events: list[Event]) -> None:
@@ -329,6 +341,7 @@ class LockManager:
         events += (Moved(request) for request in moved if request.state is WAITING)
 
     def _ended_or_unknown(self, id: int) -> Event:
+        """Return the event for a command with the id of a request that is neither held nor waiting."""
         reason = self._outcomes.get(id)
         return UnknownId(id) if reason is None else AlreadyEnded(id, reason)
 
@@ -365,7 +378,7 @@ class LockManager:
                 self._grant_waiter(request, now, events)
 
     def _grant_waiter(self, request: Request, now: float, events: list[Event]) -> None:
-        """Grant a waiting request."""
+        """Dequeue and grant a waiting request."""
         self.table.dequeue(request)
         self._clear_deadline(request)
         waited_ms = now - request.since

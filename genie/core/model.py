@@ -68,7 +68,7 @@ Owner = str | int
 """The owner of locks: the name of the transaction, or for a request without one its own id."""
 
 QueueEntry = tuple[float, int, "Request"]
-"""An entry of a wait queue: (negated priority, ticket, request). Smaller entries come first.
+"""An entry of a wait queue: (negated priority, ticket, request), sorted ascending.
 
 The ticket is the id of the request, or after a rearrangement the id of another request in the same
 queue. Priority and ticket are unique within a queue, so a comparison never reaches the request.
@@ -127,19 +127,22 @@ class Request:
     wait-for edges are within that resource's queue."""
 
     def __repr__(self) -> str:
-        asked = [f"{self.mode(name)}:{name}" for name in self.names()]
+        resources = [f"{self.mode(name)}:{name}" for name in self.names()]
         state = f"{self.id} {self.state.name}" if hasattr(self, "state") else "new"
-        return f"<Request {state} {asked} of {self.transaction or 'no transaction'}>"
+        return f"<Request {state} {resources} of {self.transaction or 'no transaction'}>"
 
     def entry(self, name: str) -> QueueEntry:
-        """Return its entry in the wait queue of `name`. Only for a waiting request."""
+        """Return the entry of this waiting request in the wait queue of `name`."""
         if self.moved is not None and name in self.moved:
             return self.moved[name]
         assert self.queue_entry is not None  # noqa: S101 - an invariant, and what mypy needs to know
         return self.queue_entry
 
     def move(self, name: str, entry: QueueEntry) -> None:
-        """Give it the position of `entry` in the wait queue of `name`; its original position ends the move."""
+        """Move this request to the position of `entry` in the wait queue of `name`.
+
+        If that is its original position, it counts as not moved.
+        """
         moved = self.moved or {}
         if self.queue_entry is not None and entry[:2] == self.queue_entry[:2]:
             moved.pop(name, None)
@@ -148,10 +151,10 @@ class Request:
         self.moved = moved or None
 
     def is_exclusive(self, name: str) -> bool:
-        """Return whether it asks for `name` in exclusive mode.
+        """Return whether this request asks for `name` in exclusive mode.
 
-        Among many names the first call builds a set, so that a caller that asks for each name takes
-        linear time.
+        If it has many names, the first call builds a set, so that a loop over all names takes linear
+        time.
         """
         if len(self.exclusive) <= MAX_LINEAR_SEARCH:
             return name in self.exclusive
@@ -160,7 +163,7 @@ class Request:
         return name in self.exclusive_names
 
     def mode(self, name: str) -> Mode:
-        """Return the mode in which it asks for `name`."""
+        """Return the mode in which this request asks for `name`."""
         return Mode.EXCLUSIVE if self.is_exclusive(name) else Mode.SHARED
 
     def modes(self) -> Iterator[tuple[str, bool]]:
@@ -171,5 +174,5 @@ class Request:
             yield name, False
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of all its resources, each once."""
+        """Return the names of all requested resources, each once."""
         return self.exclusive + self.shared

@@ -14,7 +14,7 @@ from genie.core.model import HELD, Mode, QueueEntry, Request
 MAX_LISTED_BLOCKERS = 10
 """Maximum number of blockers that are listed."""
 MAX_SCANNED = 32
-"""Maximum number of resources of a request, and of entries of each, that `blocked_resources` reads."""
+"""Maximum number of resources of a request, and of requests on each of them, that `blocked_resources` reads."""
 MAX_COUNTED_BLOCKERS = 1000
 """Blockers are counted exactly up to this number; a greater total is a lower bound."""
 
@@ -25,9 +25,9 @@ def find_blockers(table: LockTable, request: Request) -> tuple[tuple[Blocker, ..
     A request that blocks it on two resources counts twice. Both numbers are bounded: see
     `MAX_LISTED_BLOCKERS` and `MAX_COUNTED_BLOCKERS`.
     """
-    found = _blockers(table, request)
-    named = tuple(_blocker(table, *one) for one in islice(found, MAX_LISTED_BLOCKERS))
-    return named, len(named) + sum(1 for _ in islice(found, MAX_COUNTED_BLOCKERS - len(named)))
+    blockers = _blockers(table, request)
+    listed = tuple(_blocker(table, *blocker) for blocker in islice(blockers, MAX_LISTED_BLOCKERS))
+    return listed, len(listed) + sum(1 for _ in islice(blockers, MAX_COUNTED_BLOCKERS - len(listed)))
 
 
 def sample_blockers(
@@ -39,18 +39,18 @@ def sample_blockers(
     `MAX_LISTED_BLOCKERS` are found. Returns the blockers, how many were found, and how many
     requests were read.
     """
-    named: list[Blocker] = []
+    listed: list[Blocker] = []
     total = scanned = 0
     for name, other, held in islice(_scan(table, request), limit):
         scanned += 1
         if other is None:
             continue
         total += 1
-        if len(named) < MAX_LISTED_BLOCKERS:
-            named.append(_blocker(table, name, other, held))
+        if len(listed) < MAX_LISTED_BLOCKERS:
+            listed.append(_blocker(table, name, other, held))
         if not count and total == MAX_LISTED_BLOCKERS:
             break
-    return tuple(named), total, scanned
+    return tuple(listed), total, scanned
 
 
 def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
@@ -91,6 +91,7 @@ def _mode(table: LockTable, name: str, holder: Request) -> Mode:
 
 
 def _blockers(table: LockTable, request: Request) -> Iterator[tuple[str, Request, bool]]:
+    """Yield the blockers of a waiting request, as (resource, blocker, whether it holds the resource)."""
     for name, exclusive in request.modes():
         yield from _blockers_on(table, request, name, exclusive)
 
@@ -106,9 +107,9 @@ def _blockers_on(table: LockTable, request: Request, name: str, exclusive: bool)
 
 
 def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
-    """Like `_blockers`, but also yield None for each resource and each request that does not block.
+    """Like `_blockers`, but also yield an item with None for each resource and each request that does not block.
 
-    The caller counts what it reads.
+    So a caller that limits the number of items limits the work.
     """
     for name, exclusive in request.modes():
         yield from _scan_resource(table, request, name, exclusive)
@@ -117,6 +118,7 @@ def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | N
 def _scan_resource(
     table: LockTable, request: Request, name: str, exclusive: bool
 ) -> Iterator[tuple[str, Request | None, bool]]:
+    """Yield the requests on one resource that may block `request`, as (name, blocker or None, held)."""
     owner = request.owner
     yield name, None, False
     resource = table.resources[name]
@@ -171,15 +173,17 @@ def inspect(
     At most `limit` rows, holders first, or only those named by `only` (`holders` or `queue`). The
     waiters of one resource come in queue order, others by arrival.
     """
-    found = _find(table, resource, id, transaction)
-    held = [Row(request) for request in islice(found.holders, 0 if only == "queue" else limit)]
-    left = 0 if only == "holders" else limit - len(held)
-    waiting = [Row(request, *find_blockers(table, request)) for request in islice(found.queue, left)]
-    return Inspection(held, waiting, found.holders_total, found.queue_total)
+    matches = _find(table, resource, id, transaction)
+    held = [Row(request) for request in islice(matches.holders, 0 if only == "queue" else limit)]
+    remaining = 0 if only == "holders" else limit - len(held)
+    waiting = [Row(request, *find_blockers(table, request)) for request in islice(matches.queue, remaining)]
+    return Inspection(held, waiting, matches.holders_total, matches.queue_total)
 
 
 @dataclass(slots=True)
 class _Matches:
+    """The holders and waiters that match the filters of `inspect`, and how many there are."""
+
     holders: Iterable[Request]
     holders_total: int
     queue: Iterable[Request]
@@ -187,6 +191,7 @@ class _Matches:
 
 
 def _find(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
+    """Return the requests that match all given filters, through the index by resource if only that is given."""
     if id is not None or transaction is not None:
         return _find_by_owner(table, name, id, transaction)
     if name is None:
@@ -202,6 +207,7 @@ def _find(table: LockTable, name: str | None, id: int | None, transaction: str |
 
 
 def _find_by_owner(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
+    """Return the requests that match all given filters, through the index by id or by transaction."""
     if id is not None:
         request = table.find(id)
         requests = [] if request is None else [request]
