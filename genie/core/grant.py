@@ -158,6 +158,7 @@ def is_available(table: LockTable, owner: Owner, name: str, exclusive: bool) -> 
 
 
 def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -> bool:
+    """Return whether a resource, which is in the table, has no waiters and no conflicting holder of another owner."""
     if name in table.uncontended:
         return table.uncontended[name].owner == owner
     resource = table.resources[name]

@@ -67,6 +67,7 @@ def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
 
 
 def _blocker(table: LockTable, name: str, other: Request, held: bool) -> Blocker:
+    """Return the description of a request that blocks another one on the resource `name`."""
     return Blocker(
         id=other.id,
         transaction=other.transaction,

@@ -39,7 +39,7 @@ class Histogram:
 
 
 def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> float | None:
-    """Estimate the quantile `share` (0 to 1) of the counted values; None where there are none.
+    """Estimate the quantile `share` (0 to 1) of the counted values; None if there are none.
 
     Interpolates linearly inside a bucket, as Prometheus' `histogram_quantile` does. A value in the
     last bucket counts as the greatest bound.
@@ -47,12 +47,12 @@ def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> floa
     rank = share * sum(counts)
     if not rank:
         return None
-    below = 0.0
+    lower_bound = 0.0
     for bound, count in zip(bounds, counts, strict=False):
         if rank <= count:
-            return below + (bound - below) * rank / count
+            return lower_bound + (bound - lower_bound) * rank / count
         rank -= count
-        below = bound
+        lower_bound = bound
     return bounds[-1]
 
 
@@ -60,11 +60,11 @@ def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> floa
 
 SECOND_MS: Final = 1_000
 MAX_SAMPLES: Final = 61
-"""Samples that are kept: both ends of the last 60 seconds."""
+"""Number of samples in the window: 60 intervals of a second have 61 ends."""
 RATE_INTERVAL_MS: Final = 10_000
 """Time over which rates are computed."""
 MIN_RATE_INTERVAL_MS: Final = 1_000
-"""Rates are zero while the samples cover less."""
+"""Rates are zero while the samples cover less time than this."""
 
 
 @dataclass(slots=True, frozen=True)

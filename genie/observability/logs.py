@@ -15,7 +15,7 @@ FORMATS = ("auto", "console", "json")
 
 
 def configure(level: str, form: str) -> None:
-    """Log to stdout from `level` on. `auto` is `console` if stdout is a terminal, else `json`."""
+    """Configure logging to stdout with the minimum `level`. Format `auto` is `console` on a terminal, else `json`."""
     console = form == "console" or (form == "auto" and sys.stdout.isatty())
     processors: list[structlog.typing.Processor] = [
         structlog.processors.add_log_level,
@@ -30,7 +30,7 @@ def configure(level: str, form: str) -> None:
         logger = lambda *_: _TolerantLogger(structlog.PrintLogger(sys.stdout))  # noqa: E731
     else:
         processors += [
-            _event_first,
+            _put_event_first,
             # Without the values of variables, which may be secrets such as the Redis password.
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
             structlog.processors.JSONRenderer(serializer=_dumps),
@@ -45,12 +45,13 @@ def configure(level: str, form: str) -> None:
 
 
 class _TolerantLogger:
-    """Drops log lines once stdout cannot be written: the reader of a pipe may exit, and the server must not."""
+    """Drops all log lines after a write to stdout failed: the server must not exit when the reader of a pipe does."""
 
     def __init__(self, logger: structlog.PrintLogger | structlog.BytesLogger) -> None:
         self._write = logger.msg
 
     def msg(self, line: Any) -> None:
+        """Write a line, or drop it."""
         try:
             self._write(line)
         except (OSError, ValueError):
@@ -59,7 +60,7 @@ class _TolerantLogger:
     debug = info = warning = error = msg
 
 
-def _event_first(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _put_event_first(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Put `event` first in the JSON line."""
     return {"event": event_dict.pop("event", None), **event_dict}
 

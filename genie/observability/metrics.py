@@ -33,7 +33,7 @@ from genie.observability.stats import Stats
 
 T = TypeVar("T")
 ByNamespace: TypeAlias = Iterable[tuple[str, T]]
-"""A value of each namespace with its name, computed lazily."""
+"""Pairs of a namespace and its value, computed lazily."""
 
 MS: Final = 1_000
 NAMESPACE: Final = "namespace"
@@ -42,7 +42,7 @@ _START_TIME_S: Final = time.time()
 _STATM = Path("/proc/self/statm")
 PAGE_BYTES: Final = resource.getpagesize()
 LOST_REASONS: Final = (Reason.TRANSACTION_TIMEOUT, Reason.DISCONNECTED)
-"""Reasons for which a hold ends other than by a release."""
+"""Reasons for which a held lock ends without a release."""
 
 
 class NamespaceView(Protocol):
@@ -104,22 +104,23 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics, each with the samples of all namespaces."""
         for _, parts in groupby(self.parts(), lambda part: part.name):
-            family, *others = parts
-            for other in others:
-                family.samples += other.samples
+            family, *further_parts = parts
+            for part in further_parts:
+                family.samples += part.samples
             yield family
 
     def parts(self) -> Iterator[Metric]:
         """Yield the metrics in parts, one for each metric and namespace, so that the caller can yield to the event loop."""
         namespaces = self._server_view.namespaces
-        yield from _requests({namespace: view.stats for namespace, view in namespaces.items()})
-        yield from _tables(namespaces)
-        yield from _store(namespaces)
-        yield from _roles(namespaces)
-        yield from self._server()
-        yield from _process()
+        yield from _request_metrics({namespace: view.stats for namespace, view in namespaces.items()})
+        yield from _lock_table_metrics(namespaces)
+        yield from _store_metrics(namespaces)
+        yield from _role_metrics(namespaces)
+        yield from self._server_metrics()
+        yield from _process_metrics()
 
-    def _server(self) -> Iterator[Metric]:
+    def _server_metrics(self) -> Iterator[Metric]:
+        """Yield the metrics of the whole server: connections, event-loop lag, version."""
         server = self._server_view
         yield GaugeMetricFamily("genie_connections", "Open connections.", len(server.connections))
         yield GaugeMetricFamily(
@@ -128,17 +129,19 @@ class Metrics(Collector):
         yield HistogramMetricFamily(
             "genie_loop_lag_seconds",
             "Event-loop lag: how late timers ran.",
-            *_buckets(server.stats.lag, MS),
+            *_cumulative_buckets(server.stats.lag, MS),
         )
         build = {"version": version("genie-lock"), "python": platform.python_version()}
         yield InfoMetricFamily("genie_build", "Version of the server and of Python.", build)
 
 
-def _requests(stats: Mapping[str, Stats]) -> Iterator[Metric]:
+def _request_metrics(stats: Mapping[str, Stats]) -> Iterator[Metric]:
+    """Yield the metrics of requests, locks, errors and commits of each namespace."""
+
     def each(value: Callable[[Stats], T]) -> ByNamespace[T]:
         return ((namespace, value(counters)) for namespace, counters in stats.items())
 
-    yield from _counters(
+    yield from _labeled_counter(
         "genie_requests",
         "Requests by outcome: granted immediately, granted after a wait, or the reason without a grant.",
         "outcome",
@@ -148,7 +151,7 @@ def _requests(stats: Mapping[str, Stats]) -> Iterator[Metric]:
         "genie_wait_seconds", "Wait time of requests that were granted after a wait.", each(lambda stats: stats.waits)
     )
     yield from _histogram("genie_hold_seconds", "Hold time of locks.", each(lambda stats: stats.holds))
-    yield from _counters(
+    yield from _labeled_counter(
         "genie_holds_lost",
         "Holds that ended other than by a release, by reason.",
         "reason",
@@ -159,7 +162,7 @@ def _requests(stats: Mapping[str, Stats]) -> Iterator[Metric]:
         "Requests that were ended because they would have created a deadlock.",
         each(lambda stats: stats.deadlocked),
     )
-    yield from _counters(
+    yield from _labeled_counter(
         "genie_errors",
         "Rejected commands, by error code.",
         "code",
@@ -180,20 +183,22 @@ class _TableSample:
     rearrangements: int
 
 
-def _sample(view: NamespaceView) -> _TableSample:
-    manager, earlier = view.manager, view.stats.rearrangements
+def _sample_lock_table(view: NamespaceView) -> _TableSample:
+    """Return the current sizes of a lock table, zeros on a follower; rearrangements include past leaderships."""
+    manager, past_rearrangements = view.manager, view.stats.rearrangements
     if manager is None:
-        return _TableSample(0, 0.0, 0, 0, earlier)
+        return _TableSample(0, 0.0, 0, 0, past_rearrangements)
     table = manager.table
     first = next(iter(table.waiting.values()), None)
     longest_wait_s = 0.0 if first is None else max(0.0, view.now - first.since) / MS
     return _TableSample(
-        len(table.waiting), longest_wait_s, len(table.held), table.locks, earlier + manager.rearrangements
+        len(table.waiting), longest_wait_s, len(table.held), table.locks, past_rearrangements + manager.rearrangements
     )
 
 
-def _tables(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
-    samples = {namespace: _sample(view) for namespace, view in namespaces.items()}
+def _lock_table_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
+    """Yield the metrics of waiting and held requests of each namespace."""
+    samples = {namespace: _sample_lock_table(view) for namespace, view in namespaces.items()}
 
     def each(value: Callable[[_TableSample], float]) -> ByNamespace[float]:
         return ((namespace, value(sample)) for namespace, sample in samples.items())
@@ -217,7 +222,8 @@ def _tables(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
     )
 
 
-def _store(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
+def _store_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
+    """Yield the metrics of the store of each namespace."""
     yield from _counter(
         "genie_store_errors",
         "Store failures and timeouts.",
@@ -230,14 +236,16 @@ def _store(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
     )
 
 
-def _roles(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
-    leads = ((namespace, view.role == "leader") for namespace, view in namespaces.items())
-    yield from _gauge("genie_leader", "1 if this server leads the namespace.", leads)
+def _role_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
+    """Yield whether this server leads each namespace, and the number of its sessions."""
+    is_leader = ((namespace, view.role == "leader") for namespace, view in namespaces.items())
+    yield from _gauge("genie_leader", "1 if this server leads the namespace.", is_leader)
     sessions = ((namespace, view.sessions) for namespace, view in namespaces.items())
     yield from _gauge("genie_sessions", "Sessions, with and without a connection.", sessions)
 
 
-def _process() -> Iterator[Metric]:
+def _process_metrics() -> Iterator[Metric]:
+    """Yield start time, CPU time and, on Linux, resident memory of this process."""
     yield GaugeMetricFamily("process_start_time_seconds", "Start time of the process (unix time).", _START_TIME_S)
     yield CounterMetricFamily("process_cpu_seconds", "CPU time of the process.", time.process_time())
     if _STATM.exists():
@@ -246,6 +254,7 @@ def _process() -> Iterator[Metric]:
 
 
 def _gauge(name: str, text: str, values: ByNamespace[float]) -> Iterator[Metric]:
+    """Yield a gauge for each namespace."""
     for namespace, value in values:
         family = GaugeMetricFamily(name, text, labels=[NAMESPACE])
         family.add_metric([namespace], value)
@@ -253,13 +262,15 @@ def _gauge(name: str, text: str, values: ByNamespace[float]) -> Iterator[Metric]
 
 
 def _counter(name: str, text: str, values: ByNamespace[float]) -> Iterator[Metric]:
+    """Yield a counter for each namespace."""
     for namespace, value in values:
         family = CounterMetricFamily(name, text, labels=[NAMESPACE])
         family.add_metric([namespace], value)
         yield family
 
 
-def _counters(name: str, text: str, label: str, values: ByNamespace[Mapping[str, int]]) -> Iterator[Metric]:
+def _labeled_counter(name: str, text: str, label: str, values: ByNamespace[Mapping[str, int]]) -> Iterator[Metric]:
+    """Yield a counter for each namespace, with a further label whose values are the keys of the mapping."""
     for namespace, counts in values:
         family = CounterMetricFamily(name, text, labels=[NAMESPACE, label])
         for key, count in counts.items():
@@ -268,17 +279,18 @@ def _counters(name: str, text: str, label: str, values: ByNamespace[Mapping[str,
 
 
 def _histogram(name: str, text: str, histograms: ByNamespace[Histogram], unit: float = MS) -> Iterator[Metric]:
+    """Yield a histogram for each namespace; values are divided by `unit`."""
     for namespace, histogram in histograms:
         family = HistogramMetricFamily(name, text, labels=[NAMESPACE])
-        family.add_metric([namespace], *_buckets(histogram, unit))
+        family.add_metric([namespace], *_cumulative_buckets(histogram, unit))
         yield family
 
 
-def _buckets(histogram: Histogram, unit: float) -> tuple[list[tuple[str, float]], float]:
+def _cumulative_buckets(histogram: Histogram, unit: float) -> tuple[list[tuple[str, float]], float]:
     """Return the cumulative buckets and the sum, divided by `unit`: values in ms become seconds."""
     buckets: list[tuple[str, float]] = []
-    below = 0
+    cumulative = 0
     for bound, count in zip([*histogram.bounds, inf], histogram.counts, strict=True):
-        below += count
-        buckets.append(("+Inf" if bound == inf else str(bound / unit), below))
+        cumulative += count
+        buckets.append(("+Inf" if bound == inf else str(bound / unit), cumulative))
     return buckets, histogram.total / unit

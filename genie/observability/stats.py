@@ -33,15 +33,15 @@ class ContentionStats:
     """Contention by resource, in two windows of time."""
 
     def __init__(self) -> None:
-        self._now: dict[str, Contention] = {}
-        self._before: dict[str, Contention] = {}
+        self._current: dict[str, Contention] = {}
+        self._previous: dict[str, Contention] = {}
         self._window_start_ms = 0.0
 
     def rotate(self, now: float) -> None:
         """Start a new window when the current one is over. `now` is monotonic, in ms."""
         if now - self._window_start_ms >= WINDOW_MS:
             expired = now - self._window_start_ms >= 2 * WINDOW_MS
-            self._before, self._now = {} if expired else self._now, {}
+            self._previous, self._current = {} if expired else self._current, {}
             self._window_start_ms = now
 
     def record_conflict(self, names: Iterable[str]) -> None:
@@ -56,24 +56,22 @@ class ContentionStats:
 
     def entries(self) -> Iterator[tuple[str, Contention]]:
         """Yield each resource once, unordered, as of this call: later changes do not affect the iteration."""
-        before, now = self._before.copy(), self._now.copy()
-        for name, earlier in before.items():
-            later = now.pop(name, None)
-            yield (
-                name,
-                earlier
-                if later is None
-                else Contention(earlier.conflicts + later.conflicts, earlier.waited_ms + later.waited_ms),
-            )
-        yield from now.items()
+        previous, current = self._previous.copy(), self._current.copy()
+        for name, earlier in previous.items():
+            later = current.pop(name, Contention())
+            yield name, Contention(earlier.conflicts + later.conflicts, earlier.waited_ms + later.waited_ms)
+        yield from current.items()
 
     def entry(self, name: str) -> Contention:
-        """Return the entry of a resource in the current window, to be added to."""
-        entry = self._now.get(name)
+        """Return the entry of a resource in the current window, created if there is none.
+
+        When the window is full, the less contended half is dropped.
+        """
+        entry = self._current.get(name)
         if entry is None:
-            if len(self._now) >= MAX_RESOURCES:
-                self._now = dict(sorted(self._now.items(), key=_weight, reverse=True)[: MAX_RESOURCES // 2])
-            entry = self._now[name] = Contention()
+            if len(self._current) >= MAX_RESOURCES:
+                self._current = dict(sorted(self._current.items(), key=_weight, reverse=True)[: MAX_RESOURCES // 2])
+            entry = self._current[name] = Contention()
         return entry
 
 
@@ -89,9 +87,9 @@ def _weight(item: tuple[str, Contention]) -> tuple[float, int]:
 # -- Counters of a namespace --------
 
 MAX_DEADLOCKS: Final = 100
-"""Deadlocks that are kept."""
+"""Maximum number of recent deadlocks in memory."""
 MAX_DEADLOCK_STEPS: Final = 10_000
-"""Steps of all kept deadlocks together: one cycle may be long."""
+"""Maximum steps of all recent deadlocks together, because one cycle may be long."""
 CANCELLED: Final = "cancelled"
 """Outcome of a waiting request that its client released: among requests without a grant, the reason `success`."""
 UNGRANTED_REASONS: Final = tuple(reason for reason in Reason if reason is not Reason.TRANSACTION_TIMEOUT)
@@ -143,13 +141,15 @@ class Stats:
         """Event-loop lag: how late timers ran (ms)."""
         self.contention = ContentionStats()
         self.deadlocks: deque[Deadlock] = deque(maxlen=MAX_DEADLOCKS)
-        self._steps = 0
-        self._unreported = 0
+        self._deadlock_steps = 0
+        """Steps of all deadlocks in `deadlocks`."""
+        self._unreported_deadlocks = 0
+        """Deadlocks since the last call of `take_unreported_deadlocks`."""
         self.recent_waiters: deque[Request] = deque()
         """Requests queued recently, for the slow-wait log; empty unless `tracks_recent_waiters`."""
         self.tracks_recent_waiters = False
         self._blocked_resources: dict[int, tuple[str, ...]] = {}
-        """The contended resources of each waiting request that names several resources, by request id."""
+        """The resources on which each waiting request is blocked, by its id, if it names several resources."""
         self.rate_window = RateWindow()
 
     @property
@@ -160,11 +160,11 @@ class Stats:
     @property
     def outcomes(self) -> dict[str, int]:
         """Return the number of requests by outcome: `granted`, `waited`, or the reason for which they were not granted."""
-        refused = {
+        ungranted = {
             CANCELLED if reason is Reason.SUCCESS else reason.value: self.not_granted[reason]
             for reason in UNGRANTED_REASONS
         }
-        return {"granted": self.granted, "waited": self.waited, **refused}
+        return {"granted": self.granted, "waited": self.waited, **ungranted}
 
     def rotate(self, now: float) -> None:
         """Rotate the contention windows and take a rate sample if one is due. `now` is monotonic, in ms."""
@@ -223,9 +223,9 @@ class Stats:
             self._record_wait(request, lasted_ms)
 
     def take_unreported_deadlocks(self) -> tuple[list[Deadlock], int]:
-        """Return the deadlocks since the last call and their number; the list lacks those that are no longer kept."""
-        number, self._unreported = self._unreported, 0
-        return list(self.deadlocks)[-number:] if number else [], number
+        """Return the deadlocks since the last call, and how many there were; the list has only those still in memory."""
+        count, self._unreported_deadlocks = self._unreported_deadlocks, 0
+        return list(self.deadlocks)[-count:] if count else [], count
 
     def trim_recent_waiters(self, waiting: int) -> None:
         """Drop requests that no longer wait, once there are many compared to `waiting`, the current number of waiters."""
@@ -233,22 +233,24 @@ class Stats:
             self.recent_waiters = deque(request for request in self.recent_waiters if request.state is WAITING)
 
     def start_epoch(self) -> None:
-        """Drop what refers to requests of an earlier epoch as leader."""
+        """Drop references to requests of an earlier epoch as leader."""
         self.recent_waiters.clear()
         self._blocked_resources.clear()
 
     def _record_deadlock(self, event: Deadlocked) -> None:
+        """Add a deadlock to the recent ones, and drop the oldest beyond the limits."""
         cycle, request = event.cycle, event.request
         self.contention.record_conflict({wait.resource for wait in cycle.waits if wait.waiter == request.id})
         if len(self.deadlocks) == MAX_DEADLOCKS:
-            self._steps -= len(self.deadlocks.popleft().cycle.waits)
+            self._deadlock_steps -= len(self.deadlocks.popleft().cycle.waits)
         self.deadlocks.append(Deadlock(request.since_unix_ms, request.id, request.transaction, cycle))
-        self._unreported += 1
-        self._steps += len(cycle.waits)
-        while self._steps > MAX_DEADLOCK_STEPS and len(self.deadlocks) > 1:
-            self._steps -= len(self.deadlocks.popleft().cycle.waits)
+        self._unreported_deadlocks += 1
+        self._deadlock_steps += len(cycle.waits)
+        while self._deadlock_steps > MAX_DEADLOCK_STEPS and len(self.deadlocks) > 1:
+            self._deadlock_steps -= len(self.deadlocks.popleft().cycle.waits)
 
     def _record_wait(self, request: Request, waited_ms: float) -> None:
+        """Add the wait time of a request to the contention of the resources on which it was blocked."""
         name = _single_resource(request)
         if name is not None:
             self.contention.entry(name).waited_ms += waited_ms

@@ -276,13 +276,13 @@ def read(line: bytes) -> WireCommand:
         payload = decoded.payload
         if type(payload) is RequestPayload:
             if payload.namespace is None:
-                return _request(payload)
+                return _build_request(payload)
         elif type(payload) is ReleasePayload and payload.namespace is None and payload.id is not None:
             return Release(payload.id, payload.ref)
-        return _command(decoded)
+        return _build_command(decoded)
     except _DECODE_ERRORS as error:
         why = str(error)
-        if why.startswith("JSON is malformed"):  # names the position: no second decoding is needed
+        if why.startswith("JSON is malformed"):  # this error has the position: no second decoding is needed
             raise diagnostics.bad_json(why.removeprefix("JSON is malformed: ")) from None
         rejected = diagnostics.explain(line)
     if rejected is not None:
@@ -291,29 +291,30 @@ def read(line: bytes) -> WireCommand:
 
 
 def _read_last_values(line: bytes) -> WireCommand:
-    """Decode a line with a duplicate key of which only an overridden value is invalid."""
+    """Decode a line with a duplicate key. Only the last value counts, so earlier ones may be invalid."""
     try:
-        return _command(_decode(codec.dumps(codec.loads(line))))
+        return _build_command(_decode(codec.dumps(codec.loads(line))))
     except _DECODE_ERRORS as error:
         raise RequestRejected(Code.BAD_REQUEST, str(error)) from None
 
 
-def _command(line: Line) -> WireCommand:
-    """Build the command of a decoded line of any kind."""
+def _build_command(line: Line) -> WireCommand:
+    """Return the command of a decoded line of any kind, with its namespace if it names one."""
     payload = line.payload
     command: Any = _BUILDERS[type(line)](payload)
     namespace = None if payload is None or type(line) is HelloLine else getattr(payload, "namespace", None)
     return command if namespace is None else Namespaced(namespace, command)
 
 
-def _request(payload: RequestPayload) -> Request | Take:
+def _build_request(payload: RequestPayload) -> Request | Take:
+    """Return the command of a `request`. Raises ValueError for what the type does not check."""
     resources = payload.resources
     if resources is None:
-        return _take(payload)
+        return _build_take(payload)
     if payload.anyOf is not None or payload.weights is not None or payload.target is not None:
         raise ValueError("resources and anyOf are mutually exclusive")
-    one = _single_resource_cache.get(resources[0]) if len(resources) == 1 else None
-    shared, exclusive = one or _split_and_cache(resources)
+    cached = _single_resource_cache.get(resources[0]) if len(resources) == 1 else None
+    shared, exclusive = cached or _split_and_cache(resources)
     name, queue_timeout, transaction_timeout = payload.transactionName, payload.queueTimeout, payload.transactionTimeout
     if name is not None:
         check_name(name)
@@ -333,7 +334,8 @@ def _request(payload: RequestPayload) -> Request | Take:
     return request
 
 
-def _take(payload: RequestPayload) -> Take:
+def _build_take(payload: RequestPayload) -> Take:
+    """Return the command of a `request` with `anyOf`. Raises ValueError for what the type does not check."""
     any_of, target, timeout = payload.anyOf, payload.target, payload.transactionTimeout
     if any_of is None or target is None:
         raise ValueError("anyOf and target require each other")
@@ -350,17 +352,18 @@ def _take(payload: RequestPayload) -> Take:
         ref=payload.ref,
         release_on_disconnect=payload.onDisconnect == "release",
         note=payload.note,
-        choice_digest="" if payload.ref is None else _digest(any_of, weights, int(target)),
+        choice_digest="" if payload.ref is None else _digest_choices(any_of, weights, int(target)),
     )
     return Take(request, parse_choices(any_of), weights, int(target), as_strings=type(target) is str)
 
 
-def _digest(any_of: list[str], weights: list[int], target: int) -> str:
-    """Return a digest of the choices of a request, which identifies its repetition."""
+def _digest_choices(any_of: list[str], weights: list[int], target: int) -> str:
+    """Return a digest of the choices of a request, by which a retry is recognized."""
     return blake2b(repr((any_of, weights, target)).encode(), digest_size=16).hexdigest()
 
 
-def _release(payload: ReleasePayload) -> Release | ReleaseByRef:
+def _build_release(payload: ReleasePayload) -> Release | ReleaseByRef:
+    """Return the command of a `release`, by `id` or else by `ref`."""
     if payload.id is not None:
         return Release(payload.id, payload.ref)
     if payload.ref is None:
@@ -368,7 +371,8 @@ def _release(payload: ReleasePayload) -> Release | ReleaseByRef:
     return ReleaseByRef(payload.ref)
 
 
-def _hello(payload: HelloPayload | None) -> Hello:
+def _build_hello(payload: HelloPayload | None) -> Hello:
+    """Return the command of a `hello`, with defaults for omitted fields."""
     if payload is None:
         return Hello()
     if payload.client is not None:
@@ -384,7 +388,8 @@ def _hello(payload: HelloPayload | None) -> Hello:
     )
 
 
-def _inspect(payload: InspectPayload | None) -> Inspect:
+def _build_inspect(payload: InspectPayload | None) -> Inspect:
+    """Return the command of an `inspect`, with defaults for omitted fields."""
     if payload is None:
         return Inspect()
     for name in (payload.resource, payload.transactionName):
@@ -394,7 +399,8 @@ def _inspect(payload: InspectPayload | None) -> Inspect:
     return Inspect(payload.resource, payload.id, payload.transactionName, limit, payload.only, payload.ref)
 
 
-def _prefix(payload: WatchPayload) -> str:
+def _checked_prefix(payload: WatchPayload) -> str:
+    """Return the prefix of a `watch` or `unwatch`. Raises ValueError unless it is empty or a valid name."""
     return payload.prefix and check_name(payload.prefix)
 
 
@@ -404,17 +410,17 @@ _UNRECOGNIZED = (Code.BAD_JSON, Code.BAD_MESSAGE, Code.UNKNOWN_COMMAND)
 def read_hello(line: bytes) -> Hello | RequestRejected | None:
     """Decode a line that may be a `hello`; return None if it is another command.
 
-    An invalid `hello` gives the error. So does a line that is no command but contains `hello`:
-    later lines may depend on the session that it meant to open.
+    Return the error for an invalid `hello`, and for a line that is not a command but contains
+    `hello`: later lines may depend on the session that the client tried to open.
     """
-    says_hello = b"hello" in line.lower()
-    if not says_hello and b"\\u" not in line:
+    contains_hello = b"hello" in line.lower()
+    if not contains_hello and b"\\u" not in line:  # JSON may escape the word
         return None
     try:
         command = read(line)
     except RequestRejected as rejected:
-        meant = (says_hello and rejected.code in _UNRECOGNIZED) or diagnostics.is_hello(line)
-        return rejected if meant else None
+        may_be_hello = (contains_hello and rejected.code in _UNRECOGNIZED) or diagnostics.is_hello(line)
+        return rejected if may_be_hello else None
     if type(command) is not Hello:
         return None
     if command.protocol != limits.PROTOCOL:
@@ -434,6 +440,7 @@ once, and is stored once for any number of waiters."""
 
 
 def _split_and_cache(resources: list[str]) -> Names:
+    """Return the shared and the exclusive names; cache them for a request of one resource."""
     names = split_by_mode(resources)
     if len(resources) == 1:
         if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
@@ -443,15 +450,15 @@ def _split_and_cache(resources: list[str]) -> Names:
 
 
 _BUILDERS: dict[type, Any] = {
-    RequestLine: _request,
-    ReleaseLine: _release,
+    RequestLine: _build_request,
+    ReleaseLine: _build_release,
     ExtendLine: lambda payload: Extend(payload.id, payload.transactionTimeout, payload.ref),
-    HelloLine: _hello,
+    HelloLine: _build_hello,
     ByeLine: lambda payload: Bye(None if payload is None else payload.ref),
     PingLine: lambda payload: Ping(None if payload is None else payload.ref),
-    InspectLine: _inspect,
-    WatchLine: lambda payload: Watch(_prefix(payload), payload.ref),
-    UnwatchLine: lambda payload: Unwatch(_prefix(payload), payload.ref),
+    InspectLine: _build_inspect,
+    WatchLine: lambda payload: Watch(_checked_prefix(payload), payload.ref),
+    UnwatchLine: lambda payload: Unwatch(_checked_prefix(payload), payload.ref),
 }
 
 

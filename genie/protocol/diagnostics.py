@@ -48,6 +48,8 @@ Check = Callable[[Any], str | None]
 
 
 def _number_check(low: float, high: float) -> Check:
+    """Return a check for numbers from `low` to `high`, which returns what the value must be, or None."""
+
     def check(value: Any) -> str | None:
         if type(value) in (int, float) and low <= value <= high:
             return None
@@ -68,6 +70,7 @@ def _id_error(value: Any) -> str | None:
 
 
 def _name_error(value: Any) -> str | None:
+    """Return what the name of a resource or transaction must be, or None if `value` is valid."""
     if type(value) is not str:
         return "must be a string"
     try:
@@ -114,6 +117,7 @@ def _only_error(value: Any) -> str | None:
 
 
 def _resources_error(value: Any) -> str | None:
+    """Return what `resources` must be, or None if `value` is valid."""
     if type(value) is not list or not 0 < len(value) <= MAX_RESOURCES:
         return f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME" or "exclusive:NAME"'
     if not all(type(resource) is str for resource in value):
@@ -126,7 +130,8 @@ def _resources_error(value: Any) -> str | None:
 
 
 def _any_of_error(value: Any) -> str | None:
-    if type(value) is not list or not 0 < len(value) <= MAX_CHOICES or not all(type(one) is str for one in value):
+    """Return what `anyOf` must be, or None if `value` is valid."""
+    if type(value) is not list or not 0 < len(value) <= MAX_CHOICES or not all(type(name) is str for name in value):
         return f'must be a list of 1 to {MAX_CHOICES} strings like "shared:NAME" or "exclusive:NAME"'
     try:
         parse_choices(value)
@@ -156,11 +161,13 @@ def _weights_error(value: Any) -> str | None:
 
 
 def _prefix_error(value: Any) -> str | None:
-    wrong = None if value == "" else _name_error(value)
-    return wrong and wrong.replace(f"1 to {MAX_NAME}", f"at most {MAX_NAME}")
+    error = None if value == "" else _name_error(value)
+    return error and error.replace(f"1 to {MAX_NAME}", f"at most {MAX_NAME}")
 
 
 def _text_check(max_length: int) -> Check:
+    """Return a check for free text, which returns what the value must be, or None."""
+
     def check(value: Any) -> str | None:
         try:
             _check_text(value, max_length)
@@ -172,6 +179,7 @@ def _text_check(max_length: int) -> Check:
 
 
 def _check_text(value: Any, max_length: int) -> None:
+    """Raise ValueError, with what `value` must be, unless it is text without control characters."""
     if type(value) is not str or not 0 < len(value) <= max_length:
         raise ValueError(f"must be a string of 1 to {max_length} characters")
     if not value.isprintable() and CONTROL_CHARACTERS.search(value):
@@ -277,6 +285,7 @@ def explain(line: bytes) -> RequestRejected | None:
 
 
 def _explain_message(message: dict[str, Any], command: str, payload: Any) -> RequestRejected | None:
+    """Return the error for a decoded line with its command and payload; None if it is valid."""
     ref = payload.get("ref") if type(payload) is dict else None
     ref = ref if _ref_error(ref) is None else None
     if command not in FIELD_CHECKS:
@@ -304,6 +313,7 @@ def is_hello(line: bytes) -> bool:
 
 
 def _decode_hello(line: bytes) -> dict[str, Any] | None:
+    """Return the decoded line if it is JSON and its command is `hello`, valid or not; otherwise None."""
     try:
         message = codec.loads(line)
     except ValueError:
@@ -340,8 +350,9 @@ def payload_error(command: str, payload: dict[str, Any]) -> str | None:
 
 
 def _unknown_field_error(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name[:64], list(known), 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(known)}"
+    """Return the error for an unknown field, with the most similar known one if there is any."""
+    matches = get_close_matches(name[:64], list(known), 1)
+    hint = f"did you mean {matches[0]!r}?" if matches else f"known fields: {', '.join(known)}"
     return f"unknown field {name[:64]!r}; {hint}"
 
 
@@ -363,6 +374,7 @@ def _combination_error(payload: Mapping[str, Any]) -> str | None:
 
 
 def _is_deeper_than(value: object, depth: int) -> bool:
+    """Return whether lists and objects are nested deeper than `depth` levels; not recursive, so depth is no problem."""
     level: Iterable[object] = [value]
     for _ in range(depth + 1):
         level = [

@@ -9,15 +9,15 @@ MAX_LINE_BYTES = 1 << 20
 
 
 SPLIT_BYTES = 8 << 10
-"""More than about this many bytes are split in parts, as the scheduler takes them: splitting 256
-KiB of short lines at once would delay other connections for too long."""
+"""Input of more than this many bytes is split in parts of about this size, each when it is executed.
+Splitting 256 KiB of short lines at once would delay other connections for too long."""
 
 MIN_COMMAND_BYTES = 16
 """About the number of bytes in the shortest line that is a command."""
 
 
 class LineTooLong(Exception):
-    """A line exceeded the limit. `lines` are those before it; later bytes cannot be split."""
+    """A line exceeded the limit. `lines` are the lines before it; the rest of the stream is unusable."""
 
     def __init__(self, lines: list[bytes]) -> None:
         super().__init__("line too long")
@@ -25,7 +25,7 @@ class LineTooLong(Exception):
 
 
 class UnsplitLines:
-    """Complete lines that are not split yet. True while there are any.
+    """Complete lines that are not split yet; true while any are left.
 
     They can be iterated one by one, or taken in parts with `split_next`, which is faster.
     """
@@ -44,6 +44,7 @@ class UnsplitLines:
         return self
 
     def __next__(self) -> bytes:
+        """Return the next line; split the next part if needed."""
         while True:
             for line in self._part:
                 return line
@@ -76,15 +77,18 @@ class LineReader:
         self.partial = bytearray()
 
     def feed(self, data: bytes) -> list[bytes] | UnsplitLines:
-        """Return the lines that these bytes complete, without their line feeds; a CR stays."""
+        """Add received bytes; return the lines that they complete, without LF but with a CR, if any.
+
+        Raises LineTooLong. Large input is returned as `UnsplitLines`.
+        """
         if len(data) > SPLIT_BYTES and len(self.partial) + len(data) <= self._limit:
             end = data.rfind(b"\n") + 1
             if not end:
                 self.partial += data
                 return []
-            whole = bytes(self.partial) + data[:end]
+            complete = bytes(self.partial) + data[:end]
             self.partial = bytearray(data[end:])
-            return UnsplitLines(whole)
+            return UnsplitLines(complete)
         lines = data.split(b"\n")
         rest = lines.pop()
         if not rest and not self.partial and len(data) <= self._limit:

@@ -27,7 +27,7 @@ class BlockerRow(Struct, gc=False):
     note: str | None = None
 
     def blocker(self) -> Blocker:
-        """Return it as the exceptions carry it."""
+        """Return the blocker in the form that exceptions have."""
         return Blocker(
             self.id, self.resource, self.mode, self.state, self.since / 1000, self.transactionName, self.note
         )
@@ -245,7 +245,7 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def read(line: bytes) -> Message | None:
-    """Decode one line, without its end; None for a message that this version does not know.
+    """Decode one line, without its line end; None for a message that this version does not know.
 
     Raises:
         ValueError: the line is not a valid message.
@@ -270,6 +270,6 @@ def command(name: str, **payload: Any) -> bytes:
 
 
 def with_ref(line: bytes, ref: str) -> bytes:
-    """Return a line of `command` that has no `ref`, with this one: letters, digits, `-` and `_`."""
-    head = line[:-3]
+    """Add a `ref` to an encoded command that has none. The `ref` may have letters, digits, `-` and `_`."""
+    head = line[:-3]  # without `}}` and the line end
     return b'%b%b"ref":"%b"}}\n' % (head, b"" if head.endswith(b"{") else b",", ref.encode())

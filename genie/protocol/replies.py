@@ -1,4 +1,4 @@
-"""Encodes what happened into lines for clients, on the server.
+"""Encodes the server's messages to clients as lines.
 
 Small messages are built by bytes formatting, which is faster than any encoder (measured).
 """
@@ -24,7 +24,8 @@ MAX_ROW_RESOURCES = 10
 """Maximum resources listed in one row of `inspected`; `resourcesTotal` is the number of all."""
 
 
-def _ref(ref: str | None) -> bytes:
+def _encoded_ref(ref: str | None) -> bytes:
+    """Return the `ref` as the last field of a payload; empty without one."""
     return b"" if ref is None else b',"ref":' + codec.dumps(ref)
 
 
@@ -44,7 +45,7 @@ def queued(request: Named) -> bytes:
     """Encode `queued`: a request arrived and has an id."""
     if request.ref is None:
         return b'{"command":"queued","payload":{"id":%d}}\n' % request.id
-    return b'{"command":"queued","payload":{"id":%d%b}}\n' % (request.id, _ref(request.ref))
+    return b'{"command":"queued","payload":{"id":%d%b}}\n' % (request.id, _encoded_ref(request.ref))
 
 
 def granted(request: Request, quiet: bool) -> bytes:
@@ -62,7 +63,11 @@ def locked(request: Request) -> bytes:
     """Encode `locked`: a request is granted."""
     if request.ref is None:
         return b'{"command":"locked","payload":{"id":%d,"fence":%d}}\n' % (request.id, request.fence)
-    return b'{"command":"locked","payload":{"id":%d,"fence":%d%b}}\n' % (request.id, request.fence, _ref(request.ref))
+    return b'{"command":"locked","payload":{"id":%d,"fence":%d%b}}\n' % (
+        request.id,
+        request.fence,
+        _encoded_ref(request.ref),
+    )
 
 
 def taken(request: Request) -> bytes:
@@ -76,15 +81,15 @@ def locked_again(request: Request, now: float) -> bytes:
 
     If the request had `anyOf`, the reply has the resources that it acquired.
     """
-    left = max(0, int(request.deadline - now))
+    expires_in_ms = max(0, int(request.deadline - now))
     if request.choice_digest is not None:
-        payload = {"id": request.id, "fence": request.fence, "expiresIn": left, "resources": request.names()}
+        payload = {"id": request.id, "fence": request.fence, "expiresIn": expires_in_ms, "resources": request.names()}
         return message("locked", payload, request.ref)
     return b'{"command":"locked","payload":{"id":%d,"fence":%d,"expiresIn":%d%b}}\n' % (
         request.id,
         request.fence,
-        left,
-        _ref(request.ref),
+        expires_in_ms,
+        _encoded_ref(request.ref),
     )
 
 
@@ -114,36 +119,36 @@ def released(event: Released, now: float, ref: str | None) -> bytes:
         return ended(request.id, event.reason, ref)
     payload: dict[str, Any] = {"id": request.id, "reason": event.reason}
     if event.reason is Reason.QUEUE_TIMEOUT:
-        payload["waited"] = _ms(now - request.since)
+        payload["waited"] = _round_ms(now - request.since)
     elif event.reason is Reason.TRANSACTION_TIMEOUT:
-        payload["held"] = _ms(now - request.since)
+        payload["held"] = _round_ms(now - request.since)
     if isinstance(event, core.Insufficient):
-        return _insufficient(event)
+        return _released_insufficient(event)
     if isinstance(event, core.TimedOut):
-        payload["blockers"] = [_blocker(blocker) for blocker in event.blockers]
+        payload["blockers"] = [_blocker_fields(blocker) for blocker in event.blockers]
         payload["blockersTotal"] = event.blockers_total
     elif isinstance(event, core.Deadlocked):
         payload["cycle"] = event.cycle.owners
-        payload["waits"] = [_wait(wait) for wait in event.cycle.waits]
+        payload["waits"] = [_wait_fields(wait) for wait in event.cycle.waits]
     return message("released", payload, ref)
 
 
-def _insufficient(event: core.Insufficient) -> bytes:
-    """Encode exact sums, which may exceed the integers of a JSON library."""
+def _released_insufficient(event: core.Insufficient) -> bytes:
+    """Encode `released` with the reason `insufficient`. The sums may exceed the integers of the JSON library."""
     request = event.request
     pattern = b'"%d"' if event.as_strings else b"%d"
     line = b'{"command":"released","payload":{"id":%d,"reason":"insufficient","free":%b,"locked":%b%b}}\n'
-    return line % (request.id, pattern % event.free, pattern % event.locked, _ref(request.ref))
+    return line % (request.id, pattern % event.free, pattern % event.locked, _encoded_ref(request.ref))
 
 
 def ended(id: int, reason: Reason, ref: str | None) -> bytes:
     """Encode `released` without details, for a request that ended now or earlier."""
-    return b'{"command":"released","payload":{"id":%d,"reason":"%b"%b}}\n' % (id, reason.encode(), _ref(ref))
+    return b'{"command":"released","payload":{"id":%d,"reason":"%b"%b}}\n' % (id, reason.encode(), _encoded_ref(ref))
 
 
 def extended(event: core.Extended, ref: str | None) -> bytes:
     """Encode `extended`: a held lock has a new deadline."""
-    payload = {"id": event.request.id, "transactionTimeout": _ms(event.transaction_timeout_ms)}
+    payload = {"id": event.request.id, "transactionTimeout": _round_ms(event.transaction_timeout_ms)}
     return message("extended", payload, ref)
 
 
@@ -159,7 +164,7 @@ def inspected(
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
     rows = [("holders", row) for row in inspection.holders] + [("queue", row) for row in inspection.queue]
     for part, row in rows:
-        line = codec.dumps(_row(row, now, prefixes))
+        line = codec.dumps(_row_fields(row, now, prefixes))
         room -= len(line)
         if room < 0:
             break
@@ -192,15 +197,16 @@ def watching_row(request: Request, resource: str, exclusive: bool) -> bytes:
     if request.transaction is None:  # formatting takes half the time, and a reply has up to 10,000 rows
         mode = Mode.EXCLUSIVE if exclusive else Mode.SHARED
         return b'{"resource":%b,"mode":"%b","id":%d}' % (codec.dumps(resource), mode.encode(), request.id)
-    return codec.dumps(_lock(request, resource, exclusive))
+    return codec.dumps(_lock_fields(request, resource, exclusive))
 
 
 def event(request: Request, resource: str, exclusive: bool, state: str) -> bytes:
     """Encode `event`: a watched lock was granted or released."""
-    return message("event", {"state": state, **_lock(request, resource, exclusive)})
+    return message("event", {"state": state, **_lock_fields(request, resource, exclusive)})
 
 
-def _lock(request: Request, resource: str, exclusive: bool) -> dict[str, Any]:
+def _lock_fields(request: Request, resource: str, exclusive: bool) -> dict[str, Any]:
+    """Return the wire fields of one lock on one resource, for `watching` and `event`."""
     row = {"resource": resource, "mode": Mode.EXCLUSIVE if exclusive else Mode.SHARED, "id": request.id}
     if request.transaction is not None:
         row["transactionName"] = request.transaction
@@ -233,11 +239,13 @@ def message(command: str, payload: dict[str, Any], ref: str | None = None) -> by
     return codec.message(command, payload)
 
 
-def _ms(duration: float) -> float:
+def _round_ms(duration: float) -> float:
+    """Return a duration in ms as an integer if it is one, otherwise rounded to microseconds."""
     return int(duration) if duration == int(duration) else round(duration, 3)
 
 
-def _blocker(blocker: Blocker) -> dict[str, Any]:
+def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
+    """Return the wire fields of a blocker."""
     row: dict[str, Any] = {
         "id": blocker.id,
         "resource": blocker.resource,
@@ -252,26 +260,27 @@ def _blocker(blocker: Blocker) -> dict[str, Any]:
     return row
 
 
-def _wait(wait: core.Wait) -> dict[str, Any]:
+def _wait_fields(wait: core.Wait) -> dict[str, Any]:
     row = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
     return row if wait.note is None else {**row, "note": wait.note}
 
 
-def _row(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, Any]:
+def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the wire fields of a row of `inspected`. Only resources with one of the prefixes are named."""
     request, blockers = row.request, row.blockers
-    names = shown = request.names()
+    names = visible_names = request.names()
     if prefixes is not None:
-        shown = tuple([name for name in names if name.startswith(prefixes)])
+        visible_names = tuple([name for name in names if name.startswith(prefixes)])
         blockers = tuple([blocker for blocker in blockers if blocker.resource.startswith(prefixes)])
     fields: dict[str, Any] = {
         "id": request.id,
-        "resources": [f"{request.mode(name)}:{name}" for name in shown[:MAX_ROW_RESOURCES]],
+        "resources": [f"{request.mode(name)}:{name}" for name in visible_names[:MAX_ROW_RESOURCES]],
         "resourcesTotal": len(names),
-        "priority": _ms(request.priority),
+        "priority": _round_ms(request.priority),
         "since": int(request.since_unix_ms),
     }
     if request.deadline < core.NEVER:
-        fields["expiresIn"] = _ms(max(0.0, request.deadline - now))
+        fields["expiresIn"] = _round_ms(max(0.0, request.deadline - now))
     if request.transaction is not None:
         fields["transactionName"] = request.transaction
     if request.note is not None:
@@ -279,6 +288,6 @@ def _row(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, An
     if request.state is core.HELD:
         fields["fence"] = request.fence
     else:
-        fields["blockers"] = [_blocker(blocker) for blocker in blockers]
+        fields["blockers"] = [_blocker_fields(blocker) for blocker in blockers]
         fields["blockersTotal"] = row.blockers_total
     return fields

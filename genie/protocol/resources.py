@@ -30,7 +30,7 @@ def check_name(name: str, what: str = "a name") -> str:
 
 
 def parse_resource(resource: str) -> tuple[bool, str]:
-    """Return whether a wire resource is exclusive, and its name. Raises ValueError."""
+    """Return whether a resource like `exclusive:NAME` is exclusive, and its name. Raises ValueError."""
     if resource.startswith(EXCLUSIVE):
         return True, check_name(resource[_EXCLUSIVE:], "the name of a resource")
     if resource.startswith(SHARED):

@@ -19,7 +19,7 @@ named one. `leader` comes with `unavailable`, `supported` with `unsupported-prot
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema: `$defs/command` is a line of a client, `$defs/message` a line of a server."""
+    """Return the JSON Schema: `$defs/command` describes a line of a client, `$defs/message` a line of a server."""
     (command, message, rows), components = msgspec.json.schema_components(
         [commands.Line, messages.Message, messages.InspectedRows], ref_template="#/$defs/{name}"
     )
@@ -41,21 +41,21 @@ def schema() -> dict[str, Any]:
 
 
 def _renamed(definitions: dict[str, Any]) -> dict[str, Any]:
-    """Shorten the names of payloads, from their qualified names in Python to `WelcomePayload`."""
+    """Replace qualified Python names of payload classes, as in `Welcome.Payload`, by short ones: `WelcomePayload`."""
     encoded = msgspec.json.encode(definitions).replace(f"{messages.__name__}.".encode(), b"")
     renamed: dict[str, Any] = msgspec.json.decode(encoded.replace(b".Payload", b"Payload"))
     return renamed
 
 
 def _needs(*names: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the schema of a payload with the first fields and none of the others; null is left out."""
+    """Return the schema of a payload that has the fields `names` and no field of `without`. Null counts as omitted."""
     has = {name: {"not": {"type": "null"}} for name in names}
     lacks = {name: {"type": "null"} for name in without}
     return {"required": list(names), "properties": {**has, **lacks}}
 
 
 def text() -> bytes:
-    """Return the schema as formatted bytes, as checked in."""
+    """Return the schema as formatted JSON, as in `schema.json`."""
     return msgspec.json.format(msgspec.json.encode(schema(), order="sorted"), indent=2) + b"\n"
 
 

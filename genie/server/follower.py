@@ -95,6 +95,7 @@ class FollowerHandler:
             connection.finish()
 
     def _describe_leader(self) -> str:
+        """Return the error message for rejected commands: who leads the namespace, if it is known."""
         if self.leader is None:
             return (
                 f"this server does not lead the namespace {self._namespace!r}; its leader is unknown, or the store is "

@@ -109,6 +109,7 @@ class WatchRegistry:
                 yield replies.watching_row(holder, name, exclusive)
 
     def _remove(self, connection: Outbound, prefix: str) -> None:
+        """Remove a connection from the watchers of a prefix, and the prefix if it was the last one."""
         watchers = self.prefixes[prefix]
         del watchers[connection]
         if not watchers:

@@ -39,7 +39,7 @@ def test_memory_is_bounded_and_the_most_contended_resources_are_kept() -> None:
     for window in range(1, 4):
         for number in range(3 * MAX_RESOURCES):
             contention.record_conflict([f"{window}/{number}"])
-        assert len(contention._now) <= MAX_RESOURCES
+        assert len(contention._current) <= MAX_RESOURCES
         contention.record_wait(["hot"], 1_000)
         contention.rotate(window * WINDOW_MS)
     assert sum(1 for _ in contention.entries()) <= 2 * MAX_RESOURCES
