@@ -44,7 +44,7 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
         entry = request.entry(name)
         nearest = queue.exclusive.before(entry)
         if nearest is not None:
-            yield nearest[2].owner
+            yield nearest[2].owner  # an entry is (negated priority, ticket, request)
         else:
             for holder in conflicting_holders(table, request, name, exclusive):
                 yield holder.owner
@@ -65,21 +65,21 @@ def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
             entry = request.entry(name)
             nearest = queue.exclusive.after(entry)
             if nearest is not None:
-                yield nearest[2].owner
+                yield nearest[2].owner  # an entry is (negated priority, ticket, request)
             if exclusive:
                 for other in queue.shared.between(entry, nearest):
                     yield other[2].owner
 
 
 def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
-    """Yield owners that wait for locks that `owner` holds, like `predecessors`."""
+    """Yield owners that wait for a lock that `owner` holds: enough to reach all of them transitively."""
     transaction = table.transactions.get(owner) if isinstance(owner, str) else None
     for name in transaction.grants if transaction is not None else ():
         resource = table.resources.get(name)
         if resource is not None and resource.wait_queue is not None:
             nearest = resource.wait_queue.exclusive.first
             if nearest is not None:
-                yield nearest[2].owner
+                yield nearest[2].owner  # an entry is (negated priority, ticket, request)
             if resource.exclusives:
                 for other in resource.wait_queue.shared.between(None, nearest):
                     yield other[2].owner

@@ -296,7 +296,7 @@ class Namespace:
         """End leadership on this server: commands are rejected from now on."""
         self.is_leader, self._follower.leader = False, None
         self._follower.cancel_handover()
-        self.stats.rearrangements += self._current_pipeline.manager.rearrangements
+        self.stats.rearrangements += self._current_pipeline.manager.rearrangements  # the manager is freed later
         if self.monitor is not None:
             self.monitor.pipeline = None
         for client in self._internal_clients:

@@ -102,7 +102,7 @@ class CommandScheduler:
         while light:
             connection = light.popleft()
             queue = connection.input_queue
-            queued = queue.popleft()
+            queued = queue.popleft()  # (items, count, bytes)
             if not queue and queued[1] <= CHUNK and queued[2] <= CHUNK_BYTES:  # nearly always: all of it is one chunk
                 self._run_chunk(connection, queued, execute)
                 started, now = now, clock()
@@ -140,7 +140,7 @@ class CommandScheduler:
         queue, clock, started = connection.input_queue, self._clock, now
         end, min_room, may_continue = now + QUANTUM_S, self._room - QUANTUM, True
         while queue and may_continue and self._room > min_room and now < end:
-            queued = queue.popleft()
+            queued = queue.popleft()  # (items, count, bytes)
             if queued[1] > CHUNK or queued[2] > CHUNK_BYTES:
                 queued = _first_chunk(queue, *queued)
             may_continue = self._run_chunk(connection, queued, execute)

@@ -39,21 +39,21 @@ class WatchRegistry:
 
     def add(self, connection: Outbound, prefix: str) -> bool:
         """Add a watch. Return False without adding it if the connection already watches `MAX_WATCHES` prefixes."""
-        own = self._prefixes_of.setdefault(connection, set())
-        if prefix not in own and len(own) >= MAX_WATCHES:
+        watched = self._prefixes_of.setdefault(connection, set())
+        if prefix not in watched and len(watched) >= MAX_WATCHES:
             return False
-        own.add(prefix)
+        watched.add(prefix)
         self.prefixes.setdefault(prefix, {})[connection] = None
         self._update_lengths()
         return True
 
     def remove(self, connection: Outbound, prefix: str) -> None:
         """End a watch, if there is one."""
-        own = self._prefixes_of.get(connection)
-        if own is not None and prefix in own:
-            own.discard(prefix)
+        watched = self._prefixes_of.get(connection)
+        if watched is not None and prefix in watched:
+            watched.discard(prefix)
             self._remove(connection, prefix)
-            if not own:
+            if not watched:
                 del self._prefixes_of[connection]
 
     def remove_all(self, connection: Outbound) -> None:
