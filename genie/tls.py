@@ -28,7 +28,7 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None)
         if error.reason == "KEY_VALUES_MISMATCH":
             why = f"the key in {key or certificate} is not that of the certificate in {certificate}"
         else:
-            why = f"{certificate}{f' with {key}' if key else ''} can't be used: {reason(error)}"
+            why = f"{certificate}{f' with {key}' if key else ''} can't be used: {describe_error(error)}"
         raise ValueError(f"{name}: {why}") from None
 
 
@@ -38,7 +38,7 @@ def load_ca(context: ssl.SSLContext, file: str) -> None:
     try:
         context.load_verify_locations(file)
     except ssl.SSLError as error:
-        raise ValueError(f"GENIE_TLS_CA: {file} can't be used: {reason(error)}") from None
+        raise ValueError(f"GENIE_TLS_CA: {file} can't be used: {describe_error(error)}") from None
 
 
 def _read(file: str, variable: str, mark: bytes, what: str) -> None:
@@ -50,7 +50,7 @@ def _read(file: str, variable: str, mark: bytes, what: str) -> None:
         raise ValueError(f"{variable}: there is no {what} in {file}, which must be a PEM file")
 
 
-def name_of(certificate: Mapping[str, Any] | None) -> str | None:
+def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
     """Whose certificate it is: the common name of its subject, else the first DNS name.
 
     `certificate` is what `getpeercert` gives of a verified one. None where there is none, or it has no name.
@@ -81,7 +81,7 @@ WORDS = {
 """What OpenSSL's reasons mean, where they would not be understood."""
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What went wrong, in a few words. Of other errors than those of TLS: what they say."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate of the other side is not accepted: {error.verify_message.rstrip('.')}"

@@ -1,4 +1,4 @@
-"""The clocks of clients: time that passes when a test says so, not when the machine is slow."""
+"""The clocks and timeouts of clients under test, so that results do not depend on the speed of the machine."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from genie.client.session import ClientSession
 from servers import WAIT_S
 
 LONG_S = WAIT_S / 2
-"""Longer than anything takes, and not so long that a `skip` of it ends what is bounded by WAIT_S."""
+"""Longer than any operation takes, and shorter than WAIT_S, so that a `skip` of it does not end such a timeout."""
 
-PATIENT = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
-"""However long a server takes to be there again."""
+LONG_TIMEOUTS = {"connect_timeout": WAIT_S, "session_timeout": WAIT_S}
+"""Arguments of `connect` for a client that outlives any restart of its server."""
 
 
 def skip(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Let time pass at once, for the clients and for the event loops of asyncio."""
+    """Advance the monotonic clock of clients and of asyncio event loops."""
     monotonic = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + seconds)
 
 
-def bear_little_silence(session: ClientSession, now: float) -> None:
-    """Let a client look at once how long its server has been silent, and bear little, on this connection only."""
-    silence, rest = session._keepalive, session._keepalive.stop
+def shorten_keepalive(session: ClientSession, now: float) -> None:
+    """Start the ping timer now, with a short interval and a short ping timeout, for the current connection only."""
+    keepalive, stop = session._keepalive, session._keepalive.stop
 
-    def at_the_end() -> None:
-        silence._ping_interval_s, silence._timeout_step_s = PING_INTERVAL_S, PING_TIMEOUT_STEP_S
-        rest()
+    def restore_and_stop() -> None:
+        keepalive._ping_interval_s, keepalive._timeout_step_s = PING_INTERVAL_S, PING_TIMEOUT_STEP_S
+        stop()
 
-    silence._ping_interval_s, silence._timeout_step_s = 0.25, 0.125
-    silence.rest = at_the_end  # type: ignore[method-assign]
-    silence.wake = now
+    keepalive._ping_interval_s, keepalive._timeout_step_s = 0.25, 0.125
+    keepalive.stop = restore_and_stop  # type: ignore[method-assign]
+    keepalive.next_timer = now
 
 
-def pass_the_first_by_soon(servers: ServerList) -> None:
-    """The first attempt of a round may take a moment only, and all the others however long they take."""
-    all_of_them = servers.round
+def shorten_first_attempt(servers: ServerList) -> None:
+    """Give the first attempt of each round a short timeout, and all others a long one."""
+    next_round = servers.next_round
 
-    def round() -> Iterator[Address]:
-        for number, address in enumerate(all_of_them()):
+    def with_timeouts() -> Iterator[Address]:
+        for number, address in enumerate(next_round()):
             servers.attempt_timeout = LONG_S if number else 0.25
             yield address
 
-    servers.round = round  # type: ignore[method-assign]
+    servers.next_round = with_timeouts  # type: ignore[method-assign]

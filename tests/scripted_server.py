@@ -11,7 +11,7 @@ from genie.client.commands import Call, Outcome, Request
 from genie.client.session import ClientSession
 
 SECRET = "a-secret-of-the-tests"  # noqa: S105 - it opens nothing
-HELLO = commands.hello(SECRET, 10.0)
+HELLO = commands.make_hello(SECRET, 10.0)
 PING = b'{"command":"ping","payload":{"ref":"resume"}}\n'
 PONG = b'{"command":"pong","payload":{"ref":"resume"}}\n'
 
@@ -97,10 +97,10 @@ class InOrder(ClientSession):
         self.unanswered.remove(oldest)
         return say(kind, **payload, ref=oldest[1])
 
-    def on_disconnected(self, why: str, now: float) -> list[Outcome]:
+    def on_disconnected(self, reason: str, now: float) -> list[Outcome]:
         self.unanswered.clear()
         self.said = b""
-        return super().on_disconnected(why, now)
+        return super().on_disconnected(reason, now)
 
 
 def connected(kind: type[ClientSession] = ClientSession, *, watching: bool = False) -> ClientSession:
@@ -135,7 +135,7 @@ def cut(session: ClientSession, *told: bytes, resumed: bool = True, now: float =
 
 
 def ask(session: ClientSession, *resources: str, now: float = 0.0, **options: object) -> Request:
-    request = commands.request(session.new_ref(), resources or ("a",), **options)  # type: ignore[arg-type]
+    request = commands.make_request(session.new_ref(), resources or ("a",), **options)  # type: ignore[arg-type]
     session.send(request, now)
     return request
 

@@ -21,7 +21,7 @@ from genie.admin.models import DEFECT, JSON, MAX_BODY, Problem, encode_small, er
 from genie.admin.security import HEADERS, RequestGuard
 from genie.admin.throttle import ResponseCache, WorkBudget
 from genie.errors import Code
-from genie.tls import name_of
+from genie.tls import certificate_name
 
 log = structlog.get_logger()
 
@@ -201,7 +201,7 @@ class AdminServer:
 
 def _certificate(request: web.Request) -> str | None:
     """Return the name in the verified client certificate, if any."""
-    return name_of(request.get_extra_info("peercert"))
+    return certificate_name(request.get_extra_info("peercert"))
 
 
 async def _disable_caching(_: web.Request, response: web.StreamResponse) -> None:

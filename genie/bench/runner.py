@@ -19,7 +19,7 @@ from genie.client.config import KEEPALIVE_IDLE_S, Address, find_token, format_ad
 from genie.errors import Unavailable
 from genie.net import enable_keepalive
 from genie.protocol import messages
-from genie.tls import reason
+from genie.tls import describe_error
 
 TICK_INTERVAL_S = 0.1
 """How often idle slots send a request again, and the progress is reported."""
@@ -213,7 +213,9 @@ class LoadRunner:
         except (OSError, UnicodeError) as error:
             if self.interrupts:
                 return False
-            cause = f"no more within {options.timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
+            cause = (
+                f"no more within {options.timeout_s:g} s" if isinstance(error, TimeoutError) else describe_error(error)
+            )
             accepted = f"{len(self.protocols)} of {options.connections} connections"
             raise Unavailable(f"{format_address(options.address)} accepted {accepted}: {cause}") from None
         finally:

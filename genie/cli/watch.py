@@ -129,9 +129,9 @@ class _Watcher(Client):
 class _WatcherConnection(AsyncConnection):
     """Prints a message when an established connection is lost."""
 
-    def on_disconnected(self, handler: TransportHandler, why: str) -> None:
+    def on_disconnected(self, handler: TransportHandler, reason: str) -> None:
         """Handle the end of a connection; print a message unless the client was connecting or closing."""
         was_up = self.session.up
-        super().on_disconnected(handler, why)
+        super().on_disconnected(handler, reason)
         if was_up and not self.session.up and not self._closed:
-            _print_message(f"connection lost ({why}); changes are printed once it is restored")
+            _print_message(f"connection lost ({reason}); changes are printed once it is restored")

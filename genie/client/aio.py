@@ -1,4 +1,4 @@
-"""A lock, as asyncio users hold it, and the block of code that it guards."""
+"""The public asyncio API: `connect`, `Client`, `Lock`, and what `client.lock` and `client.watch` return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from typing import Any, Literal, Self, cast
 
 from genie.client import commands, inspection, watches
 from genie.client.aio_connection import AsyncConnection
-from genie.client.commands import Extend, Inspect, LockInfo, OnDisconnect, Ping, Release, Request, State, any_request
+from genie.client.commands import (
+    Extend,
+    Inspect,
+    LockInfo,
+    OnDisconnect,
+    Ping,
+    Release,
+    Request,
+    RequestState,
+    make_any_request,
+)
 from genie.client.config import Address, find_namespace, find_token, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost
 from genie.client.inspection import Inspection
@@ -21,14 +31,12 @@ from genie.errors import Code, ConnectionLost, GenieError, QueueTimeout, Request
 
 
 class Lock(LockInfo):
-    """A lock that was granted. It is held until `release`, or until it is lost: then the event `lost` is set.
+    """A granted lock. It is held until `release`, until `detach` hands it over to another client, or until it is lost.
 
-    `detach` hands it over to another client.
+    The event `lost` is set when the lock is lost. `held` is a bool that can be read at any time.
 
-    `lock.held` is a bool, to be asked at any time. `lock.lost` is an event, which is true in itself: ask `lock.lost.is_set()`.
-
-    It stays valid when the client's connection is made again. A lock that nobody releases ends by its
-    `transaction_timeout`, also if its client was closed (then nobody tells `lost`).
+    The lock survives reconnects of its client. Without `release` the server ends it after its `transaction_timeout`,
+    even if the client was closed before (in that case `lost` is not set).
     """
 
     __slots__ = ("_connection",)
@@ -39,20 +47,19 @@ class Lock(LockInfo):
 
     @property
     def held(self) -> bool:
-        """Whether the lock is held now, as far as this client knows.
+        """Whether the lock is held now, as this client knows it.
 
-        False after `release` or `detach`, after the lock was lost, and as soon as its time has passed on this client's
-        clock, also where the server could not be reached or this program could not run meanwhile.
+        False after `release` or `detach`, after the lock was lost, and as soon as its `transaction_timeout` has passed
+        on this client's clock. The latter needs no message, so it also holds while the client is disconnected, and in
+        a program that was suspended.
         """
-        return self._request.held(time.monotonic())
+        return self._request.is_held(time.monotonic())
 
     @property
     def lost(self) -> asyncio.Event:
-        """An event that is set when the lock ended without `release`: it timed out, or its id was released elsewhere.
+        """An event that is set when the lock ends without `release`: it timed out, or was released by its id.
 
-        It is not set after `detach`, whatever becomes of the lock.
-
-        The event is true in itself, set or not: ask `lock.lost.is_set()`, or `lock.held`.
+        It is not set after `detach`. Test it with `lock.lost.is_set()`: the event object itself is always truthy.
         """
         request = self._request
         if request.lost is None:
@@ -62,21 +69,22 @@ class Lock(LockInfo):
         return cast("asyncio.Event", request.lost)
 
     async def release(self) -> None:
-        """Give the lock back. A second time does nothing, and neither does it for a lock that is lost.
+        """Release the lock. Does nothing if it was released before or is lost.
 
-        RuntimeError, if the lock was detached: `client.release(id)` releases it.
+        Raises:
+            Unavailable: if the server does not confirm it within `connect_timeout`, for example while disconnected.
+                The client then retries in the background.
+            RuntimeError: if the lock was detached: use `client.release(id)`.
 
-        Without a connection it waits for one, for `connect_timeout` at most; then it raises Unavailable, and goes on
-        trying in the background.
         """
         self._check_managed()
-        if self._request.state is not State.HELD:
+        if self._request.state is not RequestState.HELD:
             return
         call = self._connection.release_lock(self._request)
         if call is None:
             return
         try:
-            await self._connection.finish(call)
+            await self._connection.wait_for_release(call)
         except RequestRejected as error:
             if error.code != Code.UNKNOWN_ID:
                 raise
@@ -84,54 +92,61 @@ class Lock(LockInfo):
     def detach(self) -> int:
         """Hand the lock over to another client: stop managing it here, and leave it held. Returns its `id`.
 
-        From then on this client does not extend the lock (also with `watchdog`), does not release it (also when its
-        block is left, or after a reconnect), and does not report its end: `held` is False, `lost` is never set, and the
+        From then on this client neither extends the lock (even with `watchdog`) nor releases it (even at the end of
+        its block, or after a reconnect), and does not report its end: `held` is False, `lost` is never set, and the
         block is not cancelled. `release` and `extend` of this lock raise RuntimeError. `client.release(id)` and
-        `client.extend(id, seconds)` go on working, here and in other clients.
+        `client.extend(id, seconds)` still work, in this client and in others.
 
-        `detach` sends nothing and does not extend the hold, so the other client calls `client.extend` at once. A watchdog's
-        extension that was sent before `detach` may arrive after that one and shorten the hold. To exclude it, wait for
-        `client.ping()` after `detach`, and pass on the id then.
+        `detach` sends nothing and does not extend the lock, so the other client should call `client.extend` at once.
+        A watchdog's extension that was sent before `detach` may arrive after that one and shorten the lock. To exclude
+        this, wait for `client.ping()` after `detach` before you pass on the id.
 
-        Raises LockLost if the lock is not held any more, and ValueError if it was acquired with
-        `on_disconnect="release"`, since it ends with this client. For a detached lock it does nothing but return the id.
+        For a detached lock it only returns the id.
+
+        Raises:
+            LockLost: if the lock is not held any more.
+            ValueError: if it was acquired with `on_disconnect="release"`, since it ends with this client.
+
         """
         self._connection.detach(self._request)
         return self.id
 
     async def extend(self, seconds: float) -> None:
-        """Let the hold end `seconds` from now, sooner or later than it would have.
+        """Set the remaining time of the lock to `seconds` from now; this may also shorten it.
 
-        LockLost, if it is not held any more; ConnectionLost, if the answer did not come; Unavailable, if there is no
-        connection within `connect_timeout`; RuntimeError, if the lock was detached.
+        Raises:
+            LockLost: if the lock is not held any more.
+            ConnectionLost: if the connection ended before the reply, so that the result is not known.
+            Unavailable: if there is no connection within `connect_timeout`.
+            RuntimeError: if the lock was detached.
+
         """
         extend = Extend(self.id, seconds, self._request)
         self._check_managed()
-        await self._connection.ready()
+        await self._connection.wait_until_connected()
         self._check_managed()
-        if self._request.state is State.HELD:
+        if self._request.state is RequestState.HELD:
             await self._connection.call(extend)
         if self._request.error is not None:
             raise copy_lock_lost(self._request.error)
-        if self._request.state not in (State.HELD, State.DETACHED):
+        if self._request.state not in (RequestState.HELD, RequestState.DETACHED):
             raise already_released(self.id)
 
 
 async def acquire(connection: AsyncConnection, request: Request) -> Lock:
-    """Ask for a lock and wait for it."""
+    """Send a request and wait until it is granted."""
     await connection.call(request)
-    if request.error is not None:  # granted, and lost before this task's turn came
+    if request.error is not None:  # the lock was granted, and lost before this task could run
         raise copy_lock_lost(request.error)
     return Lock(connection, request)
 
 
 class LockContext:
-    """What `client.lock(…)` returns: `async with` it, once, to hold a lock while the block runs.
+    """The async context manager that `client.lock(…)` returns: holds a lock while its block runs. It can be used once.
 
-    A lock that is lost meanwhile cancels the block as `asyncio.timeout` does, and LockLost comes out of it. A
-    cancellation from outside stays one. An error of the block's own comes out as it is, unless the block was cancelled
-    because the lock is lost: then it is the cause of the LockLost. A lock that was detached is neither released nor
-    lost when the block is left.
+    If the lock is lost, the block is cancelled, as by `asyncio.timeout`, and raises LockLost. A cancellation by another
+    task is propagated as such. An exception of the block is propagated too; if the block was cancelled because of the
+    lost lock, it becomes the cause of the LockLost. A detached lock is not released at the end of the block.
     """
 
     __slots__ = ("_cancelling", "_connection", "_lock", "_request", "_task")
@@ -144,8 +159,8 @@ class LockContext:
         self._cancelling = 0
 
     async def __aenter__(self) -> Lock:
-        if self._request.state is not State.WAITING:
-            raise RuntimeError("this was entered before; ask for another lock with client.lock()")
+        if self._request.state is not RequestState.WAITING:
+            raise RuntimeError("a lock context can be entered only once; call client.lock() again")
         self._lock = await acquire(self._connection, self._request)
         self._task = asyncio.current_task()
         self._cancelling = 0 if self._task is None else self._task.cancelling()
@@ -153,6 +168,7 @@ class LockContext:
         return self._lock
 
     def _cancel(self) -> None:
+        """Cancel the task that runs the block, because the lock is lost."""
         if self._task is not None:
             self._task.cancel()
 
@@ -163,39 +179,38 @@ class LockContext:
         if lock is None or task is None:
             return
         request.on_lost = None
-        if request.state is State.DETACHED:
+        if request.state is RequestState.DETACHED:
             return
-        if request.error is not None:
-            # Lost while the block ran, and so it was cancelled.
-            outside = task.uncancel() > self._cancelling
-            if not (outside and isinstance(error, asyncio.CancelledError)):
+        if request.error is not None:  # the lock was lost during the block, which was cancelled by `_cancel`
+            cancelled_by_another = task.uncancel() > self._cancelling
+            if not (cancelled_by_another and isinstance(error, asyncio.CancelledError)):
                 raise copy_lock_lost(request.error) from error
             return
         try:
             if error is None or self._connection.session.up:
                 await lock.release()
             else:
-                self._connection.release_lock(request)  # a block that failed is not kept waiting for a connection
-        except GenieError as refused:
+                self._connection.release_lock(request)  # do not delay the block's error until there is a connection
+        except GenieError as release_error:
             with contextlib.suppress(ConnectionLost):  # the client was closed
-                self._connection.release_lock(request)  # in the background from now on
+                self._connection.release_lock(request)  # retry in the background
             if error is None:
                 raise
-            error.add_note(f"Besides, lock {lock.id} could not be released: {refused}")
+            error.add_note(f"Besides, lock {lock.id} could not be released: {release_error}")
             return
         if error is None and request.error is not None:
             raise copy_lock_lost(request.error)
 
 
-# -- What asyncio users watch --------
+# -- watches ------------------------------------------------------------------------------------------
 
 
 class Watch:
-    """What `client.watch(…)` returns: `async for change in` it, alone or inside `async with`.
+    """The async iterator of changes that `client.watch(…)` returns. It may also be used with `async with`.
 
-    It ends with `aclose`, when the `async with` block is left, when whoever waits for the next change is cancelled, or
-    when nobody has it any more, as behind an `async for` over `client.watch(…)` itself. Then, and when the client is
-    closed, the iteration ends.
+    The watch ends with `aclose`, at the end of an `async with` block, when the task that waits for the next change is
+    cancelled, when the object is garbage collected (for example after an `async for` over `client.watch(…)`), or when
+    the client is closed. Then the iteration ends.
     """
 
     __slots__ = ("_connection", "_watch")
@@ -206,15 +221,15 @@ class Watch:
 
     @property
     def prefix(self) -> str:
-        """How the names begin."""
+        """The prefix of the watched resource names."""
         return self._watch.prefix
 
     @property
     def truncated(self) -> bool:
-        """Whether more was held than the server told when it was last asked: then the picture has gaps.
+        """Whether the last snapshot was truncated, because more locks are held than the server sends.
 
-        What was locked then and is not told is missing. And of what was held before, and ended while there was no
-        connection, the `unlocked` may be missing until somebody else locks it.
+        Then some held locks are not reported. And for a lock that ended while the client was disconnected the
+        `unlocked` may be missing, until a conflicting lock on that resource is granted.
         """
         return self._watch.truncated
 
@@ -226,17 +241,17 @@ class Watch:
         while not watch.ended:
             if watch.changes:
                 return watch.changes.popleft()
-            await self._connection.more(watch)
-        watch.check()
+            await self._connection.wait_for_change(watch)
+        watch.raise_rejection()
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Watch no longer. A second time does nothing."""
+        """End the watch. Does nothing if it has ended."""
         self._connection.unwatch(self._watch)
 
     async def __aenter__(self) -> Self:
-        """Begin to watch: what happens from here on is told, whenever it is asked for."""
-        self._connection.begin(self._watch)
+        """Start the watch now, so that changes are buffered from here on; without `async with` the iteration does it."""
+        self._connection.start_watch(self._watch)
         return self
 
     async def __aexit__(
@@ -246,10 +261,10 @@ class Watch:
 
     def __del__(self) -> None:
         if not self._watch.ended:
-            self._connection.drop(self._watch)
+            self._connection.unwatch_threadsafe(self._watch)
 
 
-# -- The client for asyncio --------
+# -- the client ---------------------------------------------------------------------------------------
 
 
 def connect(
@@ -263,31 +278,34 @@ def connect(
     namespace: str | None = None,
     ssl: bool | SSLContext | None = None,
 ) -> Client:
-    """A client, which connects when its `async with` block is entered and closes when it is left.
+    """Return a client. It connects at the start of its `async with` block and closes at the end.
 
-    `host` is one address, several with commas between them, or a list of them: `HOST`, `HOST:PORT`, `[IPv6]:PORT`;
-    `port` is for those that name none. GENIE_HOST and GENIE_PORT say what is left out, else 127.0.0.1 and 7077.
+    Of several servers the client finds the leader. If a connection is lost later, it reconnects in the background.
 
-    Of several servers the one that leads is found by itself. Entering the block raises Unavailable if no server
-    answers at all, or if none leads within `connect_timeout` seconds. A connection that is lost later is made again in
-    the background; a call that needs it waits up to `connect_timeout`, then raises Unavailable.
+    The `async with` statement raises Unavailable if no server responds, or no leader is found within
+    `connect_timeout`, and RequestRejected if the servers reject the token or do not serve the namespace. If they
+    reject the client only at a later reconnect, the waiting calls fail with that error.
 
-    The server keeps what this client holds and waits for while the connection is away, for `session_timeout` seconds.
-    `session` is the secret (16 to 128 characters) that it knows the client by: a random one, if none is given. Two
-    clients with the same one take each other's place.
+    Args:
+        host: one address, several separated by commas, or a list: `HOST`, `HOST:PORT`, `[IPv6]:PORT`. The prefix
+            `genies://` selects TLS. Default: GENIE_HOST, else 127.0.0.1.
+        port: for addresses without a port. Default: GENIE_PORT, else 7077.
+        connect_timeout: seconds for the first connection. Also how long a later call waits for a connection before it
+            raises Unavailable.
+        session: the secret that identifies the session to the server, 16 to 128 characters. Default: a random one. A
+            second client with the same secret takes over the session of the first.
+        session_timeout: seconds for which the server keeps the locks and the waiting requests of a disconnected client.
+        token: for authentication, if the server requires it. Default: GENIE_TOKEN, else the word in the file
+            GENIE_TOKEN_FILE.
+        namespace: the namespace of all locks of this client: 1 to 128 letters, digits, or any of `_.:-`. Default:
+            GENIE_NAMESPACE, else the first namespace of the server. Use one client for each namespace.
+        ssl: True, or an `ssl.SSLContext`, selects TLS for all servers. Without a context, the trusted CAs are those in
+            the file GENIE_TLS_CA, else those of the system, and GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own
+            certificate. The server's certificate and its name are verified.
 
-    `token` is what the server wants to be told first, where it has any. What is left out comes from GENIE_TOKEN, else
-    from the file at GENIE_TOKEN_FILE, which must hold one word. Entering the block raises RequestRejected where it is wrong.
-    A server that does not take it any more when the connection is made again fails the calls that wait.
+    Raises:
+        ValueError, TypeError: if an argument, or an environment variable that replaces it, is wrong.
 
-    `namespace` is whose locks these are, where a server has several namespaces (1 to 128 letters, digits or any of
-    `_.:-`; else a ValueError at once). What is left out comes from GENIE_NAMESPACE, else it is the server's first. All
-    that this client asks for is in it; nothing spans namespaces, so take a client for each. Entering the block raises
-    RequestRejected (`unknown-namespace`) where the servers do not serve it.
-
-    `genies://HOST:PORT` is a server that speaks TLS; with `ssl=True`, or a context, all of them do. Its certificate and
-    its name are verified. GENIE_TLS_CA is a file with those who may sign it, else it is whom this system trusts;
-    GENIE_TLS_CERT and GENIE_TLS_KEY are what this client shows. Your own context counts more than these.
     """
     return Client(
         parse_addresses(host, port, ssl=ssl),
@@ -300,11 +318,11 @@ def connect(
 
 
 class Client:
-    """Locks from one server, over one connection, for any number of tasks. Made by `connect`.
+    """A client with one connection to the leader, for any number of tasks. Made by `connect`.
 
-    Every call can be cancelled: what it asked for is given back. Locks that are held stay held when the connection
-    ends, and who waits for one goes on waiting, in the same place. An `extend`, `inspect` or `ping` whose connection
-    ends before its answer came raises ConnectionLost.
+    Every call can be cancelled; its request is then released. Locks stay held while the client is disconnected, and
+    waiting requests keep their queue positions. An `extend`, `inspect` or `ping` whose connection ends before the
+    reply raises ConnectionLost.
     """
 
     def __init__(
@@ -331,11 +349,10 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End the session and the connection. Calls that wait raise ConnectionLost, and what they asked for is cancelled.
+        """End the session and the connection. Waiting calls raise ConnectionLost, and their requests are cancelled.
 
-        Locks with `on_disconnect="release"` are released; the others stay held until they are released by id or their
-        `transaction_timeout` has passed. Without a connection, or if the server does not answer for a moment, the server
-        does the same when the session's timeout has passed.
+        Locks with `on_disconnect="release"` are released. The others stay held until they are released by id or their
+        `transaction_timeout` has passed. If the server can't be reached, it does the same after `session_timeout`.
         """
         await self._connection.close()
 
@@ -350,11 +367,11 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> LockContext:
-        """`async with client.lock("exclusive:a", "shared:b") as lock:` holds all of them while the block runs.
+        """Hold a lock while a block runs: `async with client.lock("exclusive:a", "shared:b") as lock:`.
 
-        Arguments and errors are those of `acquire`. With `watchdog` the hold is extended for as long as the block
-        runs, so that `transaction_timeout` only bounds how long the lock outlives this process. If the lock is lost
-        the block is cancelled and LockLost comes out of it.
+        Arguments and errors are those of `acquire`. With `watchdog` the lock is extended as long as the block runs,
+        so that `transaction_timeout` only bounds how long the lock outlives a crash of this process. If the lock is
+        lost, the block is cancelled and raises LockLost.
         """
         return LockContext(
             self._connection,
@@ -381,24 +398,34 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock:
-        """Wait until all the resources can be locked at once, and hold them until `lock.release()`.
+        """Wait until all of the resources can be locked at once, and hold them until `lock.release()`.
 
-        A resource is `shared:NAME`, `exclusive:NAME`, or a NAME without a colon, which is exclusive (`genie.shared`
-        and `genie.exclusive` take any name). A resource that is named twice is locked once, in the stronger mode:
-        `lock.resources` lists what is locked. `transaction` names the one transaction that asks: what it holds is not
-        in its way, and deadlocks are found between transactions. Higher `priority` goes first. With `queue_timeout=None`
-        the request waits without a limit, also while no server answers.
+        Args:
+            resources: `shared:NAME`, `exclusive:NAME`, or a NAME without a colon, which is exclusive (`genie.shared`
+                and `genie.exclusive` accept any name). One that is listed twice is locked once, in the stronger mode.
+                `lock.resources` lists what is locked.
+            transaction: name of the transaction of this request. Requests of one transaction do not block each other,
+                and deadlocks are detected between transactions.
+            queue_timeout: seconds to wait in the queue. None: no limit, even while no server responds.
+            transaction_timeout: seconds after the grant at which the lock is lost.
+            priority: requests with a higher priority are granted first.
+            watchdog: extend the lock automatically until `lock.release()`, as long as this client is open and can
+                reach the leader.
+            on_disconnect: `"release"`: the server releases the lock when the session of this client ends, that is,
+                when the client is closed, or is disconnected for `session_timeout`. `"keep"`: the lock stays held
+                until `transaction_timeout`.
+            note: text of at most 256 characters that is shown to operators, and in the errors of requests that
+                waited for this lock.
 
-        The lock is lost `transaction_timeout` seconds after it was granted. With `watchdog` the client extends it until
-        `lock.release()`, for as long as this client is open and can reach a server. `note` (256 characters at most) is shown
-        to people who look for who holds the lock, and to clients that waited for it in vain. With `on_disconnect="release"` the
-        server releases the lock when the session of this client ends: when the client is closed, or when there was no
-        connection for `session_timeout`. By default (`"keep"`) the lock stays until `transaction_timeout`.
+        Raises:
+            QueueTimeout: (a TimeoutError) after `queue_timeout` seconds in the queue.
+            Deadlock: at once, if the wait could never end.
+            LockError: if the waiting request was released by its id.
+            RequestRejected: if the server rejects the request.
+            Unavailable: if no server has responded for `queue_timeout` plus `connect_timeout`.
+            ConnectionLost: if the client was closed.
+            RuntimeError: if the client was not entered with `async with`.
 
-        Raises QueueTimeout (which is a TimeoutError) after `queue_timeout` seconds in the queue, Deadlock at once where
-        waiting could not end, LockError where the waiting request was released by its id, RequestRejected where the server
-        refuses it, Unavailable where no server has answered for `queue_timeout` and `connect_timeout` together, and
-        ConnectionLost where the client was closed. RuntimeError, if the client was not entered with `async with`.
         """
         return await acquire(
             self._connection,
@@ -424,9 +451,9 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock | None:
-        """Do what `acquire` does, without waiting: None if the resources can't be locked at once.
+        """Lock the resources without waiting; return None if they can't be locked now.
 
-        Raises what `acquire` raises, also Deadlock, but never QueueTimeout.
+        Arguments and errors are those of `acquire`, including Deadlock, except for QueueTimeout.
         """
         request = self._request(
             resources,
@@ -454,19 +481,29 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock:
-        """Lock as many of the resources as it takes, of those that are free, and hold them until `lock.release()`.
+        """Lock free resources of a list until their weights reach `target`, and hold them until `lock.release()`.
 
-        The server goes through the resources (10,000 at most) in the order given, in one step, and takes what no other
-        owner holds or waits for, until the `weights` of what it took (1 for each where there are none) reach `target`.
-        `lock.resources` are those that it took. It never waits: where what is free does not reach the target nothing is
-        taken and Insufficient is raised, with the sums of the weights that are free and that are locked. Integers are
-        added exactly, however large.
+        The server goes through the list in the given order, in one atomic step, and locks resources that no other owner
+        holds or waits for. `lock.resources` are the locked ones. The call never waits: if the free resources do not
+        reach the target, it locks nothing and raises Insufficient.
 
-        Raises RequestRejected where the server refuses it or its line would be longer than 1 MiB, Unavailable where no
-        server has said anything for `connect_timeout`, and ConnectionLost where the client was closed. The lock is
-        lost `transaction_timeout` seconds after it was granted.
+        Args:
+            resources: 1 to 10,000 resources, as in `acquire`.
+            target: the sum of weights to reach.
+            weights: a positive integer for each resource; they are added exactly, however large. Default: 1 each.
+            transaction: as in `acquire`, like the other arguments.
+            transaction_timeout: seconds after the grant at which the lock is lost.
+            on_disconnect: `"keep"` or `"release"`.
+            note: text for operators.
+
+        Raises:
+            Insufficient: with the sums of the weights that are free and that are locked.
+            RequestRejected: if the server rejects the request, or its line would be longer than 1 MiB.
+            Unavailable: if no server has responded for `connect_timeout`.
+            ConnectionLost: if the client was closed.
+
         """
-        request = any_request(
+        request = make_any_request(
             self._connection.session.new_ref(),
             resources,
             target,
@@ -479,16 +516,16 @@ class Client:
         return await acquire(self._connection, request)
 
     def watch(self, prefix: str) -> Watch:
-        """`async for change in client.watch("token/"):` tells who locks and unlocks resources whose names begin so.
+        """Watch the locks on resources with a prefix: `async for change in client.watch("token/"):`.
 
-        First comes a `locked` for each lock that is held, then what happens, as it happens. After a lost connection, a
-        failover, or where changes came faster than they were taken, the client asks what is held and tells the
-        difference to what it told before. So whoever applies the changes has the right picture, though not every lock
-        that was held for a moment only. More than 10,000 held locks are not told by the server: see `truncated`.
+        The iteration starts with a `locked` for each held lock, and continues with the changes as they happen. After a
+        reconnect, or if changes arrive faster than they are consumed, the client fetches a snapshot and reports the
+        difference to what it has reported before. So a consumer that applies all changes has the current state, but may
+        miss a lock that was held only briefly. A snapshot has at most 10,000 locks: see `truncated`.
 
-        It waits for a connection for as long as it takes. Raises RequestRejected where the server refuses it, as it
-        does with more than 100 prefixes, and ConnectionLost where the client was closed before. Leaving the loop ends the watch;
-        closing the client ends the loop.
+        The iteration waits for a connection without a limit. Leaving the loop ends the watch; closing the client ends
+        the loop. The iteration raises RequestRejected if the server rejects the watch, as it does beyond 100 prefixes,
+        and ConnectionLost if the client was closed before.
         """
         return Watch(self._connection, watches.Watch(prefix))
 
@@ -501,38 +538,59 @@ class Client:
         limit: int | None = None,
         only: Literal["holders", "queue"] | None = None,
     ) -> Inspection:
-        """Return who holds and who waits for whom: `holders` and `queue`, at most `limit` rows (100), and their totals.
+        """Return the held locks (`holders`) and the waiting requests with their blockers (`queue`).
 
-        `resource` is a name without a mode. With `only` all rows are of one kind. Times are seconds, `since` is the unix
-        time as `time.time()` gives it. Raises RequestRejected where the server refuses it.
+        Args:
+            resource: only those that lock or wait for this resource; a name without a mode.
+            transaction: only those of this transaction.
+            id: only the one with this id.
+            limit: maximum number of rows; 100 if None. The totals count all matches.
+            only: `"holders"` or `"queue"`: use all rows for one kind.
+
+        Raises:
+            RequestRejected: if the server rejects the query.
+
         """
-        return inspection.read(await self._connection.call(Inspect(resource, transaction, id, limit, only)))
+        return inspection.parse_inspected(await self._connection.call(Inspect(resource, transaction, id, limit, only)))
 
     async def ping(self) -> None:
-        """Return when the server has answered."""
+        """Wait for a reply of the server to a `ping`."""
         await self._connection.call(Ping())
 
     async def release(self, id: int) -> str:
-        """End a lock, or cancel a waiting request, by its id, whichever client made it.
+        """Release a lock, or cancel a waiting request, of any client by its id.
 
-        So a transaction can begin in one service and end in another. Returns the reason for which it ended: `success`, or
-        an earlier one if it had ended before. Raises RequestRejected (`unknown-id`) where the server does not know the id.
-        Prefer `lock.release()` for a lock of this client.
+        Thus a transaction can begin in one service and end in another. For a lock of this client prefer
+        `lock.release()`.
+
+        Returns:
+            The reason for which the lock ended: `success`, or another one if it had ended before.
+
+        Raises:
+            RequestRejected: (`unknown-id`) if the server does not know the id.
+            Unavailable: if the server does not confirm it within `connect_timeout`; the client then retries in the
+                background.
+
         """
         release = Release(id)
         self._connection.release(release)
-        return await self._connection.finish(release)
+        return await self._connection.wait_for_release(release)
 
     async def extend(self, id: int, seconds: float) -> None:
-        """Let the hold of a lock end `seconds` from now, by its id, whichever client made it.
+        """Set the remaining time of a lock of any client, by its id, to `seconds` from now.
 
-        Only the client that asks knows of it: the client that made the lock counts it as lost when its own
-        `transaction_timeout` has passed, and may then release it, unless it extends the lock itself or has handed it
-        over with `lock.detach()`. Raises LockLost if the lock has ended,
-        RequestRejected if the request still waits (`bad-request`) or the server does not know the id (`unknown-id`),
-        ConnectionLost if the answer did not come, and Unavailable if there is no connection within `connect_timeout`.
+        The server does not notify the client that acquired the lock. That client considers it lost after its own
+        `transaction_timeout`, and may then release it, unless it extends the lock itself or has called `lock.detach()`.
+
+        Raises:
+            LockLost: if the lock has ended.
+            RequestRejected: if the request still waits (`bad-request`), or the server does not know the id
+                (`unknown-id`).
+            ConnectionLost: if the connection ended before the reply, so that the result is not known.
+            Unavailable: if there is no connection within `connect_timeout`.
+
         """
-        await self._connection.call(Extend(id, seconds, self._connection.held(id)))
+        await self._connection.call(Extend(id, seconds, self._connection.find_held_lock(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
-        return commands.request(self._connection.session.new_ref(), resources, **options)
+        return commands.make_request(self._connection.session.new_ref(), resources, **options)

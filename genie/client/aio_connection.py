@@ -1,4 +1,4 @@
-"""One TCP connection of the asyncio client."""
+"""The I/O layer of the asyncio client: one TCP connection at a time, reconnects, timers, and waiting calls."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from genie.client.session import ClientSession
 from genie.client.watches import Watch
 from genie.errors import ConnectionLost, GenieError, RequestRejected, Unavailable
 from genie.net import enable_keepalive
-from genie.tls import reason
+from genie.tls import describe_error
 
 
 class Waiter(Protocol):
-    """A future of asyncio or of `concurrent.futures`, which the outcome of a call completes."""
+    """The future of a call: an `asyncio.Future`, or a `concurrent.futures.Future` of the sync client."""
 
     def done(self) -> bool:
         """Return whether it has been completed or cancelled."""
@@ -33,38 +33,38 @@ class Waiter(Protocol):
 
 
 class TransportHandler(asyncio.Protocol):
-    """Tells its owner what happens to it."""
+    """The asyncio protocol of one connection attempt; forwards its events to the `AsyncConnection`."""
 
     def __init__(self, connection: AsyncConnection, address: Address) -> None:
         self.connection = connection
         self.address = address
         self.transport: asyncio.Transport | None = None
         self.abandoned = False
-        """Whether nobody wants it any more."""
+        """Whether the attempt was given up, so that a connection that it still makes must be closed."""
         self.handshake_done = asyncio.Event()
-        """Set when the server has taken this client, or won't."""
+        """Set when the handshake has succeeded or failed."""
         self.closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """By the event loop."""
+        """Start the handshake. Called by the event loop."""
         self.transport = cast("asyncio.Transport", transport)
         self.connection.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
-        """By the event loop."""
+        """Process received bytes. Called by the event loop."""
         self.connection.on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """By the event loop."""
+        """Report the end of the connection. Called by the event loop."""
         self.closed.set()
-        self.connection.on_disconnected(self, "the server closed it" if exc is None else reason(exc))
+        self.connection.on_disconnected(self, "the server closed it" if exc is None else describe_error(exc))
 
 
 class AsyncConnection:
-    """The connection of one client to its servers: reconnects, keeps the timers, and matches calls with outcomes.
+    """The connection of one client to its servers: reconnects, runs the timers, and completes the futures of calls.
 
     Any number of tasks may use it. `connect_timeout` (seconds) bounds the first connection, the wait of a call
-    for a later one, and the wait of a release for its reply. `session` is the state machine behind it.
+    for a later one, and the wait of a release for its reply. `session` is the protocol state machine.
     """
 
     def __init__(
@@ -82,26 +82,26 @@ class AsyncConnection:
         self.session.explain_unavailable = lambda: str(self._servers.unavailable_error())
         self._loop: asyncio.AbstractEventLoop
         self._handler: TransportHandler | None = None
-        self._up_since = 0.0
+        self._connected_at = 0.0
         self._up = asyncio.Event()
-        """Set when there is a connection, and when there never will be one again."""
+        """Set while connected, and after the client was closed."""
         self._closed = True
         self._entered = False
-        """Whether the client was opened before."""
-        self._connecting: asyncio.Task[None] | None = None
-        self._flushing = False
+        """Whether the client has been opened."""
+        self._reconnect_task: asyncio.Task[None] | None = None
+        self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
     @property
     def address(self) -> Address | None:
-        """The server to which there is a connection."""
+        """The server of the current connection, or None."""
         return None if self._handler is None else self._handler.address
 
-    # -- from the event loop ------------------------------------------------------------------------------
+    # -- events of the transport --------------------------------------------------------------------------
 
     def on_connected(self, handler: TransportHandler) -> None:
-        """There is a connection."""
+        """Start the handshake on a new TCP connection, unless its attempt was given up meanwhile."""
         transport = cast("asyncio.Transport", handler.transport)
         if handler.abandoned:
             transport.abort()
@@ -112,23 +112,23 @@ class AsyncConnection:
         self.flush()
 
     def on_data(self, handler: TransportHandler, data: bytes) -> None:
-        """Bytes have come."""
+        """Pass received bytes to the session, and complete the calls that they decide."""
         if handler is not self._handler:
             return
         was_up = self.session.up
-        self._settle(self.session.receive_data(data, time.monotonic()))
+        self._deliver(self.session.receive_data(data, time.monotonic()))
         if self.session.close_reason:
             self._abandon_transport(handler, self.session.close_reason)
         elif was_up:
             self._servers.on_success()
         elif self.session.up:
-            self._up_since = time.monotonic()
+            self._connected_at = time.monotonic()
             self._up.set()
             handler.handshake_done.set()
         self.flush()
 
-    def on_disconnected(self, handler: TransportHandler, why: str) -> None:
-        """A connection has ended."""
+    def on_disconnected(self, handler: TransportHandler, reason: str) -> None:
+        """Fail the calls that ended with the connection, and start to reconnect if it was in use."""
         if handler is not self._handler:
             return
         self._handler = None
@@ -136,39 +136,39 @@ class AsyncConnection:
             self._servers.on_redirect(handler.address, self.session.redirect)
         if self.session.up:
             self._up.clear()
-            why = self._servers.on_disconnect(handler.address, why, time.monotonic() - self._up_since)
-            if not self._closed and (self._connecting is None or self._connecting.done()):
-                self._connecting = self._loop.create_task(self._reconnect())
+            reason = self._servers.on_disconnect(handler.address, reason, time.monotonic() - self._connected_at)
+            if not self._closed and (self._reconnect_task is None or self._reconnect_task.done()):
+                self._reconnect_task = self._loop.create_task(self._reconnect())
         else:
-            self._servers.on_failure(why)
-        self._settle(self.session.on_disconnected(why, time.monotonic()))
+            self._servers.on_failure(reason)
+        self._deliver(self.session.on_disconnected(reason, time.monotonic()))
         handler.handshake_done.set()
 
     def flush_soon(self) -> None:
-        """Send, together, what is to be sent by the end of this turn of the loop."""
-        if not self._flushing and not self._loop.is_closed():
-            self._flushing = True
+        """Schedule a `flush` in the next iteration of the event loop, so that calls made together are sent together."""
+        if not self._flush_scheduled and not self._loop.is_closed():
+            self._flush_scheduled = True
             self._loop.call_soon(self.flush)
 
     def begin_batch(self) -> None:
-        """Keep what is to be sent until `flush`, which the caller calls at the end of its batch."""
-        self._flushing = True
+        """Suppress `flush_soon` until the caller calls `flush` at the end of its batch."""
+        self._flush_scheduled = True
 
     def flush(self) -> None:
-        """Send what is to be sent, and set the timer."""
-        self._flushing = False
+        """Write the session's buffered commands to the transport, and update the timer."""
+        self._flush_scheduled = False
         if self._handler is not None and self._handler.transport is not None:
             data = self.session.data_to_send()
             if data:
                 self._handler.transport.write(data)
         self._set_timer()
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- connecting, and the timer ------------------------------------------------------------------------
 
-    async def _round(self) -> bool:
-        """Try every address once, and those that are named as leaders."""
+    async def _try_all_servers(self) -> bool:
+        """Make one round of connection attempts, following redirects; return whether one succeeded."""
         rejections: list[RequestRejected | None] = []
-        for address in self._servers.round():
+        for address in self._servers.next_round():
             self.session.handshake_rejection = None
             handler = TransportHandler(self, address)
             try:
@@ -190,24 +190,26 @@ class AsyncConnection:
         self.session.end_round(rejections)
         return False
 
-    def _abandon_transport(self, handler: TransportHandler, why: str) -> None:
-        """Use a connection no more."""
+    def _abandon_transport(self, handler: TransportHandler, reason: str) -> None:
+        """Give up a connection, or the attempt to make one, and close its transport at once."""
         handler.abandoned = True
-        self.on_disconnected(handler, why)
+        self.on_disconnected(handler, reason)
         if handler.transport is not None:
             handler.transport.abort()
 
     async def _reconnect(self) -> None:
+        """Try the servers, with backoff, until one accepts the client."""
         while True:
             await asyncio.sleep(self._servers.delay)
-            if await self._round():
+            if await self._try_all_servers():
                 return
             if self.session.rejection is not None:
-                self._settle(self.session.fail_callers(time.monotonic()))
-                self._up.set()  # whoever waits for a connection looks why there is none
+                self._deliver(self.session.fail_callers(time.monotonic()))
+                self._up.set()  # wake the tasks in `wait_until_connected`: they raise the rejection
                 self._up.clear()
 
-    def _settle(self, outcomes: list[Outcome]) -> None:
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        """Complete the future of each call. A second outcome of a request reports the loss of its lock."""
         for call, value, error in outcomes:
             waiter, call.waiter = call.waiter, None
             if waiter is None:
@@ -226,19 +228,21 @@ class AsyncConnection:
             request.on_lost()
 
     def _set_timer(self) -> None:
+        """Schedule `_on_timer` for the session's next timer, unless it is scheduled no later than that."""
         if self._closed:
             return
-        wake = self.session.next_timer
+        next_timer = self.session.next_timer
         if self._timer is not None:
-            if self._timer_at <= wake:
+            if self._timer_at <= next_timer:
                 return
             self._timer.cancel()
-        self._timer_at = wake  # uvloop's handle of a time that is past can't say when
-        self._timer = None if wake == math.inf else self._loop.call_later(wake - time.monotonic(), self._tick)
+        self._timer_at = next_timer  # not `self._timer.when()`, which is wrong in uvloop for a time in the past
+        delay = next_timer - time.monotonic()
+        self._timer = None if next_timer == math.inf else self._loop.call_later(delay, self._on_timer)
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._settle(self.session.on_timer(time.monotonic()))
+        self._deliver(self.session.on_timer(time.monotonic()))
         if self.session.close_reason and self._handler is not None:
             self._abandon_transport(self._handler, self.session.close_reason)
         self.flush()
@@ -246,10 +250,12 @@ class AsyncConnection:
     # -- calls ----------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect to the first server that leads.
+        """Connect to the leader.
 
-        Unavailable, if in one round none answers at all, or if none leads within `connect_timeout`. RequestRejected, if
-        none takes this client and one says so.
+        Raises:
+            Unavailable: if no server replies in one round, or no leader is found within `connect_timeout`.
+            RequestRejected: if all servers reject this client for good.
+
         """
         if not self._closed:
             raise RuntimeError("the client is open already")
@@ -257,7 +263,7 @@ class AsyncConnection:
         self._servers.answered = False
         try:
             async with asyncio.timeout(self.connect_timeout):
-                while not await self._round():
+                while not await self._try_all_servers():
                     self.check_not_rejected()
                     if not self._servers.answered:
                         raise self._servers.unavailable_error()
@@ -271,47 +277,47 @@ class AsyncConnection:
         self._set_timer()
 
     async def close(self) -> None:
-        """End the connection; calls that wait fail, and what they asked for is given back."""
+        """End the session and the connection. Waiting calls fail, and their requests are released."""
         if self._closed:
             return
         self._closed = True
         try:
-            self._settle(self.session.begin_close(time.monotonic()))
+            self._deliver(self.session.begin_close(time.monotonic()))
             self.flush_soon()
             if self.session.up:
                 async with asyncio.timeout(min(BYE_TIMEOUT_S, self.connect_timeout)):
-                    await self._answer(Bye())
+                    await self._send_and_wait(Bye())
         except (TimeoutError, GenieError):
-            pass  # it ends by its own timeouts
+            pass  # the server ends the session after its timeout
         finally:
-            await self._shut()
+            await self._close_transport()
 
     async def call(self, call: Call) -> Any:
-        """Send a call, when there is a connection, and wait for its answer. What is cancelled is given back.
+        """Send a call and wait for its outcome. A request whose caller is cancelled is released.
 
-        A request for locks bears to wait for a connection itself; for other calls Unavailable is raised, if there is
-        none within `connect_timeout`.
+        A request is queued while disconnected, within its own timeouts. Other calls raise Unavailable if there is no
+        connection within `connect_timeout`.
         """
         self.check_open()
         if not self.session.up:
             self.check_not_rejected()
             if not isinstance(call, Request):
-                await self.ready()
-        return await self._answer(call)
+                await self.wait_until_connected()
+        return await self._send_and_wait(call)
 
     def send(self, call: Call, waiter: Waiter) -> None:
-        """Send a call; its outcome completes `waiter`. A request or a release waits for a connection, others need one."""
+        """Send a call whose outcome completes `waiter`. While disconnected, only requests and releases are allowed."""
         call.waiter = waiter
         self.session.send(call, time.monotonic())
         self.flush_soon()
 
     def abandon(self, call: Call) -> None:
-        """Forget a call whose caller does not wait any longer; what a request asked for is released."""
+        """Handle the cancellation of a caller: a request is released, other calls are left without a waiter."""
         self.session.abandon(call, time.monotonic())
         self.flush_soon()
 
-    async def ready(self) -> None:
-        """Wait for a connection; Unavailable, if there is none within `connect_timeout`."""
+    async def wait_until_connected(self) -> None:
+        """Wait for a connection; Unavailable if there is none within `connect_timeout`."""
         if self.session.up:
             return
         try:
@@ -323,56 +329,56 @@ class AsyncConnection:
         except TimeoutError:
             raise self._servers.unavailable_error() from None
 
-    async def finish(self, release: Release) -> str:
-        """Wait for the answer to a release, which may have to wait for a connection itself, but not for ever.
+    async def wait_for_release(self, release: Release) -> str:
+        """Wait for the reply to a release, also across reconnects; return the reason for which the lock ended.
 
-        Unavailable, if it takes too long. Then, and if this is cancelled, the release goes on alone.
+        Unavailable after `connect_timeout`. Then, and if the caller is cancelled, the client still sends the release.
         """
         waiter = release.waiter = self._loop.create_future()
-        bound = self._loop.call_later(self.connect_timeout, self._time_out_release, release)
+        timeout = self._loop.call_later(self.connect_timeout, self._time_out_release, release)
         self.flush_soon()
         try:
             return cast("str", await waiter)
         finally:
             release.waiter = None
-            bound.cancel()
+            timeout.cancel()
 
     def release_lock(self, request: Request) -> Release | None:
-        """Send the release of a lock; None if it has ended."""
+        """Send the release of a lock, or queue it while disconnected; None if the lock has ended."""
         self.check_open()
         release = self.session.release(request, time.monotonic())
         self.flush_soon()
         return release
 
     def detach(self, request: Request) -> None:
-        """Stop managing a held lock."""
+        """Stop managing a held lock, and leave it held at the server."""
         self.session.detach(request, time.monotonic())
 
-    def held(self, id: int) -> Request | None:
-        """The lock of this client with this id, if it holds one."""
-        return self.session.held(id)
+    def find_held_lock(self, id: int) -> Request | None:
+        """Return the lock with this id if this client holds it, else None."""
+        return self.session.find_held_lock(id)
 
     def release(self, release: Release) -> None:
-        """Send a release, now or when there is a connection."""
+        """Send a release, or queue it while disconnected."""
         self.check_open()
         self.session.send(release, time.monotonic())
 
     def check_open(self) -> None:
-        """RuntimeError before the client was opened, ConnectionLost after it was closed."""
+        """Raise RuntimeError if the client was not opened yet, ConnectionLost if it was closed."""
         if not self._closed:
             return
         if not self._entered:
             raise RuntimeError("the client was not entered: use async with genie.connect() as client")
         raise ConnectionLost("the client was closed")
 
-    def begin(self, watch: Watch) -> None:
-        """Let the server tell what is watched, before anybody waits for it."""
+    def start_watch(self, watch: Watch) -> None:
+        """Subscribe a watch now, rather than when its first change is awaited."""
         self.check_open()
         self.session.request_next(watch, time.monotonic())
         self.flush_soon()
 
-    async def more(self, watch: Watch) -> None:
-        """Wait until a watch has a change to take, or has ended. A cancellation ends the watch."""
+    async def wait_for_change(self, watch: Watch) -> None:
+        """Wait until a watch has a change or has ended. If the caller is cancelled, the watch ends."""
         self.check_open()
         waiter = self._loop.create_future()
         self.request_next(watch, waiter)
@@ -383,10 +389,10 @@ class AsyncConnection:
             raise
 
     def request_next(self, watch: Watch, waiter: Waiter) -> None:
-        """Complete `waiter` as soon as a watch has a change to take, or has ended."""
+        """Complete `waiter` as soon as a watch has a change or has ended."""
         self.check_open()
         if watch.waiter is not None:
-            raise RuntimeError("the next change is awaited already; every waiter needs a watch of its own")
+            raise RuntimeError("another caller already waits for the next change; each one needs its own watch")
         if watch.changes or watch.ended:
             waiter.set_result(None)
             return
@@ -395,53 +401,54 @@ class AsyncConnection:
         self.flush_soon()
 
     def unwatch(self, watch: Watch) -> None:
-        """End a watch."""
-        self._settle(self.session.unwatch(watch))
+        """End a watch, and wake its consumer if it waits."""
+        self._deliver(self.session.unwatch(watch))
         if not self._closed:
             self.flush_soon()
 
-    def drop(self, watch: Watch) -> None:
-        """The same, from wherever garbage is collected."""
+    def unwatch_threadsafe(self, watch: Watch) -> None:
+        """End a watch that was garbage collected, which may happen in any thread."""
         if not self._closed:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self.unwatch, watch)
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------
 
     def check_not_rejected(self) -> None:
-        """Raise the final error by which the servers rejected this client, if they did."""
-        denied = self.session.rejection
-        if denied is not None:
-            raise denied
+        """Raise the error by which all servers rejected this client for good, if they did."""
+        rejection = self.session.rejection
+        if rejection is not None:
+            raise rejection
 
-    async def _answer(self, call: Call) -> Any:
+    async def _send_and_wait(self, call: Call) -> Any:
+        """Send a call and wait for its outcome; abandon it if this task is cancelled."""
         waiter = self._loop.create_future()
         self.send(call, waiter)
         try:
             return await waiter
         except BaseException:
-            self.abandon(call)  # its grant may have arrived before this task ran
+            self.abandon(call)  # also releases a lock that was granted before this task could run
             raise
 
-    async def _shut(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
+    async def _close_transport(self) -> None:
+        """Cancel the timer and the reconnect task, close the transport after its buffer was sent, and fail the rest."""
+        if self._reconnect_task is not None:
+            self._reconnect_task.cancel()
         if self._timer is not None:
             self._timer.cancel()
         self.flush()
         handler, self._handler = self._handler, None
         if handler is not None and handler.transport is not None:
-            handler.transport.close()  # which sends first what it was given
-        self._settle(self.session.finish_close(time.monotonic()))
+            handler.transport.close()  # sends the buffered data first
+        self._deliver(self.session.finish_close(time.monotonic()))
         self._up.set()
         try:
-            if self._connecting is not None:
-                await asyncio.wait({self._connecting})
+            if self._reconnect_task is not None:
+                await asyncio.wait({self._reconnect_task})
             if handler is not None:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(
-                        self.connect_timeout
-                    ):  # `wait_for` of Python 3.11 may swallow a cancellation
+                    # Not `asyncio.wait_for`, which may swallow a cancellation in Python 3.11.
+                    async with asyncio.timeout(self.connect_timeout):
                         await handler.closed.wait()
         finally:
             if handler is not None and handler.transport is not None:
@@ -452,11 +459,11 @@ class AsyncConnection:
             release.waiter.set_exception(Unavailable(self.release_timeout_text(release.id)))
 
     def release_timeout_text(self, id: int) -> str:
-        """Return why a release had no reply within `connect_timeout`."""
+        """Return the error message for a release that had no reply within `connect_timeout`."""
         reason = "the server does not answer" if self.session.up else str(self._servers.unavailable_error())
         return f"{id} could not be released within {self.connect_timeout:g} s: {reason}"
 
     def abort(self) -> None:
-        """Close the transport at once, without a farewell to the server."""
+        """Close the transport at once, without sending `bye` or the buffered data."""
         if self._handler is not None and self._handler.transport is not None:
             self._handler.transport.abort()

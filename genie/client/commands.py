@@ -1,4 +1,4 @@
-"""What is to be known of a lock, whichever shell it came from."""
+"""The commands of the wire protocol as objects, with their arguments checked; and the public attributes of a lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from genie.protocol.resources import (
 
 
 class LockInfo:
-    """The facts of a lock that was granted."""
+    """The attributes of a granted lock that `genie.Lock` and `genie.sync.Lock` have in common."""
 
     __slots__ = ("_request",)
 
@@ -37,61 +37,62 @@ class LockInfo:
         return f"<{type(self).__name__} {self.id} {' '.join(self.resources)}: {self._request.state.name.lower()}>"
 
     def _check_managed(self) -> None:
-        if self._request.state is State.DETACHED:
+        """Raise RuntimeError if the lock was detached, since this client then no longer manages it."""
+        if self._request.state is RequestState.DETACHED:
             raise RuntimeError(
                 f"lock {self.id} was detached: use client.extend({self.id}, seconds) and client.release({self.id})"
             )
 
     @property
     def id(self) -> int:
-        """The server's number for this lock; whoever has it can release the lock."""
+        """The id that the server gave the lock. Any client can release the lock by its id."""
         return self._request.id
 
     @property
     def fence(self) -> int:
-        """The fencing token: a number that grows with every grant, by which a store can refuse a late writer."""
+        """The fencing token: a number that grows with every grant, by which a store can reject late writers."""
         return self._request.fence
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """What is locked, as on the wire (`shared:NAME`, `exclusive:NAME`) and in the order it was asked for."""
+        """The locked resources as `shared:NAME` or `exclusive:NAME`, in the order in which they were requested."""
         return self._request.resources
 
 
-# -- What can be asked of a server: every call checks its arguments and makes its line before anything is sent --------
+# -- Commands: each checks its arguments and encodes its line when it is made, before anything is sent ----------------
 
 PROTOCOL: Final = 1
 """The version of the wire protocol that this client speaks."""
 RELEASE: Final = messages.command("release")
-"""A release without its `ref`."""
+"""A `release` to which the `ref` of the request is still to be added."""
 RESUME: Final = messages.command("ping", ref="resume")
-"""Sent after `hello`: its answer comes after everything that the server sends about the session's requests."""
+"""Sent after `hello`. Its reply follows everything that the server sends about the requests of the session."""
 BYE_TIMEOUT_S: Final = 3.0
-"""A client that closes waits so long at most for the answer to `bye`: the server may be gone."""
+"""How long a client that closes waits for the reply to `bye`, since the server may not respond."""
 MAX_ID: Final = 1 << 53
-"""Ids are below this, so that every JSON library reads them right."""
+"""Ids are below this, so that every JSON library can represent them exactly."""
 SECRET_LENGTHS: Final = range(16, 129)
-"""Characters of a session's secret."""
+"""Allowed numbers of characters in the secret of a session."""
 
 
-class State(Enum):
-    """The state of a request for locks, as far as this client knows."""
+class RequestState(Enum):
+    """The state of a lock request, as this client knows it."""
 
     WAITING = auto()
-    """It waits, or it has not arrived yet."""
+    """Not sent yet, or sent and not granted yet."""
     HELD = auto()
     RELEASING = auto()
-    """Its release is due."""
+    """Its release was requested and is not confirmed yet."""
     DETACHED = auto()
-    """It was granted, and this client does not manage it any longer: it may still be held at the server."""
+    """Granted, and no longer managed by this client: the server may still hold the lock."""
     ENDED = auto()
 
 
 class Call:
-    """A command and the answer that is due.
+    """A command that expects a reply.
 
-    `ref` is the command's own, by which the answer is matched; empty until it is sent. `waiter` belongs to the shell: a
-    future, or None where nothing waits for the answer (any more).
+    `line` is the encoded command. `ref` identifies it, and its reply carries the same `ref`; it is empty until the
+    command is sent. `waiter` is the future that the I/O layer completes with the outcome; None if no caller waits.
     """
 
     __slots__ = ("line", "ref", "waiter")
@@ -102,51 +103,62 @@ class Call:
         self.waiter: Any = None
 
     def assign_ref(self, ref: str) -> None:
-        """Give it its `ref`."""
+        """Set the `ref`, and add it to the encoded command."""
         self.ref = ref
         self.line = messages.with_ref(self.line, ref)
 
 
 OnDisconnect = Literal["keep", "release"]
-"""What becomes of held locks when the session of their client ends."""
+"""What the server does with a held lock when the session of its client ends."""
 
 Outcome = tuple[Call, Any, GenieError | None]
-"""A call with its value, or its error. A second one for a `Request` means that its lock is lost."""
+"""A call with its result, or with its error. A second outcome of a `Request` means that its lock is lost."""
 
 
 class Request(Call):
-    """`request`, and the lock that comes of it.
+    """The command `request`, and the lock that it results in. Times are seconds of this client's monotonic clock.
 
-    `wait` (seconds) is what it may wait in the queue (inf: no limit), `transaction` its name, `first_sent_at` when its line
-    first went out (None: not yet), `response_deadline` when its caller stops waiting for a server that sends nothing. `hold`
-    (seconds) is what its hold lasts from the grant or the last extension, `deadline` when that ends on this client's clock.
-    `choices` are the resources by their names, where the server takes what it needs of them: then it never waits. `id` is 0
-    until the server sends it. `connection` is the number of the last one on which the server sent that it is held.
-    `release` is the call that releases it, once there is one. `error` says why it is not held any more where that is not
-    our doing. `bound`: the server releases it when the session ends; `session_ends` is when that is, at the earliest,
-    while there is no connection.
+    Attributes:
+        resources: as on the wire; of an anyOf request, from its grant on, only those that the server chose.
+        choices: of an anyOf request, its resources by their names. Such a request never waits. Empty: not anyOf.
+        queue_timeout: seconds that it may wait in the queue; inf: no limit.
+        transaction_timeout: seconds that the lock is held, from the grant or the last extension.
+        transaction: name of the transaction, or None.
+        watchdog: whether the client extends the lock automatically.
+        bound_to_session: whether the server releases the lock when the session ends.
+        first_sent_at: when it was first sent; None: not yet.
+        response_deadline: when its caller gives up on a server that sends nothing about it.
+        id: 0 until the server has sent it.
+        fence: the fencing token; 0 until the lock is granted.
+        connection_number: the last connection on which the server confirmed that the lock is held.
+        expires_at: when the transaction timeout ends.
+        session_ends_at: while disconnected, when the server may end the session and release the lock.
+        renew_at: when the watchdog sends the next extension.
+        release: the call that releases it, once there is one.
+        error: why the lock is lost; None while it is not.
+
     """
 
     __slots__ = (
-        "bound",
+        "bound_to_session",
         "choices",
-        "connection",
-        "deadline",
+        "connection_number",
         "error",
+        "expires_at",
         "fence",
         "first_sent_at",
-        "hold",
         "id",
         "lost",
         "on_lost",
+        "queue_timeout",
         "release",
         "renew_at",
         "resources",
         "response_deadline",
-        "session_ends",
+        "session_ends_at",
         "state",
         "transaction",
-        "wait",
+        "transaction_timeout",
         "watchdog",
     )
 
@@ -155,105 +167,102 @@ class Request(Call):
         line: bytes,
         ref: str,
         resources: tuple[str, ...],
-        wait: float,
-        hold: float,
+        queue_timeout: float,
+        transaction_timeout: float,
         transaction: str | None = None,
         watchdog: bool = False,
-        bound: bool = False,
+        bound_to_session: bool = False,
     ) -> None:
         super().__init__(line, ref)
         self.resources = resources
-        self.wait = wait
-        self.hold = hold
+        self.queue_timeout = queue_timeout
+        self.transaction_timeout = transaction_timeout
         self.transaction = transaction
         self.watchdog = watchdog
-        self.bound = bound
-        self.state = State.WAITING
+        self.bound_to_session = bound_to_session
+        self.state = RequestState.WAITING
         self.first_sent_at: float | None = None
         self.choices: dict[str, str] = {}
         self.response_deadline = math.inf
         self.id = 0
         self.fence = 0
-        self.connection = 0
-        self.deadline = math.inf
-        self.session_ends = math.inf
+        self.connection_number = 0
+        self.expires_at = math.inf
+        self.session_ends_at = math.inf
         self.renew_at = math.inf
         self.release: Release | None = None
         self.error: LockLost | None = None
         self.on_lost: Callable[[], None] | None = None
-        """What the shell does when the lock is lost."""
+        """Callback of the I/O layer for the loss of the lock."""
         self.lost: Any = None
-        """The shell's event, set when the lock is lost; None until it is asked for."""
+        """Event of the I/O layer that is set when the lock is lost; None until it is first accessed."""
 
     @property
-    def ends(self) -> float:
-        """When the hold ends on this client's clock, unless it is extended or the connection is made again before."""
-        return min(self.deadline, self.session_ends)
+    def hold_ends_at(self) -> float:
+        """When the lock ends on this client's clock, unless it is extended or the client reconnects before."""
+        return min(self.expires_at, self.session_ends_at)
 
-    def held(self, now: float) -> bool:
-        """Whether it is held, as far as this client knows; never beyond its end by this client's clock."""
-        return self.state is State.HELD and now < self.ends
+    def is_held(self, now: float) -> bool:
+        """Return whether the lock is held, as this client knows it; False once it has expired on this client's clock."""
+        return self.state is RequestState.HELD and now < self.hold_ends_at
 
     def reissue(self, now: float) -> None:
-        """Prepare its line for a server that does not know it: it may wait for what is left of its wait."""
+        """Encode a waiting request again, with the rest of its queue timeout, for a server that lost the session."""
         if self.first_sent_at is None or self.choices:
             return
-        self.wait = max(0.0, self.first_sent_at + self.wait - now)
+        self.queue_timeout = max(0.0, self.first_sent_at + self.queue_timeout - now)
         self.first_sent_at = now
-        wait = None if self.wait == math.inf else self.wait
+        queue_timeout = None if self.queue_timeout == math.inf else self.queue_timeout
         payload = codec.loads(self.line)["payload"]
-        self.line = make_line("request", **payload | {"queueTimeout": _queue_timeout(wait)})
+        self.line = make_line("request", **payload | {"queueTimeout": _queue_timeout_ms(queue_timeout)})
 
     def set_chosen(self, names: Sequence[str]) -> None:
-        """The server has chosen these, each in the mode and the place in which it was asked for."""
-        taken = set(names)
-        self.resources = tuple([resource for name, resource in self.choices.items() if name in taken])
+        """Store which resources of an anyOf request the server locked: in the requested order, with their modes."""
+        chosen_names = set(names)
+        self.resources = tuple([resource for name, resource in self.choices.items() if name in chosen_names])
 
 
 class Release(Call):
-    """`release` of any id. `request` is the one that it releases, where that is one of this client.
+    """The command `release`, of a lock or a waiting request of any client.
 
-    While the `id` of that is not known (0), it is released by its `ref`. `repeated`: a release of a request of this client
-    may have been carried out already, on a connection that is lost.
+    `request` is the released request if this client made it. Such a request is released by its `ref` as long as its
+    id is unknown (0). `maybe_executed`: it was sent on a lost connection, so the server may have executed it.
     """
 
-    __slots__ = ("id", "repeated", "request")
+    __slots__ = ("id", "maybe_executed", "request")
 
     def __init__(self, id: int, request: Request | None = None) -> None:
         self.id = id
         self.request = request
-        self.repeated = False
+        self.maybe_executed = False
         if request is not None and not id:
             super().__init__(messages.with_ref(RELEASE, request.ref), request.ref)
         else:
             super().__init__(messages.command("release", id=_check_id(id)))
 
-    def by_id(self, id: int) -> None:
-        """Prepare its line for a server that does not know the `ref` of the request."""
+    def use_id(self, id: int) -> None:
+        """Encode it with the id of the request, for a server that does not know the request's `ref`."""
         self.id = id
         self.ref = ""
         self.line = messages.command("release", id=id)
 
 
 class Extend(Call):
-    """`extend` of any id. `request` is the lock, where this client holds it."""
+    """The command `extend`, for a lock of any client. `request` is the lock if this client holds it."""
 
-    __slots__ = ("hold", "id", "request", "sent_at")
+    __slots__ = ("id", "request", "sent_at", "transaction_timeout")
 
-    def __init__(self, id: int, hold: float, request: Request | None = None) -> None:
-        super().__init__(
-            messages.command(
-                "extend", id=_check_id(id), transactionTimeout=milliseconds(hold, "an extension", least_ms=1)
-            )
-        )
+    def __init__(self, id: int, transaction_timeout: float, request: Request | None = None) -> None:
+        timeout_ms = to_milliseconds(transaction_timeout, "an extension", min_ms=1)
+        super().__init__(messages.command("extend", id=_check_id(id), transactionTimeout=timeout_ms))
         self.id = id
         self.request = request
-        self.hold = hold
+        self.transaction_timeout = transaction_timeout
         self.sent_at = math.inf
 
 
 class Ping(Call):
-    """`ping`."""
+    """The command `ping`."""
 
     __slots__ = ()
 
@@ -262,7 +271,7 @@ class Ping(Call):
 
 
 class Bye(Call):
-    """`bye`, which ends the session."""
+    """The command `bye`, which ends the session."""
 
     __slots__ = ()
 
@@ -271,7 +280,7 @@ class Bye(Call):
 
 
 class Inspect(Call):
-    """`inspect`."""
+    """The command `inspect`."""
 
     __slots__ = ()
 
@@ -298,7 +307,7 @@ class Inspect(Call):
         )
 
 
-def request(
+def make_request(
     ref: str,
     resources: Sequence[str],
     *,
@@ -310,59 +319,66 @@ def request(
     on_disconnect: OnDisconnect = "keep",
     note: str | None = None,
 ) -> Request:
-    """A request for resources as people name them; timeouts in seconds.
+    """Make a request for all of the resources; timeouts in seconds.
 
-    A resource that is named twice is locked once, in the stronger mode. ValueError or TypeError says what is wrong with
-    an argument.
+    A resource is written `shared:NAME`, `exclusive:NAME` or `NAME` (exclusive). One that is listed twice is locked
+    once, in the stronger mode.
+
+    Raises:
+        ValueError, TypeError: if an argument is wrong.
+        RequestRejected: if the encoded command is longer than the protocol allows.
+
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"a request names 1 to {MAX_RESOURCES} resources, not {len(resources)}")
-    names = _stronger([parse_resource_arg(check_str(resource)) for resource in resources])
+    parsed = _merge_duplicates([parse_resource_arg(check_resource_type(resource)) for resource in resources])
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
     if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
         raise ValueError(f"priority must be a number from -2^31 to 2^31, not {priority!r}")
-    bound = check_on_disconnect(on_disconnect)
+    bound_to_session = parse_on_disconnect(on_disconnect)
     check_note(note)
-    line = request_line(
-        resources=names,
-        queueTimeout=_queue_timeout(queue_timeout),
-        transactionTimeout=milliseconds(transaction_timeout, "transaction_timeout", least_ms=1),
+    line = make_request_line(
+        resources=parsed,
+        queueTimeout=_queue_timeout_ms(queue_timeout),
+        transactionTimeout=to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
         transactionName=transaction,
         priority=priority or None,
-        onDisconnect=on_disconnect if bound else None,
+        onDisconnect=on_disconnect if bound_to_session else None,
         note=note,
         ref=ref,
     )
-    wait = math.inf if queue_timeout is None else queue_timeout
-    return Request(line, ref, names, wait, transaction_timeout, transaction, watchdog, bound)
+    queue_timeout = math.inf if queue_timeout is None else queue_timeout
+    return Request(line, ref, parsed, queue_timeout, transaction_timeout, transaction, watchdog, bound_to_session)
 
 
-def _stronger(resources: list[str]) -> tuple[str, ...]:
-    """Each resource once, in the order of first mention: exclusive where any mention is."""
+def _merge_duplicates(resources: list[str]) -> tuple[str, ...]:
+    """Return each resource once, in the order of first occurrence; exclusive if any of its occurrences is."""
     if len(resources) == 1:
         return (resources[0],)
-    modes: dict[str, bool] = {}
+    is_exclusive: dict[str, bool] = {}
     for resource in resources:
         exclusive, name = parse_resource(resource)
-        modes[name] = exclusive or modes.get(name, False)
-    return tuple([(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in modes.items()])
+        is_exclusive[name] = exclusive or is_exclusive.get(name, False)
+    return tuple([(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in is_exclusive.items()])
 
 
-def _queue_timeout(seconds: float | None) -> float:
-    """Seconds as the wire has them; None, no limit, is the greatest timeout there is."""
-    return MAX_TIMEOUT_MS if seconds is None else milliseconds(seconds, "queue_timeout", also=", or None for no limit")
+def _queue_timeout_ms(seconds: float | None) -> float:
+    """Convert a queue timeout to milliseconds; None (no limit) becomes the longest timeout of the protocol."""
+    if seconds is None:
+        return MAX_TIMEOUT_MS
+    return to_milliseconds(seconds, "queue_timeout", alternative=", or None for no limit")
 
 
-def check_on_disconnect(on_disconnect: OnDisconnect) -> bool:
-    """Whether a lock is released when its client's session ends; ValueError if it is neither of the two."""
+def parse_on_disconnect(on_disconnect: OnDisconnect) -> bool:
+    """Return whether the lock is bound to the session: True for "release", False for "keep", else ValueError."""
     if on_disconnect not in ("keep", "release"):
         raise ValueError(f'on_disconnect must be "keep" or "release", not {on_disconnect!r}')
     return on_disconnect == "release"
 
 
 def check_note(note: str | None) -> None:
-    """TypeError or ValueError, if it is no note."""
+    """Raise TypeError or ValueError if a note is not a string, is too long, or contains control characters."""
     if note is None:
         return
     if not isinstance(note, str):
@@ -371,10 +387,10 @@ def check_note(note: str | None) -> None:
         raise ValueError(f"note must have 1 to {MAX_NOTE} characters and no control characters, not {note[:300]!r}")
 
 
-def request_line(**payload: Any) -> bytes:
-    """The line of a request; RequestRejected, if it is too long.
+def make_request_line(**payload: Any) -> bytes:
+    """Encode a `request` command; RequestRejected if it exceeds the line limit of the protocol.
 
-    The server would close the connection, and with it what everybody else waits for.
+    The server would close the connection on such a line, and all other calls of this client would fail with it.
     """
     line = make_line("request", **payload)
     if len(line) > MAX_LINE_BYTES:
@@ -384,10 +400,10 @@ def request_line(**payload: Any) -> bytes:
     return line
 
 
-def hello(secret: str, session_timeout: float, token: str | None = None, namespace: str | None = None) -> bytes:
-    """The first line of every connection; `session_timeout` in seconds."""
+def make_hello(secret: str, session_timeout: float, token: str | None = None, namespace: str | None = None) -> bytes:
+    """Encode the `hello` that opens every connection. `secret` identifies the session; its timeout is in seconds."""
     if token is not None and not (isinstance(token, str) and 0 < len(token) <= MAX_TOKEN):
-        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # its value is a secret
+        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # do not log the secret value
     if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
         raise ValueError(f"session must be a secret of {SECRET_LENGTHS[0]} to {SECRET_LENGTHS[-1]} characters")
     return make_line(
@@ -396,7 +412,7 @@ def hello(secret: str, session_timeout: float, token: str | None = None, namespa
         client=f"genie-python/{_version()}",
         quiet=True,
         session=secret,
-        sessionTimeout=milliseconds(session_timeout, "session_timeout", least_ms=1),
+        sessionTimeout=to_milliseconds(session_timeout, "session_timeout", min_ms=1),
         token=token,
         namespace=namespace,
         ref="hello",
@@ -407,49 +423,53 @@ def hello(secret: str, session_timeout: float, token: str | None = None, namespa
 def _version() -> str:
     try:
         return version("genie-lock")
-    except PackageNotFoundError:  # run from its sources
+    except PackageNotFoundError:  # the package is not installed: it runs from its source tree
         return "unknown"
 
 
-def milliseconds(seconds: float, what: str, *, least_ms: int = 0, also: str = "") -> float:
-    """Seconds as the wire has them, or a ValueError; not finer than a microsecond. `also` is what else would be right."""
+def to_milliseconds(seconds: float, what: str, *, min_ms: int = 0, alternative: str = "") -> float:
+    """Convert a timeout to the protocol's milliseconds, rounded to microseconds.
+
+    Raises:
+        ValueError: if it is out of range. The message begins with `what`; `alternative` is another value it accepts.
+
+    """
     ms = round(seconds * 1000, 3) if math.isfinite(seconds) else seconds
-    if not least_ms <= ms <= MAX_TIMEOUT_MS:
-        raise ValueError(
-            f"{what} must be {least_ms / 1000:g} to {MAX_TIMEOUT_MS / 1000} seconds{also}, not {seconds!r}"
-        )
+    if not min_ms <= ms <= MAX_TIMEOUT_MS:
+        allowed = f"{min_ms / 1000:g} to {MAX_TIMEOUT_MS / 1000} seconds{alternative}"
+        raise ValueError(f"{what} must be {allowed}, not {seconds!r}")
     return int(ms) if ms == int(ms) else ms
 
 
 def make_line(command: str, **payload: Any) -> bytes:
-    """Any line; ValueError, if something in it can't be said in JSON."""
+    """Encode a command as a line; ValueError if its payload can't be encoded as JSON."""
     try:
-        # A copy: the library leaves each line in a block of 4 KB, and a request's is kept for as long as it is held.
+        # Copied, since the JSON library allocates 4 KB for each line, and a lock keeps its line as long as it is held.
         return bytes(memoryview(messages.command(command, **payload)))
-    except TypeError as error:  # a lone surrogate, which a Python string may hold and UTF-8 may not
+    except TypeError as error:  # a lone surrogate: valid in a Python string, but not in UTF-8
         raise ValueError(f"{command}: {error}") from None
 
 
-def check_str(resource: object) -> str:
-    """A resource, which must be a string; else a TypeError."""
+def check_resource_type(resource: object) -> str:
+    """Return the resource; TypeError if it is not a string."""
     if not isinstance(resource, str):
-        raise TypeError(f"a resource is a string, not {resource!r}; several are several arguments")
+        raise TypeError(f"a resource must be a string, not {resource!r}; pass each resource as its own argument")
     return resource
 
 
 def _check_id(id: int) -> int:
     if type(id) is not int or not -MAX_ID < id < MAX_ID:
-        raise ValueError(f"an id is an integer below 2^53, not {id!r}")
+        raise ValueError(f"an id must be an integer below 2^53, not {id!r}")
     return id
 
 
-# -- A request that leaves it to the server which of many resources to lock: what is free, until it is enough --------
+# -- anyOf requests: the server locks free resources of a list until their weights reach a target -------------------
 
 MAX_AMOUNT: Final = 10**MAX_DIGITS
-"""Weights and targets are below this. Those above `MAX_WEIGHT` are sent as decimal strings, and so are the others then."""
+"""Weights and targets are below this. If one exceeds `MAX_WEIGHT`, all of the request are sent as decimal strings."""
 
 
-def any_request(
+def make_any_request(
     ref: str,
     resources: Sequence[str],
     target: int,
@@ -460,44 +480,49 @@ def any_request(
     on_disconnect: OnDisconnect = "keep",
     note: str | None = None,
 ) -> Request:
-    """A request for as many of the resources, as people name them and in this order, as reach the target.
+    """Make an anyOf request: the server locks free resources, in the given order, until their weights reach `target`.
 
-    Amounts are integers and are added exactly, however large. It never waits. ValueError or TypeError says what is wrong with
-    an argument, RequestRejected that the line would be too long.
+    Without `weights` each resource counts 1. Weights are integers and are added exactly, however large. The request
+    never waits: it is granted or rejected at once.
+
+    Raises:
+        ValueError, TypeError: if an argument is wrong.
+        RequestRejected: if the encoded command is longer than the protocol allows.
+
     """
     if isinstance(resources, str) or not isinstance(resources, Sequence):
-        raise TypeError(f"resources are a list of strings, not {resources!r}; what each is worth are the weights")
+        raise TypeError(f"resources must be a list of strings, not {resources!r}; pass their amounts as weights")
     if not 0 < len(resources) <= MAX_CHOICES:
-        raise ValueError(f"1 to {MAX_CHOICES} resources can be chosen from, not {len(resources)}")
-    names = tuple([parse_resource_arg(check_str(resource)) for resource in resources])
-    choices = {parse_resource(name)[1]: name for name in names}
-    if len(choices) < len(names):
-        raise ValueError("each resource can be named once among those that are chosen from")
-    if weights is not None and len(weights) != len(names):
-        raise ValueError(f"weights must be as many as the resources, {len(names)}, not {len(weights)}")
+        raise ValueError(f"acquire_any takes 1 to {MAX_CHOICES} resources, not {len(resources)}")
+    parsed = tuple([parse_resource_arg(check_resource_type(resource)) for resource in resources])
+    choices = {parse_resource(resource)[1]: resource for resource in parsed}
+    if len(choices) < len(parsed):
+        raise ValueError("resources must not contain a name twice")
+    if weights is not None and len(weights) != len(parsed):
+        raise ValueError(f"there must be as many weights as resources, {len(parsed)}, not {len(weights)}")
     for weight in weights or ():
         _check_weight(weight, "a weight")
     _check_weight(target, "target")
-    as_text = max(target, *(weights or ())) > MAX_WEIGHT if weights else target > MAX_WEIGHT
+    as_strings = max(target, *(weights or ())) > MAX_WEIGHT if weights else target > MAX_WEIGHT
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
-    bound = check_on_disconnect(on_disconnect)
+    bound_to_session = parse_on_disconnect(on_disconnect)
     check_note(note)
-    line = request_line(
-        anyOf=names,
-        weights=None if weights is None else [str(weight) if as_text else weight for weight in weights],
-        target=str(target) if as_text else target,
-        transactionTimeout=milliseconds(transaction_timeout, "transaction_timeout", least_ms=1),
+    line = make_request_line(
+        anyOf=parsed,
+        weights=None if weights is None else [str(weight) if as_strings else weight for weight in weights],
+        target=str(target) if as_strings else target,
+        transactionTimeout=to_milliseconds(transaction_timeout, "transaction_timeout", min_ms=1),
         transactionName=transaction,
-        onDisconnect=on_disconnect if bound else None,
+        onDisconnect=on_disconnect if bound_to_session else None,
         note=note,
         ref=ref,
     )
-    request = Request(line, ref, names, 0.0, transaction_timeout, transaction, bound=bound)
+    request = Request(line, ref, parsed, 0.0, transaction_timeout, transaction, bound_to_session=bound_to_session)
     request.choices = choices
     return request
 
 
 def _check_weight(weight: int, what: str) -> None:
     if type(weight) is not int or not 0 < weight < MAX_AMOUNT:
-        raise ValueError(f"{what} must be an integer from 1, of at most {MAX_DIGITS} digits, not {weight!r}")
+        raise ValueError(f"{what} must be a positive integer of at most {MAX_DIGITS} digits, not {weight!r}")

@@ -1,4 +1,4 @@
-"""From what the server says to the errors that people catch."""
+"""The exceptions of the client, made from what the server replied or from what the client found out itself."""
 
 from __future__ import annotations
 
@@ -21,99 +21,106 @@ from genie.errors import (
 from genie.protocol.messages import Error, Released
 
 SUCCESS = "success"
+"""The `reason` of a `released` message for a lock that was released, in contrast to one that ended otherwise."""
 
 
-def not_granted(told: Released.Payload, hint: Callable[[list[Blocker]], str]) -> LockError:
-    """Why a request that waited will not be granted. `hint` finds what a program may do wrong where it waited too long."""
-    match told.reason:
+def not_granted_error(released: Released.Payload, find_hint: Callable[[list[Blocker]], str]) -> LockError:
+    """Return the error of a waiting request that the server ended.
+
+    `find_hint` is called after a queue timeout with the blockers of the request: it returns what the program may do
+    wrong, or an empty string.
+    """
+    match released.reason:
         case "queue-timeout":
-            blockers = [row.blocker() for row in told.blockers]
+            blockers = [row.blocker() for row in released.blockers]
             return QueueTimeout(
-                id=told.id,
-                waited=told.waited / 1000,
+                id=released.id,
+                waited=released.waited / 1000,
                 blockers=blockers,
-                blockers_total=max(told.blockersTotal, len(told.blockers)),
-                hint=hint(blockers),
+                blockers_total=max(released.blockersTotal, len(released.blockers)),
+                hint=find_hint(blockers),
             )
         case "deadlock":
-            return Deadlock(id=told.id, cycle=told.cycle, waits=told.waits)
-        case "insufficient" if told.free is not None and told.locked is not None:
-            return Insufficient(id=told.id, free=int(told.free), locked=int(told.locked))
+            return Deadlock(id=released.id, cycle=released.cycle, waits=released.waits)
+        case "insufficient" if released.free is not None and released.locked is not None:
+            return Insufficient(id=released.id, free=int(released.free), locked=int(released.locked))
         case "success":
-            return LockError(f"request {told.id} was cancelled by a release of its id", id=told.id)
-        case "transaction-timeout":  # it was granted, and it ended, while there was no connection
-            return lock_lost(told)
+            return LockError(f"request {released.id} was cancelled by a release of its id", id=released.id)
+        case "transaction-timeout":  # it was granted and expired while the client was disconnected
+            return lock_lost(released)
         case reason:
-            return LockError(f"request {told.id} ended before it was granted: {reason}", id=told.id)
+            return LockError(f"request {released.id} ended before it was granted: {reason}", id=released.id)
 
 
-def lock_lost(told: Released.Payload) -> LockLost:
-    """Why a lock is not held any more."""
-    match told.reason:
+def lock_lost(released: Released.Payload) -> LockLost:
+    """Return the error of a granted lock that the server ended, from the `released` message."""
+    match released.reason:
         case "transaction-timeout":
-            held = f"was held for {told.held / 1000:.3f} s, which is " if told.held else "was held for "
-            return TransactionTimeout(f"lock {told.id} {held}longer than its transaction timeout", id=told.id)
+            held = f"was held for {released.held / 1000:.3f} s, which is " if released.held else "was held for "
+            return TransactionTimeout(f"lock {released.id} {held}longer than its transaction timeout", id=released.id)
         case "disconnected":
-            return Disconnected(f"lock {told.id} ended with the connection that it was bound to", id=told.id)
+            return Disconnected(f"lock {released.id} ended with the connection that it was bound to", id=released.id)
         case "success":
-            return LockLost(f"lock {told.id} was released by its id, not by its holder", id=told.id)
+            return LockLost(f"lock {released.id} was released by its id, not by its holder", id=released.id)
         case reason:
-            return LockLost(f"lock {told.id} ended: {reason}", id=told.id)
+            return LockLost(f"lock {released.id} ended: {reason}", id=released.id)
 
 
-def lock_ended(told: Released.Payload) -> LockLost:
-    """Why a lock that may be another client's can't be extended."""
-    if told.reason == SUCCESS:
-        return already_released(told.id)
-    return lock_lost(told)
+def lock_ended(released: Released.Payload) -> LockLost:
+    """Return the error of an `extend` for a lock that had ended, and that any client may have released."""
+    if released.reason == SUCCESS:
+        return already_released(released.id)
+    return lock_lost(released)
 
 
 def session_expired(id: int) -> Disconnected:
-    """A lock that ends with its session, when there was no connection for the session's timeout."""
+    """Return the error of a lock bound to its session, when the client was disconnected for the session timeout."""
     return Disconnected(f"lock {id} ended with its session: there was no connection for its session_timeout", id=id)
 
 
 def client_closed(id: int) -> Disconnected:
-    """The same, when the client was closed."""
+    """Return the error of a lock bound to its session, when the client was closed."""
     return Disconnected(f"lock {id} ended with its session: the client was closed", id=id)
 
 
 def already_released(id: int) -> LockLost:
-    """A lock that this client has released."""
+    """Return the error of an operation on a lock that was released."""
     return LockLost(f"lock {id} was released", id=id)
 
 
-def expired_locally(id: int, hold: float) -> TransactionTimeout:
-    """A lock whose time has passed on this client's clock."""
-    return TransactionTimeout(f"lock {id} was held for longer than its transaction timeout of {hold:g} s", id=id)
+def expired_locally(id: int, transaction_timeout: float) -> TransactionTimeout:
+    """Return the error of a lock whose transaction timeout has passed on this client's clock."""
+    return TransactionTimeout(
+        f"lock {id} was held for longer than its transaction timeout of {transaction_timeout:g} s", id=id
+    )
 
 
 def unknown_to_server(id: int) -> LockLost:
-    """A lock that the server knows nothing of."""
-    return LockLost(f"lock {id} is unknown to the server, which has unknown_to_server what was held", id=id)
+    """Return the error of a lock whose id the server does not know."""
+    return LockLost(f"lock {id} is unknown to the server, which has lost its state", id=id)
 
 
 def session_lost(id: int) -> LockLost:
-    """A lock of a session that the server doesn't know any more."""
+    """Return the error of a lock whose session the server does not know any more."""
     return LockLost(
-        f"lock {id} is lost: the session ended, or the server was started again and has unknown_to_server what was held",
+        f"lock {id} is lost: the session ended, or the server was restarted and has lost its state",
         id=id,
     )
 
 
-def from_error_reply(told: Error.Payload) -> GenieError:
-    """What an `error` means."""
-    if told.code == Code.UNAVAILABLE:
-        leader = f" (the leader is {told.leader})" if told.leader else ""
-        return Unavailable(f"{told.message}{leader}")
-    return RequestRejected(told.code, told.message, ref=told.ref, id=told.id)
+def from_error_reply(reply: Error.Payload) -> GenieError:
+    """Convert an `error` reply of the server to an exception."""
+    if reply.code == Code.UNAVAILABLE:
+        leader = f" (the leader is {reply.leader})" if reply.leader else ""
+        return Unavailable(f"{reply.message}{leader}")
+    return RequestRejected(reply.code, reply.message, ref=reply.ref, id=reply.id)
 
 
 def copy_rejection(error: RequestRejected) -> RequestRejected:
-    """The same error, to be raised by another call."""
+    """Copy an error for another caller: raising one object twice would mix up the tracebacks."""
     return RequestRejected(error.code, error.message, ref=error.ref, id=error.id)
 
 
 def copy_lock_lost(error: LockLost) -> LockLost:
-    """The same error, to be raised anew: an exception that is raised twice mixes up what it came of."""
+    """Copy an error for another caller: raising one object twice would mix up the tracebacks and causes."""
     return type(error)(str(error), id=error.id)

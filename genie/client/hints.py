@@ -1,8 +1,8 @@
-"""Finds requests that waited for a lock of their own program.
+"""Detects requests that timed out waiting for a lock of the same process.
 
-LiveRequests never wait for locks of their own transaction, but the server knows two requests to be of one transaction by their
-`transaction` only. A program that forgets it waits for itself until the queue timeout. The server can't tell; the client
-can: it knows the ids of the locks that this process holds.
+A request does not wait for locks of its own transaction, but the server recognizes a transaction only by the
+`transaction` name. A program that forgets to pass it blocks itself until the queue timeout. The server can't detect
+this. The client can, since it knows the ids of the locks that this process holds.
 """
 
 from __future__ import annotations
@@ -11,48 +11,48 @@ import threading
 from collections.abc import Sequence
 from weakref import WeakSet
 
-from genie.client.commands import Request, State
+from genie.client.commands import Request, RequestState
 from genie.client.pending import LiveRequests
 from genie.errors import Blocker
 
 _clients: WeakSet[LiveRequests] = WeakSet()
 """The requests of all clients of this process."""
-_guard = threading.Lock()
-"""Guards `_clients`, which every thread that makes a client adds to."""
+_clients_mutex = threading.Lock()
+"""Protects `_clients`, since any thread may create a client."""
 
 
 def register(requests: LiveRequests) -> None:
-    """Add a new client, for as long as it exists."""
-    with _guard:
+    """Add the requests of a new client. The reference is weak, so it needs no removal."""
+    with _clients_mutex:
         _clients.add(requests)
 
 
-def hint(request: Request, own: LiveRequests, blockers: Sequence[Blocker]) -> str:
-    """Return what to say of a request that was not granted: empty if this process holds none of its blockers.
+def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: Sequence[Blocker]) -> str:
+    """Return a hint for the error of a timed-out request if this process itself holds a blocker; else an empty string.
 
-    `own` are the requests of its own client. Ids are those of one server, and other clients of this process may be
-    connected to another one, so the resource must be the same, too.
+    `own_requests` are those of the request's client. Other clients of this process may be connected to other servers,
+    where the same id means another lock, so the resource is compared as well.
     """
     for blocker in blockers:
         if blocker.state != "held" or (blocker.transaction is not None and request.transaction is not None):
             continue
-        if _holds(own, blocker):
-            return _text(blocker, "this client")
-        with _guard:
+        if _holds(own_requests, blocker):
+            return _hint_text(blocker, "this client")
+        with _clients_mutex:
             clients = list(_clients)
         if any(_holds(requests, blocker) for requests in clients):
-            return _text(blocker, "another client of this process")
+            return _hint_text(blocker, "another client of this process")
     return ""
 
 
 def _holds(requests: LiveRequests, blocker: Blocker) -> bool:
     lock = requests.by_id.get(blocker.id)
-    if lock is None or lock.state is not State.HELD:
+    if lock is None or lock.state is not RequestState.HELD:
         return False
     return any(resource.partition(":")[2] == blocker.resource for resource in lock.resources)
 
 
-def _text(blocker: Blocker, holder: str) -> str:
+def _hint_text(blocker: Blocker, holder: str) -> str:
     return (
         f"{holder} itself holds {blocker.id}: if both requests belong to one transaction, "
         "give both the same transaction=NAME"

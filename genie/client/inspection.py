@@ -1,4 +1,4 @@
-"""The answer to `inspect`, in Python names and in seconds."""
+"""The reply to `inspect`, converted to Python objects with times in seconds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from genie.protocol.messages import InspectedRow, InspectedRows
 class Holder:
     """A lock that is held.
 
-    `resources` are the first ten that it holds (`shared:NAME`, `exclusive:NAME`; the exclusive ones first),
-    `resources_total` is how many there are. `since` is the unix time of the grant in seconds, as `time.time()` gives it.
-    `expires_in` (seconds) is what was left until `transaction_timeout` when the server answered.
+    `resources` are the first ten of its resources (`shared:NAME`, `exclusive:NAME`; the exclusive ones first),
+    `resources_total` is their number. `since` is the Unix time of the grant in seconds, like `time.time()`.
+    `expires_in` is the number of seconds until `transaction_timeout`, counted from the server's reply.
     """
 
     id: int
@@ -35,10 +35,10 @@ class Holder:
 class Waiter:
     """A request that waits.
 
-    `since` is the unix time of its arrival in seconds, `expires_in` (seconds) what was left until its `queue_timeout`
-    (None: it waits without a limit).
-    `blockers` are the first ten requests in its way, `blockers_total` is how many there are (beyond 1,000: at least).
-    The other fields are those of `Holder`.
+    `since` is the Unix time of its arrival in seconds. `expires_in` is the number of seconds until its
+    `queue_timeout`, counted from the server's reply; None: it waits without a limit. `blockers` are the first ten
+    of its blockers, `blockers_total` is their number (a lower bound above 1,000). The other fields are those of
+    `Holder`.
     """
 
     id: int
@@ -55,9 +55,9 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Who holds and who waits, as the server saw it in one moment.
+    """The matching locks and waiting requests of a server at one moment.
 
-    `holders` and `queue` are rows, at most `limit` of them; the totals count all that match.
+    `holders` and `queue` have at most `limit` rows; the totals count all matches.
     """
 
     holders: tuple[Holder, ...]
@@ -66,12 +66,12 @@ class Inspection:
     queue_total: int
 
 
-def read(payload: dict[str, Any]) -> Inspection:
-    """The payload of `inspected`; GenieError if it is not as this version knows it."""
+def parse_inspected(payload: dict[str, Any]) -> Inspection:
+    """Convert the payload of an `inspected` message; GenieError if it has an unknown format."""
     try:
         rows = msgspec.convert(payload, InspectedRows)
     except msgspec.ValidationError as error:
-        raise GenieError(f"the server's answer to inspect is not as this version knows it: {error}") from None
+        raise GenieError(f"the server's reply to inspect has an unknown format: {error}") from None
     return Inspection(
         holders=tuple([_holder(row) for row in rows.holders]),
         holders_total=rows.holdersTotal,

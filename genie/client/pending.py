@@ -1,33 +1,37 @@
-"""The living requests of a client, and when there is something to do about one of them."""
+"""The live requests of a client with their timers, and the keepalive of its connection."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-from genie.client.commands import Release, Request, State
+from genie.client.commands import Release, Request, RequestState
 
-SCAN_PAUSE = 1e-6
-"""Seconds between two looks at all requests, for each: so that looking takes a small part of the time at most."""
+MIN_SCAN_INTERVAL_PER_REQUEST_S = 1e-6
+"""Minimum time between two scans of all requests, per request. It bounds the share of CPU time that scans take."""
 
 
 @dataclass(slots=True)
 class TimerEvents:
-    """The locks that have expired_locally their hold, those to be extended, and the requests whose callers give up."""
+    """The requests whose timers have fired."""
 
-    expired_locally: list[Request] = field(default_factory=list)
+    expired: list[Request] = field(default_factory=list)
+    """Held locks whose transaction timeout has passed, or whose session may have ended."""
     renewing: list[Request] = field(default_factory=list)
+    """Held locks that their watchdog is to extend."""
     overdue: list[Request] = field(default_factory=list)
+    """Waiting requests whose response deadline has passed."""
 
 
 class LiveRequests:
-    """All living requests: `living` by their `ref`, and `by_id` those whose id the server has sent.
+    """The requests of a client that wait, are held, or are being released; indexed `by_ref` and `by_id`.
 
-    A request that has ended, or whose lock is lost, is in neither. `response_timeout` (seconds) is what a caller waits for a server
-    that sends nothing, beyond its request's own wait. At `wake` something is due.
+    `by_id` has those whose id the server has sent. A request that has ended, or whose lock is lost, is in neither.
+    `response_timeout` (seconds) is how long a caller waits for a server that sends nothing, beyond the queue timeout.
+    `collect_timers` must be called at `next_timer`.
 
-    A client that is sent nothing, because its connection is lost or silent, can tell by its own clock that a hold has
-    ended: it ends at the server a moment earlier than here, for here it is counted from the receipt of the grant.
+    A disconnected client detects an expired lock by its own clock. It never does so before the server, since the
+    client counts the timeout from the receipt of the grant.
     """
 
     def __init__(self, response_timeout: float) -> None:
@@ -36,129 +40,132 @@ class LiveRequests:
         self.next_timer = math.inf
         self._response_timeout = response_timeout
 
-    # -- where they are -----------------------------------------------------------------------------------
+    # -- the index ----------------------------------------------------------------------------------------
 
     def add(self, request: Request, now: float) -> None:
-        """Add a new one."""
+        """Add a new request, and start its response timer."""
         self.by_ref[request.ref] = request
         self.start_response_timer(request, now)
 
     def set_id(self, request: Request, id: int) -> None:
-        """Note the id that the server has sent."""
+        """Store the id that the server has sent for a request."""
         if request.id != id:
             self.by_id.pop(request.id, None)
             request.id = id
             self.by_id[id] = request
 
     def clear_id(self, request: Request) -> None:
-        """The server does not know it any more, nor its id."""
+        """Remove the id of a request, since the server that assigned it has lost the request."""
         self.by_id.pop(request.id, None)
         request.id = 0
 
-    def start_response_timer(self, request: Request, now: float) -> None:
-        """From now on the server may send nothing about it for its wait and `response_timeout`."""
-        request.response_deadline = now + request.wait + self._response_timeout
-        self.next_timer = min(self.next_timer, request.response_deadline)
-
-    def start_hold(self, request: Request, since: float, left: float | None = None) -> None:
-        """A hold begins, or begins anew; `left` (seconds) of it where it began before.
-
-        One with a watchdog wants to be extended when a third of it has passed.
-        """
-        span = request.hold if left is None else left
-        request.deadline = since + span
-        request.session_ends = math.inf
-        if request.watchdog:
-            request.renew_at = since + span / 3
-        self._schedule(request)
-
-    def on_disconnected(self, session_ends: float, *, releases_were_sent: bool) -> None:
-        """There is no connection. If none is made before `session_ends`, what is bound to the session may be released."""
-        for request in self.by_ref.values():
-            if request.release is not None and not request.release.id:
-                request.release.repeated = request.release.repeated or releases_were_sent
-            elif request.bound and request.state is State.HELD:
-                request.session_ends = min(request.session_ends, session_ends)
-                self._schedule(request)
-
     def remove(self, request: Request) -> None:
-        """It has ended."""
+        """Remove a request that has ended, or that was detached."""
         self.by_ref.pop(request.ref, None)
         self.by_id.pop(request.id, None)
 
     def waiting(self) -> list[Request]:
-        """Those whose callers wait for the lock."""
-        return [request for request in self.by_ref.values() if request.state is State.WAITING]
+        """Return the requests whose callers wait for the lock."""
+        return [request for request in self.by_ref.values() if request.state is RequestState.WAITING]
 
     def releases_by_ref(self) -> list[Release]:
-        """The releases of those whose id is not known."""
+        """Return the unconfirmed releases of requests whose id is not known, which are addressed by `ref`."""
         releases = [request.release for request in self.by_ref.values() if request.release is not None]
         return [release for release in releases if not release.id]
 
-    # -- time ---------------------------------------------------------------------------------------------
+    # -- timers -------------------------------------------------------------------------------------------
+
+    def start_response_timer(self, request: Request, now: float) -> None:
+        """Let the caller give up unless the server sends a reply within queue timeout and response timeout."""
+        request.response_deadline = now + request.queue_timeout + self._response_timeout
+        self.next_timer = min(self.next_timer, request.response_deadline)
+
+    def start_hold(self, request: Request, since: float, remaining: float | None = None) -> None:
+        """Start the expiry timer of a lock that was granted, extended or confirmed by the server.
+
+        It expires after `remaining` seconds, if given, else after its transaction timeout. A watchdog extends the
+        lock when a third of that time has passed.
+        """
+        duration = request.transaction_timeout if remaining is None else remaining
+        request.expires_at = since + duration
+        request.session_ends_at = math.inf
+        if request.watchdog:
+            request.renew_at = since + duration / 3
+        self._update_next_timer(request)
+
+    def on_disconnected(self, session_ends_at: float, *, releases_were_sent: bool) -> None:
+        """Start the session timers of held locks, and mark releases that the server may have executed.
+
+        Unless the client reconnects before `session_ends_at`, the server may release the locks bound to the session.
+        """
+        for request in self.by_ref.values():
+            if request.release is not None and not request.release.id:
+                request.release.maybe_executed = request.release.maybe_executed or releases_were_sent
+            elif request.bound_to_session and request.state is RequestState.HELD:
+                request.session_ends_at = min(request.session_ends_at, session_ends_at)
+                self._update_next_timer(request)
 
     def renew_all(self, now: float) -> None:
-        """Extend everything that has a watchdog now: what became of the last extension is not known."""
+        """Let all watchdogs extend their locks now, since extensions may have been lost with the last connection."""
         for request in self.by_id.values():
-            if request.watchdog and request.state is State.HELD:
+            if request.watchdog and request.state is RequestState.HELD:
                 request.renew_at = self.next_timer = now
 
     def collect_timers(self, now: float) -> TimerEvents:
-        """What there is to do; `wake` is set anew."""
-        due = TimerEvents()
+        """Return the requests whose timers have fired, and compute `next_timer` from the others."""
+        fired = TimerEvents()
         self.next_timer = math.inf
         for request in self.by_ref.values():
-            if request.state is State.RELEASING:
+            if request.state is RequestState.RELEASING:
                 continue
-            if request.state is State.WAITING:
+            if request.state is RequestState.WAITING:
                 if request.response_deadline <= now:
-                    due.overdue.append(request)
+                    fired.overdue.append(request)
                     continue
-            elif request.ends <= now:
-                due.expired_locally.append(request)
+            elif request.hold_ends_at <= now:
+                fired.expired.append(request)
                 continue
             elif request.renew_at <= now:
-                request.renew_at = now + request.hold / 3
-                due.renewing.append(request)
-            self._schedule(request)
-        self.next_timer = max(self.next_timer, now + SCAN_PAUSE * len(self.by_ref))
-        return due
+                request.renew_at = now + request.transaction_timeout / 3
+                fired.renewing.append(request)
+            self._update_next_timer(request)
+        self.next_timer = max(self.next_timer, now + MIN_SCAN_INTERVAL_PER_REQUEST_S * len(self.by_ref))
+        return fired
 
-    def _schedule(self, request: Request) -> None:
-        if request.state is State.HELD:
-            self.next_timer = min(self.next_timer, request.ends, request.renew_at)
+    def _update_next_timer(self, request: Request) -> None:
+        if request.state is RequestState.HELD:
+            self.next_timer = min(self.next_timer, request.hold_ends_at, request.renew_at)
         else:
             self.next_timer = min(self.next_timer, request.response_deadline)
 
 
-# -- How a client notices a server that has stopped, or hangs, while the connection to it stands --------
+# -- Keepalive: detects a server that has hung while its TCP connection stays open ------------------------
 
 PING_INTERVAL_S = 2.0
-"""Seconds without a word after which the server is asked whether it is there.
+"""Time without a message from the server after which it is pinged.
 
-A stopped leader is replaced when its lease is over, 3 s by default: what waits or is held should move to the next one
-about then, and before the hold of a watchdog (10 s by default, of which a third may have passed) or the session ends.
-Sooner would not help, and every connection on which somebody waits costs the server a `ping` so often.
+A hung leader is replaced when its lease expires, after 3 s by default. The client should reconnect at about that time,
+and before a lock with a watchdog (10 s by default, of which a third may have passed) or the session ends. A shorter
+interval would not help, and would cost the server more pings on each connection with a waiting call.
 """
 MIN_PING_INTERVAL_S = 0.1
-"""A server that recommends less is pinged so often."""
+"""Lower bound of the interval that a server recommends."""
 PING_TIMEOUT_STEP_S = 1.0
 PING_TIMEOUT_STEPS = 3
-"""So many steps of so many seconds a server may take for a word after that.
+"""A pinged server is considered hung after this many steps without a message.
 
-A leader whose store is away says so only when its store timeout (2 s by default) has passed and it has looked at its
-clock, and one that is busy may take as long. An alarm that was false costs no more than a new connection.
+A leader whose store is unavailable reports it after its store timeout (2 s by default), and a busy one may take as
+long to reply. A false alarm costs only a reconnect.
 """
 
 
 class Keepalive:
-    """Wants to be asked at `wake` what is to be done.
+    """The ping timer of a connection. `on_timer` must be called at `next_timer`.
 
-    `connect_timeout` (seconds): who bears less of a server that is to be reached bears less of one that was.
+    A shorter `connect_timeout` (seconds) also shortens the ping interval and the ping timeout.
 
-    The answer is waited for in steps, each from when the one before it was noticed. So a client that was stopped or busy
-    itself, and finds at once that much time has passed, reads what has come meanwhile before it takes the server for
-    gone.
+    The ping timeout is counted in steps, each of which starts when the one before was noticed. So a client that was
+    suspended or busy reads the received messages before it considers the server hung.
     """
 
     def __init__(self, connect_timeout: float) -> None:
@@ -170,38 +177,38 @@ class Keepalive:
         self._steps = 0
 
     def set_interval(self, seconds: float) -> None:
-        """Ping the server after so many seconds without a message, as it recommends; 0: as by default."""
+        """Use the ping interval that the server recommends; 0: keep the default."""
         if seconds > 0:
             self._ping_interval_s = min(max(seconds, MIN_PING_INTERVAL_S), self._max_ping_interval_s)
 
     def start(self, now: float) -> None:
-        """From now on a word of the server is due, sooner or later."""
+        """Start the ping timer, if it is stopped, because the client now expects messages from the server."""
         if self.next_timer == math.inf:
             self.on_message(now)
             self.next_timer = now + self._ping_interval_s
 
     def on_message(self, now: float) -> None:
-        """The server has said something."""
+        """Restart the ping interval, since the server has sent something."""
         self._last_message_at = now
         self._steps = 0
 
     def stop(self) -> None:
-        """Nothing is due any more, or there is no connection."""
+        """Stop the ping timer: the client expects no messages, or is disconnected."""
         self.next_timer = math.inf
         self._steps = 0
 
     def on_timer(self, now: float) -> bool:
-        """Whether to ask the server now; to be called at `wake`, which is set anew."""
-        asks = False
+        """Advance the ping timer; return whether to send a ping now."""
+        should_ping = False
         if self._steps:
             self._steps += 1
         elif now >= self._last_message_at + self._ping_interval_s:
             self._steps = 1
-            asks = True
+            should_ping = True
         self.next_timer = now + self._timeout_step_s if self._steps else self._last_message_at + self._ping_interval_s
-        return asks
+        return should_ping
 
     @property
     def timed_out(self) -> bool:
-        """Whether the server was asked, and has said nothing for as long as it may."""
+        """Whether the server has sent nothing for the ping timeout since it was pinged."""
         return self._steps > PING_TIMEOUT_STEPS

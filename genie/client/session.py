@@ -1,33 +1,33 @@
-"""One client's conversation with a server, without a socket and without a clock.
+"""The client's side of the wire protocol as a sans-I/O state machine, without sockets and without a clock.
 
-Calls go in and bytes come out; bytes go in and outcomes of calls come out. The shells (`aio`, `sync`) move the bytes, keep
-the time, and hand each outcome to the caller that waits for it.
+Calls go in and bytes come out; bytes go in and outcomes of calls come out. The I/O layer (`aio_connection`) transports the
+bytes, calls the timers, and completes the future of each call with its outcome.
 
-Matching: every command carries a `ref`, and an answer belongs to the call with its `ref`; an answer with an unknown one is
-ignored. A request is known by its `ref` as long as it lives: `locked`, `released` and `error` with that `ref` are about it,
-also those that nothing asked for. A request whose id is not known yet is cancelled by its `ref`: then the first `released`
-with that `ref` ends the request and answers the release; where a timeout and the release cross, a second one follows and is
-ignored. `release` and `extend` by id have a `ref` of their own. A lock of this client that is released by id is ended by
-the answer; if it had ended before, `released` with the `ref` of the request comes first.
+Matching: every command has a `ref`, and a reply belongs to the call with its `ref`; a reply with an unknown one is
+ignored. A request is identified by its `ref` as long as it lives: `locked`, `released` and `error` with that `ref` are
+about it, also unsolicited ones. A request whose id is not known yet is cancelled by its `ref`. Then the first `released`
+with that `ref` ends the request and is the reply to the release; if a timeout and the release cross, a second one follows
+and is ignored. `release` and `extend` by id have a `ref` of their own. A lock of this client that is released by id ends
+with that reply; if it had ended before, `released` with the `ref` of the request arrives first.
 
-Connections: the server keeps the session's requests, waiting or held, while its connection is away. Every connection begins
-with `hello` and a `ping`. The server answers with `welcome`, then with how the requests of the session stand, then with
-`pong`. Nothing else is sent before that. What then is not known on both sides is repeated, with the same `ref`:
+Connections: the server keeps the waiting and held requests of a disconnected session. Every connection begins with `hello`
+and a `ping`. The server replies with `welcome`, then with the state of the session's requests (resumption), then with
+`pong`. Nothing else is sent before that. Then the client sends again, with the same `ref`:
 
-- requests whose end is not known, which is safe: the server executes a `ref` once;
-- releases without an answer;
-- a lock that the server did not mention has ended, and the message was lost: it is released by id, to be told the reason.
+- requests whose outcome is not known, which is safe: the server executes a `ref` once;
+- releases without a reply;
+- a release by id for each lock that the resumption did not mention: it has ended, and the reply has the reason.
 
-Locks with a watchdog are extended, and watches begin again. Other calls have failed with the connection. Where the server
-does not know the session (it ended, or the server lost its memory), locks are lost, and released by id because they may still
-be in the way of others; requests that wait are sent again, for the rest of their wait.
+Locks with a watchdog are extended, and watches are sent again. Other calls have failed with the connection. If the server
+does not know the session (it expired, or the server lost its state), the locks of this client are lost. They are released
+by id, since they may still be held. Waiting requests are sent again with the rest of their queue timeout.
 
-Detached locks: the client forgets the request, so it neither extends nor releases the lock, and ignores what the server
-sends about it. The lock is then managed by another client.
+Detached locks: the client drops the request, so it neither extends nor releases the lock, and ignores messages about it.
+Another client then manages the lock.
 
-A server that answers `unavailable` is left: it does not lead, or can't reach its store. What it refused is repeated at the
-next one. `silence` decides when a server that sends nothing is asked for an answer, and when it is given up. A client that
-waits for nothing, holds nothing and watches nothing sends nothing.
+The client disconnects from a server that replies `unavailable`: it is a follower, or can't reach its store. The rejected
+calls are sent again to the next server. A client that waits for nothing, holds nothing and watches nothing sends nothing;
+else its `Keepalive` pings a silent server.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from itertools import count
 from typing import Final, TypeVar
 
 from genie.client import commands, errors, hints
-from genie.client.commands import Bye, Call, Extend, Inspect, Outcome, Ping, Release, Request, State
+from genie.client.commands import Bye, Call, Extend, Inspect, Outcome, Ping, Release, Request, RequestState
 from genie.client.pending import Keepalive, LiveRequests
 from genie.client.watches import Unwatch, Watch, Watches
 from genie.errors import Code, ConnectionLost, GenieError, LockLost, RequestRejected, Unavailable
@@ -49,10 +49,10 @@ from genie.protocol import messages
 from genie.protocol.framing import LineReader, LineTooLong
 
 MAX_LINE_FROM_SERVER: Final = 1 << 28
-"""Bytes in one line from the server; `inspected`, `watching` and a `deadlock` with a long cycle are far below it."""
+"""Limit of one line from the server in bytes; the longest replies (`inspected`, `watching`) are far below it."""
 
-FINAL: Final = frozenset({Code.UNAUTHORIZED, Code.UNKNOWN_NAMESPACE, Code.UNSUPPORTED_PROTOCOL})
-"""Codes of a refused `hello` that are reported to the callers instead of being retried."""
+FINAL_HANDSHAKE_ERRORS: Final = frozenset({Code.UNAUTHORIZED, Code.UNKNOWN_NAMESPACE, Code.UNSUPPORTED_PROTOCOL})
+"""Error codes in reply to `hello` that are reported to the callers, because a retry would not help."""
 
 C = TypeVar("C", bound=Call)
 
@@ -64,20 +64,27 @@ class Phase(Enum):
     HANDSHAKE = auto()
     """`hello` was sent."""
     RESUMING = auto()
-    """The server tells how the session's requests stand."""
+    """`welcome` was received; the server sends the state of the session's requests."""
     UP = auto()
 
 
 class ClientSession:
-    """The state of a client's calls, over all the connections that it makes one after another.
+    """The session of a client across its successive connections: pending calls, requests, watches, and timers.
 
-    `session` is the secret that the server knows this client by (None: a random one) and `session_timeout` (seconds)
-    what the server keeps it for without a connection. `response_timeout` (seconds) is what a request that waits bears a silent
-    server for, beyond its own wait. `token` and `namespace` are sent with every `hello`; the server must confirm the
-    namespace. `now` is in seconds, on any clock that does not go back.
+    Args:
+        session: the secret that identifies the session to the server. None: a random one.
+        session_timeout: seconds for which the server keeps the session of a disconnected client.
+        response_timeout: seconds that a request waits for a silent server, beyond its queue timeout.
+        token: sent with every `hello`, for authentication.
+        namespace: sent with every `hello`; the server must confirm it. None: the server's first.
 
-    `broken` says why this connection must end: an error of the server, a message that can't be read, or silence.
-    `elsewhere` is the leader's address, where this server answered that it does not lead; empty where it does not know.
+    Every `now` is in seconds, on any monotonic clock.
+
+    Attributes:
+        close_reason: why the current connection must be closed: an error reply, an unreadable message, or a silent
+            server. Empty: it need not.
+        redirect: the leader's address, after the server replied that it is a follower; empty if it knows none.
+
     """
 
     def __init__(
@@ -89,25 +96,25 @@ class ClientSession:
         namespace: str | None = None,
     ) -> None:
         self.explain_unavailable: Callable[[], str] = lambda: "there is no connection"
-        """Says why there is no connection."""
+        """Returns why there is no connection; replaced by the I/O layer."""
         self.close_reason = ""
         self.redirect: str | None = None
         secret = secrets.token_urlsafe() if session is None else session
-        self._hello = commands.hello(secret, session_timeout, token, namespace)
+        self._hello = commands.make_hello(secret, session_timeout, token, namespace)
         self._namespace = namespace
         self._rejection: RequestRejected | None = None
         self.handshake_rejection: RequestRejected | None = None
-        """The final error in reply to the last `hello`; the shell resets it before each attempt."""
+        """The final error in reply to the last `hello`; the I/O layer resets it before each attempt."""
         self._ref_prefix = "" if session is None else secrets.token_urlsafe(6) + "-"
         self._phase = Phase.DOWN
-        self._connection = 0
+        self._connection_number = 0
         self._refs = count(1)
         self._response_timeout = response_timeout
         self._session_timeout = session_timeout
-        self._lines = LineReader(MAX_LINE_FROM_SERVER)
-        self._out: list[bytes] = []
+        self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
+        self._output: list[bytes] = []
         self._pending: dict[str, Call] = {}
-        """Calls that were sent on this connection, other than requests and their releases, by their `ref`."""
+        """Calls without a reply that were sent on this connection, except requests and their releases, by `ref`."""
         self._requests = LiveRequests(response_timeout)
         hints.register(self._requests)
         self._watches = Watches()
@@ -119,15 +126,15 @@ class ClientSession:
 
     @property
     def up(self) -> bool:
-        """Whether calls are sent at once."""
+        """Whether there is a connection with a completed handshake, so that calls are sent at once."""
         return self._phase is Phase.UP
 
     def new_ref(self) -> str:
-        """Return a new `ref`; any thread may call it. An earlier client with the same secret has used others."""
+        """Return a new `ref`, which no earlier client with the same secret has used. Thread-safe."""
         return f"{self._ref_prefix}{next(self._refs)}"
 
     def send(self, call: Call, now: float) -> None:
-        """Send a call. LiveRequests, and releases by id, wait for a connection; other calls need one."""
+        """Send a call. While disconnected, requests and releases by id are queued; other calls are not allowed."""
         if isinstance(call, Request):
             self._requests.add(call, now)
             if self.up:
@@ -136,7 +143,7 @@ class ClientSession:
         elif isinstance(call, Release) and not self.up:
             self._deferred_releases.append(call)
         else:
-            assert self.up, "there is no connection"  # noqa: S101 - the shells see to it
+            assert self.up, "there is no connection"  # noqa: S101 - the I/O layer waits for one before it calls
             if isinstance(call, Extend):
                 call.sent_at = now
             elif isinstance(call, Watch):
@@ -145,154 +152,158 @@ class ClientSession:
             self._send_with_ref(call)
 
     def release(self, request: Request, now: float) -> Release | None:
-        """Release a request that waits or is held; None if that is done already, or it has ended."""
-        if request.state is not State.WAITING and request.state is not State.HELD:
+        """Release a lock or cancel a waiting request; return the call, or None if it is being released or has ended."""
+        if request.state is not RequestState.WAITING and request.state is not RequestState.HELD:
             return None
-        request.state = State.RELEASING
+        request.state = RequestState.RELEASING
         release = request.release = Release(request.id, request)
         if release.id:
             self.send(release, now)
         elif self.up:
             self._keepalive.start(now)
-            self._out.append(release.line)
+            self._output.append(release.line)
         return release
 
     def detach(self, request: Request, now: float) -> None:
-        """Stop managing a held lock, without a message to the server. Does nothing for one that is detached already.
+        """Stop managing a held lock, without a message to the server. Does nothing if it is detached already.
 
-        ValueError if the lock is bound to the session; LockLost if it is not held any more, also where its hold has
-        ended by this client's clock and `tick` has not been called since.
+        Raises:
+            ValueError: if the lock is bound to the session.
+            LockLost: if it is not held any more, or has expired on this client's clock.
+
         """
-        if request.bound:
+        if request.bound_to_session:
             raise ValueError(
                 f'lock {request.id} can\'t be detached: with on_disconnect="release" it ends with the session of this '
                 'client; acquire it with on_disconnect="keep"'
             )
-        if request.state is State.DETACHED:
+        if request.state is RequestState.DETACHED:
             return
         if request.error is not None:
             raise errors.copy_lock_lost(request.error)
-        if request.state is not State.HELD:
+        if request.state is not RequestState.HELD:
             raise errors.already_released(request.id)
-        if not request.held(now):
-            raise errors.expired_locally(request.id, request.hold)
+        if not request.is_held(now):
+            raise errors.expired_locally(request.id, request.transaction_timeout)
         self._requests.remove(request)
-        request.state = State.DETACHED
+        request.state = RequestState.DETACHED
         request.on_lost = None
 
-    def held(self, id: int) -> Request | None:
-        """Return the lock of this client with this id; None if it holds none."""
+    def find_held_lock(self, id: int) -> Request | None:
+        """Return the lock with this id if this client holds it, else None."""
         request = self._requests.by_id.get(id)
-        return request if request is not None and request.state is State.HELD else None
+        return request if request is not None and request.state is RequestState.HELD else None
 
     def abandon(self, call: Call, now: float) -> None:
-        """Note that nothing waits for this call any more; what a request asked for is released."""
+        """Handle the cancellation of a caller: its call needs no outcome any more, and a request is released."""
         call.waiter = None
         if isinstance(call, Request):
             self._abandon(call, now)
 
     def request_next(self, watch: Watch, now: float) -> None:
-        """Note that the next change of a watch is waited for: its outcome says when to look again."""
+        """Register that the consumer of a watch waits for its next change. The watch has an outcome when there is one."""
         self._watches.request_next(watch)
         self._send_watches(now)
 
     def unwatch(self, watch: Watch) -> list[Outcome]:
-        """End a watch."""
+        """End a watch, and unsubscribe from its prefix unless another watch has the same one."""
         outcomes: list[Outcome] = []
         if self._watches.close(watch, outcomes):
             self._send_with_ref(Unwatch(watch.prefix))
         return outcomes
 
     def data_to_send(self) -> bytes:
-        """Take out what is to be sent."""
-        data = b"".join(self._out)
-        self._out.clear()
+        """Return the bytes to be sent, and clear the buffer."""
+        data = b"".join(self._output)
+        self._output.clear()
         return data
 
     @property
     def next_timer(self) -> float:
-        """When `tick` is to be called."""
+        """The time at which `on_timer` must be called."""
         return min(self._requests.next_timer, self._keepalive.next_timer)
 
-    # -- connections and time -----------------------------------------------------------------------------
+    # -- connections and timers ---------------------------------------------------------------------------
 
     def on_connected(self) -> None:
-        """Greet the server on a new connection. Nothing else is sent before it has told how the requests stand."""
+        """Start the handshake on a new connection. Nothing else is sent until the server has resumed the session."""
         self._phase = Phase.HANDSHAKE
-        self._connection += 1
+        self._connection_number += 1
         self.close_reason = ""
         self.redirect = None
-        self._lines = LineReader(MAX_LINE_FROM_SERVER)
-        self._out += [self._hello, commands.RESUME]
+        self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
+        self._output += [self._hello, commands.RESUME]
 
-    def on_disconnected(self, why: str, now: float) -> list[Outcome]:
-        """Note that the connection is gone: requests go on waiting, locks stay held, releases are sent again.
+    def on_disconnected(self, reason: str, now: float) -> list[Outcome]:
+        """Handle the end of the connection. Requests and locks stay; releases are sent again on the next connection.
 
-        A lock that the server releases when the session ends is lost here when it may have done so.
+        Other calls fail. A lock that is bound to the session is lost unless the client reconnects in time.
         """
         self._requests.on_disconnected(now + self._session_timeout, releases_were_sent=self.up)
         self._phase = Phase.DOWN
         self._keepalive.stop()
-        self._out.clear()
+        self._output.clear()
         self._watches.on_disconnected()
         outcomes: list[Outcome] = []
-        due, self._pending = self._pending, {}
-        for call in due.values():
+        pending, self._pending = self._pending, {}
+        for call in pending.values():
             if isinstance(call, Release):
-                call.repeated = call.request is not None
+                call.maybe_executed = call.request is not None
                 self._deferred_releases.append(call)
             elif not isinstance(call, Watch | Unwatch):
-                outcomes.append((call, None, ConnectionLost(f"{why}, before the answer came")))
+                outcomes.append((call, None, ConnectionLost(f"{reason}, before the reply arrived")))
         return outcomes
 
     def begin_close(self, now: float) -> list[Outcome]:
-        """Cancel everything that waits, and end all watches: the client is to be closed. `Bye` is to be sent next."""
+        """Cancel all waiting requests and end all watches, because the client is being closed. `Bye` is sent next."""
         outcomes: list[Outcome] = []
         self._watches.close_all(outcomes)
         for request in self._requests.waiting():
             self._abandon(request, now)
-            outcomes.append((request, None, ConnectionLost("the client was closed, before the answer came")))
+            outcomes.append((request, None, ConnectionLost("the client was closed, before the reply arrived")))
         return outcomes
 
     def finish_close(self, now: float) -> list[Outcome]:
-        """End what is left: the client was closed, and so is its connection. Locks that are bound to the session end."""
-        why = "the client was closed"
-        outcomes = self.on_disconnected(why, now)
-        left = self._deferred_releases + self._requests.releases_by_ref()
-        outcomes += [(release, None, ConnectionLost(f"{why}, before the answer came")) for release in left]
+        """Fail the remaining calls after the client has closed its connection. Locks bound to the session are lost."""
+        reason = "the client was closed"
+        outcomes = self.on_disconnected(reason, now)
+        releases = self._deferred_releases + self._requests.releases_by_ref()
+        outcomes += [(release, None, ConnectionLost(f"{reason}, before the reply arrived")) for release in releases]
         for request in list(self._requests.by_ref.values()):
-            if request.state is not State.HELD:
-                self._end(request)
+            if request.state is not RequestState.HELD:
+                self._mark_ended(request)
                 continue
-            self._requests.remove(request)  # it is held by no session any more, and can be released by its id
-            if request.bound:
-                self._lose(request, errors.client_closed(request.id), outcomes)
+            self._requests.remove(request)  # without its session the lock stays held, and can be released by its id
+            if request.bound_to_session:
+                self._mark_lost(request, errors.client_closed(request.id), outcomes)
         return outcomes
 
     @property
     def rejection(self) -> RequestRejected | None:
-        """The final error by which a server refused this client; None where one has accepted it since, or none was asked."""
+        """The error by which all servers rejected this client for good; None unless the last round failed so."""
         return None if self._rejection is None else errors.copy_rejection(self._rejection)
 
     def end_round(self, rejections: Sequence[RequestRejected | None]) -> None:
-        """Note how a round over the addresses failed: `rejections` has the final error of each attempt, or None.
+        """Record a failed round of connection attempts: `rejections` has the final error of each attempt, or None.
 
-        Only where all of them rejected this client it is rejected for good. A server that could not be reached, or
-        failed otherwise, may accept it in the next round.
+        The client is rejected for good only if every server did so. A server that could not be reached, or failed
+        for another reason, may accept it in the next round.
         """
-        final = [error for error in rejections if error is not None]
-        self._rejection = final[-1] if final and len(final) == len(rejections) else None
+        final_errors = [error for error in rejections if error is not None]
+        self._rejection = final_errors[-1] if final_errors and len(final_errors) == len(rejections) else None
 
     def fail_callers(self, now: float) -> list[Outcome]:
-        """Fail everything that waits for a server, since one has refused this client for good.
+        """Fail all waiting calls if the servers have rejected this client for good.
 
-        What was asked for is released when a server accepts the client again.
+        Their requests are released when a server accepts the client again.
         """
         if self._rejection is None:
             return []
-        left = self._deferred_releases + self._requests.releases_by_ref()
+        releases = self._deferred_releases + self._requests.releases_by_ref()
         outcomes: list[Outcome] = [
-            (release, None, errors.copy_rejection(self._rejection)) for release in left if release.waiter is not None
+            (release, None, errors.copy_rejection(self._rejection))
+            for release in releases
+            if release.waiter is not None
         ]
         for watch in self._watches.all():
             self._watches.on_rejected(watch, errors.copy_rejection(self._rejection), outcomes)
@@ -302,9 +313,9 @@ class ClientSession:
         return outcomes
 
     def on_timer(self, now: float) -> list[Outcome]:
-        """End the holds and the waits whose time has passed, extend those with a watchdog, and set `wake` anew.
+        """Expire locks and requests, extend locks with a watchdog, and ping a silent server.
 
-        A server that has sent nothing for long is pinged; one that does not answer breaks the connection.
+        Sets `close_reason` if the server does not reply to a ping.
         """
         outcomes = self._collect_timers(now) if self._requests.next_timer <= now else []
         if self._keepalive.next_timer <= now:
@@ -322,34 +333,32 @@ class ClientSession:
 
     def _collect_timers(self, now: float) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        due = self._requests.collect_timers(now)
-        for request in due.expired_locally:
-            if not self.up or request.connection != self._connection:
-                self.send(Release(request.id), now)  # a server that was down may not have counted that time
+        fired = self._requests.collect_timers(now)
+        for request in fired.expired:
+            if not self.up or request.connection_number != self._connection_number:
+                self.send(Release(request.id), now)  # the server may hold it longer: its clock stops while it is down
             self._requests.remove(request)
-            session_expired = request.session_ends < request.deadline
-            lost = (
-                errors.session_expired(request.id)
-                if session_expired
-                else errors.expired_locally(request.id, request.hold)
-            )
-            self._lose(request, lost, outcomes)
-        for request in due.renewing if self.up else ():
-            self.send(Extend(request.id, request.hold, request), now)
-        for request in due.overdue:
-            why = "the server does not answer" if self.up else self.explain_unavailable()
-            waited = request.wait + self._response_timeout
+            if request.session_ends_at < request.expires_at:
+                error: LockLost = errors.session_expired(request.id)
+            else:
+                error = errors.expired_locally(request.id, request.transaction_timeout)
+            self._mark_lost(request, error, outcomes)
+        for request in fired.renewing if self.up else ():
+            self.send(Extend(request.id, request.transaction_timeout, request), now)
+        for request in fired.overdue:
+            reason = "the server does not answer" if self.up else self.explain_unavailable()
+            timeout = request.queue_timeout + self._response_timeout
             self._abandon(request, now)
-            outcomes.append((request, None, Unavailable(f"no answer to the request within {waited:g} s: {why}")))
+            outcomes.append((request, None, Unavailable(f"no answer to the request within {timeout:g} s: {reason}")))
         return outcomes
 
     # -- bytes to outcomes --------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float) -> list[Outcome]:
-        """Return what the bytes decide. `broken` is set where the connection must end."""
+        """Process received bytes; return the outcomes of calls. Sets `close_reason` if the connection must be closed."""
         self._keepalive.on_message(now)
         try:
-            lines = self._lines.feed(data)
+            lines = self._line_reader.feed(data)
         except LineTooLong as error:
             lines = error.lines
             self.close_reason = f"the server sent a line of more than {MAX_LINE_FROM_SERVER} bytes"
@@ -365,7 +374,7 @@ class ClientSession:
                 and message.payload.state != "lagged"
                 and self._phase is not Phase.HANDSHAKE
             ):
-                self._watches.on_event(message.payload, outcomes)  # they are many where others are busy
+                self._watches.on_event(message.payload, outcomes)  # fast path: other clients may cause many events
             else:
                 self._handle(message, now, outcomes)
         return outcomes
@@ -392,15 +401,17 @@ class ClientSession:
                 self._handle_error(message.payload, outcomes)
 
     def _handle_handshake(self, message: messages.Message | None, now: float, outcomes: list[Outcome]) -> None:
+        """Handle the reply to `hello`; a `welcome` must have this client's protocol version and namespace."""
         match message:
             case messages.Welcome() if message.payload.protocol != commands.PROTOCOL:
                 self.close_reason = (
-                    self.close_reason or f"it speaks protocol {message.payload.protocol}, not {commands.PROTOCOL}"
+                    self.close_reason
+                    or f"the server speaks protocol {message.payload.protocol}, not {commands.PROTOCOL}"
                 )
             case messages.Welcome() if self._namespace not in (None, message.payload.namespace):
                 served = message.payload.namespace
                 self.close_reason = (
-                    self.close_reason or f"it serves the namespace {served!r}, and not {self._namespace!r}"
+                    self.close_reason or f"the server serves the namespace {served!r}, not {self._namespace!r}"
                 )
             case messages.Welcome():
                 self._handle_welcome(message.payload, now, outcomes)
@@ -412,49 +423,53 @@ class ClientSession:
                 self.close_reason = self.close_reason or "the server did not answer hello"
 
     def _handle_welcome(self, welcome: messages.Welcome.Payload, now: float, outcomes: list[Outcome]) -> None:
+        """Enter the resumption. If the server does not know the session, mark held locks as lost and reissue requests."""
         self._phase = Phase.RESUMING
         self._rejection = None
         self._keepalive.set_interval(welcome.pingInterval / 1000)
         if welcome.resumed:
             return
         for request in list(self._requests.by_ref.values()):
-            if request.state is State.WAITING:
+            if request.state is RequestState.WAITING:
                 self._requests.clear_id(request)
                 request.reissue(now)
-            elif request.state is State.HELD:
+            elif request.state is RequestState.HELD:
                 self._deferred_releases.append(Release(request.id))
                 self._requests.remove(request)
-                self._lose(request, errors.session_lost(request.id), outcomes)
+                self._mark_lost(request, errors.session_lost(request.id), outcomes)
             else:
                 self._release_without_session(request, outcomes)
 
     def _release_without_session(self, request: Request, outcomes: list[Outcome]) -> None:
-        """Go on releasing a lock by its id; a request whose id was never sent can't be, and ended with the session."""
+        """Release by its id a request that was being released by its `ref`, which the server does not know any more.
+
+        A request without an id has ended with the session.
+        """
         release = request.release
         self._requests.remove(request)
         if release is None or release.id:
             return
         if request.id:
-            release.by_id(request.id)
+            release.use_id(request.id)
             self._deferred_releases.append(release)
         else:
-            request.state = State.ENDED
+            request.state = RequestState.ENDED
             outcomes.append((release, errors.SUCCESS, None))
 
     def _finish_resumption(self, now: float) -> None:
-        """Send what waits for a connection: the server has told how the requests of this session stand."""
+        """Send everything that was deferred until the server had sent the state of the session's requests."""
         self._phase = Phase.UP
         waiting: list[Request] = []
         for request in list(self._requests.by_ref.values()):
-            if request.state is State.WAITING:
+            if request.state is RequestState.WAITING:
                 waiting.append(request)
             elif request.release is not None:
                 if not request.release.id:
-                    self._out.append(request.release.line)
-            elif request.connection != self._connection:
+                    self._output.append(request.release.line)
+            elif request.connection_number != self._connection_number:  # the resumption did not mention the lock
                 self.send(Release(request.id), now)
-        again, self._deferred_releases = self._deferred_releases, []
-        for release in again:
+        deferred, self._deferred_releases = self._deferred_releases, []
+        for release in deferred:
             self.send(release, now)
         for request in waiting:
             self._requests.start_response_timer(request, now)
@@ -464,33 +479,35 @@ class ClientSession:
         self._send_watches(now)
 
     def _handle_queued(self, queued: messages.Queued.Payload, now: float) -> None:
-        """Note the id of a request; a server that supports `quiet` does not send this."""
+        """Store the id of a waiting request. Servers that support the `quiet` mode do not send `queued`."""
         request = self._find_request(queued.ref)
         if request is not None:
             self._requests.set_id(request, queued.id)
-            if request.state is State.WAITING:
+            if request.state is RequestState.WAITING:
                 self._requests.start_response_timer(request, now)
 
     def _handle_locked(self, locked: messages.Locked.Payload, now: float, outcomes: list[Outcome]) -> None:
+        """Handle a grant, or the confirmation of a held lock during a resumption: that has the remaining time."""
         request = self._find_request(locked.ref)
         if request is None:
-            if locked.expiresIn is None:  # granted just now, to an earlier client with this session's secret
+            if locked.expiresIn is None:  # a new grant to an earlier client with this session's secret
                 self.send(Release(locked.id), now)
             return
         self._requests.set_id(request, locked.id)
-        request.connection = self._connection
+        request.connection_number = self._connection_number
         request.fence = locked.fence
         if locked.resources is not None:
             request.set_chosen(locked.resources)
-        left = None if locked.expiresIn is None else locked.expiresIn / 1000
-        if request.state is State.WAITING:
-            request.state = State.HELD
-            self._requests.start_hold(request, now, left)
+        remaining = None if locked.expiresIn is None else locked.expiresIn / 1000
+        if request.state is RequestState.WAITING:
+            request.state = RequestState.HELD
+            self._requests.start_hold(request, now, remaining)
             outcomes.append((request, None, None))
-        elif request.state is State.HELD and left is not None:
-            self._requests.start_hold(request, now, left)
+        elif request.state is RequestState.HELD and remaining is not None:
+            self._requests.start_hold(request, now, remaining)
 
     def _handle_released(self, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
+        """Handle the end of a request: unsolicited, or in reply to a release or an `extend`."""
         call = self._pending.pop(released.ref, None) if released.ref is not None else None
         request = self._find_request(released.ref) if call is None else self._requests.by_id.get(released.id)
         if request is not None:
@@ -508,39 +525,45 @@ class ClientSession:
             outcomes.append((call, None, errors.copy_lock_lost(error or errors.lock_ended(released))))
 
     def _resend_waiting(self) -> None:
-        """Repeat all requests that wait, since one of them may have ended by a release of its id.
+        """Send all waiting requests again, since the id just released may have been the id of one of them.
 
-        The answer to that release is all that the server sends, and the ids of waiting requests are not known here.
+        The server reports that only by the reply to the release, and in `quiet` mode the client does not know the ids
+        of its waiting requests. The server replies with `released` to the `ref` of the one that has ended.
         """
         for request in self._requests.waiting():
             if request.first_sent_at is not None:
-                self._out.append(request.line)
+                self._output.append(request.line)
 
     def _on_request_ended(self, request: Request, released: messages.Released.Payload, outcomes: list[Outcome]) -> None:
+        """Remove a request that the server ended; a waiting one fails, a held one is lost."""
         state = request.state
-        self._end(request)
-        if state is State.WAITING:
-            hint = partial(hints.hint, request, self._requests)
-            outcomes.append((request, None, errors.not_granted(released, hint)))
-        elif state is State.HELD or (request.fence and released.reason != errors.SUCCESS and request.error is None):
-            # A release of ours that came too late does not undo that the lock was lost before.
-            self._lose(request, errors.lock_lost(released), outcomes)
+        self._mark_ended(request)
+        if state is RequestState.WAITING:
+            find_hint = partial(hints.self_blocking_hint, request, self._requests)
+            outcomes.append((request, None, errors.not_granted_error(released, find_hint)))
+            return
+        # A granted lock may have ended before the server executed this client's release: then it is lost nonetheless.
+        lost_before_release = request.fence and released.reason != errors.SUCCESS and request.error is None
+        if state is RequestState.HELD or lost_before_release:
+            self._mark_lost(request, errors.lock_lost(released), outcomes)
 
     def _handle_extended(self, extended: messages.Extended.Payload, now: float, outcomes: list[Outcome]) -> None:
+        """Restart the expiry timer of an extended lock, counted from when `extend` was sent, so it is not too long."""
         call = self._pop_pending(Extend, extended.ref)
         if call is None:
             return
         request = call.request
-        if request is not None and request.state is State.HELD:
-            request.hold = call.hold
+        if request is not None and request.state is RequestState.HELD:
+            request.transaction_timeout = call.transaction_timeout
             self._requests.start_hold(request, call.sent_at)
         elif request is not None and request.error is not None:
-            self.send(Release(request.id), now)  # it had expired_locally its hold here while this was on its way
+            self.send(Release(request.id), now)  # the lock had expired on this client's clock before this reply
         outcomes.append((call, None, None))
 
     def _handle_reply(
         self, message: messages.Pong | messages.Inspected | messages.Bye, outcomes: list[Outcome]
     ) -> None:
+        """Complete the call that a `pong`, `inspected` or `bye` is the reply to."""
         call: Call | None
         value: object = None
         match message:
@@ -567,85 +590,93 @@ class ClientSession:
                 self._watches.on_lagged()
                 self._send_watches(now)
 
-    # -- errors of the server -----------------------------------------------------------------------------
+    # -- error replies ------------------------------------------------------------------------------------
 
-    def _handle_error(self, refusal: messages.Error.Payload, outcomes: list[Outcome]) -> None:
-        error = errors.from_error_reply(refusal)
+    def _handle_error(self, reply: messages.Error.Payload, outcomes: list[Outcome]) -> None:
+        """Handle an `error` reply: fail the call with its `ref`, or close the connection if the server can't serve it."""
+        error = errors.from_error_reply(reply)
         unavailable = isinstance(error, Unavailable)
-        if isinstance(error, RequestRejected) and error.code in FINAL and self._phase is Phase.HANDSHAKE:
+        if (
+            isinstance(error, RequestRejected)
+            and error.code in FINAL_HANDSHAKE_ERRORS
+            and self._phase is Phase.HANDSHAKE
+        ):
             self.handshake_rejection = error
         if unavailable or not self.up:
             self.close_reason = self.close_reason or f"the server answered {error}"
-            self.redirect = (refusal.leader or "") if unavailable else self.redirect
+            self.redirect = (reply.leader or "") if unavailable else self.redirect
         if not self.up:
             return
-        request = self._find_request(refusal.ref)
+        request = self._find_request(reply.ref)
         if request is not None:
             if not unavailable:
                 self._reject_request(request, error, outcomes)
             return
-        call = self._pending.pop(refusal.ref, None) if refusal.ref is not None else None
+        call = self._pending.pop(reply.ref, None) if reply.ref is not None else None
         if call is not None:
             self._reject_call(call, error, outcomes)
-        elif refusal.ref is None:
-            # It answers no command that could be read: end all calls rather than let one wait for ever.
+        elif reply.ref is None:
+            # The server could not parse a command, and it is unknown which: reconnect, since that one has no reply.
             self.close_reason = f"the server answered {error}"
 
     def _reject_request(self, request: Request, error: GenieError, outcomes: list[Outcome]) -> None:
-        """A request was refused, or the release by its `ref`."""
+        """Handle an error reply with the `ref` of a request, which is about the request or its release by `ref`."""
         release = request.release
-        if request.state is State.HELD or (release is not None and release.id):
-            return  # no command with this `ref` is due
-        self._end(request)
+        if request.state is RequestState.HELD or (release is not None and release.id):
+            return  # no command with this `ref` is pending
+        self._mark_ended(request)
         if release is None:
             outcomes.append((request, None, error))
             return
-        if release.repeated and _is_unknown(error):  # it was carried out on an earlier connection
+        if release.maybe_executed and _is_unknown_id(error):  # an earlier connection has released it
             outcomes.append((release, errors.SUCCESS, None))
             return
-        if request.fence and _is_unknown(error):
-            self._lose(request, errors.unknown_to_server(request.id), outcomes)
+        if request.fence and _is_unknown_id(error):
+            self._mark_lost(request, errors.unknown_to_server(request.id), outcomes)
         outcomes.append((release, None, error))
 
     def _reject_call(self, call: Call, error: GenieError, outcomes: list[Outcome]) -> None:
-        again = isinstance(error, Unavailable)
-        if isinstance(call, Release) and again:
+        """Handle an error reply to a call; after `unavailable`, releases and watches are retried on another server."""
+        retry = isinstance(error, Unavailable)
+        if isinstance(call, Release) and retry:
             self._deferred_releases.append(call)
         elif isinstance(call, Watch):
-            if not again:
+            if not retry:
                 self._watches.on_rejected(call, error, outcomes)
-        elif isinstance(call, Release | Extend) and _is_unknown(error):
+        elif isinstance(call, Release | Extend) and _is_unknown_id(error):
             self._handle_unknown_id(call, error, outcomes)
         else:
             request = call.request if isinstance(call, Release) else None
             if request is not None and self._find_request(request.ref) is request:
-                request.state, request.release = State.HELD, None
+                request.state, request.release = RequestState.HELD, None
             outcomes.append((call, None, error))
 
     def _handle_unknown_id(self, call: Release | Extend, error: GenieError, outcomes: list[Outcome]) -> None:
-        """The server does not know an id. A lock of this client with that id is lost."""
-        ours = call.request
-        if isinstance(call, Release) and call.repeated and ours is not None:
-            self._end(ours)  # it was carried out on an earlier connection
+        """Handle the error that the server does not know an id: a lock of this client with that id is lost."""
+        own_request = call.request
+        if isinstance(call, Release) and call.maybe_executed and own_request is not None:
+            self._mark_ended(own_request)  # an earlier connection has released it
             outcomes.append((call, errors.SUCCESS, None))
             return
-        request = ours if isinstance(call, Release) and ours is not None else self.held(call.id)
-        if request is not None and request.state is not State.ENDED:
+        is_own_release = isinstance(call, Release) and own_request is not None
+        request = own_request if is_own_release else self.find_held_lock(call.id)
+        if request is not None and request.state is not RequestState.ENDED:
             self._requests.remove(request)
-            self._lose(request, errors.unknown_to_server(call.id), outcomes)
-        is_own_lock = isinstance(call, Extend) and ours is not None
-        outcomes.append((call, None, errors.unknown_to_server(call.id) if is_own_lock else error))
+            self._mark_lost(request, errors.unknown_to_server(call.id), outcomes)
+        is_own_extension = isinstance(call, Extend) and own_request is not None
+        outcomes.append((call, None, errors.unknown_to_server(call.id) if is_own_extension else error))
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------
 
     def _send_with_ref(self, call: Call) -> None:
-        """Send a call whose answer is matched by its `ref`."""
+        """Send a call, and register it under its `ref` to match the reply."""
         if not call.ref:
             call.assign_ref(self.new_ref())
         self._pending[call.ref] = call
-        self._out.append(call.line)
+        self._output.append(call.line)
 
     def _pop_pending(self, kind: type[C], ref: str | None) -> C | None:
+        """Remove and return the pending call that a reply belongs to; None if there is none of that kind."""
         call = self._pending.get(ref) if ref is not None else None
         if not isinstance(call, kind):
             return None
@@ -662,23 +693,24 @@ class ClientSession:
     def _send_request(self, request: Request, now: float) -> None:
         if request.first_sent_at is None:
             request.first_sent_at = now
-        self._out.append(request.line)
+        self._output.append(request.line)
 
     def _abandon(self, request: Request, now: float) -> None:
+        """Release a request whose caller does not wait any more; one that was never sent just ends."""
         request.response_deadline = math.inf
-        if request.state is State.WAITING and request.first_sent_at is None:
-            self._end(request)  # no server has seen it
+        if request.state is RequestState.WAITING and request.first_sent_at is None:
+            self._mark_ended(request)
         self.release(request, now)
 
-    def _end(self, request: Request) -> None:
+    def _mark_ended(self, request: Request) -> None:
         self._requests.remove(request)
-        request.state = State.ENDED
+        request.state = RequestState.ENDED
 
-    def _lose(self, request: Request, error: LockLost, outcomes: list[Outcome]) -> None:
-        request.state = State.ENDED
+    def _mark_lost(self, request: Request, error: LockLost, outcomes: list[Outcome]) -> None:
+        request.state = RequestState.ENDED
         request.error = error
         outcomes.append((request, None, error))
 
 
-def _is_unknown(error: GenieError) -> bool:
+def _is_unknown_id(error: GenieError) -> bool:
     return isinstance(error, RequestRejected) and error.code == Code.UNKNOWN_ID

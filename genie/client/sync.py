@@ -1,4 +1,4 @@
-"""The client for threads: the same as `genie.connect`, without `await`."""
+"""The public API for threads: the same as the asyncio API, without `await`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from types import TracebackType
 from typing import Any, Literal, Self, cast
 
 from genie.client import commands, inspection, watches
-from genie.client.commands import Extend, Inspect, LockInfo, OnDisconnect, Ping, Release, Request, State, any_request
+from genie.client.commands import (
+    Extend,
+    Inspect,
+    LockInfo,
+    OnDisconnect,
+    Ping,
+    Release,
+    Request,
+    RequestState,
+    make_any_request,
+)
 from genie.client.config import Address, find_namespace, find_token, parse_addresses
 from genie.client.errors import already_released, copy_lock_lost
 from genie.client.inspection import Inspection
@@ -21,15 +31,7 @@ from genie.errors import Code, ConnectionLost, GenieError, QueueTimeout, Request
 
 
 class Lock(LockInfo):
-    """A lock that was granted. It is held until `release`, or until it is lost: then the event `lost` is set.
-
-    `detach` hands it over to another client.
-
-    `lock.held` is a bool, to be asked at any time. `lock.lost` is an event, which is true in itself: ask `lock.lost.is_set()`.
-
-    It stays valid when the client's connection is made again. A lock that nobody releases ends by its
-    `transaction_timeout`, also if its client was closed (then nobody tells `lost`).
-    """
+    """A granted lock; see `genie.Lock`. Any thread may use it."""
 
     __slots__ = ("_connection",)
 
@@ -39,33 +41,25 @@ class Lock(LockInfo):
 
     @property
     def held(self) -> bool:
-        """Whether the lock is held now, as far as this client knows.
-
-        False after `release` or `detach`, after the lock was lost, and as soon as its time has passed on this client's
-        clock, also where the server could not be reached or this program could not run meanwhile.
-        """
-        return self._request.held(time.monotonic()) and not self._connection.forked
+        """Whether the lock is held now, as this client knows it; see `genie.Lock.held`. False in a forked process."""
+        return self._request.is_held(time.monotonic()) and not self._connection.forked
 
     @property
     def lost(self) -> threading.Event:
-        """An event that is set when the lock ended without `release`: it timed out, or its id was released elsewhere.
-
-        It is not set after `detach`, whatever becomes of the lock.
-
-        The event is true in itself, set or not: ask `lock.lost.is_set()`, or `lock.held`.
-        """
+        """An event that is set when the lock ends without `release`; see `genie.Lock.lost`. Use `lock.lost.is_set()`."""
         return cast("threading.Event", self._request.lost)
 
     def release(self) -> None:
-        """Give the lock back. A second time does nothing, and neither does it for a lock that is lost.
+        """Release the lock. Does nothing if it was released before or is lost.
 
-        RuntimeError, if the lock was detached: `client.release(id)` releases it.
+        Raises:
+            Unavailable: if the server does not confirm it within `connect_timeout`. The client then retries in the
+                background.
+            RuntimeError: if the lock was detached: use `client.release(id)`.
 
-        Without a connection it waits for one, for `connect_timeout` at most; then it raises Unavailable, and goes on
-        trying in the background.
         """
         self._check_managed()
-        if self._request.state is not State.HELD:
+        if self._request.state is not RequestState.HELD:
             return
         try:
             self._connection.release_lock(self._request, wait=True)
@@ -76,35 +70,39 @@ class Lock(LockInfo):
     def detach(self) -> int:
         """Hand the lock over to another client: stop managing it here, and leave it held. Returns its `id`.
 
-        What it does and raises is as with `genie.Lock.detach`.
+        See `genie.Lock.detach` for the steps and the errors.
         """
         self._connection.detach(self._request)
         return self.id
 
     def extend(self, seconds: float) -> None:
-        """Let the hold end `seconds` from now, sooner or later than it would have.
+        """Set the remaining time of the lock to `seconds` from now; this may also shorten it.
 
-        LockLost, if it is not held any more; ConnectionLost, if the answer did not come; Unavailable, if there is no
-        connection within `connect_timeout`; RuntimeError, if the lock was detached.
+        Raises:
+            LockLost: if the lock is not held any more.
+            ConnectionLost: if the connection ended before the reply, so that the result is not known.
+            Unavailable: if there is no connection within `connect_timeout`.
+            RuntimeError: if the lock was detached.
+
         """
         extend = Extend(self.id, seconds, self._request)
         self._check_managed()
-        if self._request.state is State.HELD:
-            self._connection.ready()
+        if self._request.state is RequestState.HELD:
+            self._connection.wait_until_connected()
             self._check_managed()
-        if self._request.state is State.HELD:
+        if self._request.state is RequestState.HELD:
             self._connection.call(extend)
         if self._request.error is not None:
             raise copy_lock_lost(self._request.error)
-        if self._request.state not in (State.HELD, State.DETACHED):
+        if self._request.state not in (RequestState.HELD, RequestState.DETACHED):
             raise already_released(self.id)
 
 
 class LockContext:
-    """What `client.lock(…)` returns: `with` it, once, to hold a lock while the block runs.
+    """The context manager that `client.lock(…)` returns: holds a lock while its block runs. It can be used once.
 
-    A thread can't be interrupted: if the lock was lost meanwhile, LockLost comes out when the block is left. An error
-    of the block's own comes out as it is. A lock that was detached is neither released nor lost when the block is left.
+    If the lock is lost, the end of the block raises LockLost: a thread can't be interrupted before. An exception of the
+    block is propagated. A detached lock is not released at the end of the block.
     """
 
     __slots__ = ("_connection", "_lock", "_request")
@@ -115,8 +113,8 @@ class LockContext:
         self._lock: Lock | None = None
 
     def __enter__(self) -> Lock:
-        if self._request.state is not State.WAITING:
-            raise RuntimeError("this was entered before; ask for another lock with client.lock()")
+        if self._request.state is not RequestState.WAITING:
+            raise RuntimeError("a lock context can be entered only once; call client.lock() again")
         self._lock = acquire(self._connection, self._request)
         return self._lock
 
@@ -124,47 +122,45 @@ class LockContext:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         lock, request = self._lock, self._request
-        if lock is None or request.state is State.DETACHED or self._connection.forked:
+        if lock is None or request.state is RequestState.DETACHED or self._connection.forked:
             return
         try:
             if error is None or self._connection.up:
                 lock.release()
-            else:
-                self._connection.release_lock(
-                    request, wait=False
-                )  # a block that failed is not kept waiting for a connection
-        except GenieError as refused:
-            self._leave_alone()
+            else:  # do not delay the block's error until there is a connection
+                self._connection.release_lock(request, wait=False)
+        except GenieError as release_error:
+            self._release_in_background()
             if error is None:
                 raise
-            error.add_note(f"Besides, lock {lock.id} could not be released: {refused}")
+            error.add_note(f"Besides, lock {lock.id} could not be released: {release_error}")
             return
         if request.error is not None:
             if error is None:
                 raise copy_lock_lost(request.error)
             error.add_note(f"Besides, {request.error}")
 
-    def _leave_alone(self) -> None:
-        """Go on trying in the background."""
+    def _release_in_background(self) -> None:
+        """Release the lock without waiting for the reply, after a release that failed."""
         with contextlib.suppress(ConnectionLost):  # the client was closed
             self._connection.release_lock(self._request, wait=False)
 
 
 def acquire(connection: SyncConnection, request: Request) -> Lock:
-    """Ask for a lock and wait for it."""
+    """Send a request and wait until it is granted."""
     request.lost = threading.Event()
     connection.call(request)
-    if request.error is not None:  # granted, and lost before this thread's turn came
+    if request.error is not None:  # the lock was granted, and lost before this thread could run
         raise copy_lock_lost(request.error)
     return Lock(connection, request)
 
 
 class Watch:
-    """What `client.watch(…)` returns: `for change in` it, alone or inside `with`.
+    """The iterator of changes that `client.watch(…)` returns. It may also be used with `with`.
 
-    It ends with `close`, which any thread may call, when the `with` block is left, when whoever waits for the next change
-    is interrupted, or when nobody has it any more, as behind a `for` over `client.watch(…)` itself. Then, and when the
-    client is closed, the iteration ends.
+    The watch ends with `close` (which any thread may call), at the end of a `with` block, when a wait for the next change
+    is interrupted, when the object is garbage collected (for example after a `for` over `client.watch(…)`), or when the
+    client is closed. Then the iteration ends.
     """
 
     __slots__ = ("_connection", "_watch")
@@ -175,15 +171,15 @@ class Watch:
 
     @property
     def prefix(self) -> str:
-        """How the names begin."""
+        """The prefix of the watched resource names."""
         return self._watch.prefix
 
     @property
     def truncated(self) -> bool:
-        """Whether more was held than the server told when it was last asked: then the picture has gaps.
+        """Whether the last snapshot was truncated, because more locks are held than the server sends.
 
-        What was locked then and is not told is missing. And of what was held before, and ended while there was no
-        connection, the `unlocked` may be missing until somebody else locks it.
+        Then some held locks are not reported. And for a lock that ended while the client was disconnected the
+        `unlocked` may be missing, until a conflicting lock on that resource is granted.
         """
         return self._watch.truncated
 
@@ -191,18 +187,18 @@ class Watch:
         return self
 
     def __next__(self) -> Change:
-        change = self._connection.next(self._watch)
+        change = self._connection.next_change(self._watch)
         if change is None:
             raise StopIteration
         return change
 
     def close(self) -> None:
-        """Watch no longer. A second time does nothing."""
+        """End the watch. Does nothing if it has ended."""
         self._connection.unwatch(self._watch)
 
     def __enter__(self) -> Self:
-        """Begin to watch: what happens from here on is told, whenever it is asked for."""
-        self._connection.begin(self._watch)
+        """Start the watch now, so that changes are buffered from here on; without `with` the iteration does it."""
+        self._connection.start_watch(self._watch)
         return self
 
     def __exit__(
@@ -212,7 +208,7 @@ class Watch:
 
     def __del__(self) -> None:
         if not self._watch.ended:
-            self._connection.drop(self._watch)
+            self._connection.unwatch_threadsafe(self._watch)
 
 
 # -- the client ---------------------------------------------------------------------------------------
@@ -229,31 +225,9 @@ def connect(
     namespace: str | None = None,
     ssl: bool | SSLContext | None = None,
 ) -> Client:
-    """A client, which connects when its `with` block is entered and closes when it is left.
+    """Return a client. It connects at the start of its `with` block and closes at the end.
 
-    `host` is one address, several with commas between them, or a list of them: `HOST`, `HOST:PORT`, `[IPv6]:PORT`;
-    `port` is for those that name none. GENIE_HOST and GENIE_PORT say what is left out, else 127.0.0.1 and 7077.
-
-    Of several servers the one that leads is found by itself. Entering the block raises Unavailable if no server
-    answers at all, or if none leads within `connect_timeout` seconds. A connection that is lost later is made again in
-    the background; a call that needs it waits up to `connect_timeout`, then raises Unavailable.
-
-    The server keeps what this client holds and waits for while the connection is away, for `session_timeout` seconds.
-    `session` is the secret (16 to 128 characters) that it knows the client by: a random one, if none is given. Two
-    clients with the same one take each other's place.
-
-    `token` is what the server wants to be told first, where it has any. What is left out comes from GENIE_TOKEN, else
-    from the file at GENIE_TOKEN_FILE, which must hold one word. Entering the block raises RequestRejected where it is wrong.
-    A server that does not take it any more when the connection is made again fails the calls that wait.
-
-    `namespace` is whose locks these are, where a server has several namespaces (1 to 128 letters, digits or any of
-    `_.:-`; else a ValueError at once). What is left out comes from GENIE_NAMESPACE, else it is the server's first. All
-    that this client asks for is in it; nothing spans namespaces, so take a client for each. Entering the block raises
-    RequestRejected (`unknown-namespace`) where the servers do not serve it.
-
-    `genies://HOST:PORT` is a server that speaks TLS; with `ssl=True`, or a context, all of them do. Its certificate and
-    its name are verified. GENIE_TLS_CA is a file with those who may sign it, else it is whom this system trusts;
-    GENIE_TLS_CERT and GENIE_TLS_KEY are what this client shows. Your own context counts more than these.
+    Arguments, environment variables and errors are those of `genie.connect`.
     """
     return Client(
         parse_addresses(host, port, ssl=ssl),
@@ -266,11 +240,11 @@ def connect(
 
 
 class Client:
-    """Locks from one server, over one connection, for any number of threads. Made by `connect`.
+    """A client with one connection to the leader, for any number of threads. Made by `connect`.
 
-    Locks that are held stay held when the connection ends, and who waits for one goes on waiting, in the same place. An
-    `extend`, `inspect` or `ping` whose connection ends before its answer came raises ConnectionLost. Ctrl-C in a call
-    that waits gives back what it asked for.
+    Locks stay held while the client is disconnected, and waiting requests keep their queue positions. An `extend`,
+    `inspect` or `ping` whose connection ends before the reply raises ConnectionLost. If Ctrl-C interrupts a waiting
+    call, its request is released.
     """
 
     def __init__(
@@ -297,11 +271,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the session and the connection. Calls that wait raise ConnectionLost, and what they asked for is cancelled.
+        """End the session and the connection. Waiting calls raise ConnectionLost, and their requests are cancelled.
 
-        Locks with `on_disconnect="release"` are released; the others stay held until they are released by id or their
-        `transaction_timeout` has passed. Without a connection, or if the server does not answer for a moment, the server
-        does the same when the session's timeout has passed.
+        The locks are treated as by `genie.Client.close`.
         """
         self._connection.close()
 
@@ -316,11 +288,11 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> LockContext:
-        """`with client.lock("exclusive:a", "shared:b") as lock:` holds all of them while the block runs.
+        """Hold a lock while a block runs: `with client.lock("exclusive:a", "shared:b") as lock:`.
 
-        Arguments and errors are those of `acquire`. With `watchdog` the hold is extended for as long as the block
-        runs, so that `transaction_timeout` only bounds how long the lock outlives this process. If the lock is lost,
-        LockLost comes out when the block is left.
+        Arguments and errors are those of `acquire`. With `watchdog` the lock is extended as long as the block runs,
+        so that `transaction_timeout` only bounds how long the lock outlives a crash of this process. If the lock is
+        lost, the end of the block raises LockLost.
         """
         return LockContext(
             self._connection,
@@ -347,7 +319,7 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock:
-        """Wait until all the resources can be locked at once, and hold them until `lock.release()`.
+        """Wait until all of the resources can be locked at once, and hold them until `lock.release()`.
 
         Arguments and errors are those of `genie.Client.acquire`; timeouts in seconds.
         """
@@ -375,9 +347,9 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock | None:
-        """Do what `acquire` does, without waiting: None if the resources can't be locked at once.
+        """Lock the resources without waiting; return None if they can't be locked now.
 
-        Raises what `acquire` raises, also Deadlock, but never QueueTimeout.
+        Arguments and errors are those of `acquire`, including Deadlock, except for QueueTimeout.
         """
         request = self._request(
             resources,
@@ -405,11 +377,11 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock:
-        """Lock as many of the resources as it takes, of those that are free, and hold them until `lock.release()`.
+        """Lock free resources of a list until their weights reach `target`, and hold them until `lock.release()`.
 
         Arguments and errors are those of `genie.Client.acquire_any`; timeouts in seconds.
         """
-        request = any_request(
+        request = make_any_request(
             self._connection.new_ref(),
             resources,
             target,
@@ -422,9 +394,9 @@ class Client:
         return acquire(self._connection, request)
 
     def watch(self, prefix: str) -> Watch:
-        """`for change in client.watch("token/"):` tells who locks and unlocks resources whose names begin so.
+        """Watch the locks on resources with a prefix: `for change in client.watch("token/"):`.
 
-        What is told, and what is raised, is as with `genie.Client.watch`.
+        The changes and the errors are those of `genie.Client.watch`.
         """
         return Watch(self._connection, watches.Watch(prefix))
 
@@ -437,36 +409,29 @@ class Client:
         limit: int | None = None,
         only: Literal["holders", "queue"] | None = None,
     ) -> Inspection:
-        """Return who holds and who waits for whom: `holders` and `queue`, at most `limit` rows (100), and their totals.
+        """Return the held locks (`holders`) and the waiting requests with their blockers (`queue`).
 
-        `resource` is a name without a mode. With `only` all rows are of one kind. Times are seconds, `since` is the unix
-        time as `time.time()` gives it. Raises RequestRejected where the server refuses it.
+        Arguments and errors are those of `genie.Client.inspect`.
         """
-        return inspection.read(self._connection.call(Inspect(resource, transaction, id, limit, only)))
+        return inspection.parse_inspected(self._connection.call(Inspect(resource, transaction, id, limit, only)))
 
     def ping(self) -> None:
-        """Return when the server has answered."""
+        """Wait for a reply of the server to a `ping`."""
         self._connection.call(Ping())
 
     def release(self, id: int) -> str:
-        """End a lock, or cancel a waiting request, by its id, whichever client made it.
+        """Release a lock, or cancel a waiting request, of any client by its id; return the reason for which it ended.
 
-        So a transaction can begin in one service and end in another. Returns the reason for which it ended: `success`, or
-        an earlier one if it had ended before. Raises RequestRejected (`unknown-id`) where the server does not know the id.
-        Prefer `lock.release()` for a lock of this client.
+        Result and errors are those of `genie.Client.release`. For a lock of this client prefer `lock.release()`.
         """
         return self._connection.release(Release(id))
 
     def extend(self, id: int, seconds: float) -> None:
-        """Let the hold of a lock end `seconds` from now, by its id, whichever client made it.
+        """Set the remaining time of a lock of any client, by its id, to `seconds` from now.
 
-        Only the client that asks knows of it: the client that made the lock counts it as lost when its own
-        `transaction_timeout` has passed, and may then release it, unless it extends the lock itself or has handed it
-        over with `lock.detach()`. Raises LockLost if the lock has ended,
-        RequestRejected if the request still waits (`bad-request`) or the server does not know the id (`unknown-id`),
-        ConnectionLost if the answer did not come, and Unavailable if there is no connection within `connect_timeout`.
+        See `genie.Client.extend` for the effect on the client that acquired the lock, and for the errors.
         """
-        self._connection.call(Extend(id, seconds, self._connection.held(id)))
+        self._connection.call(Extend(id, seconds, self._connection.find_held_lock(id)))
 
     def _request(self, resources: Sequence[str], **options: Any) -> Request:
-        return commands.request(self._connection.new_ref(), resources, **options)
+        return commands.make_request(self._connection.new_ref(), resources, **options)

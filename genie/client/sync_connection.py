@@ -78,7 +78,7 @@ class SyncConnection:
             raise RuntimeError("a client is opened once")
         self._start_loop()
         try:
-            self._run(self.aio.open())
+            self._run_coroutine(self.aio.open())
         except BaseException:
             self._stop_loop()
             self._thread = None
@@ -91,7 +91,7 @@ class SyncConnection:
             return
         self._state = _State.CLOSED
         try:
-            self._run(self.aio.close())
+            self._run_coroutine(self.aio.close())
         finally:
             self._stop_loop()
 
@@ -100,8 +100,8 @@ class SyncConnection:
         self._state = _State.CLOSED
         self._stop_loop()
 
-    def disown(self) -> None:
-        """Leave the connection to the process that this one was forked from."""
+    def mark_forked(self) -> None:
+        """Make the client unusable in a forked process: the connection belongs to the parent."""
         self._state = _State.FORKED
 
     def _start_loop(self) -> None:
@@ -116,11 +116,12 @@ class SyncConnection:
         try:
             self._loop.run_forever()
         finally:
-            self._loop_ended = True  # calls handed over from now on find out themselves
-            self._loop.run_until_complete(self._end_tasks())  # and those before it fail here
+            self._loop_ended = True  # from here on, `_submit` raises an error in the calling thread
+            self._loop.run_until_complete(self._end_tasks())  # fails the calls that were submitted before
             self._loop.close()
 
     async def _end_tasks(self) -> None:
+        """Fail the remaining calls, cancel all tasks, and close the transport, because the event loop ends."""
         self._execute_submitted()
         await asyncio.sleep(0)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -130,14 +131,17 @@ class SyncConnection:
         self.aio.abort()
 
     def _stop_loop(self) -> None:
-        """End the background thread, and wait for it."""
+        """Stop the event loop, and wait for the background thread to end."""
         _running.discard(self)
         if self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the background thread. KeyboardInterrupt cancels it, and waits until it has ended."""
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the background thread and return its result.
+
+        If KeyboardInterrupt interrupts the wait, the coroutine is cancelled, and has ended when this raises.
+        """
         waiter: Future[T] = Future()
         tasks: list[asyncio.Task[T]] = []
 
@@ -179,40 +183,41 @@ class SyncConnection:
             self._submit(self._send, call, waiter)
             return waiter.result()
         except BaseException as error:
-            if not (waiter.done() and waiter.exception() is error):  # interrupted, maybe after the outcome arrived
-                self._apply(self._abandon, call, waiter)
+            is_outcome = waiter.done() and waiter.exception() is error
+            if not is_outcome:  # an interruption of this thread, which may come after the outcome
+                self._execute_and_wait(self._abandon, call, waiter)
             raise
 
-    def ready(self) -> None:
+    def wait_until_connected(self) -> None:
         """Wait for a connection; Unavailable if there is none within `connect_timeout`."""
         self._check_open()
         if not self.up:
-            self._run(self.aio.ready())
+            self._run_coroutine(self.aio.wait_until_connected())
 
     def release(self, release: Release) -> str:
         """Send a release, now or on the next connection, and wait for its reply.
 
         Raises:
-            Unavailable: after `connect_timeout`. Then, and if this is interrupted, the release is sent nonetheless.
+            Unavailable: after `connect_timeout`. Then, and if this is interrupted, the client still sends the release.
         """
         waiter: Future[str] = Future()
         self._submit(self._send_release, release, waiter)
         return self._await_release(release, waiter)
 
     def release_lock(self, request: Request, *, wait: bool) -> None:
-        """Release a held lock or a waiting request, if it has not ended; with or without waiting for the reply."""
+        """Release a lock or cancel a waiting request, unless it has ended; `wait` for the reply or return at once."""
         waiter: Future[str] = Future()
         self._submit(self._send_lock_release, request, waiter if wait else None)
         if wait:
             self._await_release(request, waiter)
 
     def detach(self, request: Request) -> None:
-        """Stop managing a held lock."""
-        self._apply(self.aio.detach, request)
+        """Stop managing a held lock, and leave it held at the server."""
+        self._execute_and_wait(self.aio.detach, request)
 
-    def held(self, id: int) -> Request | None:
-        """Return the lock of this client with this id, if it holds one."""
-        return self.aio.session.held(id)
+    def find_held_lock(self, id: int) -> Request | None:
+        """Return the lock with this id if this client holds it, else None."""
+        return self.aio.session.find_held_lock(id)
 
     @property
     def up(self) -> bool:
@@ -226,12 +231,12 @@ class SyncConnection:
 
     # -- watches ------------------------------------------------------------------------------------------
 
-    def begin(self, watch: Watch) -> None:
-        """Send the watch, before the first change is asked for."""
+    def start_watch(self, watch: Watch) -> None:
+        """Subscribe a watch now, rather than when its first change is awaited."""
         self._check_open()
-        self._apply(self.aio.begin, watch)
+        self._execute_and_wait(self.aio.start_watch, watch)
 
-    def next(self, watch: Watch) -> Change | None:
+    def next_change(self, watch: Watch) -> Change | None:
         """Wait for the next change; None if the watch has ended. An interruption ends the watch."""
         try:
             while True:
@@ -239,30 +244,31 @@ class SyncConnection:
                     return watch.changes.popleft()
                 except IndexError:
                     if watch.ended:
-                        watch.check()
+                        watch.raise_rejection()
                         return None
                 waiter: Future[None] = Future()
                 self._submit(self._await_change, watch, waiter)
                 waiter.result()
-        except RuntimeError:  # another thread waits, and its watch goes on
+        except RuntimeError:  # another thread waits for the next change: leave its watch open
             raise
         except BaseException:
             self.unwatch(watch)
             raise
 
     def unwatch(self, watch: Watch) -> None:
-        """End a watch. A forked process leaves it to its parent."""
+        """End a watch. In a forked process it does nothing: the connection belongs to the parent."""
         if not self.forked:
-            self._apply(self.aio.unwatch, watch)
+            self._execute_and_wait(self.aio.unwatch, watch)
 
-    def drop(self, watch: Watch) -> None:
-        """End a watch that was garbage collected, which may happen in any thread and inside of any call."""
+    def unwatch_threadsafe(self, watch: Watch) -> None:
+        """End a watch that was garbage collected, which may happen in any thread and during any call."""
         if self._state is OPEN:
-            self.aio.drop(watch)
+            self.aio.unwatch_threadsafe(watch)
 
-    # -- handing over to the background thread --------------------------------------------------------------
+    # -- passing work to the background thread --------------------------------------------------------------
 
     def _check_open(self) -> None:
+        """Raise an error that says why the client can't be used, unless it is open."""
         if self._state is OPEN:
             return
         if self._state is _State.FORKED:
@@ -272,21 +278,23 @@ class SyncConnection:
         raise RuntimeError("the client was not entered: use with genie.sync.connect() as client")
 
     def _submit(self, function: Callable[..., None], *arguments: object) -> None:
-        """Let the background thread execute a function; it completes the waiter that is the last argument."""
+        """Queue a function for the background thread. Its last argument is a future that it completes, or None."""
         if self._state is not OPEN:
             self._check_open()
         if threading.get_ident() == self._thread_id:
-            raise RuntimeError("a call from the client's own thread, as in a finalizer, would wait for itself")
+            raise RuntimeError(
+                "a call in the client's own thread, for example in a finalizer, would block itself forever"
+            )
         self._submitted.append((function, arguments))
-        try:  # without a flag that saves wakeups: KeyboardInterrupt may come between any two steps
+        try:  # on every call: a flag to save wake-ups would be wrong if KeyboardInterrupt came between two statements
             self._loop.call_soon_threadsafe(self._execute_submitted)
         except RuntimeError:  # the event loop is closed
             raise ConnectionLost("the client was closed") from None
         if self._loop_ended:
             raise ConnectionLost("the client was closed")
 
-    def _apply(self, function: Callable[..., None], *arguments: object) -> None:
-        """Execute a function in the background thread and wait for it; or here, where that thread does not run."""
+    def _execute_and_wait(self, function: Callable[..., None], *arguments: object) -> None:
+        """Execute a function in the background thread and wait for it; in this thread if that one has ended."""
         if self._state is _State.FORKED:
             self._check_open()
         if self._thread is None or threading.get_ident() == self._thread_id:
@@ -294,7 +302,7 @@ class SyncConnection:
             return
         done: Future[None] = Future()
         try:
-            self._loop.call_soon_threadsafe(_complete, function, arguments, done)
+            self._loop.call_soon_threadsafe(_execute, function, arguments, done)
         except RuntimeError:  # the event loop is closed
             function(*arguments)
             return
@@ -308,6 +316,7 @@ class SyncConnection:
     # -- in the background thread ---------------------------------------------------------------------------
 
     def _execute_submitted(self) -> None:
+        """Execute all queued functions, and send their commands together."""
         if not self._submitted:
             return
         self.aio.begin_batch()
@@ -319,21 +328,23 @@ class SyncConnection:
             self.aio.flush()
 
     def _send(self, call: Call, waiter: Future[Any]) -> None:
+        """Send a call, as `AsyncConnection.call` does, without creating a task unless it must wait for a connection."""
         aio = self.aio
         try:
             aio.check_open()
             if not aio.session.up:
                 aio.check_not_rejected()
                 if not isinstance(call, Request):
-                    self._loop.create_task(self._send_when_ready(call, waiter))
+                    self._loop.create_task(self._send_when_connected(call, waiter))
                     return
             aio.send(call, waiter)
         except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
             waiter.set_exception(error)
 
-    async def _send_when_ready(self, call: Call, waiter: Future[Any]) -> None:
+    async def _send_when_connected(self, call: Call, waiter: Future[Any]) -> None:
+        """Send a call once there is a connection; `waiter` gets the error if there is none in time."""
         try:
-            await self.aio.ready()
+            await self.aio.wait_until_connected()
         except asyncio.CancelledError:
             waiter.set_exception(ConnectionLost("the client was closed"))
         except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
@@ -355,6 +366,7 @@ class SyncConnection:
             waiter.set_exception(error)
 
     def _send_lock_release(self, request: Request, waiter: Future[str] | None) -> None:
+        """Release a request; the reply completes `waiter`, which is done at once if the request has ended."""
         try:
             release = self.aio.release_lock(request)
         except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
@@ -376,18 +388,20 @@ class SyncConnection:
 
     # -- in the calling thread ------------------------------------------------------------------------------
 
-    def _await_release(self, releasing: Release | Request, waiter: Future[str]) -> str:
+    def _await_release(self, released: Release | Request, waiter: Future[str]) -> str:
+        """Wait for the reply to a release, given as the call or as the request that it releases."""
         try:
             return waiter.result(self.aio.connect_timeout)
         except TimeoutError:
-            raise Unavailable(self.aio.release_timeout_text(releasing.id)) from None
+            raise Unavailable(self.aio.release_timeout_text(released.id)) from None
         finally:
-            release = releasing if isinstance(releasing, Release) else releasing.release
+            release = released if isinstance(released, Release) else released.release
             if release is not None:
                 release.waiter = None
 
 
-def _complete(function: Callable[..., None], arguments: Sequence[object], done: Future[None]) -> None:
+def _execute(function: Callable[..., None], arguments: Sequence[object], done: Future[None]) -> None:
+    """Execute a function, and complete `done` when it returns or raises."""
     try:
         function(*arguments)
     except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
@@ -404,7 +418,7 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-# -- the end of the process, and its forks ------------------------------------------------------------------
+# -- exit and fork of the process ---------------------------------------------------------------------------
 
 _running: set[SyncConnection] = set()
 """The connections whose background thread runs."""
@@ -418,8 +432,9 @@ def _stop_all() -> None:
 
 
 def _after_fork_in_child() -> None:
+    """Mark all clients as unusable in a forked child, which has no background threads."""
     for connection in _running:
-        connection.disown()
+        connection.mark_forked()
     _running.clear()
 
 

@@ -1,16 +1,16 @@
-"""What is watched, and the difference between what whoever watches was told and what is.
+"""Watches: subscriptions to the locks whose resources have a prefix, and their resynchronization.
 
-A watch of a connection ends with it, or where the server says `lagged`. Then, and where too many changes wait for whoever
-watches, the watch is `LAGGING`: it gets nothing any more, and when all that it has got is taken it asks the server anew,
-on whatever connection there is. The answer is what is held now, so the watch tells the difference to what it told before:
-an `unlocked` for what is gone, a `locked` for what is new. What was taken and given back meanwhile is not told.
+A subscription ends with its connection, or when the server sends `lagged`. Then, and if more than
+`MAX_BUFFERED_CHANGES` changes were not consumed yet, the watch is `LAGGING`: it ignores events. Once its buffered
+changes are consumed it sends `watch` again, on the current connection. The reply is a snapshot of the held locks. The
+watch compares it with the locks that it has reported, and reports the difference: `unlocked` for a lock that has
+ended, `locked` for a new one. A lock that was granted and released in between is not reported.
 
-So every `unlocked` follows a `locked` of the same resource and id. And whoever applies the changes never sees together
-what can't be held together: where a lock is told that could not be granted beside another one, the end of the other is
-told first.
+Two invariants: every `unlocked` follows a `locked` of the same resource and id; and a consumer that applies the changes
+never has two conflicting locks, since the end of one is reported before the grant of the other.
 
-An answer with more rows than the server tells is `truncated`. What is not in it may be held or not: it counts as held
-until its `unlocked` comes, or a lock that could not be granted beside it.
+A snapshot with more rows than the server's limit is `truncated`. A lock that was reported before and is missing from
+such a snapshot counts as held until its `unlocked` arrives, or a lock that conflicts with it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from genie.protocol.messages import Event, HeldRow, Watching
 from genie.protocol.resources import check_name
 
 MAX_BUFFERED_CHANGES: Final = 10_000
-"""Changes that may wait for whoever watches before the watch falls behind; the rows of one answer may be more."""
+"""Limit of unconsumed changes, beyond which a watch ignores events and resynchronizes; one snapshot may exceed it."""
 
 
 class Change(Struct, frozen=True, gc=False):
-    """A lock on `resource` (a name without a mode) was taken (`locked`) or given back (`unlocked`).
+    """A lock on `resource` (a name without a mode) was granted (`locked`) or has ended (`unlocked`).
 
-    `mode` is `shared` or `exclusive`, `id` the request's, `transaction` its name where it has one. A resource that is
-    shared, or locked several times by one transaction, is held by several ids.
+    `mode` is `shared` or `exclusive`, `id` is that of the lock, `transaction` the name of its transaction, or None.
+    A shared resource may be locked under several ids, and so may one that a transaction has locked several times.
     """
 
     resource: str
@@ -44,95 +44,98 @@ class Change(Struct, frozen=True, gc=False):
     id: int
     transaction: str | None = None
 
-    def excludes(self, other: Change) -> bool:
-        """Whether a request can't be granted this resource while another one holds it."""
+    def conflicts_with(self, other: Change) -> bool:
+        """Return whether two locks on this resource conflict: different owners, at least one exclusive."""
         if self.id == other.id or (self.transaction is not None and self.transaction == other.transaction):
             return False
         return "exclusive" in (self.mode, other.mode)
 
 
-class State(Enum):
-    """Whether what the server tells is for this watch."""
+class WatchState(Enum):
+    """The state of a watch."""
 
     LAGGING = auto()
+    """It needs a snapshot from the server, and ignores events until then."""
     LIVE = auto()
+    """It applies the events of its connection."""
     ENDED = auto()
 
 
-LIVE: Final = State.LIVE
+LIVE: Final = WatchState.LIVE
 
 
 class Watch(Call):
-    """`watch`, whose answer goes on. Nothing is sent before somebody wants a change.
+    """The command `watch`, and the changes that result from it. It is sent when the first change is awaited.
 
-    `changes` are to be taken, `held` is the picture that they lead to: by resource, then by id. `wanted`: somebody
-    waits for a change.
+    `changes` are those that the consumer has not taken yet. `held_locks` are the locks that are held once all of them
+    are applied, by resource and id. `wants_next`: the consumer waits for a change.
     """
 
-    __slots__ = ("changes", "error", "held", "prefix", "state", "truncated", "wants_next")
+    __slots__ = ("changes", "error", "held_locks", "prefix", "state", "truncated", "wants_next")
 
     def __init__(self, prefix: str) -> None:
         if prefix:
             check_name(prefix, "a prefix")
         super().__init__(make_line("watch", prefix=prefix))
         self.prefix = prefix
-        self.state = State.LAGGING
+        self.state = WatchState.LAGGING
         self.changes: deque[Change] = deque()
-        self.held: dict[str, dict[int, Change]] = {}
+        self.held_locks: dict[str, dict[int, Change]] = {}
         self.wants_next = self.truncated = False
         self.error: GenieError | None = None
-        """Why it was refused, while nobody was there to be told."""
+        """Why the server rejected it, until the consumer has been notified."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will be told any more."""
-        return self.state is State.ENDED
+        """Whether no more changes will follow."""
+        return self.state is WatchState.ENDED
 
-    def check(self) -> None:
-        """Raise why it was refused, if nobody was told yet."""
+    def raise_rejection(self) -> None:
+        """Raise the error by which the server rejected the watch, unless the consumer was notified of it before."""
         error, self.error = self.error, None
         if error is not None:
             raise error
 
     def apply_snapshot(self, rows: Sequence[HeldRow], truncated: bool) -> None:
-        """What is held now."""
+        """Append the changes that lead from the reported locks to the locks of a snapshot."""
         self.truncated = truncated
         if not truncated:
-            there = {(row.resource, row.id) for row in rows}
-            for resource, id_ in [(name, id_) for name, by_id in self.held.items() for id_ in by_id]:
-                if (resource, id_) not in there:
-                    self.apply_unlocked(resource, id_)
+            snapshot = {(row.resource, row.id) for row in rows}
+            reported = [(resource, id) for resource, locks in self.held_locks.items() for id in locks]
+            for resource, id in reported:
+                if (resource, id) not in snapshot:
+                    self.apply_unlocked(resource, id)
         for row in rows:
             self.apply_locked(row)
 
     def apply_locked(self, row: HeldRow | Event.Payload) -> None:
-        """A lock is held, which may have been told before."""
+        """Append a `locked`, unless that lock was reported before; first `unlocked` for each conflicting lock."""
         change = Change(row.resource, "locked", row.mode, row.id, row.transactionName)
-        beside = self.held.get(row.resource)
-        if beside is None:
-            self.held[row.resource] = {row.id: change}
+        locks = self.held_locks.get(row.resource)
+        if locks is None:
+            self.held_locks[row.resource] = {row.id: change}
             self.changes.append(change)
             return
-        if row.id in beside:
+        if row.id in locks:
             return
-        for other in list(beside.values()):
-            if change.excludes(other):
+        for other in list(locks.values()):
+            if change.conflicts_with(other):
                 self.apply_unlocked(other.resource, other.id)
-        self.held.setdefault(row.resource, {})[row.id] = change
+        self.held_locks.setdefault(row.resource, {})[row.id] = change
         self.changes.append(change)
 
     def apply_unlocked(self, resource: str, id: int) -> None:
-        """A lock is not held any more; it may never have been told."""
-        by_id = self.held.get(resource)
-        gone = None if by_id is None else by_id.pop(id, None)
-        if gone is not None:
-            self.changes.append(Change(resource, "unlocked", gone.mode, id, gone.transaction))
-            if not by_id:
-                del self.held[resource]
+        """Append an `unlocked` if that lock was reported as held."""
+        locks = self.held_locks.get(resource)
+        ended = None if locks is None else locks.pop(id, None)
+        if ended is not None:
+            self.changes.append(Change(resource, "unlocked", ended.mode, id, ended.transaction))
+            if not locks:
+                del self.held_locks[resource]
 
 
 class Unwatch(Call):
-    """`unwatch`."""
+    """The command `unwatch`."""
 
     __slots__ = ()
 
@@ -141,115 +144,117 @@ class Unwatch(Call):
 
 
 class Watches:
-    """All that are open. Several may have one prefix, each with a picture of its own.
+    """The open watches of a client. Several may have the same prefix; the server sends its events once for all.
 
-    The methods that take `outcomes` add the watches whose waiting has an end.
+    A method with an `outcomes` parameter appends the outcome of each watch whose consumer waits and can continue.
     """
 
     def __init__(self) -> None:
         self._open: dict[Watch, None] = {}
-        self._prefixes: set[str] = set()
-        """Those that the server was asked for on this connection, and may tell of."""
+        self._subscribed_prefixes: set[str] = set()
+        """Prefixes to which this connection is subscribed, or will be when the server executes a pending `watch`."""
         self._unanswered: set[Watch] = set()
-        """Watches whose `watch` was sent on this connection and is not answered yet, also those that have ended."""
+        """Watches sent on this connection without a reply so far, including those that were closed since."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    # -- by whoever watches -------------------------------------------------------------------------------
+    # -- calls of the consumer ----------------------------------------------------------------------------
 
     def request_next(self, watch: Watch) -> None:
-        """Somebody waits for a change of a watch that has none, and has not ended."""
+        """Register that the consumer waits for the next change. The watch must be open and have no changes."""
         self._open[watch] = None
         watch.wants_next = True
 
     def close(self, watch: Watch, outcomes: list[Outcome]) -> bool:
-        """Whether it was the last of a prefix that the server may tell of."""
+        """End a watch; return whether `unwatch` must be sent, because no other open watch has its prefix."""
         self._open.pop(watch, None)
         self._end(watch, None, outcomes)
-        if watch.prefix not in self._prefixes or any(other.prefix == watch.prefix for other in self._open):
+        if watch.prefix not in self._subscribed_prefixes or any(other.prefix == watch.prefix for other in self._open):
             return False
-        self._prefixes.discard(watch.prefix)
+        self._subscribed_prefixes.discard(watch.prefix)
         return True
 
     def close_all(self, outcomes: list[Outcome]) -> None:
-        """The client is to be closed."""
+        """End all watches, because the client is being closed."""
         for watch in list(self._open):
             self.close(watch, outcomes)
 
     def all(self) -> list[Watch]:
-        """All that are open."""
+        """Return all open watches."""
         return list(self._open)
 
-    # -- by the connection --------------------------------------------------------------------------------
+    # -- events of the connection -------------------------------------------------------------------------
 
     def to_send(self) -> Iterator[Watch]:
-        """Those that are to be asked for."""
+        """Yield the watches that need a snapshot and whose `watch` is to be sent now."""
         return (watch for watch in list(self._open) if self._must_send(watch))
 
     def on_sent(self, watch: Watch) -> None:
-        """It is asked for."""
+        """Record that a `watch` command was sent on this connection."""
         self._unanswered.add(watch)
-        self._prefixes.add(watch.prefix)
+        self._subscribed_prefixes.add(watch.prefix)
 
-    def on_watching(self, watch: Watch, told: Watching.Payload, outcomes: list[Outcome]) -> None:
-        """The answer."""
+    def on_watching(self, watch: Watch, reply: Watching.Payload, outcomes: list[Outcome]) -> None:
+        """Apply the snapshot in the reply to a `watch` command. The watch receives events from now on."""
         self._unanswered.discard(watch)
-        if watch.state is State.LAGGING:
-            watch.state = State.LIVE
-            watch.apply_snapshot(told.held, told.truncated)
+        if watch.state is WatchState.LAGGING:
+            watch.state = WatchState.LIVE
+            watch.apply_snapshot(reply.held, reply.truncated)
             self._wake(watch, outcomes)
 
     def on_rejected(self, watch: Watch, error: GenieError, outcomes: list[Outcome]) -> None:
-        """It will not be answered."""
+        """End a watch that the server rejected. Keep the error for the consumer if it does not wait at the moment."""
         self._unanswered.discard(watch)
         self._open.pop(watch, None)
         watch.error = error if watch.waiter is None else None
         self._end(watch, error, outcomes)
 
-    def on_event(self, told: Event.Payload, outcomes: list[Outcome]) -> None:
-        """Something was locked or unlocked."""
+    def on_event(self, event: Event.Payload, outcomes: list[Outcome]) -> None:
+        """Apply a `locked` or `unlocked` event to all live watches with a matching prefix."""
         for watch in self._open:
-            if watch.state is not LIVE or not told.resource.startswith(watch.prefix):
+            if watch.state is not LIVE or not event.resource.startswith(watch.prefix):
                 continue
             if len(watch.changes) >= MAX_BUFFERED_CHANGES:
-                watch.state = State.LAGGING
-            elif told.state == "locked":
-                watch.apply_locked(told)
-            elif told.state == "unlocked":
-                watch.apply_unlocked(told.resource, told.id)
+                watch.state = WatchState.LAGGING
+            elif event.state == "locked":
+                watch.apply_locked(event)
+            elif event.state == "unlocked":
+                watch.apply_unlocked(event.resource, event.id)
             if watch.wants_next:
                 self._wake(watch, outcomes)
 
     def on_lagged(self) -> None:
-        """The server has ended all watches of this connection.
+        """Let all watches resynchronize, because the server has ended all subscriptions of this connection.
 
-        It has yet to read each `watch` that is not answered, and begins to watch that prefix then. That also holds where
-        the watch has ended here meanwhile: its prefix stays, so that whoever is the last to end sends `unwatch`.
+        The server sent this before it executed the `watch` commands that have no reply yet, so their prefixes
+        remain subscribed. That includes watches that were closed since: the last one to be closed sends `unwatch`.
         """
-        self._prefixes &= {watch.prefix for watch in self._unanswered}
+        self._subscribed_prefixes &= {watch.prefix for watch in self._unanswered}
         for watch in self._open:
-            watch.state = State.LAGGING
+            watch.state = WatchState.LAGGING
 
     def on_disconnected(self) -> None:
-        """The connection is gone, and what was asked on it."""
+        """Let all watches resynchronize on the next connection."""
         self._unanswered.clear()
         self.on_lagged()
 
-    # -- inside -------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------
 
     def _must_send(self, watch: Watch) -> bool:
-        return watch.wants_next and watch not in self._unanswered and watch.state is State.LAGGING
+        return watch.wants_next and watch not in self._unanswered and watch.state is WatchState.LAGGING
 
     def _wake(self, watch: Watch, outcomes: list[Outcome]) -> None:
+        """Append the outcome of a watch whose consumer waits, if there is a change for it."""
         if watch.wants_next and watch.changes:
             watch.wants_next = False
             outcomes.append((watch, None, None))
 
     def _end(self, watch: Watch, error: GenieError | None, outcomes: list[Outcome]) -> None:
-        watch.state = State.ENDED
+        """End a watch; a waiting consumer gets `error`, or the end of the iteration if it is None."""
+        watch.state = WatchState.ENDED
         watch.changes.clear()
-        watch.held.clear()
+        watch.held_locks.clear()
         if watch.wants_next:
             watch.wants_next = False
             outcomes.append((watch, None, error))

@@ -20,7 +20,7 @@ from genie.protocol.framing import MIN_COMMAND_BYTES, LineReader, LineTooLong
 from genie.server.auth import ACCESS_REVOKED, NO_HELLO, TLS_RECORD, Denial
 from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionState, Peer
 from genie.server.rejections import unavailable
-from genie.tls import name_of
+from genie.tls import certificate_name
 
 if TYPE_CHECKING:
     from genie.config import Limits
@@ -114,7 +114,7 @@ class Connection(Peer, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the connection and start its authentication, or reject it if it exceeds the limits."""
         self._transport = cast("asyncio.Transport", transport)
-        self.certificate = name_of(transport.get_extra_info("peercert"))
+        self.certificate = certificate_name(transport.get_extra_info("peercert"))
         peer = transport.get_extra_info("peername")
         over_limit = self._admission.admit(self, peer[0] if peer else "")
         if over_limit is not None:
@@ -456,7 +456,7 @@ class Connection(Peer, asyncio.Protocol):
         authenticator = self._authenticator
         if self.state is not ConnectionState.HELLO_REJECTED or self.principal is None or authenticator is None:
             return True
-        certificate = None if self._transport is None else name_of(self._transport.get_extra_info("peercert"))
+        certificate = None if self._transport is None else certificate_name(self._transport.get_extra_info("peercert"))
         principal = authenticator.authenticate_again(hello, certificate)
         if principal is None:
             self.reject_unauthenticated(authenticator.denial(hello))

@@ -16,7 +16,7 @@ import structlog
 from genie.server.partial_lines import LineOwner, PartialLines
 from genie.server.tls import HANDSHAKE_SOCKET
 from genie.tasks import cancel_and_wait
-from genie.tls import reason
+from genie.tls import describe_error
 
 if TYPE_CHECKING:
     from genie.config import Limits
@@ -251,7 +251,7 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
             )
         except OSError as error:  # TLS errors are OSErrors, too
             timed_out = isinstance(error, ConnectionAbortedError)
-            why = f"timed out after {HANDSHAKE_TIMEOUT_S:g} s" if timed_out else reason(error)
+            why = f"timed out after {HANDSHAKE_TIMEOUT_S:g} s" if timed_out else describe_error(error)
             log.info("TLS handshake failed", peer=peer, reason=why)
         finally:
             self._admission.end_handshake(self)

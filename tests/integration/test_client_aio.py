@@ -242,11 +242,11 @@ async def test_a_timeout_around_a_block_works(client, other):
 async def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
     async with client.lock("watchdog", transaction_timeout=30, watchdog=True) as lock:
         link, request = client._connection, lock._request
-        first = request.deadline
+        first = request.expires_at
         assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
         link.session._requests.renew_all(asyncio.get_running_loop().time())  # that is now
         link.flush_soon()
-        while request.deadline == first:
+        while request.expires_at == first:
             await client.ping()
         assert not lock.lost.is_set()
     assert client._connection.session.on_timer(first + 100) == []
@@ -313,14 +313,14 @@ async def test_a_grant_that_meets_a_cancellation_is_given_back(client, other):
     async with client.lock("meet") as lock:
         task = asyncio.create_task(client.acquire("meet"))
         await until_waiting(other, "meet")
-        settle = client._connection._settle
+        settle = client._connection._deliver
 
         def granted(outcomes) -> None:
             settle(outcomes)
             if any(call.waiter is None and getattr(call, "fence", 0) > lock.fence for call, _, _ in outcomes):
                 task.cancel()
 
-        client._connection._settle = granted
+        client._connection._deliver = granted
     with pytest.raises(asyncio.CancelledError):
         await task
     await until_free(other, "meet")

@@ -9,7 +9,7 @@ from functools import wraps
 
 import pytest
 
-from clocks import PATIENT
+from clocks import LONG_TIMEOUTS
 from fake import fake_server
 from genie import Insufficient, LockLost, RequestRejected, TransactionTimeout, connect, sync
 from servers import WAIT_S, Genie, Redis, running_server
@@ -153,7 +153,7 @@ def test_threads_take_what_is_free(genie):
 @bounded
 async def test_it_outlives_the_server_and_is_not_taken_twice(redis: Redis):
     with running_server(redis) as durable:
-        async with connect(*durable.address, **PATIENT) as client:
+        async with connect(*durable.address, **LONG_TIMEOUTS) as client:
             lock = await client.acquire_any(["durable/1", "durable/2"], 1, transaction_timeout=3600)
             durable.kill()
             calls = [asyncio.create_task(client.acquire_any(["durable/1", "durable/2"], 1)) for _ in range(2)]

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from clocks import PATIENT
+from clocks import LONG_TIMEOUTS
 from genie import LockLost, connect, sync
 from genie.client.sync_connection import SyncConnection
 from proxy import Proxy, lines, proxy
@@ -47,14 +47,14 @@ def until_down(connection: SyncConnection) -> None:
 
 class TestWithAsyncio:
     async def test_is_kept_when_the_first_client_was_cut_off_for_longer_than_its_hold(self, first_way, second, third):
-        async with connect("127.0.0.1", first_way.port, **PATIENT) as first:
+        async with connect("127.0.0.1", first_way.port, **LONG_TIMEOUTS) as first:
             link = first._connection
             lock = await first.acquire("handover/cut", transaction_timeout=60)
             await second.extend(lock.detach(), 3600)
             handler = link._handler
             cut(first_way)
             await handler.closed.wait()
-            link._settle(link.session.on_timer(lock._request.deadline))
+            link._deliver(link.session.on_timer(lock._request.expires_at))
             first_way.closed = False
             await first.ping()
             assert await third.try_acquire("handover/cut") is None
@@ -92,7 +92,7 @@ class TestWithAsyncio:
             assert await first.release(lock.id) == "success"
 
     async def test_while_an_extension_of_the_lock_waits_for_a_connection_raises_runtime_error(self, first_way):
-        async with connect("127.0.0.1", first_way.port, **PATIENT) as first:
+        async with connect("127.0.0.1", first_way.port, **LONG_TIMEOUTS) as first:
             lock = await first.acquire("handover/waits")
             handler = first._connection._handler
             cut(first_way)
@@ -121,7 +121,7 @@ class TestWithAsyncio:
 
 class TestWithThreads:
     async def test_is_kept_when_the_first_client_was_cut_off_for_longer_than_its_hold(self, first_way, second, third):
-        first = sync.connect("127.0.0.1", first_way.port, **PATIENT)
+        first = sync.connect("127.0.0.1", first_way.port, **LONG_TIMEOUTS)
         await asyncio.to_thread(first.__enter__)
         link = first._connection
         lock = await asyncio.to_thread(first.acquire, "handover/s/cut", transaction_timeout=60)
@@ -129,7 +129,7 @@ class TestWithThreads:
         cut(first_way)
         await asyncio.to_thread(until_down, link)
         aio = link.aio
-        link._apply(lambda: aio._settle(aio.session.on_timer(lock._request.deadline)))
+        link._execute_and_wait(lambda: aio._deliver(aio.session.on_timer(lock._request.expires_at)))
         first_way.closed = False
         await asyncio.to_thread(first.ping)
         assert await third.try_acquire("handover/s/cut") is None
@@ -170,7 +170,7 @@ class TestWithThreads:
             assert first.release(lock.id) == "success"
 
     async def test_while_an_extension_of_the_lock_waits_for_a_connection_raises_runtime_error(self, first_way):
-        first = sync.connect("127.0.0.1", first_way.port, **PATIENT)
+        first = sync.connect("127.0.0.1", first_way.port, **LONG_TIMEOUTS)
         await asyncio.to_thread(first.__enter__)
         link = first._connection
         lock = await asyncio.to_thread(first.acquire, "handover/s/waits")

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from clocks import LONG_S, pass_the_first_by_soon, skip
+from clocks import LONG_S, shorten_first_attempt, skip
 from fake import PONG, Fake, error, fake_server
 from genie import ConnectionLost, RequestRejected, Unavailable, connect, sync
 from genie.client import sync_connection
@@ -129,7 +129,7 @@ async def test_entering_ends_at_once_where_nobody_answers():
 async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
     nodes[0].silent = True
     client = connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
-    pass_the_first_by_soon(client._connection._servers)
+    shorten_first_attempt(client._connection._servers)
     async with client:
         await client.ping()
         await (await nodes[0].accept()).rest()
@@ -138,7 +138,7 @@ async def test_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
 async def test_threads_a_server_that_does_not_answer_hello_is_passed_by(nodes, genie):
     def work() -> None:
         client = sync.connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
-        pass_the_first_by_soon(client._connection.aio._servers)
+        shorten_first_attempt(client._connection.aio._servers)
         with client:
             client.ping()
             assert left.wait(WAIT_S)

@@ -90,7 +90,7 @@ async def test_where_none_is_given_none_is_said_and_any_is_taken(nodes: list[Fak
 
 @both
 async def test_a_server_that_does_not_know_the_field_is_not_taken(nodes: list[Fake], ping: Callable[..., Any]) -> None:
-    with pytest.raises(Unavailable, match="it serves the namespace 'n', and not 'billing'"):
+    with pytest.raises(Unavailable, match="the server serves the namespace 'n', not 'billing'"):
         await ping(addresses(nodes[0]), namespace="billing")
     assert len(nodes[0].hellos) == 1, "it is not asked again and again"
     nodes[1].namespace = None

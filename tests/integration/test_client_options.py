@@ -293,7 +293,7 @@ class TestTheEndOfAClient:
             client = sync.connect("127.0.0.1", fake.port)
             await asyncio.to_thread(client.__enter__)
             await asyncio.to_thread(client.close)
-            assert client._connection.aio._connecting is None
+            assert client._connection.aio._reconnect_task is None
             assert len(fake.open) == 1
 
     async def test_is_said_behind_everything_else(self):

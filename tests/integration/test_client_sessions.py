@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 import genie as genie_module
-from clocks import PATIENT
+from clocks import LONG_TIMEOUTS
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, connect, sync
 from proxy import Decide, Place, lines, proxy
 from servers import WAIT_S, Genie, Redis, running_server
@@ -56,7 +56,10 @@ def forgetful():
 
 
 async def test_a_server_with_a_store_is_killed_and_started_again(durable):
-    async with connect(*durable.address, **PATIENT) as client, connect(*durable.address, **PATIENT) as other:
+    async with (
+        connect(*durable.address, **LONG_TIMEOUTS) as client,
+        connect(*durable.address, **LONG_TIMEOUTS) as other,
+    ):
         async with client.lock("kill", transaction_timeout=3600) as lock:
             waiting = asyncio.create_task(other.acquire("kill", queue_timeout=3600))
             gone = asyncio.create_task(other.acquire("kill", queue_timeout=3600))
@@ -77,7 +80,10 @@ async def test_a_server_with_a_store_is_killed_and_started_again(durable):
 
 
 async def test_what_times_out_after_a_restart_is_told(durable):
-    async with connect(*durable.address, **PATIENT) as client, client.lock("short", transaction_timeout=3600) as lock:
+    async with (
+        connect(*durable.address, **LONG_TIMEOUTS) as client,
+        client.lock("short", transaction_timeout=3600) as lock,
+    ):
         waiting = asyncio.create_task(client.acquire("short", queue_timeout=0.5))
         await client.ping()
         await restart(durable)
@@ -87,7 +93,10 @@ async def test_what_times_out_after_a_restart_is_told(durable):
 
 
 async def test_a_server_without_a_store_is_started_again(forgetful):
-    async with connect(*forgetful.address, **PATIENT) as client, connect(*forgetful.address, **PATIENT) as other:
+    async with (
+        connect(*forgetful.address, **LONG_TIMEOUTS) as client,
+        connect(*forgetful.address, **LONG_TIMEOUTS) as other,
+    ):
 
         async def hold() -> None:
             async with client.lock("forget", transaction_timeout=3600, watchdog=True):
@@ -164,8 +173,8 @@ class TestFailover:
     async def test_locks_and_places_are_kept(self, pair, end):
         leader, follower = pair
         async with (
-            connect(*leader.address, **PATIENT) as only,
-            connect(addresses(follower, leader), **PATIENT) as client,
+            connect(*leader.address, **LONG_TIMEOUTS) as only,
+            connect(addresses(follower, leader), **LONG_TIMEOUTS) as client,
         ):
             named = await only.acquire("named", transaction_timeout=3600)  # it has not heard of the follower
             async with client.lock("failover", transaction_timeout=3600, watchdog=True) as lock:
@@ -190,7 +199,7 @@ class TestFailover:
                 await asyncio.to_thread(leader.wait)
                 await asyncio.to_thread(leader.start)
 
-        async with connect(addresses(*pair), **PATIENT) as client:
+        async with connect(addresses(*pair), **LONG_TIMEOUTS) as client:
             failing = asyncio.create_task(fail_over())
             while not failing.done():
                 await work(client, "failovers", 10)
@@ -203,12 +212,12 @@ class TestThreads:
     async def test_a_server_with_a_store_is_killed_and_started_again(self, durable):
         def wait() -> tuple[int, bool]:
             with (
-                sync.connect(*durable.address, **PATIENT) as client,
+                sync.connect(*durable.address, **LONG_TIMEOUTS) as client,
                 client.lock("threads", queue_timeout=3600) as lock,
             ):
                 return lock.id, lock.lost.is_set()
 
-        async with connect(*durable.address, **PATIENT) as client:
+        async with connect(*durable.address, **LONG_TIMEOUTS) as client:
             async with client.lock("threads", transaction_timeout=3600):
                 waiting = asyncio.create_task(asyncio.to_thread(wait))
                 [id_] = await until_waiting(client, "threads")
@@ -219,20 +228,20 @@ class TestThreads:
     async def test_a_server_without_a_store_is_started_again(self, forgetful):
         def hold() -> None:
             with (
-                sync.connect(*forgetful.address, **PATIENT) as client,
+                sync.connect(*forgetful.address, **LONG_TIMEOUTS) as client,
                 client.lock("threads", transaction_timeout=3600) as lock,
             ):
                 assert lock.lost.wait(WAIT_S)
 
         def wait() -> int:
             with (
-                sync.connect(*forgetful.address, **PATIENT) as client,
+                sync.connect(*forgetful.address, **LONG_TIMEOUTS) as client,
                 client.lock("threads", queue_timeout=3600) as lock,
             ):
                 return lock.id
 
         holding = asyncio.create_task(asyncio.to_thread(hold))
-        async with connect(*forgetful.address, **PATIENT) as client:
+        async with connect(*forgetful.address, **LONG_TIMEOUTS) as client:
             while not (await client.inspect(resource="threads")).holders_total:
                 pass
             waiting = asyncio.create_task(asyncio.to_thread(wait))

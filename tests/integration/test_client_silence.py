@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from clocks import bear_little_silence
+from clocks import shorten_keepalive
 from fake import fake_server
 from genie import Client, ConnectionLost, connect, sync
 from servers import WAIT_S, Genie, Redis, running_server
@@ -97,7 +97,7 @@ async def test_a_server_that_falls_silent_is_asked_and_then_left() -> None:
         line = await first.accept()
         waiting = asyncio.create_task(client.acquire("a"))
         await line.expect("request")
-        bear_little_silence(client._connection.session, asyncio.get_running_loop().time())
+        shorten_keepalive(client._connection.session, asyncio.get_running_loop().time())
         client._connection.flush_soon()
         await line.expect("ping")
         assert await line.rest() == [], "nothing more is said, and the connection ends"
@@ -116,7 +116,7 @@ async def test_threads_a_server_that_falls_silent_is_asked_and_then_left() -> No
         line = await first.accept()
         await line.expect("request")
         aio = client._connection.aio
-        client._connection._apply(lambda: (bear_little_silence(aio.session, time.monotonic()), aio.flush()))
+        client._connection._execute_and_wait(lambda: (shorten_keepalive(aio.session, time.monotonic()), aio.flush()))
         await line.expect("ping")
         assert await line.rest() == [], "nothing more is said, and the connection ends"
         await (await second.accept()).grant()

@@ -149,10 +149,12 @@ def test_an_error_of_the_block_comes_out_also_when_the_lock_is_lost(client, othe
 def test_a_watchdog_extends_the_hold_while_the_block_runs(client):
     with client.lock("sync/watchdog", transaction_timeout=30, watchdog=True) as lock:
         link, request = client._connection, lock._request
-        first = request.deadline
+        first = request.expires_at
         assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
-        link._apply(lambda: (link.aio.session._requests.renew_all(time.monotonic()), link.aio.flush()))  # that is now
-        while request.deadline == first:
+        link._execute_and_wait(
+            lambda: (link.aio.session._requests.renew_all(time.monotonic()), link.aio.flush())
+        )  # that is now
+        while request.expires_at == first:
             assert not lock.lost.is_set()
             client.ping()
         assert not lock.lost.is_set()
@@ -204,7 +206,7 @@ def test_ctrl_c_before_the_id_is_known_gives_back_what_comes_of_it(genie, other)
         link = client._connection
         request = client._request([name])
         session = link.aio.session
-        link._apply(lambda: (session.send(request, 0.0), session.abandon(request, 0.0), link.aio.flush()))
+        link._execute_and_wait(lambda: (session.send(request, 0.0), session.abandon(request, 0.0), link.aio.flush()))
     assert other.try_acquire(name) is not None
     assert request.state.name == "ENDED"
 
@@ -305,7 +307,7 @@ def test_a_call_from_the_background_thread_is_an_error_and_no_deadlock(client):
         except RuntimeError as error:
             caught.append(str(error))
 
-    client._connection._apply(call)
+    client._connection._execute_and_wait(call)
     assert "wait for itself" in caught[0]
 
 

@@ -12,7 +12,7 @@ from functools import wraps
 import orjson
 import pytest
 
-from clocks import PATIENT, bear_little_silence
+from clocks import LONG_TIMEOUTS, shorten_keepalive
 from fake import Line, error, fake_server
 from genie import Change, Client, ConnectionLost, RequestRejected, connect, sync
 from genie.client.aio import Watch
@@ -188,7 +188,10 @@ async def test_more_changes_than_the_server_has_room_for_end_in_the_right_pictur
 @bounded
 async def test_a_server_that_is_killed_and_started_again(redis: Redis):
     with running_server(redis) as durable:
-        async with connect(*durable.address, **PATIENT) as client, connect(*durable.address, **PATIENT) as other:
+        async with (
+            connect(*durable.address, **LONG_TIMEOUTS) as client,
+            connect(*durable.address, **LONG_TIMEOUTS) as other,
+        ):
             picture: dict[tuple[str, int], Change] = {}
             stays, goes = [await other.acquire(name, transaction_timeout=3600) for name in ("k/stays", "k/goes")]
             watch = client.watch("k/")
@@ -211,7 +214,7 @@ async def test_a_server_that_is_killed_and_started_again(redis: Redis):
 async def test_the_next_leader_goes_on(redis: Redis):
     with running_server(redis, lease=1) as leader, running_server(redis, lease=1) as follower:
         servers = [f"127.0.0.1:{node.port}" for node in (leader, follower)]
-        async with connect(servers, **PATIENT) as client, connect(servers, **PATIENT) as other:
+        async with connect(servers, **LONG_TIMEOUTS) as client, connect(servers, **LONG_TIMEOUTS) as other:
             picture: dict[tuple[str, int], Change] = {}
             watch = client.watch("n/")
             lock = await other.acquire("n/1", transaction_timeout=3600)
@@ -302,7 +305,7 @@ async def test_aclose_ends_whoever_waits(fake, watcher):
     watch = await begin(watcher, line)
     waiting = asyncio.create_task(anext(watch))
     await asyncio.sleep(0)
-    with pytest.raises(RuntimeError, match="awaited already"):
+    with pytest.raises(RuntimeError, match="already waits for the next change"):
         await anext(watch)
     await watch.aclose()
     await watch.aclose()
@@ -372,7 +375,7 @@ async def test_a_server_that_falls_silent_is_left(fake):
             line = await fake.accept()
             watch = await begin(client, line)
             waiting = asyncio.create_task(anext(watch))
-            bear_little_silence(client._connection.session, asyncio.get_running_loop().time())
+            shorten_keepalive(client._connection.session, asyncio.get_running_loop().time())
             client._connection.flush_soon()
             await line.expect("ping")
             assert await line.rest() == [], "nothing more is said, and the connection ends"
@@ -422,7 +425,7 @@ class TestThreads:
                 watch = client.watch("t/")
                 waiting = threads.submit(list, watch)
                 assert asked.wait(WAIT_S)
-                with pytest.raises(RuntimeError, match="awaited already"):
+                with pytest.raises(RuntimeError, match="already waits for the next change"):
                     next(watch)
                 assert not waiting.done(), "the one who waited goes on"
                 assert not watch._watch.ended

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.client.commands import LockInfo, Request, State, any_request
+from genie.client.commands import LockInfo, Request, RequestState, make_any_request
 from genie.client.session import ClientSession
 from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
 from genie.protocol import commands
@@ -20,7 +20,7 @@ MOST = 2**63 - 1
 
 
 def choose(session: ClientSession, *resources: str, target: int = 1, **options: object) -> Request:
-    request = any_request(session.new_ref(), resources or ("a", "shared:b", "c"), target, **options)  # type: ignore[arg-type]
+    request = make_any_request(session.new_ref(), resources or ("a", "shared:b", "c"), target, **options)  # type: ignore[arg-type]
     session.send(request, 0.0)
     return request
 
@@ -48,7 +48,7 @@ def test_the_lock_is_of_what_was_taken_as_it_was_asked_for():
     session = connected()
     request = asked(session)
     assert session.receive_data(locked(101, "1", resources=["c", "b"]), 0.0) == [(request, None, None)]
-    assert request.state is State.HELD
+    assert request.state is RequestState.HELD
     assert LockInfo(request).resources == ("shared:b", "exclusive:c")
 
 
@@ -56,7 +56,7 @@ def test_what_is_not_enough_says_how_much_there_is():
     session = connected()
     request = asked(session)
     [(call, _, caught)] = session.receive_data(released(101, "insufficient", ref="1", free=1, locked=2), 0.0)
-    assert (call, request.state) == (request, State.ENDED)
+    assert (call, request.state) == (request, RequestState.ENDED)
     assert isinstance(caught, Insufficient)
     assert (caught.id, caught.free, caught.locked) == (101, 1, 2)
 
@@ -111,7 +111,7 @@ class TestWhereTheConnectionIsLost:
         request = asked(session)
         told = locked(101, "1", resources=["b"], expiresIn=4000)
         assert cut(session, told, now=2.0) == [(request, None, None)]
-        assert (request.resources, request.deadline) == (("shared:b",), 6.0)
+        assert (request.resources, request.expires_at) == (("shared:b",), 6.0)
         assert session.data_to_send() == b""
         assert cut(session, told, now=3.0) == []
         assert request.resources == ("shared:b",)
@@ -140,7 +140,7 @@ def test_who_is_cancelled_gives_back_what_was_taken():
     assert session.data_to_send() == b'{"command":"release","payload":{"ref":"1"}}\n'
     assert session.receive_data(locked(101, "1", resources=["a"]), 0.0) == []
     session.receive_data(released(101, "success", "1"), 0.0)
-    assert (request.state, request.error) == (State.ENDED, None)
+    assert (request.state, request.error) == (RequestState.ENDED, None)
 
 
 def test_a_server_that_says_nothing_is_not_waited_for():
@@ -165,8 +165,8 @@ def test_a_refusal_is_its_own():
     [
         (([], 1), {}, "1 to 10000"),
         ((["a"] * 10_001, 1), {}, "1 to 10000"),
-        ((["a", "exclusive:a"], 1), {}, "once"),
-        ((["a", "shared:a"], 1), {}, "once"),
+        ((["a", "exclusive:a"], 1), {}, "a name twice"),
+        ((["a", "shared:a"], 1), {}, "a name twice"),
         ((["exclsive:a"], 1), {}, "not a mode"),
         ((["a"], 0), {}, "target"),
         ((["a"], -1), {}, "target"),
@@ -174,7 +174,7 @@ def test_a_refusal_is_its_own():
         ((["a"], math.nan), {}, "target"),
         ((["a"], math.inf), {}, "target"),
         ((["a"], 10**78), {}, "target"),
-        ((["a"], 1.5), {}, "target must be an integer"),
+        ((["a"], 1.5), {}, "target must be a positive integer"),
         ((["a"], "1"), {}, "target"),
         ((["a", "b"], 1), {"weights": [1]}, "weights"),
         ((["a"], 1), {"weights": []}, "weights"),
@@ -190,18 +190,18 @@ def test_a_refusal_is_its_own():
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(arguments, options, what):
     with pytest.raises(ValueError, match=what):
-        any_request("1", *arguments, **options)
+        make_any_request("1", *arguments, **options)
 
 
 @pytest.mark.parametrize("resources", ["token/1", [1]])
 def test_what_is_no_list_of_resources(resources):
     with pytest.raises(TypeError):
-        any_request("1", resources, 1)
+        make_any_request("1", resources, 1)
 
 
 def test_a_line_that_would_end_the_connection_for_everybody_is_not_sent():
     with pytest.raises(RequestRejected, match="line-too-long"):
-        any_request("1", [f"{number:05}" + "x" * 100 for number in range(10_000)], 1)
+        make_any_request("1", [f"{number:05}" + "x" * 100 for number in range(10_000)], 1)
 
 
 def test_as_many_as_can_be_chosen_from():
@@ -223,7 +223,9 @@ weights_of_the_wire = st.one_of(st.integers(1, MOST), st.integers(1, 10**78 - 1)
 )
 def test_whatever_is_accepted_here_is_accepted_by_the_server(names, data, target, transaction):
     weights = data.draw(st.none() | st.lists(weights_of_the_wire, min_size=len(names), max_size=len(names)))
-    request = any_request("1", [f"shared:{name}" for name in names], target, weights=weights, transaction=transaction)
+    request = make_any_request(
+        "1", [f"shared:{name}" for name in names], target, weights=weights, transaction=transaction
+    )
     read = commands.read(request.line.rstrip(b"\n"))
     assert isinstance(read, commands.Take)
     assert (read.request.ref, read.request.transaction, read.target) == ("1", transaction, target)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genie.client import commands
-from genie.client.commands import Extend, Inspect, Release, milliseconds
+from genie.client.commands import Extend, Inspect, Release, to_milliseconds
 from genie.errors import RequestRejected
 from genie.protocol import commands as wire_commands
 
@@ -35,13 +35,13 @@ from genie.protocol import commands as wire_commands
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(options, what):
     with pytest.raises(ValueError, match=what):
-        commands.request("1", ["a"], **options)
+        commands.make_request("1", ["a"], **options)
 
 
 @pytest.mark.parametrize("resources", [[], ["a"] * 1025, ["exclsive:a"], ["a", ""], ["x" * 513], ["\ud800"]])
 def test_resources_that_the_server_would_refuse(resources):
     with pytest.raises(ValueError, match=r"resource|surrogate"):
-        commands.request("1", resources)
+        commands.make_request("1", resources)
 
 
 @pytest.mark.parametrize(
@@ -56,18 +56,18 @@ def test_resources_that_the_server_would_refuse(resources):
     ],
 )
 def test_a_resource_that_is_named_twice_is_locked_once_in_the_stronger_mode(named, locked):
-    request = commands.request("1", named)
+    request = commands.make_request("1", named)
     assert request.resources == locked
     assert orjson.loads(request.line)["payload"]["resources"] == list(locked)
 
 
 def test_no_limit_of_the_wait_is_the_greatest_timeout_on_the_wire():
-    request = commands.request("1", ["a"], queue_timeout=None)
-    assert request.wait == math.inf
+    request = commands.make_request("1", ["a"], queue_timeout=None)
+    assert request.queue_timeout == math.inf
     assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
     request.first_sent_at = 0.0
     request.reissue(1_000.0)
-    assert request.wait == math.inf
+    assert request.queue_timeout == math.inf
     assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
 
 
@@ -75,14 +75,15 @@ def test_a_wrong_wait_is_told_how_to_wait_without_a_limit():
     with pytest.raises(
         ValueError, match=r"queue_timeout must be 0 to 2147483\.647 seconds, or None for no limit, not inf"
     ):
-        commands.request("1", ["a"], queue_timeout=math.inf)
+        commands.make_request("1", ["a"], queue_timeout=math.inf)
 
 
 def test_what_becomes_of_the_lock_when_the_session_ends_is_said_where_it_is_not_kept():
     assert (
-        orjson.loads(commands.request("1", ["a"], on_disconnect="release").line)["payload"]["onDisconnect"] == "release"
+        orjson.loads(commands.make_request("1", ["a"], on_disconnect="release").line)["payload"]["onDisconnect"]
+        == "release"
     )
-    assert "onDisconnect" not in orjson.loads(commands.request("1", ["a"]).line)["payload"]
+    assert "onDisconnect" not in orjson.loads(commands.make_request("1", ["a"]).line)["payload"]
 
 
 @pytest.mark.parametrize(("id_", "seconds", "what"), [(True, 1, "id"), ("1", 1, "id"), (5, 0, "an extension")])
@@ -92,13 +93,13 @@ def test_an_extension_by_id_checks_its_arguments(id_, seconds, what):
 
 
 def test_a_list_in_place_of_arguments_is_explained():
-    with pytest.raises(TypeError, match="several are several arguments"):
-        commands.request("1", [["a", "b"]])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="pass each resource as its own argument"):
+        commands.make_request("1", [["a", "b"]])  # type: ignore[list-item]
 
 
 def test_a_line_that_would_end_the_connection_for_everybody_is_not_sent():
     with pytest.raises(RequestRejected, match="line-too-long"):
-        commands.request("1", [f"{number:04}" + "é" * 508 for number in range(1024)])
+        commands.make_request("1", [f"{number:04}" + "é" * 508 for number in range(1024)])
 
 
 @pytest.mark.parametrize("id_", [2**53, -(2**53), True, 1.0, "1"])
@@ -115,7 +116,7 @@ def test_a_limit_out_of_bounds(limit):
 
 @given(st.floats(min_value=0.001, max_value=2_147_483.647))
 def test_seconds_become_milliseconds_to_the_microsecond(seconds):
-    ms = milliseconds(seconds, "it", least_ms=1)
+    ms = to_milliseconds(seconds, "it", min_ms=1)
     assert abs(ms - seconds * 1000) <= 0.0006
     assert isinstance(ms, int) == (ms == int(ms))
 
@@ -130,7 +131,7 @@ def test_seconds_become_milliseconds_to_the_microsecond(seconds):
 def test_whatever_is_accepted_here_is_accepted_by_the_server(
     names, queue_timeout, transaction_timeout, priority, transaction
 ):
-    request = commands.request(
+    request = commands.make_request(
         "1",
         [f"exclusive:{name}" for name in names],
         queue_timeout=queue_timeout,

@@ -7,7 +7,7 @@ import math
 import orjson
 import pytest
 
-from genie.client.commands import Bye, Extend, Inspect, Ping, Release, State
+from genie.client.commands import Bye, Extend, Inspect, Ping, Release, RequestState
 from genie.errors import (
     Blocker,
     CycleStep,
@@ -45,14 +45,14 @@ def test_a_request_goes_out_in_milliseconds_and_is_granted():
     assert session.receive_data(b'{"command":"locked","payload":{"id":101,"fence":7,"ref":"1"}}\n', 2.0) == [
         (request, None, None)
     ]
-    assert (request.id, request.fence, request.deadline, request.state) == (101, 7, 2.0015, State.HELD)
+    assert (request.id, request.fence, request.expires_at, request.state) == (101, 7, 2.0015, RequestState.HELD)
 
 
 def test_a_server_that_is_not_quiet_may_say_queued_first():
     session = connected()
     request = ask(session, queue_timeout=10)
     assert session.receive_data(queued(101, "1"), 5.0) == []
-    assert (request.id, request.state, request.response_deadline) == (101, State.WAITING, 25.0)
+    assert (request.id, request.state, request.response_deadline) == (101, RequestState.WAITING, 25.0)
     assert session.receive_data(locked(101, "1"), 6.0) == [(request, None, None)]
 
 
@@ -80,7 +80,7 @@ def test_a_queue_timeout_says_who_was_in_the_way():
     assert (error.id, error.waited, error.blockers_total) == (101, 1.5, 12)
     assert error.blockers == (Blocker(90, "a", "exclusive", "held", 0.005, "t", "n"),)
     assert "90 of 't' (n) holds exclusive:a" in str(error)
-    assert request.state is State.ENDED
+    assert request.state is RequestState.ENDED
 
 
 def test_a_deadlock_names_its_cycle():
@@ -109,7 +109,7 @@ def test_a_held_lock_that_is_released_unasked_is_lost(reason, kind):
     assert type(error) is kind
     assert request.error is error
     assert session.release(request, 0.0) is None
-    assert session.held(101) is None
+    assert session.find_held_lock(101) is None
 
 
 @pytest.mark.parametrize("reason", ["success", "disconnected", "of-tomorrow"])
@@ -184,7 +184,7 @@ class TestRefs:
         mine, stranger = ask(session), Release(55)
         session.send(stranger, 0.0)
         assert session.receive_data(released(55, "success", stranger.ref), 0.0) == [(stranger, "success", None)]
-        assert mine.state is State.WAITING
+        assert mine.state is RequestState.WAITING
 
 
 class TestRelease:
@@ -196,7 +196,7 @@ class TestRelease:
         assert session.release(request, 0.0) is None
         assert session.receive_data(released(101, "success", "2"), 0.0) == [(call, "success", None)]
         assert request.error is None
-        assert request.state is State.ENDED
+        assert request.state is RequestState.ENDED
 
     def test_of_a_lock_that_timed_out_at_that_moment_is_answered_by_the_second_released(self):
         session = connected()
@@ -263,7 +263,7 @@ class TestRelease:
         [(call, _, why)] = session.receive_data(error("unauthorized", id=101, ref="2"), 0.0)
         assert call is release_
         assert isinstance(why, RequestRejected)
-        assert request.state is State.HELD
+        assert request.state is RequestState.HELD
         assert session.release(request, 0.0) is not None
 
 
@@ -279,7 +279,7 @@ class TestExtend:
         )
         answer = say("extended", id=101, transactionTimeout=30000, ref="2")
         assert session.receive_data(answer, 5.0) == [(extend, None, None)]
-        assert (request.deadline, request.hold) == (34.0, 30)
+        assert (request.expires_at, request.transaction_timeout) == (34.0, 30)
 
     def test_of_a_lock_that_timed_out_is_answered_by_the_second_released(self):
         session = connected()
@@ -335,10 +335,10 @@ class TestExtendById:
     def test_of_ones_own_lock_counts(self):
         session = connected()
         request = held(session, transaction_timeout=10)
-        assert session.held(101) is request
+        assert session.find_held_lock(101) is request
         session.release(request, 0.0)
-        assert session.held(101) is None
-        assert session.held(102) is None
+        assert session.find_held_lock(101) is None
+        assert session.find_held_lock(102) is None
 
 
 class TestAbandon:
@@ -349,7 +349,7 @@ class TestAbandon:
         session.abandon(request, 0.0)
         assert session.data_to_send() == b'{"command":"release","payload":{"ref":"1"}}\n'
         session.receive_data(released(101, "success", "1"), 0.0)
-        assert request.state is State.ENDED
+        assert request.state is RequestState.ENDED
 
     def test_that_crosses_the_grant_gives_the_lock_back(self):
         session = connected()
@@ -357,14 +357,14 @@ class TestAbandon:
         session.abandon(request, 0.0)
         assert session.receive_data(locked(101, "1"), 0.0) == []
         session.receive_data(released(101, "success", "1"), 0.0)
-        assert (request.state, request.error) == (State.ENDED, None)
+        assert (request.state, request.error) == (RequestState.ENDED, None)
 
     def test_that_crosses_the_end_ignores_the_second_answer(self):
         session = connected()
         request = ask(session)
         session.abandon(request, 0.0)
         session.receive_data(released(101, "queue-timeout", "1", waited=5), 0.0)
-        assert request.state is State.ENDED
+        assert request.state is RequestState.ENDED
         assert session.receive_data(released(101, "queue-timeout", "1"), 0.0) == []
         assert not session.close_reason
 
@@ -374,7 +374,7 @@ class TestAbandon:
         session.abandon(request, 0.0)
         outcomes = session.receive_data(error("too-many", ref="1") + error("unknown-id", ref="1"), 0.0)
         assert all(call.waiter is None for call, _, _ in outcomes)
-        assert request.state is State.ENDED
+        assert request.state is RequestState.ENDED
         assert not session.close_reason
 
     def test_after_the_grant_releases_by_id(self):
@@ -400,10 +400,10 @@ class TestErrors:
         [(call, _, why)] = session.receive_data(error("too-many", ref="2"), 0.0)
         assert call is second
         assert isinstance(why, RequestRejected)
-        assert second.state is State.ENDED
+        assert second.state is RequestState.ENDED
         [(call, _, why)] = session.receive_data(error("bad-request", ref=ping.ref), 0.0)
         assert call is ping
-        assert first.state is State.WAITING
+        assert first.state is RequestState.WAITING
 
     def test_of_an_inspection_with_an_id_do_not_answer_the_release_of_it(self):
         session = connected()
@@ -506,7 +506,7 @@ class TestTime:
         assert session.on_timer(3.0) == []
         assert session.data_to_send() == say("extend", id=101, transactionTimeout=9000, ref="2")
         session.receive_data(say("extended", id=101, transactionTimeout=9000, ref="2"), 3.1)
-        assert lock.deadline == 12.0
+        assert lock.expires_at == 12.0
         session.on_timer(6.0)
         assert session.data_to_send() == say("extend", id=101, transactionTimeout=9000, ref="3")
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from genie.client import commands
-from genie.client.commands import Call, Extend, Ping, Request, State, any_request
+from genie.client.commands import Call, Extend, Ping, Request, RequestState, make_any_request
 from genie.client.session import ClientSession
 from genie.config import Limits
 from genie.core import ENDED, LockManager
@@ -220,24 +220,24 @@ def act(world: World, name: str, values: list) -> None:
     request = world.requests[-1 - values[0] % len(world.requests)] if len(values) == 2 and world.requests else None
     match name, values:
         case "request", [resource, wait, hold]:
-            made = commands.request(session.new_ref(), [resource], queue_timeout=wait, transaction_timeout=hold)
+            made = commands.make_request(session.new_ref(), [resource], queue_timeout=wait, transaction_timeout=hold)
             world.requests.append(made)
             world.ask(made)
         case "choose", [names, target, hold]:
-            made = any_request(session.new_ref(), [*names], target, transaction_timeout=hold)
+            made = make_any_request(session.new_ref(), [*names], target, transaction_timeout=hold)
             world.requests.append(made)
             world.ask(made)
-        case "leave", _ if request and request.state is State.HELD:
+        case "leave", _ if request and request.state is RequestState.HELD:
             release = session.release(request, world.now)
             release.waiter = world.due[release] = "leave"
-        case "detach", _ if request and request.held(world.now):
+        case "detach", _ if request and request.is_held(world.now):
             session.detach(request, world.now)
             server.extend(request.id, 60, world.now)
             world.detached.add(request)
         case "abandon", _ if request:
             world.due.pop(request, None)
             session.abandon(request, world.now)
-        case "extend", [_, hold] if request and request.state is State.HELD and session.up:
+        case "extend", [_, hold] if request and request.state is RequestState.HELD and session.up:
             world.ask(Extend(request.id, hold, request))
         case "by id", _ if request and (id_ := request.id or server.id_of(request)):
             world.may_have_ended.add(id_)
@@ -319,7 +319,7 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
     # Once everything that was said has been heard, both sides agree on what is held. Only what has expired locally
     # by the client's clock may end at the server a moment later.
     held = set(world.server.manager.table.held)
-    believed = {request.id for request in world.requests if request.state is State.HELD}
+    believed = {request.id for request in world.requests if request.state is RequestState.HELD}
     for request in world.requests:
         if request.id in held & believed:
             assert {parse_resource(name)[1] for name in request.resources} == set(
@@ -330,7 +330,7 @@ def test_every_call_ends_and_nothing_is_left_behind(script):
     assert believed <= held
     assert detached - world.may_have_ended <= held
     assert held - believed <= expired_locally | detached | world.stray
-    waiting = {request for request in world.requests if request.state is State.WAITING}
+    waiting = {request for request in world.requests if request.state is RequestState.WAITING}
     assert set(world.due) == waiting
     assert {request.ref for request in waiting} == {
         request.ref for request in world.server.manager.table.waiting.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from genie import Blocker, GenieError, Holder, Inspection, Waiter
-from genie.client.inspection import read
+from genie.client.inspection import parse_inspected
 
 HOLDER = {
     "id": 101,
@@ -41,7 +41,7 @@ WAITER = {
 
 
 def test_rows_have_python_names_and_seconds():
-    found = read({"holders": [HOLDER], "holdersTotal": 7, "queue": [WAITER], "queueTotal": 8})
+    found = parse_inspected({"holders": [HOLDER], "holdersTotal": 7, "queue": [WAITER], "queueTotal": 8})
     blocker = Blocker(101, "a", "exclusive", "held", 1_790_000_000.5, "transfer-42", "billing@host-7")
     assert found == Inspection(
         holders=(
@@ -65,16 +65,18 @@ def test_rows_have_python_names_and_seconds():
 
 def test_a_request_that_waits_without_a_limit_has_no_end():
     row = {key: value for key, value in WAITER.items() if key != "expiresIn"}
-    found = read({"holders": [], "holdersTotal": 0, "queue": [row], "queueTotal": 1})
+    found = parse_inspected({"holders": [], "holdersTotal": 0, "queue": [row], "queueTotal": 1})
     assert found.queue[0].expires_in is None
 
 
 def test_fields_of_a_newer_server_are_skipped():
-    found = read({"holders": [HOLDER | {"tomorrow": 1}], "holdersTotal": 1, "queue": [], "queueTotal": 0, "more": []})
+    found = parse_inspected(
+        {"holders": [HOLDER | {"tomorrow": 1}], "holdersTotal": 1, "queue": [], "queueTotal": 0, "more": []}
+    )
     assert found.holders[0].id == 101
 
 
 @pytest.mark.parametrize("payload", [{}, {"holders": 1, "holdersTotal": 1, "queue": [], "queueTotal": 0}])
 def test_an_answer_that_can_not_be_read_is_an_error(payload):
-    with pytest.raises(GenieError, match="answer to inspect"):
-        read(payload)
+    with pytest.raises(GenieError, match="reply to inspect"):
+        parse_inspected(payload)

@@ -118,20 +118,20 @@ def test_delays_double_up_to_a_bound_with_jitter():
 def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():
     servers = ServerList([Address("a", 1)], 10)
     assert servers.delay == 0
-    list(servers.round())
+    list(servers.next_round())
     assert 0.0125 <= servers.delay <= 0.025
-    list(servers.round())
+    list(servers.next_round())
     assert 0.025 <= servers.delay <= 0.05
     servers.on_success()
     assert servers.delay == 0
-    list(servers.round())
+    list(servers.next_round())
     assert 0.0125 <= servers.delay <= 0.025
 
 
 @pytest.mark.parametrize(("stood", "at_once"), [(0.1, False), (2.0, True)])
 def test_a_connection_that_stood_for_long_worked_though_nothing_was_asked(stood, at_once):
     servers = ServerList([Address("a", 1)], 10)
-    list(servers.round())
+    list(servers.next_round())
     servers.on_disconnect(Address("a", 1), "cut", stood)
     assert (servers.delay == 0) == at_once
 
@@ -139,7 +139,7 @@ def test_a_connection_that_stood_for_long_worked_though_nothing_was_asked(stood,
 def test_the_server_that_was_lost_is_tried_last():
     servers = ServerList([Address("a", 1), Address("b", 2), Address("c", 3)], 9)
     assert "a:1 was lost: cut" in servers.on_disconnect(Address("a", 1), "cut", 0.1)
-    assert list(servers.round()) == [Address("b", 2), Address("c", 3), Address("a", 1)]
+    assert list(servers.next_round()) == [Address("b", 2), Address("c", 3), Address("a", 1)]
     assert str(servers.unavailable_error()) == "no server at b:2, c:3, a:1: cut"
     assert servers.attempt_timeout == 3
 
@@ -162,7 +162,7 @@ class TestLeaders:
     def test_are_tried_next(self, leaders, tried):
         servers = ServerList([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
         order = []
-        for node in servers.round():
+        for node in servers.next_round():
             order.append(node.host)
             servers.on_redirect(node, leaders.get(node.host, ""))
         assert order == tried.split()
@@ -171,7 +171,7 @@ class TestLeaders:
     def test_are_reached_as_the_node_that_names_them(self):
         servers = ServerList([Address("a", 1, CONTEXT), Address("b", 1)], 10)
         tried = []
-        for node in servers.round():
+        for node in servers.next_round():
             tried.append(node)
             servers.on_redirect(node, {"a": "x:1", "x": "genie://y:1", "b": "z:1"}.get(node.host, ""))
         assert tried == [Address("a", 1, CONTEXT), Address("x", 1, CONTEXT), Address("b", 1), Address("z", 1)]
@@ -180,8 +180,8 @@ class TestLeaders:
         servers = ServerList([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
         servers.on_disconnect(Address("a", 1), "unavailable", 0.1)
         servers.on_redirect(Address("a", 1), "c:1")
-        assert list(servers.round()) == [Address("c", 1), Address("b", 1), Address("a", 1)]
-        assert list(servers.round()) == [Address("b", 1), Address("c", 1), Address("a", 1)]
+        assert list(servers.next_round()) == [Address("c", 1), Address("b", 1), Address("a", 1)]
+        assert list(servers.next_round()) == [Address("b", 1), Address("c", 1), Address("a", 1)]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])

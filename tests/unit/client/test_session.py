@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import orjson
 import pytest
 
-from genie.client.commands import Bye, Extend, Ping, Release, State
+from genie.client.commands import Bye, Extend, Ping, Release, RequestState
 from genie.client.session import ClientSession
 from genie.errors import (
     ConnectionLost,
@@ -119,6 +119,8 @@ class TestGreeting:
         session.on_connected()
         session.receive_data(error(code, "no", ref="hello", supported=[7]) + error("unavailable", ref="resume"), 0.0)
         assert session.close_reason
+        assert session.rejection is None, "another server may accept the client"
+        session.end_round([session.handshake_rejection])
         assert session.rejection is not None
         assert session.rejection.code == code
         session.on_disconnected("gone", 0.0)
@@ -205,7 +207,7 @@ class TestGreeting:
         assert session.on_disconnected("gone again", 0.0) == []
         assert greet(session, locked(101, "1", expiresIn=5000)) == []
         assert session.data_to_send() == request.line
-        assert (lock.state, request.state) == (State.HELD, State.WAITING)
+        assert (lock.state, request.state) == (RequestState.HELD, RequestState.WAITING)
 
 
 class TestWhatWaits:
@@ -216,13 +218,13 @@ class TestWhatWaits:
         assert cut(session) == []
         assert session.data_to_send() == line
         assert session.receive_data(locked(101, "1"), 3.0) == [(request, None, None)]
-        assert request.deadline == 13.0
+        assert request.expires_at == 13.0
 
     def test_was_granted_meanwhile(self):
         session = connected()
         request = waiting(session)
         assert cut(session, locked(101, "1", expiresIn=2500), now=4.0) == [(request, None, None)]
-        assert (request.state, request.fence, request.deadline) == (State.HELD, 7, 6.5)
+        assert (request.state, request.fence, request.expires_at) == (RequestState.HELD, 7, 6.5)
         assert session.data_to_send() == b""
 
     def test_was_granted_between_the_resume_and_the_repetition(self):
@@ -231,7 +233,7 @@ class TestWhatWaits:
         cut(session)
         answers = locked(101, "1") + locked(101, "1", expiresIn=9_000)
         assert session.receive_data(answers, 1.0) == [(request, None, None)]
-        assert request.deadline == 10.0
+        assert request.expires_at == 10.0
 
     @pytest.mark.parametrize(
         ("message", "kind"),
@@ -267,7 +269,7 @@ class TestWhatWaits:
         assert cut(session) == []
         assert session.data_to_send() == request.line
         assert session.receive_data(locked(101, "1", expiresIn=2500), 1.0) == [(request, None, None)]
-        assert request.deadline == 3.5
+        assert request.expires_at == 3.5
 
     def test_is_asked_for_without_a_connection_too(self):
         session = connected()
@@ -364,7 +366,7 @@ class TestASessionThatEnded:
         session.data_to_send()
         cut(session, resumed=False)
         assert session.data_to_send() == b""
-        assert request.state is State.ENDED
+        assert request.state is RequestState.ENDED
 
     def test_keeps_a_cancelled_request_that_was_granted_from_staying_locked(self):
         session = connected()
@@ -382,7 +384,7 @@ class TestWhatIsHeld:
         session = connected()
         lock = held(session, transaction_timeout=10)
         assert cut(session, locked(101, "1", expiresIn=20_000), now=5.0) == []
-        assert (lock.state, lock.deadline, session.next_timer) == (State.HELD, 25.0, 10.0)
+        assert (lock.state, lock.expires_at, session.next_timer) == (RequestState.HELD, 25.0, 10.0)
         assert session.on_timer(10.0) == []
         assert session.next_timer == 25.0
 
@@ -453,7 +455,7 @@ class TestWhatIsHeld:
         assert {outcome[0] for outcome in outcomes} == {extend, ping}
         assert all(isinstance(outcome[2], ConnectionLost) for outcome in outcomes)
         assert all("the cable was cut" in str(outcome[2]) for outcome in outcomes)
-        assert lock.state is State.HELD
+        assert lock.state is RequestState.HELD
 
 
 class TestARelease:
@@ -481,7 +483,7 @@ class TestARelease:
         cut(session)
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(answer, 0.0) == [(left, "success", None)]
-        assert (lock.state, lock.error) == (State.ENDED, None)
+        assert (lock.state, lock.error) == (RequestState.ENDED, None)
         assert not session._requests.by_ref
 
     @pytest.mark.parametrize("resumed", [True, False])
@@ -540,7 +542,7 @@ class TestWhatIsCancelled:
         session.abandon(request, 0.0)
         greet(session)
         assert session.data_to_send() == b""
-        assert request.state is State.ENDED
+        assert request.state is RequestState.ENDED
 
     def test_without_a_connection_is_released_on_the_next_one(self):
         session = connected()
@@ -550,7 +552,7 @@ class TestWhatIsCancelled:
         greet(session)
         assert session.data_to_send() == CANCEL
         session.receive_data(released(101, "success", "1"), 0.0)
-        assert request.state is State.ENDED
+        assert request.state is RequestState.ENDED
 
     @pytest.mark.parametrize("answer", [released(101, "success", "1"), error("unknown-id", ref="1")])
     def test_before_a_cut_is_released_again(self, answer):
@@ -561,7 +563,7 @@ class TestWhatIsCancelled:
         assert cut(session) == []
         assert session.data_to_send() == CANCEL
         session.receive_data(answer, 0.0)
-        assert (request.state, request.error) == (State.ENDED, None)
+        assert (request.state, request.error) == (RequestState.ENDED, None)
 
     def test_and_was_granted_meanwhile_is_given_back(self):
         session = connected()
@@ -571,7 +573,7 @@ class TestWhatIsCancelled:
         assert greet(session, locked(101, "1", expiresIn=9000)) == []
         assert session.data_to_send() == CANCEL
         session.receive_data(released(101, "success", "1"), 0.0)
-        assert (request.state, request.error) == (State.ENDED, None)
+        assert (request.state, request.error) == (RequestState.ENDED, None)
 
     def test_and_has_ended_is_not(self):
         session = connected()
@@ -659,7 +661,7 @@ class TestClosing:
         answers = released(102, "success", "2") + say("bye", ref="3")
         assert session.receive_data(answers, 0.0)[-1] == (bye, None, None)
         assert session.finish_close(0.0) == []
-        assert lock.state is State.HELD
+        assert lock.state is RequestState.HELD
 
     def test_gives_back_what_is_granted_at_that_moment(self):
         session = connected()
@@ -696,9 +698,9 @@ class TestALockThatIsBoundToTheSession:
         lock = held(session, transaction_timeout=1000, on_disconnect="release")
         session.on_disconnected("gone", 5.0)
         assert session.on_timer(14.9) == []
-        assert lock.held(14.9)
+        assert lock.is_held(14.9)
         assert session.next_timer == 15.0
-        assert not lock.held(15.0)
+        assert not lock.is_held(15.0)
         [(call, _, why)] = session.on_timer(15.0)
         assert call is lock
         assert type(why) is Disconnected
@@ -718,7 +720,7 @@ class TestALockThatIsBoundToTheSession:
         session.on_disconnected("gone", 5.0)
         greet(session, locked(101, "1", expiresIn=500_000), now=14.0)
         assert session.on_timer(16.0) == []
-        assert lock.held(500.0)
+        assert lock.is_held(500.0)
 
     def test_ends_with_the_client(self):
         session = connected()
@@ -727,15 +729,15 @@ class TestALockThatIsBoundToTheSession:
         [(call, _, why)] = session.finish_close(0.0)
         assert call is lock
         assert type(why) is Disconnected
-        assert not lock.held(0.0)
+        assert not lock.is_held(0.0)
 
     def test_and_one_that_is_not_outlives_the_session(self):
         session = connected()
         lock = held(session, transaction_timeout=1000)
         session.on_disconnected("gone", 5.0)
         assert session.on_timer(15.0) == []
-        assert lock.held(999.0)
-        assert not lock.held(1000.0)
+        assert lock.is_held(999.0)
+        assert not lock.is_held(1000.0)
 
 
 class TestADetachedLock:
@@ -745,7 +747,7 @@ class TestADetachedLock:
         session = connected()
         lock = held(session, transaction_timeout=10)
         session.detach(lock, 1.0)
-        assert (lock.state, lock.held(1.0)) == (State.DETACHED, False)
+        assert (lock.state, lock.is_held(1.0)) == (RequestState.DETACHED, False)
         session.on_disconnected("gone", 2.0)
         assert session.on_timer(10.0) == []
         assert greet(session, locked(101, "1", expiresIn=100_000), now=11.0) == []
@@ -777,7 +779,7 @@ class TestADetachedLock:
         lock = held(session)
         session.detach(lock, 0.0)
         assert session.receive_data(released(101, reason, "1"), 0.0) == []
-        assert (lock.state, lock.error) == (State.DETACHED, None)
+        assert (lock.state, lock.error) == (RequestState.DETACHED, None)
 
     def test_is_not_extended_by_its_watchdog(self):
         session = connected()
@@ -804,7 +806,7 @@ class TestADetachedLock:
         session.detach(lock, 0.0)
         assert [outcome[0] for outcome in session.receive_data(answer, 1.0)] == [extend]
         assert session.data_to_send() == b""
-        assert (lock.state, lock.error) == (State.DETACHED, None)
+        assert (lock.state, lock.error) == (RequestState.DETACHED, None)
 
     def test_is_not_released_with_the_client(self):
         session = connected()
@@ -818,7 +820,7 @@ class TestADetachedLock:
         session = connected()
         lock = held(session)
         session.detach(lock, 0.0)
-        assert session.held(101) is None
+        assert session.find_held_lock(101) is None
         extend, release_ = Extend(101, 5), Release(101)
         session.send(extend, 0.0)
         session.send(release_, 0.0)
@@ -831,14 +833,14 @@ class TestADetachedLock:
         lock = held(session, transaction_timeout=10)
         session.detach(lock, 0.0)
         session.detach(lock, 100.0)
-        assert lock.state is State.DETACHED
+        assert lock.state is RequestState.DETACHED
 
     def test_is_none_that_ends_with_the_session(self):
         session = connected()
         lock = held(session, on_disconnect="release")
         with pytest.raises(ValueError, match="it ends with the session of this client"):
             session.detach(lock, 0.0)
-        assert lock.state is State.HELD
+        assert lock.state is RequestState.HELD
 
     def test_is_none_that_was_lost_before(self):
         session = connected()
@@ -847,7 +849,7 @@ class TestADetachedLock:
         with pytest.raises(TransactionTimeout) as caught:
             session.detach(lock, 0.0)
         assert caught.value is not lock.error
-        assert lock.state is State.ENDED
+        assert lock.state is RequestState.ENDED
 
     def test_is_none_that_has_outlived_its_hold_by_this_clients_clock(self):
         session = connected()
