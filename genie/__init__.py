@@ -4,8 +4,8 @@
         async with client.lock("exclusive:accounts/2", "shared:accounts/13", transaction="transfer-42"):
             ...
 
-`genie.sync.connect` is the same without `await`, for threads. The errors are those of `genie.errors`. What needs a
-library or an event loop is loaded when it is first used.
+`genie.sync.connect` is the same without `await`, for threads. The errors are those of `genie.errors`. Modules with
+third-party dependencies are imported on first access.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ __all__ = [
     "tokens",
 ]
 
-_LATER = {
+_LAZY_IMPORTS = {
     "Change": "genie.client.watches",
     "Client": "genie.client.aio",
     "connect": "genie.client.aio",
@@ -80,9 +80,10 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
+    """Import a public name on first access, to keep `import genie` fast (PEP 562)."""
     value: object
-    if name in _LATER:
-        value = getattr(import_module(_LATER[name]), name)
+    if name in _LAZY_IMPORTS:
+        value = getattr(import_module(_LAZY_IMPORTS[name]), name)
     elif name in ("sql", "sync", "timeouts", "tokens"):
         value = import_module(f"genie.{name}")
     elif name == "__version__":

@@ -24,7 +24,7 @@ DEFAULT_PERMISSIONS: Final = frozenset((LOCK, INSPECT))
 """Permissions of a principal for which none are configured."""
 
 MAX_SHOWN_PREFIXES = 10
-"""Prefixes that an error lists."""
+"""Number of prefixes that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,52 +36,53 @@ class Principal:
     permissions: frozenset[str] = DEFAULT_PERMISSIONS
 
     def has_permission(self, permission: str) -> bool:
-        """Return whether it has a permission; `admin` includes all."""
+        """Return whether the principal has a permission; `admin` includes all."""
         return permission in self.permissions or ADMIN in self.permissions
 
     def may_access(self, name: str) -> bool:
-        """Return whether it may lock a resource of this name."""
+        """Return whether the principal may lock a resource of this name."""
         return self.prefixes is None or name.startswith(self.prefixes)
 
     @property
     def visible_prefixes(self) -> tuple[str, ...] | None:
-        """Prefixes of the names that it may see; None: all, as with `admin`."""
+        """Prefixes of the resource names that the principal may see; None: all, as with `admin`."""
         return None if ADMIN in self.permissions else self.prefixes
 
     @property
     def scope_description(self) -> str:
-        """Its prefixes, for error messages."""
+        """The resource names that the principal may lock, for error messages. Long lists are abbreviated."""
         if self.prefixes is None:
             return "any name"
         shown = ", ".join(repr(prefix) for prefix in self.prefixes[:MAX_SHOWN_PREFIXES])
-        more = len(self.prefixes) - MAX_SHOWN_PREFIXES
-        return f"names that begin with {shown}" + (f" or {more} more" if more > 0 else "")
+        hidden_count = len(self.prefixes) - MAX_SHOWN_PREFIXES
+        return f"names that begin with {shown}" + (f" or {hidden_count} more" if hidden_count > 0 else "")
 
 
 # -- The token file: one token, or TOML with a section for each principal ------------------------------
 
 DEFAULT_NAME = "default"
-"""Name of the principal where there is one token for all clients."""
+"""Name of the principal if all clients have the same token."""
 FULL_ACCESS = Principal(DEFAULT_NAME, permissions=frozenset(PERMISSIONS))
 
-MIN_TOKEN = 16
-MAX_TOKEN = 1024
+MIN_TOKEN_LENGTH = 16
+MAX_TOKEN_LENGTH = 1024
 """Characters in a token."""
-MAX_NAME = 128
-"""Characters in the name of a section."""
-MAX_PREFIX = 512
-"""Characters in a prefix: as many as the name of a resource may have."""
+MAX_NAME_LENGTH = 128
+"""Characters in the name of a principal."""
+MAX_PREFIX_LENGTH = 512
+"""Characters in a prefix; the limit of resource names."""
 MAX_FILE_BYTES = 1 << 20
-"""Bytes of the file."""
+"""Size limit of a token file."""
 
 KEYS = ("token", "prefixes", "may")
-_WHERE = re.compile(r" \(at .*\)$")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Keys of a principal's section in the token file."""
+_TOML_ERROR_POSITION = re.compile(r" \(at .*\)$")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A principal and its token; None: only a certificate proves it."""
+    """A principal and its token. Without a token only a certificate authenticates it."""
 
     principal: Principal
     token: str | None
@@ -96,9 +97,11 @@ class TokenFile:
 
 
 def load_token_file(path: str, certificates: bool) -> TokenFile:
-    """Read and check a token file. `certificates`: clients present certificates, so a principal needs no token.
+    """Read and validate a token file. `certificates`: clients present certificates, so a principal needs no token.
 
-    ValueError says what is wrong and what would be right.
+    Raises:
+        ValueError: if the file can't be read or is invalid; the message names the file and the section.
+
     """
     try:
         with Path(path).open("rb") as file:
@@ -112,54 +115,58 @@ def load_token_file(path: str, certificates: bool) -> TokenFile:
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} must have at most {MAX_FILE_BYTES} bytes")
     try:
-        return TokenFile(tuple(_credentials(text, certificates)), world_readable)
+        return TokenFile(tuple(_parse_credentials(text, certificates)), world_readable)
     except ValueError as error:
         raise ValueError(f"GENIE_TOKEN_FILE: {path}: {error}") from None
 
 
 def check_token(token: object, what: str) -> str:
-    """Return the token, or raise a ValueError that says what a token must be, but does not quote this one."""
+    """Return the token if it is valid; the ValueError begins with `what` and does not contain the token itself."""
     if type(token) is not str:
-        raise ValueError(f"{what} must be a string of {MIN_TOKEN} to {MAX_TOKEN} characters")
-    if not MIN_TOKEN <= len(token) <= MAX_TOKEN:
-        raise ValueError(f"{what} must have {MIN_TOKEN} to {MAX_TOKEN} characters, and has {len(token)}")
-    if _CONTROL.search(token):
+        raise ValueError(f"{what} must be a string of {MIN_TOKEN_LENGTH} to {MAX_TOKEN_LENGTH} characters")
+    if not MIN_TOKEN_LENGTH <= len(token) <= MAX_TOKEN_LENGTH:
+        raise ValueError(f"{what} must have {MIN_TOKEN_LENGTH} to {MAX_TOKEN_LENGTH} characters, and has {len(token)}")
+    if _CONTROL_CHARACTERS.search(token):
         raise ValueError(f"{what} must not contain control characters")
     return token
 
 
-def _credentials(text: str, certificates: bool) -> list[Credential]:
+def _parse_credentials(text: str, certificates: bool) -> list[Credential]:
+    """Parse the text of a token file: a single token for all clients, or TOML with a section for each principal."""
     words = text.split()
     if not words:
-        raise ValueError("it is empty; it must hold one token, or TOML with a section for each name")
+        raise ValueError("the file is empty; it must contain one token, or TOML with a section for each principal")
     if len(words) == 1 and not words[0].startswith(("[", "token=")) and '"' not in words[0]:
         return [Credential(FULL_ACCESS, check_token(words[0], "the token"))]
     try:
         sections = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        where = _WHERE.search(str(error))
-        raise ValueError(f"it is neither one token nor TOML{where[0] if where else ''}") from None
-    credentials = [_credential(name, section, certificates) for name, section in sections.items()]
+        position = _TOML_ERROR_POSITION.search(str(error))  # the rest of the message may quote a token
+        raise ValueError(f"the file is neither one token nor TOML{position[0] if position else ''}") from None
+    credentials = [_parse_credential(name, section, certificates) for name, section in sections.items()]
     if not credentials:
-        raise ValueError("it names nobody; it must have a section for each name, like [payments]")
-    owners: dict[str, str] = {}
-    for credential in credentials:
-        if credential.token is not None:
-            other = owners.setdefault(credential.token, credential.principal.name)
-            if other != credential.principal.name:
-                raise ValueError(
-                    f"[{credential.principal.name}] has the same token as [{other}]; each must have its own"
-                )
+        raise ValueError("the file has no principals; it must have a section for each, like [payments]")
+    _check_distinct_tokens(credentials)
     return credentials
 
 
-def _credential(name: str, section: Any, certificates: bool) -> Credential:
-    if not 0 < len(name) <= MAX_NAME or _CONTROL.search(name):
-        raise ValueError(f"the name of a section must have 1 to {MAX_NAME} characters, none of them control characters")
+def _check_distinct_tokens(credentials: Iterable[Credential]) -> None:
+    """Raise ValueError if two principals have the same token."""
+    name_by_token: dict[str, str] = {}
+    for credential in credentials:
+        if credential.token is not None:
+            name = credential.principal.name
+            other_name = name_by_token.setdefault(credential.token, name)
+            if other_name != name:
+                raise ValueError(f"[{name}] has the same token as [{other_name}]; each must have its own")
+
+
+def _parse_credential(name: str, section: Any, certificates: bool) -> Credential:
+    """Parse and validate the section of one principal in a token file."""
+    if not 0 < len(name) <= MAX_NAME_LENGTH or _CONTROL_CHARACTERS.search(name):
+        raise ValueError(f"the name of a section must have 1 to {MAX_NAME_LENGTH} characters and no control characters")
     if type(section) is not dict:
-        raise ValueError(
-            f"{_redacted(name)} stands outside of a section; there must be one for each name, like [payments]"
-        )
+        raise ValueError(f"{_redacted(name)} is outside of a section; each principal needs one, like [payments]")
     for key in section:
         if key not in KEYS:
             raise ValueError(f"[{name}] {_redacted(key)} is not known; a section has {', '.join(KEYS)}")
@@ -168,50 +175,56 @@ def _credential(name: str, section: Any, certificates: bool) -> Credential:
         check_token(token, f"[{name}] token")
     elif not certificates:
         raise ValueError(
-            f"[{name}] token is missing; only the name in a client's certificate needs none, "
-            "and clients show no certificates without GENIE_TLS_CA"
+            f"[{name}] token is missing; it is optional only if clients present certificates, "
+            "which requires GENIE_TLS_CA"
         )
-    return Credential(Principal(name, _prefixes(name, section), _permissions(name, section)), token)
+    return Credential(Principal(name, _parse_prefixes(name, section), _parse_permissions(name, section)), token)
 
 
 def _redacted(key: str) -> str:
-    """Return a key as an error may quote it: a long one may be a misplaced token."""
-    return key if len(key) < MIN_TOKEN else "a key"
+    """Return a key for an error message, unless it is so long that it may be a misplaced token."""
+    return key if len(key) < MIN_TOKEN_LENGTH else "a key"
 
 
-def _prefixes(name: str, section: dict[str, Any]) -> tuple[str, ...] | None:
+def _parse_prefixes(name: str, section: dict[str, Any]) -> tuple[str, ...] | None:
+    """Return the resource prefixes that a principal's section allows; None: all resources."""
     prefixes = section.get("prefixes")
     if prefixes is None:
         return None
     if type(prefixes) is not list or not prefixes or not all(type(prefix) is str and prefix for prefix in prefixes):
-        raise ValueError(f'[{name}] prefixes must be a list of strings like ["accounts/"]; leave it out for every name')
-    if any(len(prefix) > MAX_PREFIX or _CONTROL.search(prefix) for prefix in prefixes):
-        raise ValueError(f"[{name}] prefixes must have at most {MAX_PREFIX} characters each, no control characters")
+        raise ValueError(
+            f'[{name}] prefixes must be a list of strings like ["accounts/"]; omit it to allow every resource'
+        )
+    if any(len(prefix) > MAX_PREFIX_LENGTH or _CONTROL_CHARACTERS.search(prefix) for prefix in prefixes):
+        raise ValueError(
+            f"[{name}] prefixes must have at most {MAX_PREFIX_LENGTH} characters each, and no control characters"
+        )
     return tuple(prefixes)
 
 
-def _permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
+def _parse_permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
+    """Return the permissions that the key `may` of a principal's section lists."""
     permissions = section.get("may")
     if permissions is None:
         return DEFAULT_PERMISSIONS
-    known = ", ".join(f'"{permission}"' for permission in PERMISSIONS)
+    allowed = ", ".join(f'"{permission}"' for permission in PERMISSIONS)
     if (
         type(permissions) is not list
         or not permissions
         or not all(type(permission) is str for permission in permissions)
     ):
-        raise ValueError(f"[{name}] may must be a list of some of {known}")
+        raise ValueError(f"[{name}] may must be a list of some of {allowed}")
     for permission in permissions:
         if permission not in PERMISSIONS:
-            raise ValueError(f"[{name}] may has {permission[:64]!r}, which is no right; there are {known}")
+            raise ValueError(f"[{name}] may contains {permission[:64]!r}, which is not a permission: use {allowed}")
     return frozenset(permissions)
 
 
-# -- From a token or a certificate to a principal -----------------------------------------------------
+# -- Authentication: from a token or a certificate to a principal -------------------------------------
 
 
 class AccessControl:
-    """The principals, by token and by certificate. Immutable: a reload of the token file makes another.
+    """The principals by token and by certificate name. Immutable: a reload of the token file makes a new one.
 
     `certificates`: clients must present a certificate. `world_readable`: every user of this machine can read the file.
     """
@@ -232,19 +245,19 @@ class AccessControl:
 
     @classmethod
     def load(cls, token: str | None, token_file: str | None, *, certificates: bool = False) -> AccessControl:
-        """Make the list that the settings configure. ValueError where they, or the token file, are wrong."""
+        """Make the access control that the server's settings describe; ValueError if they or the token file are wrong."""
         if token is not None and token_file is not None:
             raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other: set one of them")
         if token is not None:
             return cls([Credential(FULL_ACCESS, check_token(token, "GENIE_TOKEN"))], certificates=certificates)
         if token_file is not None:
-            found = load_token_file(token_file, certificates)
-            return cls(found.credentials, certificates=certificates, world_readable=found.world_readable)
+            content = load_token_file(token_file, certificates)
+            return cls(content.credentials, certificates=certificates, world_readable=content.world_readable)
         return cls(certificates=certificates)
 
     @property
     def has_tokens(self) -> bool:
-        """Whether a token authenticates anyone."""
+        """Whether any principal has a token."""
         return bool(self._by_digest)
 
     @property
@@ -255,23 +268,23 @@ class AccessControl:
     def by_token(self, token: str) -> Principal | None:
         """Return the principal of a token, or None.
 
-        The time that it takes reveals nothing: all digests are compared, each in constant time.
+        Its duration reveals nothing about the tokens: all digests are compared, each in constant time.
         """
-        digest_of_token, found = _digest(token), None
+        presented_digest, match = _digest(token), None
         for digest, principal in self._by_digest:
-            if hmac.compare_digest(digest, digest_of_token):
-                found = principal
-        return found
+            if hmac.compare_digest(digest, presented_digest):
+                match = principal
+        return match
 
     def by_certificate(self, name: str) -> Principal | None:
-        """Return the principal of a certificate's name: as configured, else one that may lock and inspect everything.
+        """Return the principal of a verified certificate: the configured one, else one with the default permissions.
 
-        None where the name has a token: then only the token proves it.
+        None if the principal has a token: then only the token authenticates it.
         """
         return None if name in self._with_token else self._by_name.get(name) or Principal(name)
 
     def by_name(self, name: str) -> Principal | None:
-        """Return the principal of a name that a token proved before, or None where it has no token any more."""
+        """Return a principal that was authenticated by its token before a reload; None if it has no token any more."""
         return self._by_name[name] if name in self._with_token else None
 
 

@@ -1,4 +1,4 @@
-"""Exponential backoff with jitter: how long to wait before something that failed is tried again."""
+"""Exponential backoff with jitter: the delays between retries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 class Backoff:
     """Delays that double from `first_s` up to `max_s` (seconds), each reduced by up to half at random.
 
-    The jitter keeps many clients of one failed server from coming back at the same moment.
+    The jitter keeps many clients of one failed server from retrying at the same moment.
     """
 
     __slots__ = ("_first_s", "_max_s", "_next_s")
@@ -18,11 +18,11 @@ class Backoff:
         self._max_s = max_s
 
     def next_delay(self) -> float:
-        """Return the seconds to wait before the next attempt; the delay after it is twice as long."""
+        """Return the seconds to wait before the next attempt, and double the delay up to the maximum."""
         delay = self._next_s * random.uniform(0.5, 1)  # noqa: S311 - not a secret
         self._next_s = min(2 * self._next_s, self._max_s)
         return delay
 
     def reset(self) -> None:
-        """Begin with the first delay again, after an attempt that succeeded."""
+        """Start again with the first delay, after an attempt that succeeded."""
         self._next_s = self._first_s

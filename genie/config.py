@@ -1,4 +1,4 @@
-"""Settings of the server: one frozen value, cut by consumer, from the environment and the command line (`cli/serve.py`).
+"""Settings of the server, from the environment and the command line (`cli/serve.py`), in one group for each consumer.
 
 Each setting is an option of `genie serve` and a variable: `Limits.max_line` is `--max-line` and `GENIE_MAX_LINE`,
 `TlsSettings.cert` is `--tls-cert` and `GENIE_TLS_CERT`.
@@ -17,7 +17,7 @@ NAMESPACE = "genie"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What clients may make a server hold in memory."""
+    """Limits on the memory that clients can make a server use."""
 
     max_line: int = MAX_LINE_BYTES
     """Bytes of one line from a client."""
@@ -26,7 +26,7 @@ class Limits:
     max_requests_per_connection: int = 200_000
     """Held and waiting requests of one connection without a session."""
     max_requests_per_session: int = 100_000
-    """Held and waiting requests of one session. Lower, since a resumed session is sent all of them in one step."""
+    """Held and waiting requests of one session. Lower, since a resumption sends all of them in one step."""
     max_queue: int = 1_000_000
     """Wait-queue entries of all resources. A request that waits for three resources has three."""
     max_locks: int = 4_000_000
@@ -52,7 +52,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """Where locks are stored, and what makes a commit durable."""
+    """The store of the locks, and how durable a commit must be."""
 
     url: str | None = field(default=None, repr=False)
     """None: locks are kept in memory and end with the process."""
@@ -73,7 +73,7 @@ class AdminSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a server runs. `from_options` makes one from flat names, as `genie serve` has them."""
+    """All settings of a server. `from_options` makes them from the flat names of `genie serve`."""
 
     host: str = "127.0.0.1"
     port: int = 7077
@@ -103,25 +103,28 @@ class Settings:
 
     @classmethod
     def from_options(cls, **options: Any) -> Settings:
-        """Make settings from flat names: `port`, `max_line`, `redis_url`. TypeError for an unknown one."""
-        groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-        for name in [name for name in options if name in _GROUP_OF]:
-            group, key = _GROUP_OF[name]
-            groups[group][key] = options.pop(name)
-        return cls(**options, **{group: GROUPS[group](**values) for group, values in groups.items()})
+        """Make settings from flat option names like `port`, `max_line`, `redis_url`. TypeError for an unknown name.
+
+        `max_line` is field `max_line` of the group `limits`, `redis_url` is field `url` of the group `redis`.
+        """
+        group_values: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+        for name in [name for name in options if name in _GROUP_AND_FIELD]:
+            group, field_name = _GROUP_AND_FIELD[name]
+            group_values[group][field_name] = options.pop(name)
+        return cls(**options, **{group: GROUPS[group](**values) for group, values in group_values.items()})
 
     def options(self) -> dict[str, Any]:
-        """Return every setting under its flat name: the inverse of `from_options`."""
+        """Return every setting by its flat option name: the inverse of `from_options`."""
         values = asdict(self)
         groups = {group: values.pop(group) for group in GROUPS}
-        return values | {name: groups[group][key] for name, (group, key) in _GROUP_OF.items()}
+        return values | {name: groups[group][field_name] for name, (group, field_name) in _GROUP_AND_FIELD.items()}
 
 
 GROUPS: dict[str, type[Any]] = {"limits": Limits, "tls": TlsSettings, "redis": RedisSettings, "admin": AdminSettings}
 
-_GROUP_OF: dict[str, tuple[str, str]] = {
-    one.name if group == "limits" else f"{group}_{one.name}": (group, one.name)
-    for group, kind in GROUPS.items()
-    for one in fields(kind)
+_GROUP_AND_FIELD: dict[str, tuple[str, str]] = {
+    setting.name if group == "limits" else f"{group}_{setting.name}": (group, setting.name)
+    for group, group_type in GROUPS.items()
+    for setting in fields(group_type)
 }
-"""The group of each flat name, and its name there."""
+"""The group and the field of each flat option name."""

@@ -1,17 +1,17 @@
 """Every error that Genie raises or sends, in one place.
 
 GenieError
-├── LockError                 about one request for locks
-│   ├── QueueTimeout          it waited too long; says who was in the way; also a TimeoutError
-│   ├── Deadlock              it would have closed a cycle of held locks; says which
-│   ├── Insufficient          too little of what it could take is free; says how much
-│   └── LockLost              a lock that was held is not held any more
+├── LockError                 one lock request failed
+│   ├── QueueTimeout          it waited too long; has the blockers; also a TimeoutError
+│   ├── Deadlock              it would have closed a cycle in the wait-for graph; has the cycle
+│   ├── Insufficient          the free resources of an anyOf request do not reach its target; has the sums
+│   └── LockLost              a granted lock is not held any more
 │       ├── TransactionTimeout
 │       ├── Disconnected
-│       └── StaleFence        a store has seen the fence of a later holder
-├── RequestRejected           the server's `error`: a code, and a message that names the field
-├── Unavailable               no server could be reached, or it can't reach its store
-└── ConnectionLost            the connection ended while an answer was due
+│       └── StaleFence        a store rejected an outdated fencing token
+├── RequestRejected           an `error` reply of the server: a code, and a message that names the field
+├── Unavailable               no leader could be reached, or it can't reach its store
+└── ConnectionLost            the connection ended before the reply
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """The codes of the wire's `error`."""
+    """The codes of an `error` reply in the wire protocol."""
 
     BAD_JSON = "bad-json"
     BAD_MESSAGE = "bad-message"
@@ -39,14 +39,14 @@ class Code(StrEnum):
 
 
 class GenieError(Exception):
-    """Anything that goes wrong with Genie."""
+    """The base class of all errors of Genie."""
 
 
 class RequestRejected(GenieError):
-    """A command that was refused and changed nothing.
+    """A command was rejected and has changed nothing.
 
-    `code` is one of `Code` (or one that a newer server knows), `message` says what was wrong and what would be
-    right; `ref` and `id` say of which request, where known.
+    `code` is one of `Code`, or an unknown one from a newer server. `message` says what is wrong and what would be
+    right. `ref` and `id` identify the request if they are known.
     """
 
     def __init__(self, code: str, message: str, *, ref: str | None = None, id: int | None = None) -> None:
@@ -58,22 +58,22 @@ class RequestRejected(GenieError):
 
 
 class Unavailable(GenieError):
-    """No server answers, or none leads, or it can't reach its store. Ask again later.
+    """No server responds, or none is the leader, or the leader can't reach its store. Retry later.
 
-    What was asked for has not happened, or is given back as soon as a server can be told.
+    The request was not executed, or is released as soon as a server can be reached.
     """
 
 
 class ConnectionLost(GenieError):
-    """The connection ended before the answer came."""
+    """The connection ended before the reply arrived, or the client was closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A request that stood in the way: it held `resource`, or waited for it further ahead.
+    """A request that blocked another one: it held `resource`, or was ahead in its wait queue.
 
-    `since` is the unix time in seconds at which it was granted (`state` is `held`) or arrived (`queued`). `note` is what
-    its client wrote for people.
+    `since` is the Unix time in seconds at which it was granted (`state` is `held`) or arrived (`queued`). `note` is the
+    text that its client has set for operators.
     """
 
     id: int
@@ -93,7 +93,7 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class CycleStep:
-    """One step of a deadlock: the request `waiter` asks for `resource`, which the request `holder` holds.
+    """One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds.
 
     `note` is that of the waiter.
     """
@@ -105,7 +105,7 @@ class CycleStep:
 
 
 class LockError(GenieError):
-    """A request for locks did not end as it was meant to. `id` is the request's."""
+    """A lock request failed. `id` is its id."""
 
     def __init__(self, message: str, *, id: int | None = None) -> None:
         super().__init__(message)
@@ -115,9 +115,9 @@ class LockError(GenieError):
 class QueueTimeout(LockError, TimeoutError):
     """The request waited `waited` seconds and was not granted.
 
-    `blockers` are the first ten that stood in its way at the end, `blockers_total` how many there were (beyond
-    1,000: at least). `hint` is what may be wrong in the program itself, where one of them is a lock of the same process
-    and the two requests have no common `transaction`; else it is empty.
+    `blockers` are the first ten of its last blockers, `blockers_total` is their number (a lower bound above 1,000).
+    `hint` is set if one of them is a lock of the same process and the two requests have no common `transaction`, which
+    may be a defect of the program; else it is empty.
     """
 
     def __init__(
@@ -133,17 +133,17 @@ class QueueTimeout(LockError, TimeoutError):
         self.waited = waited
         self.blockers = tuple(blockers)
         self.blockers_total = len(self.blockers) if blockers_total is None else blockers_total
-        more = self.blockers_total - len(self.blockers)
-        names = ", ".join(map(str, self.blockers)) + (f" and {more} more" if more > 0 else "")
-        message = f"request {id} was not granted within {waited:.3f} s" + (f": {names}" if names else "")
+        omitted = self.blockers_total - len(self.blockers)
+        listed = ", ".join(map(str, self.blockers)) + (f" and {omitted} more" if omitted > 0 else "")
+        message = f"request {id} was not granted within {waited:.3f} s" + (f": {listed}" if listed else "")
         super().__init__(message + (f" ({hint})" if hint else ""), id=id)
 
 
 class Deadlock(LockError):
-    """The request would have closed a cycle of held locks, so it was not queued. Release what you hold and retry.
+    """The request would have closed a cycle in the wait-for graph, so it was rejected. Release your locks and retry.
 
-    `cycle` are the names of the transactions, each waiting for the next and the last for the first, which is this
-    request's own; `waits` says on which resource.
+    `cycle` has the names of the transactions: each waits for the next, and the last for the first, which is that of
+    this request. `waits` has the resource of each wait.
     """
 
     def __init__(self, *, id: int | None, cycle: Sequence[str], waits: Sequence[CycleStep] = ()) -> None:
@@ -153,18 +153,18 @@ class Deadlock(LockError):
 
 
 class Insufficient(LockError):
-    """What is free of what a request could take does not reach its target, so it took nothing.
+    """The free resources of an anyOf request do not reach its target, so it has locked nothing.
 
-    `free` and `locked` are the two sums of weights; what others wait for counts as locked.
+    `free` and `locked` are the two sums of weights; a resource that others wait for counts as locked.
     """
 
     def __init__(self, *, id: int | None, free: int, locked: int) -> None:
         self.free, self.locked = free, locked
-        super().__init__(f"request {id} took nothing: {free} is free, {locked} is locked by others", id=id)
+        super().__init__(f"request {id} locked nothing: {free} is free, {locked} is locked by others", id=id)
 
 
 class LockLost(LockError):
-    """A lock that was held is not held any more. Undo what was done under it."""
+    """A granted lock is not held any more, so another client may hold it: roll back the work that it protected."""
 
 
 class TransactionTimeout(LockLost):
@@ -172,13 +172,14 @@ class TransactionTimeout(LockLost):
 
 
 class Disconnected(LockLost):
-    """The connection that the lock was bound to has ended."""
+    """The connection or the session that the lock was bound to has ended."""
 
 
 class StaleFence(LockLost):
-    """A store refused a read or a write because a lock with a greater fence was used there: this holder is too late.
+    """A store rejected a read or a write, because it has seen a greater fencing token: the lock was granted again since.
 
-    `fence` is that of the refused lock, `seen` the greatest one that the store has seen. Nothing was read or written.
+    `fence` is the fencing token of the rejected lock, `seen` the greatest one that the store has seen. Nothing was read
+    or written.
     """
 
     def __init__(self, message: str, *, fence: int, seen: int) -> None:

@@ -51,7 +51,7 @@ def format_host_port(host: str, port: int) -> str:
 
 
 class SocketLike(Protocol):
-    """A socket, or the object that an event loop's transport gives for one."""
+    """A socket, or the substitute that a transport returns for `get_extra_info("socket")`."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
         """Set an option."""
@@ -62,8 +62,8 @@ def enable_keepalive(sock: SocketLike, *, idle_s: int, interval_s: int = 5, prob
 
     The kernel probes the peer after `idle_s` seconds without traffic and then every `interval_s`
     seconds, and ends the connection after `probes` probes without an answer, or after as much time
-    without an acknowledgement of what was sent. A socket that has failed already is left as it is:
-    its next read reports the failure.
+    without an acknowledgement of sent data. The OSError of a socket that has already failed is ignored:
+    its next read reports it.
     """
     options = {
         "TCP_KEEPIDLE": idle_s,

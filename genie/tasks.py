@@ -1,4 +1,4 @@
-"""Background tasks: cancel one and wait for it, supervise one, run one to its end; close what is iterated over."""
+"""Helpers for asyncio tasks and iterators: cancel and wait, restart after errors, close."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from genie.backoff import Backoff
 T = TypeVar("T")
 
 CANCEL_INTERVAL_S = 0.1
+"""How often a task that does not end is cancelled again."""
 
 _log = logging.getLogger("genie.tokens")
 
@@ -45,12 +46,12 @@ async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def supervise(what: str, run: Callable[[Backoff], Awaitable[None]]) -> NoReturn:
-    """Run something that should never end, and run it again, after a delay, whenever it does.
+async def supervise(name: str, run: Callable[[Backoff], Awaitable[None]]) -> NoReturn:
+    """Run a background loop forever: restart it, with backoff, whenever it returns or raises an error.
 
     Args:
-        what: what runs, for the log.
-        run: gets the backoff of its restarts, and resets it as soon as it works.
+        name: name of the loop, for the log.
+        run: the loop. It gets the backoff of its restarts, and should reset it when it has made progress.
 
     """
     backoff = Backoff()
@@ -58,13 +59,16 @@ async def supervise(what: str, run: Callable[[Backoff], Awaitable[None]]) -> NoR
         try:
             await run(backoff)
         except Exception as error:  # noqa: BLE001 - a store or a connection may raise anything
-            _log.warning("%s failed, restarting: %r", what, error)
+            _log.warning("%s failed, restarting: %r", name, error)
         await asyncio.sleep(backoff.next_delay())
 
 
 @asynccontextmanager
 async def closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
-    """Close an iterator when the block is left, if it can be closed: it may hold a connection."""
+    """Close an async generator at the end of the block, since it may hold a database connection.
+
+    `contextlib.aclosing` does not accept iterators without `aclose`, which a store may return.
+    """
     try:
         yield iterator
     finally:

@@ -1,4 +1,4 @@
-"""What both sides of a TLS connection need: the files, the name in a certificate, and errors in one line."""
+"""TLS for client and server: loading PEM files, the name in a certificate, and readable error messages."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ MIN_VERSION = ssl.TLSVersion.TLSv1_2
 
 
 def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
-    """Show this certificate (a PEM file, with those that it is signed by behind it).
+    """Load this side's own certificate, a PEM file that may also contain the chain of CA certificates.
 
-    Its key is in a file of its own, or in the same. ValueError names the variable and the file of what is wrong.
+    `key` is the file of its private key; None: the key is in the certificate file.
+
+    Raises:
+        ValueError: naming the environment variable and the file that is wrong.
+
     """
-    _read(certificate, "GENIE_TLS_CERT", b"CERTIFICATE-----", "certificate")
+    _check_pem(certificate, "GENIE_TLS_CERT", b"CERTIFICATE-----", "certificate")
     name = "GENIE_TLS_CERT" if key is None else "GENIE_TLS_KEY"
-    _read(key or certificate, name, b"PRIVATE KEY-----", "private key")
+    _check_pem(key or certificate, name, b"PRIVATE KEY-----", "private key")
 
     def no_password() -> str:
         raise ValueError(f"{name}: the key in {key or certificate} is encrypted; give one without a password")
@@ -26,34 +30,35 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None)
         context.load_cert_chain(certificate, key, no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            why = f"the key in {key or certificate} is not that of the certificate in {certificate}"
+            problem = f"the key in {key or certificate} is not that of the certificate in {certificate}"
         else:
-            why = f"{certificate}{f' with {key}' if key else ''} can't be used: {describe_error(error)}"
-        raise ValueError(f"{name}: {why}") from None
+            problem = f"{certificate}{f' with {key}' if key else ''} can't be used: {describe_error(error)}"
+        raise ValueError(f"{name}: {problem}") from None
 
 
 def load_ca(context: ssl.SSLContext, file: str) -> None:
-    """Accept what is signed by the certificates of this PEM file; ValueError as above."""
-    _read(file, "GENIE_TLS_CA", b"CERTIFICATE-----", "certificate")
+    """Trust the CA certificates in a PEM file. ValueError names the environment variable and the file."""
+    _check_pem(file, "GENIE_TLS_CA", b"CERTIFICATE-----", "certificate")
     try:
         context.load_verify_locations(file)
     except ssl.SSLError as error:
         raise ValueError(f"GENIE_TLS_CA: {file} can't be used: {describe_error(error)}") from None
 
 
-def _read(file: str, variable: str, mark: bytes, what: str) -> None:
+def _check_pem(file: str, variable: str, marker: bytes, kind: str) -> None:
+    """Raise ValueError if a file can't be read or has no PEM section of a kind: OpenSSL's own errors are unclear."""
     try:
         content = Path(file).read_bytes()
     except OSError as error:
         raise ValueError(f"{variable}: {file} can't be read: {error.strerror}") from None
-    if mark not in content:
-        raise ValueError(f"{variable}: there is no {what} in {file}, which must be a PEM file")
+    if marker not in content:
+        raise ValueError(f"{variable}: there is no {kind} in {file}, which must be a PEM file")
 
 
 def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
-    """Whose certificate it is: the common name of its subject, else the first DNS name.
+    """Return the name in a verified certificate: the common name of its subject, else its first DNS name.
 
-    `certificate` is what `getpeercert` gives of a verified one. None where there is none, or it has no name.
+    `certificate` is the result of `getpeercert`. Returns None without a certificate, or if it has no such name.
     """
     for part in (certificate or {}).get("subject", ()):
         for kind, value in part:
@@ -65,26 +70,26 @@ def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-WORDS = {
-    "WRONG_VERSION_NUMBER": "the other side does not speak TLS",
-    "HTTP_REQUEST": "the other side does not speak TLS",
-    "RECORD_LAYER_FAILURE": "the other side does not speak TLS",
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a certificate of this side",
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the other side showed no certificate",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "no version of TLS suits both sides",
-    "UNSUPPORTED_PROTOCOL": "no version of TLS suits both sides",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not know who signed the certificate of this side",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the certificate of this side has expired",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept the certificate of this side",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not accept the certificate of this side",
+OPENSSL_ERRORS = {
+    "WRONG_VERSION_NUMBER": "the peer does not speak TLS",
+    "HTTP_REQUEST": "the peer does not speak TLS",
+    "RECORD_LAYER_FAILURE": "the peer does not speak TLS",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer requires a certificate, and none was presented",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer presented no certificate",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the peer supports none of the allowed TLS versions",
+    "UNSUPPORTED_PROTOCOL": "the peer supports none of the allowed TLS versions",
+    "TLSV1_ALERT_UNKNOWN_CA": "the peer does not trust the CA of the presented certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the presented certificate has expired",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer rejected the presented certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer rejected the presented certificate",
 }
-"""What OpenSSL's reasons mean, where they would not be understood."""
+"""Readable texts for the reason codes of OpenSSL."""
 
 
 def describe_error(error: BaseException) -> str:
-    """What went wrong, in a few words. Of other errors than those of TLS: what they say."""
+    """Return a short readable message for a connection error, with OpenSSL's reason codes explained."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate of the other side is not accepted: {error.verify_message.rstrip('.')}"
+        return f"certificate verification failed: {error.verify_message.rstrip('.')}"
     if isinstance(error, ssl.SSLError) and error.reason:
-        return f"TLS: {WORDS.get(error.reason) or error.reason.lower().replace('_', ' ')}"
+        return f"TLS: {OPENSSL_ERRORS.get(error.reason) or error.reason.lower().replace('_', ' ')}"
     return str(error) or type(error).__name__

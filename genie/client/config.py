@@ -19,8 +19,8 @@ DEFAULT_PORT = 7077
 KEEPALIVE_IDLE_S = 5
 """Time without traffic after which the kernel probes the server."""
 
-MAX_TOKEN_FILE = 1 << 16
-"""Characters read of a token file."""
+MAX_TOKEN_FILE_CHARACTERS = 1 << 16
+"""Read limit for the file GENIE_TOKEN_FILE."""
 
 PLAIN, TLS = "genie://", "genies://"
 
@@ -51,7 +51,7 @@ def parse_addresses(
 
     """
     if not (ssl is None or isinstance(ssl, bool | SSLContext)):
-        raise TypeError(f"ssl: it is True, False, None or an ssl.SSLContext, not {ssl!r}")
+        raise TypeError(f"ssl must be True, False, None or an ssl.SSLContext, not {ssl!r}")
     if host is None:
         host = os.environ.get("GENIE_HOST") or DEFAULT_HOST
     if port is None:
@@ -59,24 +59,25 @@ def parse_addresses(
     texts = host.split(",") if isinstance(host, str) else host
     texts = [text.strip() for text in texts if text.strip()]
     if not texts:
-        raise ValueError("no server address is given")
+        raise ValueError("host must contain at least one server address")
     use_tls = bool(ssl) or (ssl is None and any(text.startswith(TLS) for text in texts))
     for text in texts:
         if (text.startswith(PLAIN) and ssl) or (text.startswith(TLS) and ssl is False):
-            raise ValueError(f"{text}: ssl={ssl!r} contradicts it")
+            raise ValueError(f"{text}: the prefix contradicts ssl={ssl!r}")
     context = (ssl if isinstance(ssl, SSLContext) else tls_context()) if use_tls else None
     default_port = parse_port(port, "port")
     return [_parse_prefixed(text, default_port, context) for text in texts]
 
 
 def _parse_prefixed(text: str, port: int, tls: SSLContext | None) -> Address:
+    """Parse an address that may have the prefix `genie://` or `genies://`. The former excludes TLS."""
     if text.startswith(PLAIN):
         tls = None
     return parse_address(text.removeprefix(PLAIN).removeprefix(TLS).removesuffix("/"), port, tls)
 
 
 def parse_address(text: str, port: int = DEFAULT_PORT, tls: SSLContext | None = None) -> Address:
-    """Parse one address without a prefix; `port` is for one that has none. ValueError if it is not an address."""
+    """Parse one address without a prefix; `port` is the default port. ValueError if it is not an address."""
     if "/" in text:
         raise ValueError(f"{text}: an address is HOST, HOST:PORT or [IPv6]:PORT, with the prefix {TLS} for TLS")
     host, own_port = parse_host_port(text)
@@ -84,23 +85,23 @@ def parse_address(text: str, port: int = DEFAULT_PORT, tls: SSLContext | None = 
 
 
 def format_address(address: Address) -> str:
-    """Return an address as `parse_addresses` reads it."""
+    """Format an address so that `parse_addresses` can parse it."""
     return f"{TLS if address.tls else ''}{format_host_port(address.host, address.port)}"
 
 
 def tls_context() -> SSLContext:
-    """Return a client context from GENIE_TLS_CA, GENIE_TLS_CERT and GENIE_TLS_KEY.
+    """Make a client's TLS context from GENIE_TLS_CA, GENIE_TLS_CERT and GENIE_TLS_KEY.
 
     The server's certificate and its name are verified. GENIE_TLS_CA is a PEM file with the trusted CAs; without
-    it the system's are trusted. GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own certificate, if it has one.
+    it, those of the system are trusted. GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own certificate, if any.
 
     Raises:
-        ValueError: naming the variable whose file is missing or wrong.
+        ValueError: if a file is missing or wrong; the message names the variable.
 
     """
     ca, certificate, key = (os.environ.get(f"GENIE_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
     if key and not certificate:
-        raise ValueError("GENIE_TLS_KEY is set, but GENIE_TLS_CERT, the client's certificate, is not")
+        raise ValueError("GENIE_TLS_KEY is set without GENIE_TLS_CERT: set the client's certificate, too")
     context = SSLContext(ssl_module.PROTOCOL_TLS_CLIENT) if ca else ssl_module.create_default_context()
     context.minimum_version = MIN_VERSION
     if ca:
@@ -110,32 +111,36 @@ def tls_context() -> SSLContext:
     return context
 
 
-def find_token(given: str | None = None) -> str | None:
-    """Return the token to authenticate with: `given`, else GENIE_TOKEN, else the word in the file GENIE_TOKEN_FILE.
+def find_token(token: str | None = None) -> str | None:
+    """Return the token to authenticate with: the argument, else GENIE_TOKEN, else the word in GENIE_TOKEN_FILE.
 
-    None, or an empty one, means no token.
+    None or an empty string means no token.
 
     Raises:
-        ValueError: if the file can't be read or holds more than one word: it may be a server's token file.
+        ValueError: if the file can't be read, or contains more than one word: it may be a server's token file.
 
     """
-    found = os.environ.get("GENIE_TOKEN") if given is None else given
+    if token is not None:
+        return token or None
     path = os.environ.get("GENIE_TOKEN_FILE")
-    if given is None and not found and path:
-        try:
-            with Path(path).open(encoding="utf-8") as file:
-                words = file.read(MAX_TOKEN_FILE).split()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {why}") from None
-        if len(words) != 1:
-            raise ValueError(f"GENIE_TOKEN_FILE: {path} must hold one word, the token, not {len(words)}")
-        (found,) = words
-    return found or None
+    return os.environ.get("GENIE_TOKEN") or (_read_token_file(path) if path else None)
 
 
-def find_namespace(given: str | None = None) -> str | None:
-    """Return the namespace to connect to: `given`, else GENIE_NAMESPACE. None: the server's first.
+def _read_token_file(path: str) -> str:
+    """Return the only word in the file GENIE_TOKEN_FILE."""
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            words = file.read(MAX_TOKEN_FILE_CHARACTERS).split()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {reason}") from None
+    if len(words) != 1:
+        raise ValueError(f"GENIE_TOKEN_FILE: {path} must contain one word, the token, not {len(words)}")
+    return words[0]
+
+
+def find_namespace(namespace: str | None = None) -> str | None:
+    """Return the namespace to connect to: the argument, else GENIE_NAMESPACE. None: the server's first.
 
     An empty variable counts as not set.
 
@@ -143,8 +148,11 @@ def find_namespace(given: str | None = None) -> str | None:
         ValueError: if it is not a valid name of a namespace.
 
     """
-    found = (os.environ.get("GENIE_NAMESPACE") or None) if given is None else given
-    wrong = None if found is None else diagnostics.namespace_error(found)
-    if wrong is not None:
-        raise ValueError(f"{'GENIE_NAMESPACE' if given is None else 'namespace'} {wrong}, not {found!r}")
-    return found
+    source = "namespace"
+    if namespace is None:
+        source = "GENIE_NAMESPACE"
+        namespace = os.environ.get(source) or None
+    error = None if namespace is None else diagnostics.namespace_error(namespace)
+    if error is not None:
+        raise ValueError(f"{source} {error}, not {namespace!r}")
+    return namespace

@@ -87,7 +87,7 @@ class Watch(Call):
 
     @property
     def ended(self) -> bool:
-        """Whether no more changes will follow."""
+        """Whether the watch has ended, so that no further changes follow."""
         return self.state is WatchState.ENDED
 
     def raise_rejection(self) -> None:

@@ -104,7 +104,7 @@ def test_the_token_goes_along(admin: SpokenAdmin, tmp_path: Path) -> None:
     said = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file))
     assert (said.returncode, said.stderr) == (
         2,
-        f"Error: GENIE_TOKEN_FILE: {file} must hold one word, the token, not 2\n",
+        f"Error: GENIE_TOKEN_FILE: {file} must contain one word, the token, not 2\n",
     )
     both = genie_cli("deadlocks", admin_port=str(admin.port), token_file=str(file), token="plain")
     assert both.returncode == 0, "GENIE_TOKEN counts more, as it does for all clients"

@@ -355,7 +355,7 @@ async def test_wrong_arguments_are_said_before_anything_is_sent(client):
     block = client.lock("once")
     async with block:
         pass
-    with pytest.raises(RuntimeError, match="entered before"):
+    with pytest.raises(RuntimeError, match="entered only once"):
         await block.__aenter__()
 
 

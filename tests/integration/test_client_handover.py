@@ -175,13 +175,13 @@ class TestWithThreads:
         link = first._connection
         lock = await asyncio.to_thread(first.acquire, "handover/s/waits")
         waits = asyncio.Event()
-        loop, ready = asyncio.get_running_loop(), link.aio.ready
+        loop, ready = asyncio.get_running_loop(), link.aio.wait_until_connected
 
         async def ready_and_seen() -> None:
             loop.call_soon_threadsafe(waits.set)
             await ready()
 
-        link.aio.ready = ready_and_seen
+        link.aio.wait_until_connected = ready_and_seen
         cut(first_way)
         await asyncio.to_thread(until_down, link)
         extending = asyncio.create_task(asyncio.to_thread(lock.extend, 5))

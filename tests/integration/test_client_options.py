@@ -144,9 +144,9 @@ class TestATransactionThatChangesServices:
 
     async def test_by_the_client_that_made_it_is_the_same_as_by_the_lock(self, client):
         lock = await client.acquire("options/own", transaction_timeout=10)
-        deadline = lock._request.deadline
+        deadline = lock._request.expires_at
         await client.extend(lock.id, 3600)
-        assert lock._request.deadline > deadline + 3000
+        assert lock._request.expires_at > deadline + 3000
         await lock.release()
 
     def test_of_threads(self, threads, other_threads):
@@ -169,7 +169,7 @@ class TestHeld:
 
     async def test_ends_by_the_clients_own_clock_before_anything_is_told(self, client):
         lock = await client.acquire("options/clock", transaction_timeout=3600)
-        lock._request.deadline = time.monotonic()
+        lock._request.expires_at = time.monotonic()
         assert not lock.held
         assert not lock.lost.is_set()
         await client.release(lock.id)
@@ -177,9 +177,9 @@ class TestHeld:
     def test_of_threads(self, threads):
         with threads.lock("options/s/held", transaction_timeout=3600) as lock:
             assert lock.held
-            deadline, lock._request.deadline = lock._request.deadline, 0.0
+            deadline, lock._request.expires_at = lock._request.expires_at, 0.0
             assert not lock.held
-            lock._request.deadline = deadline
+            lock._request.expires_at = deadline
         assert not lock.held
 
 

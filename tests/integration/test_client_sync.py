@@ -308,7 +308,7 @@ def test_a_call_from_the_background_thread_is_an_error_and_no_deadlock(client):
             caught.append(str(error))
 
     client._connection._execute_and_wait(call)
-    assert "wait for itself" in caught[0]
+    assert "would block itself" in caught[0]
 
 
 def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

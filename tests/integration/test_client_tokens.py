@@ -78,7 +78,7 @@ def test_where_a_token_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert config.find_token() == TOKEN
     assert config.find_token("") is None
     path.write_text(sections(payments=TOKEN))
-    with pytest.raises(ValueError, match=f"^GENIE_TOKEN_FILE: {path} must hold one word, the token, not 4$"):
+    with pytest.raises(ValueError, match=f"^GENIE_TOKEN_FILE: {path} must contain one word, the token, not 4$"):
         config.find_token()  # that is a server's
     assert config.find_token("") is None
     assert config.find_token(OTHER) == OTHER
@@ -207,7 +207,7 @@ def test_the_health_check_of_a_name_that_may_not_see_everything(tmp_path: Path, 
     with running_server(token_file=path) as server:
         shown = genie_cli("status", port=server.port, token=TOKEN)
         assert (shown.returncode, shown.stderr) == (0, "")
-        assert re.fullmatch(r"127\.0\.0\.1:\d+ answers in [\d.]+ ms\n", shown.stdout)
+        assert re.fullmatch(r"127\.0\.0\.1:\d+ responded in [\d.]+ ms\n", shown.stdout)
         told = json.loads(genie_cli("status", "--json", port=server.port, token=TOKEN).stdout)
         assert (told["held"], told["waiting"]) == (None, None)
         wrong = genie_cli("status", port=server.port, token=WRONG)

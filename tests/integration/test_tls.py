@@ -101,8 +101,8 @@ def test_what_a_client_shows_is_its_name(run: Callable[[Any], Any], made: Certif
     names = [line["certificate"] for line in log if line["event"] == "connection opened"]
     assert names == ["alice", "host.example"]
     whys = [line["reason"] for line in log if line["event"] == "TLS handshake failed"]
-    assert "showed no certificate" in whys[0]
-    assert "not accepted" in whys[1]
+    assert "presented no certificate" in whys[0]
+    assert "certificate verification failed" in whys[1]
 
 
 def test_versions_before_1_2_and_clients_without_tls_are_refused(run: Callable[[Any], Any], made: Certificates) -> None:
@@ -326,11 +326,13 @@ def test_a_wrong_certificate_of_a_server_is_told(
 
 def test_other_sides_that_do_not_fit_are_told(made: Certificates, tls_server: Genie, genie: Genie) -> None:
     assert why_not(tls_server.address, ssl.create_default_context()).pop().endswith("local issuer certificate")
-    assert why_not(genie.address, made.context()) == {"TLS: the other side does not speak TLS"}
+    assert why_not(genie.address, made.context()) == {"TLS: the peer does not speak TLS"}
     (said,) = why_not(tls_server.address, None)
     assert "this server requires TLS" in said
     with running_server(tls_cert=made.server, tls_ca=made.ca) as strict:
-        assert why_not(strict.address, made.context()) == {"TLS: it wants a certificate of this side"}
+        assert why_not(strict.address, made.context()) == {
+            "TLS: the peer requires a certificate, and none was presented"
+        }
 
 
 def test_the_command_line(made: Certificates, tls_server: Genie) -> None:
@@ -344,7 +346,7 @@ def test_the_command_line(made: Certificates, tls_server: Genie) -> None:
         name, *rest = parts
         done = genie_cli(name, "--host", host, *rest, tls_ca=made.ca)
         assert done.returncode == 0, done.stderr
-    assert "not accepted" in genie_cli("status", "--host", host).stderr
+    assert "certificate verification failed" in genie_cli("status", "--host", host).stderr
     assert "GENIE_TLS_CA: /nowhere can't be read" in genie_cli("status", "--host", host, tls_ca="/nowhere").stderr
 
 
