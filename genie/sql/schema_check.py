@@ -1,4 +1,4 @@
-"""Comparing tables that exist with those that are expected."""
+"""Comparing tables that exist in a database with their definitions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class WrongSchema(GenieError):
 
 
 def check(problems: Iterable[str]) -> None:
-    """Raise one WrongSchema that names all problems, if there are any."""
-    found = list(problems)
-    if found:
-        raise WrongSchema("; ".join(found))
+    """Raise one WrongSchema that lists all problems, if there are any."""
+    texts = list(problems)
+    if texts:
+        raise WrongSchema("; ".join(texts))
 
 
 def reflected_columns(inspector: Inspector, table: Table) -> dict[str, ReflectedColumn]:
@@ -27,17 +27,17 @@ def reflected_columns(inspector: Inspector, table: Table) -> dict[str, Reflected
 
 
 def key_problems(inspector: Inspector, table: Table) -> Iterator[str]:
-    """Compare the primary key."""
+    """Describe a primary key that differs from the table's definition."""
     key = [column.name for column in table.primary_key]
     if inspector.get_pk_constraint(table.name)["constrained_columns"] != key:
         yield f"its primary key is not {', '.join(key)}"
 
 
 def missing_column(column: Column[object]) -> str:
-    """Return the problem of a column that does not exist."""
+    """Describe a column that does not exist in the database."""
     return f"column {column.name} is missing"
 
 
-def wrong_type(column: Column[object], found: ReflectedColumn, expected: str) -> str:
-    """Return the problem of a column of another type. `expected` describes the type that it should have."""
-    return f"column {column.name} is {found['type']}, it must be {expected}"
+def wrong_type(column: Column[object], reflected: ReflectedColumn, expected: str) -> str:
+    """Describe a column whose type in the database is not the `expected` one."""
+    return f"column {column.name} is {reflected['type']}, it must be {expected}"

@@ -1,4 +1,4 @@
-"""The write phase of a run: all that it changes, in one transaction."""
+"""The apply phase of a run: all that it changes, in one transaction."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from genie.timeouts.plan import ScanResult, Segment, TransferRow
 from genie.timeouts.queries import SEGMENT, Queries
 
 MAX_VALUES = 5_000
-"""Values in one statement."""
+"""Ids in the IN clause of one statement."""
 
 T = TypeVar("T")
 
 
 class Applier:
-    """Applies scan results to the tables of one ledger."""
+    """Writes scan results to the handler's tables of one ledger."""
 
     def __init__(self, ledger: Ledger, database: Database) -> None:
         self._tables, self._database = ledger.tables, database
@@ -33,11 +33,11 @@ class Applier:
     async def apply(
         self, result: ScanResult, delivered: AbstractSet[str], fence: int | None, check: Callable[[], None]
     ) -> None:
-        """Write what was found and which transfers were delivered, and move the segment (steps 3,
-        6, 9 and 10).
+        """Write the result of a scan and the ids of the transfers that were delivered, and move the
+        segment, in one transaction (steps 3, 6, 9 and 10).
 
-        RunSuperseded if another run has written since the scan; or what `check` raises, which is
-        called last.
+        Rolled back with RunSuperseded if another run has written since the scan, or has a greater
+        fencing token; and with whatever `check` raises, which is called last.
         """
         async with self._locked_segment(result, fence) as connection:
             await self._write_timeouts(connection, result, delivered)
@@ -46,91 +46,100 @@ class Applier:
 
     @asynccontextmanager
     async def _locked_segment(self, result: ScanResult, fence: int | None) -> AsyncIterator[AsyncConnection]:
-        """A transaction that locks the segment, checks that it is as it was scanned, and moves it
-        at the end.
+        """Begin a transaction that locks the segment's row, check that no run has changed it since
+        the scan, and move the segment at the end of the block.
         """
-        segment = self._tables.segment
+        table, scanned = self._tables.segment, result.segment
         async with self._database.writing() as connection:
-            found = Segment.of((await connection.execute(self._queries.segment().with_for_update())).first())
-            if fence is not None and found.fence is not None and found.fence > fence:
-                raise RunSuperseded(f"a run with fencing token {found.fence} has written, this one has {fence}")
-            if (found.id, found.value, found.read) != (result.segment.id, result.segment.value, result.segment.read):
-                raise RunSuperseded(f"another run has moved the segment from {result.segment.value} to {found.value}")
+            current = Segment.of((await connection.execute(self._queries.segment().with_for_update())).first())
+            if fence is not None and current.fence is not None and current.fence > fence:
+                raise RunSuperseded(f"a run with fencing token {current.fence} has written, this one has {fence}")
+            if (current.id, current.value, current.read) != (scanned.id, scanned.value, scanned.read):
+                raise RunSuperseded(f"another run has moved the segment from {scanned.value} to {current.value}")
             yield connection
             values = {
-                "value": max(found.value, result.last),
+                "value": max(current.value, result.last),
                 "changedDate": result.now,
-                "fence": found.fence if fence is None else fence,
+                "fence": current.fence if fence is None else fence,
                 "readValue": result.last,
             }
-            if found.id is None:
-                await connection.execute(insert(segment).values(**SEGMENT, **values))
+            if current.id is None:
+                await connection.execute(insert(table).values(**SEGMENT, **values))
             else:
-                await connection.execute(update(segment).where(segment.c.segmentId == found.id).values(**values))
+                await connection.execute(update(table).where(table.c.segmentId == current.id).values(**values))
 
     async def _write_timeouts(
         self, connection: AsyncConnection, result: ScanResult, delivered: AbstractSet[str]
     ) -> None:
+        """Delete, update and insert rows of `transferTimeout`, by the plan of the scan."""
         timeout, plan = self._tables.timeout, result.plan
-        id = timeout.c.transferTimeoutId
-        delivered_rows = [row for transfer, row in plan.rows.items() if transfer in delivered]
-        written = {row.timeout_id for row in delivered_rows}
+        row_id = timeout.c.transferTimeoutId
+        delivered_rows = [row for transfer_id, row in plan.expired_rows.items() if transfer_id in delivered]
+        delivered_ids = {row.timeout_id for row in delivered_rows}  # all their columns are updated at once
         for ids in _batches(plan.delete):
-            await connection.execute(delete(timeout).where(id.in_(ids)))
-        rows = [_row(row, row.expires, result.now) for row in delivered_rows]
-        rows += [_row(row, row.copied_date, row.handed_over) for row in plan.check if row.timeout_id not in written]
+            await connection.execute(delete(timeout).where(row_id.in_(ids)))
+        updates = [_updated_values(row, row.expires, result.now) for row in delivered_rows]
+        updates += [
+            _updated_values(row, row.copied_date, row.handed_over)
+            for row in plan.mark_checked
+            if row.timeout_id not in delivered_ids
+        ]
         await self._database.update_rows(
-            connection, timeout, rows, ("expirationDate", "handedOverDate", "stateChangeId")
+            connection, timeout, updates, ("expirationDate", "handedOverDate", "stateChangeId")
         )
-        for ids in _batches([row for row in plan.refresh if row not in written]):
+        for ids in _batches([id for id in plan.refresh if id not in delivered_ids]):
             await connection.execute(self._queries.refresh_dates(ids))
-        for ids in _batches([row for row in plan.reopen if row not in written]):
-            await connection.execute(update(timeout).where(id.in_(ids)).values(handedOverDate=None))
+        for ids in _batches([id for id in plan.reopen if id not in delivered_ids]):
+            await connection.execute(update(timeout).where(row_id.in_(ids)).values(handedOverDate=None))
         if plan.insert:
-            await self._database.insert_rows(connection, timeout, list(_rows(result, delivered)))
+            await self._database.insert_rows(connection, timeout, list(_inserted_values(result, delivered)))
 
     async def _write_windows(self, connection: AsyncConnection, result: ScanResult) -> None:
+        """Update and delete recheck windows, and insert one for the range that was scanned; not
+        needed for a database in which no change can appear late.
+        """
         if self._database.commits_in_order:
             return
         interval, recounted = self._tables.interval, result.recounted
-        id = interval.c.timeoutIntervalId
-        for one, changes in recounted.changed:
-            await connection.execute(update(interval).where(id == one.id).values(changes=changes))
+        window_id = interval.c.timeoutIntervalId
+        for window, change_count in recounted.changed:
+            await connection.execute(update(interval).where(window_id == window.id).values(changes=change_count))
         for ids in _batches(recounted.expired_ids):
-            await connection.execute(delete(interval).where(id.in_(ids)))
+            await connection.execute(delete(interval).where(window_id.in_(ids)))
         if result.change_count:
-            window = {
+            values = {
                 "first": result.segment.start,
                 "last": result.last,
                 "changes": result.change_count,
                 "lookedDate": result.now,
             }
-            await connection.execute(insert(interval).values(**window))
+            await connection.execute(insert(interval).values(**values))
 
 
-def _rows(result: ScanResult, delivered: AbstractSet[str]) -> Iterable[dict[str, Any]]:
-    for transfer, found in result.plan.insert.items():
+def _inserted_values(result: ScanResult, delivered: AbstractSet[str]) -> Iterable[dict[str, Any]]:
+    """Return the new rows of `transferTimeout`: the newly tracked transfers of a scan."""
+    for transfer_id, row in result.plan.insert.items():
         yield {
-            "transferId": transfer,
-            "expirationDate": found.expires,
+            "transferId": transfer_id,
+            "expirationDate": row.expires,
             "createdDate": result.now,
-            "handedOverDate": result.now if transfer in delivered else None,
-            "stateChangeId": found.change,
+            "handedOverDate": result.now if transfer_id in delivered else None,
+            "stateChangeId": row.change,
         }
 
 
-def _row(found: TransferRow, expires: datetime | None, handed_over: datetime | None) -> dict[str, Any]:
-    """Return our row of a transfer, with its last state change as of the scan.
+def _updated_values(row: TransferRow, expires: datetime | None, handed_over: datetime | None) -> dict[str, Any]:
+    """Return the new values of a transfer's row of `transferTimeout`.
 
-    Not its present one: since its delivery the transfer may have become final, and its date may
-    have moved.
+    They record the last state change as of the scan. The transfer may have become final since, and
+    the next run must still find that.
     """
     return {
-        "transferTimeoutId": found.timeout_id,
-        "transferId": found.transfer_id,
+        "transferTimeoutId": row.timeout_id,
+        "transferId": row.transfer_id,
         "expirationDate": expires,
         "handedOverDate": handed_over,
-        "stateChangeId": found.change,
+        "stateChangeId": row.change,
     }
 
 

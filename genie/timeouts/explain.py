@@ -1,4 +1,6 @@
-"""Which transfers the document's plain query finds expired, and how far the handler is with each."""
+"""Explaining expired transfers: the document's plain query finds them without the handler's tables,
+and each is shown with the handler's progress.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from sqlalchemy import Select, func, null, select
 from genie.timeouts.databases.base import Database
 from genie.timeouts.databases.opening import translate_errors
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.plan import EXACT, Segment
+from genie.timeouts.plan import DATE_TOLERANCE, Segment
 from genie.timeouts.queries import Queries
 from genie.timeouts.schema import has_handler_tables
 
 
 class Progress(StrEnum):
-    """How far the handler is with an expired transfer."""
+    """The handler's progress with an expired transfer."""
 
     NO_HANDLER = "no-handler"
     """No handler of this package has run on the ledger."""
     NOT_READ = "not-read"
-    """Its last state change is after the segment: a run will read it and deliver the transfer."""
+    """Its last state change is beyond the segment: a run will read it and deliver the transfer."""
     DUE = "due"
     """The next run delivers it."""
     DATE_MOVED = "date-moved"
@@ -31,14 +33,17 @@ class Progress(StrEnum):
     HANDED_OVER = "handed-over"
     """It was delivered, and is not final yet."""
     MISSED = "missed"
-    """The handler has read past its last state change without finding it."""
+    """The handler has read past its last state change, and does not track it: the change was
+    committed too late.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """An expired transfer: the number `change` of its last state change, and its state.
+    """An expired transfer, and the handler's progress with it.
 
-    `handed_over` is when it was delivered, or None. Dates are in UTC.
+    `change` is the id of its last state change. `handed_over` is when it was delivered, or None.
+    Dates are in UTC.
     """
 
     transfer_id: str
@@ -51,8 +56,8 @@ class Explained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The transfers that are expired at `now`, the longest expired first. `segment`: the last state
-    change that the handler has read.
+    """The transfers that are expired at `now`, the longest expired first. `segment`: the id of the
+    last state change that the handler has read.
     """
 
     now: datetime
@@ -61,47 +66,50 @@ class Explanation:
 
 
 class _Row(NamedTuple):
+    """A row of `_expired_query`; the last three values are those of `transferTimeout`."""
+
     transfer_id: str
     expires: datetime
     state: str
     change: int
     timeout_id: int | None
-    kept: datetime | None
+    copied_date: datetime | None
     handed_over: datetime | None
 
 
 async def explain(database: Database, ledger: Ledger, limit: int) -> Explanation:
-    """Query the ledger without the handler's tables for expired transfers, at most `limit`.
+    """Find the expired transfers of a ledger, at most `limit`, and the handler's progress with each.
 
     Reads all state changes, which takes seconds in a large ledger; writes and locks nothing.
-    DatabaseFailed if it can't be read; WrongDate for an invalid date.
+    DatabaseFailed if the database can't be read; WrongDate for an invalid date.
     """
     queries = Queries(ledger, database)
     with translate_errors(database):
         async with database.reading() as connection:
-            known = await connection.run_sync(has_handler_tables, ledger.tables)
-            row = (await connection.execute(queries.segment())).first() if known else None
-            segment = Segment.of(row).start
+            has_handler = await connection.run_sync(has_handler_tables, ledger.tables)
+            segment_row = (await connection.execute(queries.segment())).first() if has_handler else None
+            segment = Segment.of(segment_row).start
             now = (await connection.execute(queries.now())).scalar_one()
-            rows = (await connection.execute(_plain_query(database, ledger, now, known=known).limit(limit))).all()
+            query = _expired_query(database, ledger, now, has_handler=has_handler).limit(limit)
+            rows = [_Row(*row) for row in await connection.execute(query)]
     expired = [
         Explained(
-            transfer_id=one.transfer_id,
-            expiration_date=one.expires,
-            state=one.state,
-            change=one.change,
-            progress=_progress(one, now, segment) if known else Progress.NO_HANDLER,
-            handed_over=one.handed_over,
+            transfer_id=row.transfer_id,
+            expiration_date=row.expires,
+            state=row.state,
+            change=row.change,
+            progress=_progress(row, now, segment) if has_handler else Progress.NO_HANDLER,
+            handed_over=row.handed_over,
         )
-        for one in (_Row(*row) for row in rows)
-        if one.expires < now  # a local time that occurs twice has been compared as the first one
+        for row in rows
+        if row.expires < now  # SQL has compared a local time that occurs twice as the first one
     ]
     return Explanation(now=now, segment=segment, expired=expired)
 
 
-def _plain_query(database: Database, ledger: Ledger, now: datetime, *, known: bool) -> Select[Any]:
-    """Return the document's "Select transfers for expiration without intermediate structures", with
-    the handler's rows.
+def _expired_query(database: Database, ledger: Ledger, now: datetime, *, has_handler: bool) -> Select[Any]:
+    """Return the document's query "Select transfers for expiration without intermediate structures";
+    with the columns of `_Row`, those of `transferTimeout` only if the ledger `has_handler` tables.
     """
     transfer, changes, timeout = ledger.tables.transfer, ledger.tables.state_change, ledger.tables.timeout
     newest = select(changes.c.transferId, func.max(changes.c.transferStateChangeId).label("change"))
@@ -109,24 +117,26 @@ def _plain_query(database: Database, ledger: Ledger, now: datetime, *, known: bo
     joined = transfer.join(last, last.c.transferId == transfer.c.transferId)
     joined = joined.join(changes, changes.c.transferStateChangeId == last.c.change)
     expires = database.comparable_date(transfer.c.expirationDate)
-    copy: tuple[Any, ...] = (null(), null(), null())
-    if known:
+    handler_columns: tuple[Any, ...] = (null(), null(), null())
+    if has_handler:
         joined = joined.outerjoin(timeout, timeout.c.transferId == transfer.c.transferId)
-        copy = (
+        handler_columns = (
             timeout.c.transferTimeoutId,
             database.comparable_date(timeout.c.expirationDate),
             timeout.c.handedOverDate,
         )
-    query = select(transfer.c.transferId, expires, changes.c.transferStateId, last.c.change, *copy).select_from(joined)
+    columns = (transfer.c.transferId, expires, changes.c.transferStateId, last.c.change)
+    query = select(*columns, *handler_columns).select_from(joined)
     query = query.where(changes.c.transferStateId.in_(ledger.processing_states), expires < now)
     return query.order_by(expires, transfer.c.transferId)
 
 
-def _progress(one: _Row, now: datetime, segment: int) -> Progress:
-    if one.timeout_id is None or one.kept is None:
-        return Progress.NOT_READ if one.change > segment else Progress.MISSED
-    if one.handed_over is None:
-        return Progress.DUE if one.kept < now or one.change > segment else Progress.DATE_MOVED
-    if one.expires - one.kept >= EXACT:
+def _progress(row: _Row, now: datetime, segment: int) -> Progress:
+    """Return the handler's progress with an expired transfer; it has read up to `segment`."""
+    if row.timeout_id is None or row.copied_date is None:
+        return Progress.NOT_READ if row.change > segment else Progress.MISSED
+    if row.handed_over is None:
+        return Progress.DUE if row.copied_date < now or row.change > segment else Progress.DATE_MOVED
+    if row.expires - row.copied_date >= DATE_TOLERANCE:
         return Progress.DATE_MOVED
-    return Progress.NOT_READ if one.change > segment else Progress.HANDED_OVER
+    return Progress.NOT_READ if row.change > segment else Progress.HANDED_OVER

@@ -1,9 +1,9 @@
-"""The timeout handler: finds the transfers of a ledger whose time has passed while they were in
-processing.
+"""The timeout handler: finds the transfers of a ledger that are still in processing after their
+expiration date.
 
-It implements the document "Design Timeout DAO Layer". A run executes its steps 1 to 10 in three
-phases: scan (read only), deliver, apply (one transaction). So nothing is locked during the
-delivery, and the callback may write to the ledger. A fault at any point leaves the tables as they
+It implements the document "Design Timeout DAO Layer". A run executes steps 1 to 10 of the document
+in three phases: scan (read only), deliver, apply (one transaction). So nothing is locked during the
+delivery, and the callback may write to the ledger. A fault in any phase leaves the tables as they
 were, and the next run repeats the work.
 """
 
@@ -44,18 +44,19 @@ it.
 """
 
 MAX_BATCH = 1_000_000
+"""Upper bound of the option `batch`."""
 
 OnExpired = Callable[[list[ExpiredTransfer]], Iterable[str] | Awaitable[Iterable[str] | None] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutRun:
-    """The results of a run.
+    """The result of a run: what it has read, and counts of transfers.
 
-    `interval`: the new state changes, those above the first number and up to the second (equal if
-    there were none). `cleaned` and `inserted`: the transfers that became final, and those newly
-    tracked. `expired`: the transfers delivered, of which the callback has `rejected` some.
-    `lagging`: more may be due at once.
+    `interval`: the new state changes are those with ids above the first number and up to the second
+    (equal if there were none). `cleaned`: tracked transfers that became final. `inserted`: newly
+    tracked transfers. `expired`: transfers delivered to the callback; it has `rejected` this many of
+    them. `lagging`: there is more to do, so that the next run should follow at once.
     """
 
     interval: tuple[int, int]
@@ -67,12 +68,12 @@ class TimeoutRun:
 
     @property
     def refused(self) -> int:
-        """Another name of `rejected`."""
+        """The former name of `rejected`."""
         return self.rejected
 
     @property
     def behind(self) -> bool:
-        """Another name of `lagging`."""
+        """The former name of `lagging`."""
         return self.lagging
 
 
@@ -112,11 +113,15 @@ class TimeoutHandler:
         ledger: Ledger | None = None,
     ) -> None:
         if not callable(on_expired):
-            raise TypeError("on_expired must be a function that takes a list of expired transfers")
+            raise TypeError(f"on_expired must be a function that takes a list of transfers, not {on_expired!r}")
         if not 1 <= batch <= MAX_BATCH:
             raise ValueError(f"batch must be from 1 to {MAX_BATCH}, not {batch}")
-        if not 0 < every < float("inf") or not 0 <= longest_transaction < float("inf"):
-            raise ValueError("every must be a number of seconds above 0, and longest_transaction one of at least 0")
+        if not 0 < every < float("inf"):
+            raise ValueError(f"every must be a number of seconds above 0, not {every!r}")
+        if not 0 <= longest_transaction < float("inf"):
+            raise ValueError(
+                f"longest_transaction must be a number of seconds of at least 0, not {longest_transaction!r}"
+            )
         ledger = Ledger() if ledger is None else ledger
         self._database = open_database(url)
         max_transaction_age = timedelta(seconds=longest_transaction)
@@ -129,7 +134,8 @@ class TimeoutHandler:
         self._running = False
         self._opened = False
         self._opening = asyncio.Lock()
-        self._next_scan = 0.0
+        self._next_slice_at = 0.0
+        """Event-loop time before which no slice of dates is compared."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -145,8 +151,8 @@ class TimeoutHandler:
         await self.close()
 
     async def open(self) -> None:
-        """Create or check the tables, unless that has been done. WrongSchema or DatabaseFailed if
-        it fails.
+        """Create or check the tables, unless that has been done before. WrongSchema or
+        DatabaseFailed if it fails.
         """
         async with self._opening:
             if not self._opened:
@@ -154,50 +160,50 @@ class TimeoutHandler:
                 self._opened = True
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the database."""
         await self._database.close()
 
     async def run(self, on_result: Callable[[TimeoutRun | Exception | None], object]) -> None:
-        """Run periodically until cancelled: at once while it is lagging, else every `every`
-        seconds.
+        """Run periodically until cancelled: every `every` seconds, or without a pause while the
+        handler is lagging.
 
-        Between two runs it compares dates, and starts a run at once if one was moved in the ledger.
-        `on_result` gets the result of each run: a `TimeoutRun`, None if another replica was
-        running, or the error. No error ends it.
+        In each pause it compares dates, and starts the next run early if one was moved in the
+        ledger. `on_result` is called with the result of each run: a `TimeoutRun`, None if another
+        replica was running, or the exception. Runs continue after any exception.
         """
         while True:
-            outcome: TimeoutRun | Exception | None
+            result: TimeoutRun | Exception | None
             try:
-                outcome = await self.run_once()
-            except Exception as error:  # noqa: BLE001 - on_result, and tried again
-                outcome = error
-            on_result(outcome)
-            if not isinstance(outcome, TimeoutRun):
+                result = await self.run_once()
+            except Exception as error:  # noqa: BLE001 - reported by on_result, and the next run retries
+                result = error
+            on_result(result)
+            if not isinstance(result, TimeoutRun):
                 await asyncio.sleep(self._every)
-            elif not outcome.lagging:
-                await self._wait()
+            elif not result.lagging:
+                await self._pause()
 
-    async def _wait(self) -> None:
-        """Wait for the next run: `every` seconds, or until a moved date is found.
+    async def _pause(self) -> None:
+        """Wait until the next run: for `every` seconds, or until a moved date is found.
 
-        Compares all dates with the ledger's once at most, slice by slice. If that fails the next
-        run reports why.
+        Compares each tracked transfer's date with the ledger's at most once, in slices. If that
+        fails the next run reports the error.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._every
+        next_run_at = loop.time() + self._every
         sweep = self._scanner.start_idle_sweep()
         while not sweep.complete:
-            await asyncio.sleep(max(0.0, min(end, self._next_scan) - loop.time()))
-            if loop.time() >= end:
+            await asyncio.sleep(max(0.0, min(next_run_at, self._next_slice_at) - loop.time()))
+            if loop.time() >= next_run_at:
                 return
-            self._next_scan = loop.time() + SLICE_INTERVAL_S
+            self._next_slice_at = loop.time() + SLICE_INTERVAL_S
             try:
                 await self._compare_slice(sweep)
             except DatabaseFailed:
                 break
             if sweep.found:
                 return
-        await asyncio.sleep(max(0.0, end - loop.time()))
+        await asyncio.sleep(max(0.0, next_run_at - loop.time()))
 
     async def _compare_slice(self, sweep: IdleSweep) -> None:
         with translate_errors(self._database):
@@ -205,10 +211,10 @@ class TimeoutHandler:
                 await self._scanner.compare_slice(sweep)
 
     async def run_once(self) -> TimeoutRun | None:
-        """Run once. None if another replica is running.
+        """Execute one run: scan, deliver, apply. Returns None if another replica is running.
 
-        DatabaseFailed, LockLost, RunSuperseded, WrongSchema, or what `on_expired` raised: then
-        nothing was changed.
+        Raises DatabaseFailed, LockLost, RunSuperseded, WrongSchema, or what `on_expired` has raised;
+        then nothing was changed.
         """
         await self.open()
         if self._running:
@@ -222,29 +228,37 @@ class TimeoutHandler:
             self._running = False
 
     async def _run_with_database_lock(self) -> TimeoutRun | None:
+        """Run once under the database's run lock; None if another replica holds it."""
         async with AsyncExitStack() as stack:
             with translate_errors(self._database):
                 acquired = await stack.enter_async_context(self._database.try_lock())
-            return await self._execute(None, lambda _done: None) if acquired else None
+            return await self._execute(None, lambda _run: None) if acquired else None
 
     async def _run_with_genie_lock(self, client: Client) -> TimeoutRun | None:
-        done: list[TimeoutRun] = []
-        held = client.lock(self._resource, queue_timeout=0, transaction_timeout=LOCK_TIMEOUT_S, watchdog=True)
+        """Run once under a lock of Genie; None if another replica holds it.
+
+        If the lock is lost after the run has been committed, the result is returned all the same.
+        """
+        committed: list[TimeoutRun] = []
+        context = client.lock(self._resource, queue_timeout=0, transaction_timeout=LOCK_TIMEOUT_S, watchdog=True)
         try:
             async with AsyncExitStack() as stack:
                 try:
-                    lock = await stack.enter_async_context(held)
+                    lock = await stack.enter_async_context(context)
                 except QueueTimeout:
                     return None
-                await self._execute(lock, done.append)
+                await self._execute(lock, committed.append)
         except (LockLost, Unavailable, ConnectionLost):
-            if not done:
+            if not committed:
                 raise
-        return done[0]
+        return committed[0]
 
-    async def _execute(self, lock: Lock | None, on_written: Callable[[TimeoutRun], object]) -> TimeoutRun:
-        """Execute the three phases. `on_written` gets the result once it is committed: the caller
-        may be cancelled just then.
+    async def _execute(self, lock: Lock | None, on_committed: Callable[[TimeoutRun], object]) -> TimeoutRun:
+        """Scan, deliver the expired transfers, and apply the result, under `lock` or the database's
+        run lock.
+
+        `on_committed` is called with the result once it is committed, even if the caller is
+        cancelled meanwhile.
         """
         with translate_errors(self._database):
             async with asyncio.timeout(PHASE_TIMEOUT_S):
@@ -253,11 +267,11 @@ class TimeoutHandler:
         plan = result.plan
         more_due = result.due_until is not None or len(plan.expired) == self._batch
         lagging = result.change_count == self._batch or (more_due and not rejected) or result.more_unchecked
-        done: list[TimeoutRun] = []
+        committed: list[TimeoutRun] = []
 
-        async def write() -> None:
+        async def apply() -> None:
             if not result.is_empty:
-                await self._write(result, plan.expired.keys() - rejected, lock)
+                await self._apply(result, plan.expired.keys() - rejected, lock)
             self._scanner.advance(result, bool(rejected))
             run = TimeoutRun(
                 interval=(result.segment.start, result.last),
@@ -267,26 +281,30 @@ class TimeoutHandler:
                 rejected=len(rejected),
                 lagging=lagging or self._scanner.catching_up,
             )
-            done.append(run)
-            on_written(run)
+            committed.append(run)
+            on_committed(run)
 
-        await run_to_completion(write())  # an interrupted commit may happen or not
-        return done[0]
+        await run_to_completion(apply())  # after an interrupted commit its outcome would be unknown
+        return committed[0]
 
-    async def _write(self, result: ScanResult, delivered: set[str], lock: Lock | None) -> None:
-        def check() -> None:
+    async def _apply(self, result: ScanResult, delivered: set[str], lock: Lock | None) -> None:
+        """Write the result of a scan in one transaction, which is rolled back if the lock was lost."""
+
+        def check_lock() -> None:
             if lock is not None and lock.lost.is_set():
-                raise RunSuperseded(f"the lock {self._resource} was lost before the run could be on_written")
+                raise RunSuperseded(f"the lock {self._resource} was lost before the run could be committed")
 
         with translate_errors(self._database):
             async with asyncio.timeout(PHASE_TIMEOUT_S):
-                await self._applier.apply(result, delivered, None if lock is None else lock.fence, check)
+                await self._applier.apply(result, delivered, None if lock is None else lock.fence, check_lock)
 
     async def _deliver(self, expired: list[ExpiredTransfer]) -> set[str]:
-        """Call `on_expired`, and return the ids that it has rejected."""
+        """Call `on_expired`, in a thread if it is no coroutine function; return the ids that it has
+        rejected.
+        """
         if not expired:
             return set()
-        ids = {one.transfer_id for one in expired}  # the callback may change the list
+        ids = {transfer.transfer_id for transfer in expired}  # copied: the callback may change the list
         if inspect.iscoroutinefunction(self._on_expired):
             returned = await self._on_expired(expired)
         else:
@@ -297,6 +315,7 @@ class TimeoutHandler:
 
 
 def _parse_rejected(returned: object, ids: set[str]) -> set[str]:
+    """Check what `on_expired` has returned, and return the rejected ids, which must be among `ids`."""
     if returned is None:
         return set()
     if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):

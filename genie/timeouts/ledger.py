@@ -15,15 +15,15 @@ from genie.timeouts.times import Utc, utc_now
 ID = BigInteger().with_variant(Integer, "sqlite")
 """64 bits everywhere; SQLite autoincrements only columns of type INTEGER."""
 
-_NOT_NEEDED = {"needed": False}
-"""Info of columns that a ledger may lack: only tables that we create have them."""
+_OPTIONAL = {"optional": True}
+"""`info` of columns that an existing table may lack: Genie creates them, and does not read them."""
 _MYSQL = {
     "mysql_engine": "InnoDB",
     "mysql_charset": "utf8mb4",
     "mariadb_engine": "InnoDB",
     "mariadb_charset": "utf8mb4",
 }
-_COUNTED = {"sqlite_autoincrement": True, **_MYSQL}
+_GROWING_IDS = {"sqlite_autoincrement": True, **_MYSQL}
 """Options of tables whose ids must never be reused: the handler relies on growing ids."""
 
 
@@ -31,15 +31,16 @@ class LedgerTables:
     """`transfer`, `state_change`, `segment`, `timeout` and `interval`, with the document's column
     names as keys.
 
-    The first two are the ledger's, and only read. The others are the handler's. Not in the document
-    are `fence` and `readValue` (of `segment`), `handedOverDate` and `stateChangeId` (of
-    `transferTimeout`) and the table `timeoutInterval`. `zone` is the time zone of the expiration
-    dates in both tables; None for UTC.
+    The first two belong to the ledger, and are only read. The others belong to the handler. The
+    document lacks `fence` and `readValue` (of `segment`), `handedOverDate` and `stateChangeId` (of
+    `transferTimeout`), and the table `timeoutInterval`. `names` maps the document's names to the
+    ledger's, where they differ. `zone` is the time zone of the expiration dates in both tables;
+    None for UTC.
 
-    `readValue` is the last state change that this handler has read; `value` differs if another
-    implementation of the document has moved it. `stateChangeId` is the transfer's last state change
-    when its row was inserted or delivered; NULL in rows of another implementation, which are
-    checked once.
+    `readValue` is the id of the last state change that this handler has read; `value` differs if
+    another implementation of the document has moved it. `stateChangeId` is the transfer's last
+    state change when its row was inserted or delivered; NULL in rows of another implementation,
+    which are checked once.
     """
 
     def __init__(self, names: Mapping[str, str], zone: ZoneInfo | None = None) -> None:
@@ -48,10 +49,10 @@ class LedgerTables:
         self.transfer = self._table(
             "transfer",
             Column("transferId", String(36), primary_key=True),
-            Column("amount", Numeric(18, 2), nullable=False, info=_NOT_NEEDED),
-            Column("currencyId", String(3), nullable=False, info=_NOT_NEEDED),
+            Column("amount", Numeric(18, 2), nullable=False, info=_OPTIONAL),
+            Column("currencyId", String(3), nullable=False, info=_OPTIONAL),
             Column("expirationDate", Utc(zone), nullable=False),
-            _created(),
+            _created_date(),
             **_MYSQL,
         )
         self.state_change = self._table(
@@ -59,8 +60,8 @@ class LedgerTables:
             Column("transferStateChangeId", ID, primary_key=True, autoincrement=True),
             Column("transferId", String(36), ForeignKey(self.transfer.c.transferId), nullable=False),
             Column("transferStateId", String(50), nullable=False),
-            _created(),
-            **_COUNTED,
+            _created_date(),
+            **_GROWING_IDS,
         )
         changes = self.state_change.c
         self._index("transferstatechange_last", changes.transferId, changes.transferStateChangeId)
@@ -74,7 +75,7 @@ class LedgerTables:
             Column("changedDate", Utc, nullable=False, server_default=utc_now()),
             Column("fence", BigInteger),
             Column("readValue", BigInteger),
-            **_COUNTED,
+            **_GROWING_IDS,
         )
         self.timeout = self._table(
             "transferTimeout",
@@ -84,12 +85,12 @@ class LedgerTables:
             Column("createdDate", Utc, nullable=False, server_default=utc_now()),
             Column("handedOverDate", Utc),
             Column("stateChangeId", BigInteger),
-            **_COUNTED,
+            **_GROWING_IDS,
         )
-        waiting = self.timeout.c
-        self._index("transfertimeout_transferid_unique", waiting.transferId, unique=True)
-        self._index("transfertimeout_due", waiting.handedOverDate, waiting.expirationDate)
-        self._index("transfertimeout_unchecked", waiting.stateChangeId, waiting.transferTimeoutId)
+        timeouts = self.timeout.c
+        self._index("transfertimeout_transferid_unique", timeouts.transferId, unique=True)
+        self._index("transfertimeout_due", timeouts.handedOverDate, timeouts.expirationDate)
+        self._index("transfertimeout_unchecked", timeouts.stateChangeId, timeouts.transferTimeoutId)
         self.interval = self._table(
             "timeoutInterval",
             Column("timeoutIntervalId", ID, primary_key=True, autoincrement=True),
@@ -97,7 +98,7 @@ class LedgerTables:
             Column("last", BigInteger, nullable=False),
             Column("changes", Integer, nullable=False),
             Column("lookedDate", Utc, nullable=False),
-            **_COUNTED,
+            **_GROWING_IDS,
         )
 
     @property
@@ -106,30 +107,34 @@ class LedgerTables:
         return self.transfer, self.state_change, self.segment, self.timeout, self.interval
 
     @property
-    def of_ledger(self) -> tuple[Table, ...]:
-        """The ledger's own tables."""
+    def ledger_owned(self) -> tuple[Table, ...]:
+        """The tables that the ledger writes, and the handler only reads."""
         return self.transfer, self.state_change
 
     def _table(self, name: str, *columns: Column[Any], **options: Any) -> Table:
+        """Define a table under the ledger's names; its columns keep the document's names as keys."""
         for column in columns:
             column.key = column.name
             column.name = self._names.get(f"{name}.{column.name}", column.name)
         return Table(self._names.get(name, name), self._metadata, *columns, info={"name": name}, **options)
 
     def _index(self, name: str, *columns: Column[Any], unique: bool = False) -> None:
-        """Create an index with a name that is unique to the table: PostgreSQL and SQLite have one
-        namespace for all.
+        """Define an index of the columns' table.
+
+        Its name begins with that of the table: in PostgreSQL and SQLite the names of indexes must be
+        unique in the whole schema.
         """
         table = columns[0].table
-        own = f"{table.name}_{name.partition('_')[2]}".lower()
-        Index(own, *columns, unique=unique)
+        purpose = name.partition("_")[2]
+        Index(f"{table.name}_{purpose}".lower(), *columns, unique=unique)
 
 
-def _created() -> Column[Any]:
-    return Column("createdDate", Utc, nullable=False, server_default=utc_now(), info=_NOT_NEEDED)
+def _created_date() -> Column[Any]:
+    return Column("createdDate", Utc, nullable=False, server_default=utc_now(), info=_OPTIONAL)
 
 
-def _named(tables: LedgerTables) -> list[str]:
+def _document_names(tables: LedgerTables) -> list[str]:
+    """Return the document's names of all tables, and of all columns as `table.column`."""
     return [
         name
         for table in tables.all
@@ -137,14 +142,14 @@ def _named(tables: LedgerTables) -> list[str]:
     ]
 
 
-NAMES = tuple(_named(LedgerTables({})))
-"""All tables, and all columns as `table.column`."""
+NAMES = tuple(_document_names(LedgerTables({})))
+"""The document's names of all tables, and of all columns as `table.column`."""
 
 
 # -- a ledger's own names and states ----------------------------------------------------------------------
 
 PROCESSING_STATES = ("RECEIVED_PREPARE", "RESERVED")
-"""A transfer in one of these can expire."""
+"""States in which a transfer can expire."""
 
 FINAL_STATES = (
     "RECEIVED_FULFIL",
@@ -156,8 +161,8 @@ FINAL_STATES = (
     "REJECTED",
     "ABORTED",
 )
-"""A transfer in one of these is no longer tracked. (In any other state it is neither delivered nor
-removed.)
+"""States in which a transfer is finished, and no longer tracked. A transfer in any other state is
+neither delivered nor removed.
 """
 
 
@@ -184,34 +189,37 @@ class Ledger:
         final_states: Iterable[str] = FINAL_STATES,
         time_zone: str = "UTC",
     ) -> None:
-        own = dict(names or {})
-        unknown = sorted(set(own) - set(NAMES))
+        mapping = dict(names or {})
+        unknown = sorted(set(mapping) - set(NAMES))
         if unknown:
-            raise ValueError(f"{', '.join(unknown)}: not a table or column; those are {', '.join(NAMES)}")
-        if not all(own.values()):
-            raise ValueError(f"{', '.join(name for name in own if not own[name])}: a name can't be empty")
-        _check_distinct(own)
-        self.tables = LedgerTables(own, _zone(time_zone))
-        self.processing_states = _states("processing_states", processing_states)
-        self.final_states = _states("final_states", final_states)
-        both = sorted(set(self.processing_states) & set(self.final_states))
-        if both:
-            raise ValueError(f"{', '.join(both)}: a state is final or in processing, not both")
+            raise ValueError(
+                f"{', '.join(unknown)}: no such table or column in the document; it has {', '.join(NAMES)}"
+            )
+        if not all(mapping.values()):
+            raise ValueError(f"{', '.join(name for name in mapping if not mapping[name])}: a name can't be empty")
+        _check_distinct(mapping)
+        self.tables = LedgerTables(mapping, _load_zone(time_zone))
+        self.processing_states = _check_states("processing_states", processing_states)
+        self.final_states = _check_states("final_states", final_states)
+        ambiguous = sorted(set(self.processing_states) & set(self.final_states))
+        if ambiguous:
+            raise ValueError(f"{', '.join(ambiguous)}: a state is final or in processing, not both")
 
 
-def _check_distinct(own: Mapping[str, str]) -> None:
-    """Raise ValueError if two tables, or two columns of a table, have the same name."""
-    found: dict[tuple[str, str], str] = {}
+def _check_distinct(names: Mapping[str, str]) -> None:
+    """Raise ValueError if `names` gives two tables, or two columns of a table, the same name."""
+    assigned: dict[tuple[str, str], str] = {}
+    """The document's name of each table ("", ledger's name) and column (table, ledger's name)."""
     for name in NAMES:
         table, _, column = name.partition(".")
-        place = (table if column else "", own.get(name, column or table))
-        if place in found:
-            raise ValueError(f"{found[place]} and {name} can't both be called {place[1]!r}")
-        found[place] = name
+        key = (table if column else "", names.get(name, column or table))
+        if key in assigned:
+            raise ValueError(f"{assigned[key]} and {name} can't both be called {key[1]!r}")
+        assigned[key] = name
 
 
-def _zone(name: str) -> ZoneInfo | None:
-    """Return a time zone; None for UTC, which needs no conversion."""
+def _load_zone(name: str) -> ZoneInfo | None:
+    """Return the time zone of an IANA name; None for UTC, which needs no conversion."""
     try:
         zone = ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -221,8 +229,9 @@ def _zone(name: str) -> ZoneInfo | None:
     return None if name == "UTC" else zone
 
 
-def _states(field: str, states: Iterable[str]) -> tuple[str, ...]:
-    found = (states,) if isinstance(states, str) else tuple(states)
-    if not found or not all(isinstance(state, str) and state for state in found):
-        raise ValueError(f"{field}: must be one or more names of states, not {states!r}")
-    return found
+def _check_states(parameter: str, states: Iterable[str]) -> tuple[str, ...]:
+    """Return the states as a tuple. ValueError unless they are one or more non-empty strings."""
+    names = (states,) if isinstance(states, str) else tuple(states)
+    if not names or not all(isinstance(state, str) and state for state in names):
+        raise ValueError(f"{parameter}: must be one or more names of states, not {states!r}")
+    return names

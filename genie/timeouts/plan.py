@@ -1,4 +1,4 @@
-"""Decisions of a run, without a database or a clock: which ranges to scan again, and what to write.
+"""The decisions of a run: which ranges to scan again, and what to write. Pure: no database, no clock.
 
 Ids of state changes are assigned at insert but become visible at commit, so a lower id can appear
 after a higher one. A scanned range is therefore kept as a recheck window, with its number of state
@@ -17,17 +17,20 @@ from genie.timeouts.ledger import Ledger
 from genie.timeouts.sweep import Compared
 
 MAX_WINDOWS = 50
-"""Windows of either age that are recounted in a run."""
+"""Expired windows that a run recounts, and open ones."""
 
-MAX_YOUNG_CHANGES = 20_000
-"""State changes in the young windows that a run recounts. They are recounted in each run, so they
+MAX_OPEN_CHANGES = 20_000
+"""State changes in the open windows that a run recounts. They are recounted in each run, so they
 must be few.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RecheckWindow:
-    """The state changes above `first` and up to `last`: `change_count` of them at the last scan."""
+    """The state changes with ids in (`first`, `last`]: `change_count` of them at the last scan.
+
+    Open until it is `max_transaction_age` old, and expired then: no late commit can appear in it.
+    """
 
     id: int
     first: int
@@ -38,8 +41,8 @@ class RecheckWindow:
 
 @dataclass(slots=True)
 class Recount:
-    """The windows that must be scanned again, with their new counts, and the ids of those that have
-    expired.
+    """The windows whose number of state changes has `changed`, with the new number: they must be
+    scanned again. `expired_ids`: the windows to remove.
     """
 
     changed: list[tuple[RecheckWindow, int]] = field(default_factory=list)
@@ -47,40 +50,49 @@ class Recount:
 
 
 def windows_to_recount(
-    kept: Sequence[RecheckWindow], now: datetime, max_transaction_age: timedelta, most: int
+    windows: Sequence[RecheckWindow], now: datetime, max_transaction_age: timedelta, max_changes: int
 ) -> list[RecheckWindow]:
-    """Return the windows to recount now: expired ones, up to `most` state changes; and the
-    youngest, if they are small.
+    """Return the windows to recount in this run: the oldest expired ones with together at most
+    `max_changes` state changes (but at least one window), and the newest open ones.
 
-    A window is recounted a last time before it is removed, which finds every late commit.
-    Recounting the young ones finds it soon, unless the handler is lagging.
+    A window is recounted a last time after it has expired, which finds every late commit. Recounting
+    open windows finds most of them sooner, unless the handler is lagging.
     """
-    ended = [one for one in kept if now - one.scanned_at >= max_transaction_age]
-    young = [one for one in kept if now - one.scanned_at < max_transaction_age]
-    ended.sort(key=lambda one: (one.scanned_at, one.id))
-    young.sort(key=lambda one: (one.scanned_at, one.id), reverse=True)
-    return [*_up_to(ended, max(most, ended[0].change_count) if ended else 0), *_up_to(young, MAX_YOUNG_CHANGES)]
+    expired = [window for window in windows if now - window.scanned_at >= max_transaction_age]
+    open_ = [window for window in windows if now - window.scanned_at < max_transaction_age]
+    expired.sort(key=lambda window: (window.scanned_at, window.id))
+    open_.sort(key=lambda window: (window.scanned_at, window.id), reverse=True)
+    max_expired_changes = max(max_changes, expired[0].change_count) if expired else 0
+    return [*_take_up_to(max_expired_changes, expired), *_take_up_to(MAX_OPEN_CHANGES, open_)]
 
 
-def _up_to(intervals: Iterable[RecheckWindow], most: int) -> list[RecheckWindow]:
-    found: list[RecheckWindow] = []
-    for one in intervals:
-        most -= one.change_count
-        if most < 0 or len(found) == MAX_WINDOWS:
+def _take_up_to(max_changes: int, windows: Iterable[RecheckWindow]) -> list[RecheckWindow]:
+    """Return the first windows that together have at most `max_changes` state changes, at most
+    `MAX_WINDOWS`.
+    """
+    taken: list[RecheckWindow] = []
+    remaining = max_changes
+    for window in windows:
+        remaining -= window.change_count
+        if remaining < 0 or len(taken) == MAX_WINDOWS:
             break
-        found.append(one)
-    return found
+        taken.append(window)
+    return taken
 
 
-def recount(counted: Iterable[tuple[RecheckWindow, int]], now: datetime, max_transaction_age: timedelta) -> Recount:
-    """Compare the counts of the windows."""
-    found = Recount()
-    for one, changes in counted:
-        if changes != one.change_count:
-            found.changed.append((one, changes))
-        if now - one.scanned_at >= max_transaction_age:
-            found.expired_ids.append(one.id)
-    return found
+def compare_counts(
+    counts: Iterable[tuple[RecheckWindow, int]], now: datetime, max_transaction_age: timedelta
+) -> Recount:
+    """Compare windows with their current numbers of state changes: find those that have changed,
+    and those that have expired.
+    """
+    recounted = Recount()
+    for window, change_count in counts:
+        if change_count != window.change_count:
+            recounted.changed.append((window, change_count))
+        if now - window.scanned_at >= max_transaction_age:
+            recounted.expired_ids.append(window.id)
+    return recounted
 
 
 # -- results of the scan ----------------------------------------------------------------------------------
@@ -88,9 +100,9 @@ def recount(counted: Iterable[tuple[RecheckWindow, int]], now: datetime, max_tra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The row of `segment` for this handler.
+    """The handler's row of `segment`, the high-water mark of the scan.
 
-    `value`: the state change up to which state changes were read, by this handler or another
+    `value`: the id of the last state change that was read, by this handler or another
     implementation of the document. `read`: the value that this handler has written last; None
     before its first write. `fence`: the fencing token of the last run under a lock of Genie.
     """
@@ -102,26 +114,27 @@ class Segment:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """Create it from the row of `Queries.segment`."""
+        """Create the segment from the row of `Queries.segment`; id None if there is no row."""
         return cls() if row is None else cls(id=row[0], value=row[1], fence=row[2], read=row[3])
 
     @property
     def start(self) -> int:
-        """The state change after which this handler continues to read.
+        """The id of the state change after which this handler continues to read.
 
-        It is below `value` if another implementation has moved the segment: final states in between
-        may concern transfers that only this handler tracks.
+        If another implementation has moved the segment further, the handler reads the state changes
+        in between too: they may finish transfers that only this handler tracks.
         """
         return self.value if self.read is None else min(self.value, self.read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanResult:
-    """What a scan has found. `last` is the new value of the segment.
+    """The result of the scan phase. `last` is the new value of the segment, `change_count` the number
+    of new state changes.
 
-    `due_until`: date and number of the last due row, if there may be more than those that were
-    read. `more_unchecked`: there may be more rows of another implementation. `compared`: the rows
-    whose dates were compared.
+    `due_until`: date and id of the last due row, if there may be more than those that were read.
+    `more_unchecked`: there may be more rows of another implementation. `compared`: the rows whose
+    dates were compared.
     """
 
     now: datetime
@@ -143,8 +156,10 @@ class ScanResult:
 
 # -- the plan ----------------------------------------------------------------------------------------------
 
-EXACT = timedelta(seconds=1)
-"""Tolerance of our copies of dates: those of the document have no fractions of a second."""
+DATE_TOLERANCE = timedelta(seconds=1)
+"""A copied date that differs by less is unchanged: copies made by the document's own implementation
+have no fractions of a second.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +172,13 @@ class ExpiredTransfer:
 
 
 class TransferRow(NamedTuple):
-    """A transfer with its date and last state change in the ledger, and our row for it, if there is
-    one.
+    """A transfer with its date and last state change in the ledger, and with its row of
+    `transferTimeout`, if it has one (is tracked).
 
-    `change` is the number of the last state change, `state` its state. Of our row: its number
-    `timeout_id`, its copy of the date, when it was `handed_over` (delivered), and `known_change`,
-    the last state change when the row was written (None in rows of another implementation).
-    `final_change`: the last final state change in the scanned range, if any.
+    `change` is the id of the last state change, `state` its state. From the row of
+    `transferTimeout`: its id `timeout_id`, `copied_date`, when it was `handed_over` (delivered),
+    and `known_change`, the last state change when the row was written (None in rows of another
+    implementation). `final_change`: the last final state change in the scanned range, if any.
     """
 
     transfer_id: str
@@ -178,90 +193,97 @@ class TransferRow(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether the ledger's date differs from our copy. After a delivery only a later date
-        counts.
+        """Whether the ledger's date differs from the handler's copy. After a delivery only a later
+        date counts.
         """
         if self.expires is None or self.timeout_id is None:
             return False
         if self.copied_date is None:
             return True
-        by = self.expires - self.copied_date
-        return by >= EXACT or (by <= -EXACT and self.handed_over is None)
+        difference = self.expires - self.copied_date
+        return difference >= DATE_TOLERANCE or (difference <= -DATE_TOLERANCE and self.handed_over is None)
 
     @property
     def was_final_since(self) -> bool:
-        """Whether it was final after the state in which it was delivered."""
+        """Whether the transfer was final after the state in which it was delivered."""
         return self.final_change is not None and self.final_change > (self.known_change or 0)
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a run will write. Numbers are those of rows of `transferTimeout`."""
+    """What a run will deliver and write. Lists of ids are those of rows of `transferTimeout`."""
 
     insert: dict[str, TransferRow] = field(default_factory=dict)
-    """By id: transfers in processing that are not tracked yet."""
+    """By transfer id: transfers in processing that are not tracked yet."""
     delete: list[int] = field(default_factory=list)
     """Rows whose transfers have become final."""
     refresh: list[int] = field(default_factory=list)
     """Rows whose date has changed in the ledger."""
     reopen: list[int] = field(default_factory=list)
-    """Delivered rows that are due again: they were final since, or their date is later."""
-    check: list[TransferRow] = field(default_factory=list)
-    """Rows of another implementation that stay: they count as checked from now on."""
+    """Delivered rows that can become due again: they were final since, or their date is later."""
+    mark_checked: list[TransferRow] = field(default_factory=list)
+    """Rows of another implementation that stay."""
     expired: dict[str, ExpiredTransfer] = field(default_factory=dict)
-    """The transfers to deliver, the longest expired first."""
-    rows: dict[str, TransferRow] = field(default_factory=dict)
-    """Those to deliver that have a row already."""
+    """By transfer id: the transfers to deliver, the longest expired first."""
+    expired_rows: dict[str, TransferRow] = field(default_factory=dict)
+    """By transfer id: those of them that are tracked already."""
 
     def __bool__(self) -> bool:
-        return bool(self.insert or self.delete or self.refresh or self.reopen or self.check or self.expired)
+        return bool(self.insert or self.delete or self.refresh or self.reopen or self.mark_checked or self.expired)
 
 
-def make_plan(found: Iterable[TransferRow], now: datetime, ledger: Ledger, most: int) -> Plan:
-    """Decide what to write, and which transfers (`most` at most) to deliver. Of duplicates the last
-    row counts.
+def make_plan(rows: Iterable[TransferRow], now: datetime, ledger: Ledger, limit: int) -> Plan:
+    """Decide what to write, and which expired transfers to deliver: the `limit` longest expired.
+
+    If a transfer appears in several rows the last one counts.
     """
-    made = Plan()
+    plan = Plan()
     expired: list[tuple[datetime, TransferRow]] = []
-    for one in _by_transfer(found).values():
-        if one.state not in ledger.final_states:
-            waits = _keep(one, made, in_processing=one.state in ledger.processing_states)
-            if waits and one.expires is not None and one.expires < now:
-                expired.append((one.expires, one))
-        elif one.timeout_id is not None:
-            made.delete.append(one.timeout_id)
-    expired.sort(key=lambda each: (each[0], each[1].transfer_id))
-    for expires, one in expired[:most]:
-        made.expired[one.transfer_id] = ExpiredTransfer(one.transfer_id, expires, one.state)
-        if one.timeout_id is not None:
-            made.rows[one.transfer_id] = one
-    return made
+    for row in _deduplicate(rows).values():
+        if row.state not in ledger.final_states:
+            can_expire = _plan_unfinished(row, plan, in_processing=row.state in ledger.processing_states)
+            if can_expire and row.expires is not None and row.expires < now:
+                expired.append((row.expires, row))
+        elif row.timeout_id is not None:
+            plan.delete.append(row.timeout_id)
+    expired.sort(key=lambda pair: (pair[0], pair[1].transfer_id))
+    for expires, row in expired[:limit]:
+        plan.expired[row.transfer_id] = ExpiredTransfer(row.transfer_id, expires, row.state)
+        if row.timeout_id is not None:
+            plan.expired_rows[row.transfer_id] = row
+    return plan
 
 
-def _by_transfer(found: Iterable[TransferRow]) -> dict[str, TransferRow]:
-    """Return the last row of each transfer, with the last final state change of all its rows."""
+def _deduplicate(rows: Iterable[TransferRow]) -> dict[str, TransferRow]:
+    """Return the last row of each transfer, by transfer id.
+
+    Its `final_change` becomes the greatest of all rows of the transfer, of which some lack it.
+    """
     last: dict[str, TransferRow] = {}
-    for one in found:
-        before = last.get(one.transfer_id)
-        if before is not None and before.final_change is not None:
-            one = one._replace(final_change=max(before.final_change, one.final_change or 0))  # noqa: PLW2901 - the same, completed
-        last[one.transfer_id] = one
+    for row in rows:
+        previous = last.get(row.transfer_id)
+        if previous is not None and previous.final_change is not None:
+            last[row.transfer_id] = row._replace(final_change=max(previous.final_change, row.final_change or 0))
+        else:
+            last[row.transfer_id] = row
     return last
 
 
-def _keep(one: TransferRow, made: Plan, *, in_processing: bool) -> bool:
-    """Plan the row of a transfer that is not final; return whether it is to be delivered once its
-    date has passed.
+def _plan_unfinished(row: TransferRow, plan: Plan, *, in_processing: bool) -> bool:
+    """Plan what to write for a transfer that is not final.
+
+    Returns whether to deliver it once its date has passed: it is in processing, and was not
+    delivered, or is reopened after its delivery.
     """
-    if one.timeout_id is None:
-        if in_processing and one.expires is not None:
-            made.insert[one.transfer_id] = one
+    if row.timeout_id is None:
+        if in_processing and row.expires is not None:
+            plan.insert[row.transfer_id] = row
         return in_processing
-    if one.known_change is None:
-        made.check.append(one)
-    reopened = one.handed_over is not None and (one.was_final_since or one.moved)
+    if row.known_change is None:
+        plan.mark_checked.append(row)
+    reopened = row.handed_over is not None and (row.was_final_since or row.moved)
     if reopened:
-        made.reopen.append(one.timeout_id)
-    if one.moved:
-        made.refresh.append(one.timeout_id)
-    return in_processing and (one.handed_over is None or reopened)
+        plan.reopen.append(row.timeout_id)
+    if row.moved:
+        plan.refresh.append(row.timeout_id)
+    return in_processing and (row.handed_over is None or reopened)

@@ -31,7 +31,7 @@ from sqlalchemy import (
 
 from genie.timeouts.databases.base import Database
 from genie.timeouts.ledger import Ledger
-from genie.timeouts.plan import EXACT
+from genie.timeouts.plan import DATE_TOLERANCE
 from genie.timeouts.times import utc_now
 
 SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferStateChange"}
@@ -40,7 +40,7 @@ SEGMENT = {"segmentType": "timeout", "enumeration": 0, "tableName": "transferSta
 
 class Queries:
     """Queries for one ledger in one database. Those that find transfers select the columns of
-    `plan.TransferRow`.
+    `plan.TransferRow`. "Tracked" transfers are those with a row in `transferTimeout`.
     """
 
     def __init__(self, ledger: Ledger, database: Database) -> None:
@@ -49,170 +49,176 @@ class Queries:
         self._segment, self._timeout = ledger.tables.segment, ledger.tables.timeout
         self._last = self._changes.alias("last")
         self._state = self._last.c.transferStateId
-        self._date, self._later = database.comparable_date, database.shifted_date
+        self._date, self._shifted = database.comparable_date, database.shifted_date
 
     def segment(self) -> Select[Any]:
-        """Select the row of `segment` (steps 1 and 2)."""
-        here = and_(*(self._segment.c[key] == value for key, value in SEGMENT.items()))
+        """Select the handler's row of `segment` (steps 1 and 2)."""
+        is_ours = and_(*(self._segment.c[key] == value for key, value in SEGMENT.items()))
         columns = (self._segment.c.segmentId, self._segment.c.value, self._segment.c.fence, self._segment.c.readValue)
-        return select(*columns).where(here).order_by(self._segment.c.segmentId).limit(1)
+        return select(*columns).where(is_ours).order_by(self._segment.c.segmentId).limit(1)
 
     def now(self) -> Select[Any]:
         """Select the time of the run (step 5): the database's, which all replicas share."""
         return select(utc_now())
 
-    def new_changes(self, first: int, most: int) -> Executable:
-        """Select the number of state changes after `first`, up to `most`, and the last of them
-        (step 4).
+    def new_changes(self, after: int, limit: int) -> Executable:
+        """Select the number of state changes with greater ids than `after`, at most `limit`, and
+        the id of the last of them (step 4).
         """
         id = self._changes.c.transferStateChangeId
-        found = select(id).where(id > first).order_by(id).limit(most).subquery()
-        return select(func.count(), func.max(found.c[0])).select_from(found)
+        ids = select(id).where(id > after).order_by(id).limit(limit).subquery()
+        return select(func.count(), func.max(ids.c[0])).select_from(ids)
 
-    def count(self, intervals: Sequence[tuple[int, int]]) -> CompoundSelect[Any]:
-        """Select the index of each range in the list, and its number of state changes."""
+    def count_changes(self, ranges: Sequence[tuple[int, int]]) -> CompoundSelect[Any]:
+        """Select the index of each range (`first`, `last`] in the list, and its number of state
+        changes.
+        """
         id = self._changes.c.transferStateChangeId
         return union_all(
             *(
-                select(literal(number), func.count()).where(id > first, id <= last)
-                for number, (first, last) in enumerate(intervals)
+                select(literal(index), func.count()).where(id > first, id <= last)
+                for index, (first, last) in enumerate(ranges)
             )
         )
 
-    def new(self, first: int, last: int, now: datetime) -> Select[Any]:
-        """Select transfers in processing with a state change above `first` and up to `last` (step
-        6).
+    def newly_processing(self, first: int, last: int, now: datetime) -> Select[Any]:
+        """Select transfers in processing whose last state change is in the range (`first`, `last`]
+        (step 6).
 
-        Tracked ones only if their date has changed or has passed.
+        Of the tracked ones only those whose date has changed or has passed.
         """
-        id, kept = self._changes.c.transferStateChangeId, self._timeout
-        newest = select(func.max(id).label("id")).where(id > first, id <= last)
-        some = newest.group_by(self._changes.c.transferId).subquery()
+        id, timeout = self._changes.c.transferStateChangeId, self._timeout
+        newest_in_range = select(func.max(id).label("id")).where(id > first, id <= last)
+        newest_ids = newest_in_range.group_by(self._changes.c.transferId).subquery()
         change = self._changes.alias("change")
         # The join starts with the few rows of the range: a planner that starts with the tracked rows
         # gets slower with their number.
-        found = some.join(change, change.c.transferStateChangeId == some.c.id)
-        query, expires = self._select(found, change, kept, last=change, outer=True)
+        source = newest_ids.join(change, change.c.transferStateChangeId == newest_ids.c.id)
+        query, expires = self._select_transfers(source, change, last=change, untracked=True)
         query = query.where(
-            change.c.transferStateId.in_(self._processing), some.c.id == newest_change(self._changes, change)
+            change.c.transferStateId.in_(self._processing),
+            newest_ids.c.id == newest_change(self._changes, change),
         )
-        due = and_(kept.c.handedOverDate.is_(None), expires < now)
-        return _in_order(query.where(or_(kept.c.transferTimeoutId.is_(None), self._moved(kept), due)))
+        is_due = and_(timeout.c.handedOverDate.is_(None), expires < now)
+        return _in_order(query.where(or_(timeout.c.transferTimeoutId.is_(None), self._date_moved(), is_due)))
 
-    def done(self, first: int, last: int) -> Select[Any]:
-        """Select tracked transfers with a final state change above `first` and up to `last` (step
-        3).
+    def newly_final(self, first: int, last: int) -> Select[Any]:
+        """Select tracked transfers with a final state change in the range (`first`, `last`] (step 3).
 
         They are final, or were delivered and may be in processing again.
         """
-        id, kept = self._changes.c.transferStateChangeId, self._timeout
-        final = self._changes.c.transferStateId.in_(self._final)
-        some = select(self._changes.c.transferId, func.max(id).label("final")).where(id > first, id <= last, final)
-        ends = some.group_by(self._changes.c.transferId).subquery()
-        source = ends.join(kept, kept.c.transferId == ends.c.transferId)
-        query, _ = self._select(source, kept, kept, final=ends.c.final)
-        return _in_order(query.where(or_(self._state.in_(self._final), kept.c.handedOverDate.is_not(None))))
+        id, timeout = self._changes.c.transferStateChangeId, self._timeout
+        is_final = self._changes.c.transferStateId.in_(self._final)
+        finals = select(self._changes.c.transferId, func.max(id).label("final"))
+        finals_in_range = finals.where(id > first, id <= last, is_final).group_by(self._changes.c.transferId).subquery()
+        source = finals_in_range.join(timeout, timeout.c.transferId == finals_in_range.c.transferId)
+        query, _ = self._select_transfers(source, timeout, final=finals_in_range.c.final)
+        return _in_order(query.where(or_(self._state.in_(self._final), timeout.c.handedOverDate.is_not(None))))
 
-    def unchecked(self, most: int) -> Select[Any]:
-        """Select rows of another implementation: their transfers may have become final at or below
-        the segment (step 3).
+    def unchecked(self, limit: int) -> Select[Any]:
+        """Select rows that another implementation has inserted: their transfers may have become
+        final at or below the segment (step 3).
         """
-        kept = self._timeout
-        query, _ = self._select(kept, kept, kept)
-        query = query.where(kept.c.stateChangeId.is_(None))
-        return _in_order(query.order_by(kept.c.stateChangeId, kept.c.transferTimeoutId).limit(most))
+        timeout = self._timeout
+        query, _ = self._select_transfers(timeout, timeout)
+        query = query.where(timeout.c.stateChangeId.is_(None))
+        return _in_order(query.order_by(timeout.c.stateChangeId, timeout.c.transferTimeoutId).limit(limit))
 
-    def due(self, now: datetime, most: int, after: tuple[datetime, int] | None) -> Select[Any]:
+    def due(self, now: datetime, limit: int, after: tuple[datetime, int] | None) -> Select[Any]:
         """Select tracked transfers whose date has passed and that were not delivered, the longest
         expired first (step 7).
 
-        `after`: only rows after this date and number.
+        `after`: the date and id of a row; only rows that follow it in this order are selected.
         """
-        kept = self._timeout
-        query, expires = self._select(kept, kept, kept)
-        query = query.where(kept.c.handedOverDate.is_(None), kept.c.expirationDate < now, expires.is_not(None))
+        timeout = self._timeout
+        query, expires = self._select_transfers(timeout, timeout)
+        query = query.where(timeout.c.handedOverDate.is_(None), timeout.c.expirationDate < now, expires.is_not(None))
         if after is not None:
             date, id = after
-            later = or_(kept.c.expirationDate > date, kept.c.transferTimeoutId > id)
-            query = query.where(kept.c.expirationDate >= date, later)
+            follows = or_(timeout.c.expirationDate > date, timeout.c.transferTimeoutId > id)
+            query = query.where(timeout.c.expirationDate >= date, follows)
         query = query.where(self._state.in_((*self._processing, *self._final)))
-        return query.order_by(kept.c.expirationDate, kept.c.transferTimeoutId).limit(most)
+        return query.order_by(timeout.c.expirationDate, timeout.c.transferTimeoutId).limit(limit)
 
     def max_timeout_id(self) -> Select[Any]:
-        """Select the greatest number of a tracked row."""
+        """Select the greatest id of a tracked row."""
         return select(func.max(self._timeout.c.transferTimeoutId))
 
-    def last_of_batch(self, first: int, most: int) -> Select[Any]:
-        """Select the number of the last of the `most` rows after `first`; nothing if there are
+    def last_of_batch(self, after: int, size: int) -> Select[Any]:
+        """Select the id of the last of the `size` tracked rows after `after`; nothing if there are
         fewer.
         """
         id = self._timeout.c.transferTimeoutId
-        return select(id).where(id > first).order_by(id).limit(1).offset(most - 1)
+        return select(id).where(id > after).order_by(id).limit(1).offset(size - 1)
 
     def moved(self, first: int, last: int | None, before: datetime | None) -> Select[Any]:
-        """Select the tracked rows above `first` and up to `last` whose date has changed in the
+        """Select the tracked rows with ids in (`first`, `last`] whose date has changed in the
         ledger, to one before `before`.
         """
-        kept = self._timeout
-        query, expires = self._select(kept, kept, kept)
-        query = query.where(kept.c.transferTimeoutId > first, self._moved(kept))
+        timeout = self._timeout
+        query, expires = self._select_transfers(timeout, timeout)
+        query = query.where(timeout.c.transferTimeoutId > first, self._date_moved())
         if before is not None:
             query = query.where(expires < before)
-        return _in_order(query if last is None else query.where(kept.c.transferTimeoutId <= last))
+        return _in_order(query if last is None else query.where(timeout.c.transferTimeoutId <= last))
 
     def first_moved(self, first: int, last: int | None) -> Select[Any]:
-        """Select the number of the first of these rows whose date has changed in the ledger."""
-        kept, id = self._timeout, self._timeout.c.transferTimeoutId
-        joined = kept.join(self._transfer, self._transfer.c.transferId == kept.c.transferId)
-        query = select(id).select_from(joined).where(id > first, self._moved(kept)).order_by(id).limit(1)
+        """Select the first tracked id in (`first`, `last`] whose date has changed in the ledger."""
+        timeout, id = self._timeout, self._timeout.c.transferTimeoutId
+        joined = timeout.join(self._transfer, self._transfer.c.transferId == timeout.c.transferId)
+        query = select(id).select_from(joined).where(id > first, self._date_moved()).order_by(id).limit(1)
         return _in_order(query if last is None else query.where(id <= last))
 
     def refresh_dates(self, timeout_ids: Sequence[int]) -> Update:
-        """Copy the ledger's dates again."""
+        """Copy the ledger's current dates to these tracked rows."""
         expires = select(self._date(self._transfer.c.expirationDate))
         expires = expires.where(self._transfer.c.transferId == self._timeout.c.transferId)
-        these = self._timeout.c.transferTimeoutId.in_(timeout_ids)
-        return update(self._timeout).where(these).values(expirationDate=expires.scalar_subquery())
+        is_listed = self._timeout.c.transferTimeoutId.in_(timeout_ids)
+        return update(self._timeout).where(is_listed).values(expirationDate=expires.scalar_subquery())
 
-    def _select(
+    def _select_transfers(
         self,
         source: FromClause,
-        whose: FromClause,
-        kept: FromClause,
+        identified: FromClause,
         *,
         last: FromClause | None = None,
-        outer: bool = False,
+        untracked: bool = False,
         final: ColumnElement[Any] | None = None,
     ) -> tuple[Select[Any], ColumnElement[Any]]:
-        """Select transfers as `plan.TransferRow`, and return their expiration date too.
+        """Join `source` to the transfers, and select the columns of `plan.TransferRow`; return the
+        expression of the expiration date too.
 
-        `last` is their last state change, if the source has it. With `outer` they need not be
-        tracked.
+        `identified` is the table in `source` with the transfers' ids. `last` is their last state
+        change, if `source` contains it; else it is joined too. `untracked` includes transfers
+        without a row in `transferTimeout`, which `source` must otherwise contain.
         """
-        joined = source.join(self._transfer, self._transfer.c.transferId == whose.c.transferId)
-        if outer:
-            joined = joined.outerjoin(kept, kept.c.transferId == whose.c.transferId)
+        timeout = self._timeout
+        joined = source.join(self._transfer, self._transfer.c.transferId == identified.c.transferId)
+        if untracked:
+            joined = joined.outerjoin(timeout, timeout.c.transferId == identified.c.transferId)
         if last is None:
             last = self._last
-            joined = joined.join(last, last.c.transferStateChangeId == newest_change(self._changes, whose))
+            joined = joined.join(last, last.c.transferStateChangeId == newest_change(self._changes, identified))
         expires = self._date(self._transfer.c.expirationDate)
         # The transfer's own spelling: under a case-insensitive collation its state changes may differ.
         columns = (self._transfer.c.transferId, expires, last.c.transferStateId, last.c.transferStateChangeId)
-        copy = (
-            kept.c.transferTimeoutId,
-            self._date(kept.c.expirationDate),
-            kept.c.handedOverDate,
-            kept.c.stateChangeId,
+        tracked_columns = (
+            timeout.c.transferTimeoutId,
+            self._date(timeout.c.expirationDate),
+            timeout.c.handedOverDate,
+            timeout.c.stateChangeId,
         )
-        return select(*columns, *copy, null() if final is None else final).select_from(joined), expires
+        final_column = null() if final is None else final
+        return select(*columns, *tracked_columns, final_column).select_from(joined), expires
 
-    def _moved(self, kept: FromClause) -> ColumnElement[bool]:
-        """The condition of `TransferRow.moved`. Comparing the raw columns first is faster."""
-        expires, copy = self._transfer.c.expirationDate, kept.c.expirationDate
-        theirs, ours = self._date(expires), self._date(copy)
-        later = theirs >= self._later(ours, EXACT)
-        earlier = and_(theirs <= self._later(ours, -EXACT), kept.c.handedOverDate.is_(None))
-        return and_(copy != expires, or_(later, earlier))
+    def _date_moved(self) -> ColumnElement[bool]:
+        """Return `TransferRow.moved` as an SQL condition. Comparing the raw columns first is faster."""
+        timeout = self._timeout
+        ledger_column, copy_column = self._transfer.c.expirationDate, timeout.c.expirationDate
+        ledger_date, copy = self._date(ledger_column), self._date(copy_column)
+        is_later = ledger_date >= self._shifted(copy, DATE_TOLERANCE)
+        is_earlier = and_(ledger_date <= self._shifted(copy, -DATE_TOLERANCE), timeout.c.handedOverDate.is_(None))
+        return and_(copy_column != ledger_column, or_(is_later, is_earlier))
 
 
 def _in_order(query: Select[Any]) -> Select[Any]:
@@ -223,11 +229,11 @@ def _in_order(query: Select[Any]) -> Select[Any]:
 # -- tracked transfers --------------------------------------------------------------------------------------
 
 
-def newest_change(changes: FromClause, whose: FromClause) -> ScalarSelect[Any]:
-    """Select the number of a transfer's last state change."""
-    older = changes.alias("older")
-    newest = select(func.max(older.c.transferStateChangeId)).where(older.c.transferId == whose.c.transferId)
-    return newest.correlate_except(older).scalar_subquery()
+def newest_change(changes: FromClause, identified: FromClause) -> ScalarSelect[Any]:
+    """Return a correlated subquery: the id of the last state change of the transfer in `identified`."""
+    others = changes.alias("older")
+    newest = select(func.max(others.c.transferStateChangeId)).where(others.c.transferId == identified.c.transferId)
+    return newest.correlate_except(others).scalar_subquery()
 
 
 class TrackedTransfers(NamedTuple):
@@ -241,7 +247,9 @@ class TrackedTransfers(NamedTuple):
 
 
 def tracked_transfers(ledger: Ledger, database: Database) -> TrackedTransfers:
-    """Return the join, with the expressions of the expiration date and of the state."""
+    """Join the rows of `transferTimeout` to their transfers; return the join, and the expressions of
+    the expiration date and of the state in the ledger.
+    """
     tables = ledger.tables
     timeout, transfer = tables.timeout, tables.transfer
     last = tables.state_change.alias("last")

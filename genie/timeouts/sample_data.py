@@ -12,8 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
-from sqlalchemy import func, insert, literal, select, update
-from sqlalchemy import inspect as inspector
+from sqlalchemy import func, insert, inspect, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from genie.sql.schema_check import WrongSchema
@@ -24,23 +23,31 @@ from genie.timeouts.queries import Queries, tracked_transfers
 
 MAX_HOURS = 24 * 365 * 100
 
-WAITING, USUAL = 0.11, 0.61
-"""Of those that don't expire: how many wait in the last processing state, and how many end as most do.
+PROCESSING_SHARE, USUAL_SHARE = 0.11, 0.61
+"""Shares of the transfers that are not to expire: those in the last processing state, and those with
+the usual final state.
 
-With the states of the document that makes 3.5 state changes a transfer: 2 for those that wait, 4 for the usual end, 3
-for any other.
+With the states of the document this makes 3.5 state changes for each transfer, as in the document:
+2 for those in processing, 4 for the usual final state, 3 for any other.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """What to generate: `transfers`, of which exactly `expired` are in processing with their date
-    in the past.
+    """The parameters of a random ledger.
 
-    Their dates lie between the two numbers of `hours` back. The dates of all others lie as far
-    ahead and an hour more, so that nothing else expires within an hour: they wait in the last
-    processing state, or are final. `amount`: whole numbers from the first to the second. The same
-    `seed` generates the same transfers, relative to now. ValueError for contradictory values.
+    Args:
+        transfers: The number of transfers.
+        expired: How many of them are in processing with their date in the past.
+        seed: The same seed generates the same transfers, with dates relative to now.
+        amount: The smallest and the largest amount; whole numbers.
+        currencies: The codes to choose from.
+        hours: The dates of expired transfers are between these two numbers of hours in the past.
+            Those of all others are as far in the future, and an hour more: they are in the last
+            processing state, or final, and none of them expires within an hour.
+
+    Raises:
+        ValueError: The values contradict each other.
     """
 
     transfers: int
@@ -60,7 +67,7 @@ class DataSet:
         if not 0 <= self.hours[0] <= self.hours[1] <= MAX_HOURS:
             raise ValueError(f"hours must be a range of numbers within a century, not {self.hours}")
         if not self.currencies or not all(self.currencies):
-            raise ValueError("at least one currency is needed")
+            raise ValueError(f"currencies must be one or more codes, not {self.currencies}")
 
 
 class Transfer(NamedTuple):
@@ -74,34 +81,39 @@ class Transfer(NamedTuple):
 
 
 def transfers(data_set: DataSet, ledger: Ledger, now: datetime) -> Iterator[Transfer]:
-    """Generate the transfers, in random order. The ids depend on the seed alone."""
-    ids, chance = random.Random(f"{data_set.seed} ids"), random.Random(data_set.seed)  # noqa: S311 - no secret
+    """Generate the transfers of a data set, with random states and dates. The ids depend on the seed
+    alone.
+    """
+    id_random, value_random = random.Random(f"{data_set.seed} ids"), random.Random(data_set.seed)  # noqa: S311 - no secret
     paths = _state_paths(ledger)
-    weights = [WAITING, USUAL, *[(1 - WAITING - USUAL) / max(1, len(paths) - 2)] * (len(paths) - 2)]
+    other_share = (1 - PROCESSING_SHARE - USUAL_SHARE) / max(1, len(paths) - 2)
+    weights = [PROCESSING_SHARE, USUAL_SHARE, *[other_share] * (len(paths) - 2)]
     processing = ledger.processing_states
-    least, most = data_set.hours
-    expired = set(chance.sample(range(data_set.transfers), data_set.expired))
-    drawn = chance.choices(paths, weights, k=data_set.transfers)
-    for number in range(data_set.transfers):
-        hours = least + (1 - chance.random()) * (most - least)
-        if number in expired:
-            states = processing[: chance.randint(1, len(processing))]
+    min_hours, max_hours = data_set.hours
+    expired_indexes = set(value_random.sample(range(data_set.transfers), data_set.expired))
+    drawn_paths = value_random.choices(paths, weights, k=data_set.transfers)
+    for index in range(data_set.transfers):
+        hours = min_hours + (1 - value_random.random()) * (max_hours - min_hours)
+        if index in expired_indexes:
+            states = processing[: value_random.randint(1, len(processing))]
             expires = now - timedelta(hours=hours)
         else:
-            states = drawn[number]
+            states = drawn_paths[index]
             expires = now + timedelta(hours=1 + hours)
         yield Transfer(
-            str(UUID(int=ids.getrandbits(128), version=4)),
-            chance.randint(*data_set.amount),
-            chance.choice(data_set.currencies),
+            str(UUID(int=id_random.getrandbits(128), version=4)),
+            value_random.randint(*data_set.amount),
+            value_random.choice(data_set.currencies),
             expires,
             states,
         )
 
 
 def _state_paths(ledger: Ledger) -> list[tuple[str, ...]]:
-    """Return the paths of states: to wait; to the usual end, which is the second final state after
-    the first; and to each of the others.
+    """Return the possible sequences of states of a transfer that is not to expire.
+
+    The first ends in processing. The second is the usual one: it ends with the first two final
+    states (RECEIVED_FULFIL, COMMITTED). Each of the rest ends with one of the other final states.
     """
     processing, final = ledger.processing_states, ledger.final_states
     usual = (*processing, *final[:2])
@@ -111,7 +123,7 @@ def _state_paths(ledger: Ledger) -> list[tuple[str, ...]]:
 
 # -- generating a ledger -------------------------------------------------------------------------------------
 
-CHUNK = 5_000
+CHUNK_SIZE = 5_000
 """Default number of transfers in one transaction."""
 
 
@@ -121,91 +133,99 @@ async def generate(
     data_set: DataSet,
     on_progress: Callable[[int, int], object] = lambda _, __: None,
     *,
-    chunk: int = CHUNK,
+    chunk_size: int = CHUNK_SIZE,
 ) -> int:
-    """Write a data set to a ledger, and return its number of state changes.
+    """Write a data set to a ledger, and return the number of state changes written.
 
-    Each `chunk` of transfers is one transaction. `on_progress` gets the number of transfers
-    written, and of all. ValueError if the ledger has some of these transfers; WrongSchema or
-    DatabaseFailed if they can't be written.
+    Each `chunk_size` transfers are one transaction. After each `on_progress` is called with the
+    number of transfers written, and the total. ValueError if the ledger has some of these transfers
+    already; WrongSchema or DatabaseFailed if they can't be written.
     """
-    written = changes = 0
+    written = change_count = 0
     with translate_errors(database):
         async with database.reading() as connection:
-            await _check(connection, ledger)
+            await _check_columns(connection, ledger)
             now = (await connection.execute(Queries(ledger, database).now())).scalar_one()
-        made = transfers(data_set, ledger, now)
-        while some := list(islice(made, chunk)):
-            changes += await _write(database, ledger, some, data_set.seed)
-            written += len(some)
+        generated = transfers(data_set, ledger, now)
+        while chunk := list(islice(generated, chunk_size)):
+            change_count += await _insert(database, ledger, chunk, data_set.seed)
+            written += len(chunk)
             on_progress(written, data_set.transfers)
-    return changes
+    return change_count
 
 
-async def _check(connection: AsyncConnection, ledger: Ledger) -> None:
+async def _check_columns(connection: AsyncConnection, ledger: Ledger) -> None:
+    """Raise WrongSchema if `transfer` lacks a column that is written here, and optional otherwise."""
     transfer = ledger.tables.transfer
-    found = await connection.run_sync(lambda inner: inspector(inner).get_columns(transfer.name))
-    names = {column["name"] for column in found}
+    columns = await connection.run_sync(lambda sync_connection: inspect(sync_connection).get_columns(transfer.name))
+    existing = {column["name"] for column in columns}
     for key in ("amount", "currencyId"):
-        if transfer.c[key].name not in names:
+        if transfer.c[key].name not in existing:
             raise WrongSchema(f"table {transfer.name} has no column {transfer.c[key].name}, which is to be written")
 
 
-async def _write(database: Database, ledger: Ledger, chunk: list[Transfer], seed: int) -> int:
+async def _insert(database: Database, ledger: Ledger, chunk: list[Transfer], seed: int) -> int:
+    """Insert transfers with their state changes in one transaction; return the number of state
+    changes. ValueError if one of the first transfers exists.
+    """
     tables = ledger.tables
-    ids = select(func.count()).where(tables.transfer.c.transferId.in_([one.transfer_id for one in chunk[:100]]))
+    first_ids = [transfer.transfer_id for transfer in chunk[:100]]
+    existing = select(func.count()).where(tables.transfer.c.transferId.in_(first_ids))
     async with database.writing() as connection:
-        if (await connection.execute(ids)).scalar_one():
+        if (await connection.execute(existing)).scalar_one():
             raise ValueError(f"the ledger has transfers of seed {seed} already: use another seed")
-        await database.insert_rows(
-            connection,
-            tables.transfer,
-            [
-                {
-                    "transferId": one.transfer_id,
-                    "amount": one.amount,
-                    "currencyId": one.currency,
-                    "expirationDate": one.expires,
-                }
-                for one in chunk
-            ],
-        )
-        changes = [{"transferId": one.transfer_id, "transferStateId": state} for one in chunk for state in one.states]
+        rows = [
+            {
+                "transferId": transfer.transfer_id,
+                "amount": transfer.amount,
+                "currencyId": transfer.currency,
+                "expirationDate": transfer.expires,
+            }
+            for transfer in chunk
+        ]
+        changes = [
+            {"transferId": transfer.transfer_id, "transferStateId": state}
+            for transfer in chunk
+            for state in transfer.states
+        ]
+        await database.insert_rows(connection, tables.transfer, rows)
         await database.insert_rows(connection, tables.state_change, changes)
     return len(changes)
 
 
 # -- shifting dates ------------------------------------------------------------------------------------------
 
-SHIFT_CHUNK = 20_000
-"""Transfers in one statement."""
+SHIFT_CHUNK_SIZE = 20_000
+"""Transfers in one UPDATE statement."""
 
 
 async def shift(
     database: Database, ledger: Ledger, by: timedelta, on_progress: Callable[[int, int], object] = lambda _, __: None
 ) -> int:
-    """Shift the expiration dates of all transfers in one transaction, and return their number.
+    """Shift the expiration dates of all transfers in one transaction, and return the number of
+    transfers.
 
-    `on_progress` gets the number of dates moved, and of all. DatabaseFailed if it fails.
+    `on_progress` is called with the number of dates shifted, and the total. DatabaseFailed if it
+    fails; then no date is shifted.
     """
     transfer = ledger.tables.transfer
     id = transfer.c.transferId
     statement = update(transfer).values(expirationDate=database.shifted_date(transfer.c.expirationDate, by))
-    moved = 0
+    shifted = 0
     with translate_errors(database):
         async with database.writing() as connection:
             total = (await connection.execute(select(func.count()).select_from(transfer))).scalar_one()
-            first: str | None = None
+            previous: str | None = None
             while True:
-                after = [] if first is None else [id > first]
-                end = select(id).where(*after).order_by(id).limit(1).offset(SHIFT_CHUNK - 1)
-                last = (await connection.execute(end)).scalar()
-                some = after if last is None else [*after, id <= last]
-                moved += (await connection.execute(statement.where(*some))).rowcount
-                on_progress(moved, max(moved, total))
+                after_previous = [] if previous is None else [id > previous]
+                chunk_end = select(id).where(*after_previous).order_by(id).limit(1).offset(SHIFT_CHUNK_SIZE - 1)
+                last = (await connection.execute(chunk_end)).scalar()
+                in_chunk = after_previous if last is None else [*after_previous, id <= last]
+                shifted += (await connection.execute(statement.where(*in_chunk))).rowcount
+                on_progress(shifted, max(shifted, total))
                 if last is None:
-                    return moved
-                first = last
+                    return shifted
+                previous = last
 
 
 # -- finalizing ----------------------------------------------------------------------------------------------
@@ -214,24 +234,26 @@ async def shift(
 async def finalize(
     database: Database, ledger: Ledger, state: str = "ABORTED", *, limit: int | None = None, overdue: bool = False
 ) -> int:
-    """Write a final state change for tracked transfers that are not final, and return their number.
+    """Write a final state change for tracked transfers that are not final; return the number of
+    transfers.
 
-    `limit`: at most this many, those that expire first. `overdue`: only those whose date has
-    passed. ValueError for a state that is not final; DatabaseFailed if it fails.
+    `limit`: only this many, those that expire first. `overdue`: only those whose date has passed.
+    ValueError for a state that is not final; DatabaseFailed if it fails.
     """
     if state not in ledger.final_states:
         raise ValueError(f"{state!r} is not a final state; those are {', '.join(ledger.final_states)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}")
-    found, changes, timeout = tracked_transfers(ledger, database), ledger.tables.state_change, ledger.tables.timeout
-    these = select(timeout.c.transferId, literal(state)).select_from(found.rows)
-    these = these.where(found.state.not_in(ledger.final_states))
-    these = these.order_by(timeout.c.expirationDate, timeout.c.transferTimeoutId).limit(limit)
+    changes, timeout = ledger.tables.state_change, ledger.tables.timeout
+    tracked = tracked_transfers(ledger, database)
+    unfinished = select(timeout.c.transferId, literal(state)).select_from(tracked.rows)
+    unfinished = unfinished.where(tracked.state.not_in(ledger.final_states))
+    unfinished = unfinished.order_by(timeout.c.expirationDate, timeout.c.transferTimeoutId).limit(limit)
     with translate_errors(database):
         async with database.writing() as connection:
             if overdue:
                 now = (await connection.execute(Queries(ledger, database).now())).scalar_one()
-                these = these.where(found.expires < now)
+                unfinished = unfinished.where(tracked.expires < now)
             columns = [changes.c.transferId, changes.c.transferStateId]
-            done = await connection.execute(insert(changes).from_select(columns, these, include_defaults=False))
-            return done.rowcount
+            statement = insert(changes).from_select(columns, unfinished, include_defaults=False)
+            return (await connection.execute(statement)).rowcount

@@ -1,4 +1,6 @@
-"""The scan phase of a run: finds what there is to do. It only reads."""
+"""The scan phase of a run: reads what has changed in the ledger since the last run, and plans the
+writes.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from genie.timeouts.plan import (
     ScanResult,
     Segment,
     TransferRow,
+    compare_counts,
     make_plan,
-    recount,
     windows_to_recount,
 )
 from genie.timeouts.queries import Queries
@@ -27,7 +29,7 @@ from genie.timeouts.sweep import ROWS_PER_SLICE, Compared, IdleSweep, Phase, Swe
 
 
 class Scanner:
-    """Scans one ledger."""
+    """Scans one ledger. It only reads; between runs it remembers which rows to look at next."""
 
     def __init__(self, ledger: Ledger, database: Database, *, batch: int, max_transaction_age: timedelta) -> None:
         self._ledger, self._database = ledger, database
@@ -38,46 +40,50 @@ class Scanner:
 
     @property
     def catching_up(self) -> bool:
-        """Whether the next run compares a whole batch of dates, because the last one has found
-        moved ones.
+        """Whether the next run compares a whole batch of dates with the ledger's, because the last
+        one has found moved dates.
         """
         return self._sweep.phase is not Phase.SAMPLE
 
     def advance(self, result: ScanResult, has_rejected: bool) -> None:
-        """The result was applied: continue after it. Rejected transfers do not keep others from
-        being delivered.
+        """Let the next scan continue after a result that was applied.
 
-        If more may be due the next scan continues after the last due row of this one.
+        The due rows that a run has delivered are no longer due, so the next scan usually starts with
+        the first due row. It continues after the last due row of this scan if rows of it may still
+        be due (`has_rejected`, or nothing was written): they must not keep others from being
+        delivered.
         """
-        again = has_rejected or not result.plan or self._due_after is not None
-        self._due_after = result.due_until if again else None
+        may_still_be_due = has_rejected or not result.plan or self._due_after is not None
+        self._due_after = result.due_until if may_still_be_due else None
         self._sweep.advance(result.compared)
 
     async def scan(self) -> ScanResult:
-        """Find the new state changes, the due transfers, and what has changed."""
+        """Read new state changes, changed recheck windows, due transfers, rows of other
+        implementations and moved dates; return them with a plan of what to deliver and to write.
+        """
+        queries = self._queries
         async with self._database.reading() as connection:
-            segment = Segment.of((await connection.execute(self._queries.segment())).first())
-            found = await connection.execute(self._queries.new_changes(segment.start, self._batch))
-            changes, last = found.one()
+            segment = Segment.of((await connection.execute(queries.segment())).first())
+            change_count, last = (await connection.execute(queries.new_changes(segment.start, self._batch))).one()
             # Read after the changes: those that may still appear among them belong to transactions that are open now.
-            now = (await connection.execute(self._queries.now())).scalar_one()
+            now = (await connection.execute(queries.now())).scalar_one()
             recounted = await self._recount(connection, now)
-            rows = await self._rows(connection, self._queries.due(now, self._batch, self._due_after))
-            due_until = _position_of(rows[-1]) if len(rows) == self._batch else None
-            unchecked = await self._rows(connection, self._queries.unchecked(self._batch))
-            moved, compared = await self._compare(connection, now)
+            rows = await self._rows(connection, queries.due(now, self._batch, self._due_after))
+            due_until = _due_position(rows[-1]) if len(rows) == self._batch else None
+            unchecked = await self._rows(connection, queries.unchecked(self._batch))
+            moved, compared = await self._compare_dates(connection, now)
             rows += [*unchecked, *moved]
-            ranges = [(one.first, one.last) for one, _ in recounted.changed]
-            if changes:
+            ranges = [(window.first, window.last) for window, _ in recounted.changed]
+            if change_count:
                 ranges.append((segment.start, last))
-            for range_ in ranges:
-                rows += await self._rows(connection, self._queries.done(*range_))
-                rows += await self._rows(connection, self._queries.new(*range_, now))
+            for first_id, last_id in ranges:
+                rows += await self._rows(connection, queries.newly_final(first_id, last_id))
+                rows += await self._rows(connection, queries.newly_processing(first_id, last_id, now))
         return ScanResult(
             now=now,
             segment=segment,
-            last=last if changes else segment.start,
-            change_count=changes,
+            last=last if change_count else segment.start,
+            change_count=change_count,
             due_until=due_until,
             more_unchecked=len(unchecked) == self._batch,
             compared=compared,
@@ -86,57 +92,71 @@ class Scanner:
         )
 
     async def _recount(self, connection: AsyncConnection, now: datetime) -> Recount:
+        """Count the state changes of the recheck windows again, to find those that were committed
+        after the scan.
+        """
         if self._database.commits_in_order:
             return Recount()
-        kept = (await connection.execute(select(*self._ledger.tables.interval.c))).all()
-        counted = windows_to_recount([RecheckWindow(*row) for row in kept], now, self._max_transaction_age, self._batch)
-        if not counted:
+        stored = (await connection.execute(select(*self._ledger.tables.interval.c))).all()
+        windows = windows_to_recount(
+            [RecheckWindow(*row) for row in stored], now, self._max_transaction_age, self._batch
+        )
+        if not windows:
             return Recount()
-        found = await connection.execute(self._queries.count([(one.first, one.last) for one in counted]))
-        counts = dict(found.all())
-        return recount(((one, counts[number]) for number, one in enumerate(counted)), now, self._max_transaction_age)
+        query = self._queries.count_changes([(window.first, window.last) for window in windows])
+        counts = dict((await connection.execute(query)).all())
+        return compare_counts(
+            ((window, counts[index]) for index, window in enumerate(windows)), now, self._max_transaction_age
+        )
 
     def start_idle_sweep(self) -> IdleSweep:
-        """Start the comparison of all dates between two runs."""
+        """Start to compare all dates with the ledger's, in slices, between two runs."""
         return IdleSweep(self._sweep.position)
 
     async def compare_slice(self, idle: IdleSweep) -> None:
-        """Compare the dates of the next slice of rows. The next run begins with the first moved
-        one.
+        """Compare the dates of the next slice of rows with the ledger's.
+
+        If one was moved, `idle.found` is set, and the next run begins with it.
         """
         async with self._database.reading() as connection:
-            first = await self._position(connection)
+            first = await self._sweep_position(connection)
             last = (await connection.execute(self._queries.last_of_batch(first, ROWS_PER_SLICE))).scalar()
             moved = (await connection.execute(self._queries.first_moved(first, last))).scalar()
         if moved is not None:
-            self._sweep.found(moved)
+            self._sweep.start_at(moved)
             idle.found = True
         else:
             self._sweep.position = last or 0
             idle.advance(first, last)
 
-    async def _position(self, connection: AsyncConnection) -> int:
-        """Return the row after which to compare dates; a random one at first, since restarts could
-        keep it near the first.
+    async def _sweep_position(self, connection: AsyncConnection) -> int:
+        """Return the id of the row after which to compare dates.
+
+        The first is chosen at random: with frequent restarts, a sweep that always begins with the
+        first row would never reach the last ones.
         """
         if self._sweep.position is None:
             newest = (await connection.execute(self._queries.max_timeout_id())).scalar() or 0
             self._sweep.position = random.randint(0, newest)  # noqa: S311 - no secret
         return self._sweep.position
 
-    async def _compare(self, connection: AsyncConnection, now: datetime) -> tuple[list[TransferRow], Compared]:
-        """Compare the dates of the next rows with the ledger's, wrapping at the end of the table."""
-        first, most = await self._position(connection), self._sweep.rows
-        last = (await connection.execute(self._queries.last_of_batch(first, most))).scalar()
+    async def _compare_dates(self, connection: AsyncConnection, now: datetime) -> tuple[list[TransferRow], Compared]:
+        """Compare the dates of the next batch of rows with the ledger's, wrapping at the end of the
+        table; return the rows with moved dates (in the phase OVERDUE only those that are overdue).
+        """
+        first, batch_size = await self._sweep_position(connection), self._sweep.rows
+        last = (await connection.execute(self._queries.last_of_batch(first, batch_size))).scalar()
         ranges = [(first, last)]
         wrapped, whole = last is None, last is None and not first
         if wrapped and first:
-            end = (await connection.execute(self._queries.last_of_batch(0, most))).scalar()
+            end = (await connection.execute(self._queries.last_of_batch(0, batch_size))).scalar()
             whole = end is None or end >= first
             last = first if whole else end
             ranges.append((0, last))
         before = now if self._sweep.phase is Phase.OVERDUE else None
-        rows = [row for each in ranges for row in await self._rows(connection, self._queries.moved(*each, before))]
+        rows: list[TransferRow] = []
+        for range_first, range_last in ranges:
+            rows += await self._rows(connection, self._queries.moved(range_first, range_last, before))
         moved = bool(rows)
         if before is not None and not moved:
             moved = any([(await connection.execute(self._queries.first_moved(*each))).first() for each in ranges])
@@ -147,5 +167,6 @@ class Scanner:
         return [TransferRow(*row) for row in rows]
 
 
-def _position_of(due: TransferRow) -> tuple[datetime, int] | None:
-    return None if due.copied_date is None or due.timeout_id is None else (due.copied_date, due.timeout_id)
+def _due_position(row: TransferRow) -> tuple[datetime, int] | None:
+    """Return the position of a row in the order of `Queries.due`: its date and id."""
+    return None if row.copied_date is None or row.timeout_id is None else (row.copied_date, row.timeout_id)

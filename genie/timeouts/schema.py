@@ -1,6 +1,4 @@
-"""Opening a ledger's database: its tables are created where they don't exist, and checked where
-they do.
-"""
+"""Opening a ledger's database: creates the tables that do not exist, and checks those that do."""
 
 from __future__ import annotations
 
@@ -44,9 +42,9 @@ from genie.timeouts.times import Utc
 
 
 async def prepare(database: Database, ledger: Ledger) -> None:
-    """Create the tables that don't exist, check those that do. WrongSchema or DatabaseFailed.
+    """Connect to a ledger's database, create the tables that don't exist, and check those that do.
 
-    ValueError for a URL that can't be connected to.
+    WrongSchema or DatabaseFailed if that fails; ValueError if the driver rejects the URL.
     """
     with translate_errors(database):
         await database.connect()
@@ -58,11 +56,10 @@ async def prepare(database: Database, ledger: Ledger) -> None:
 async def open_ledger(
     url: str, ledger: Ledger, *, create: bool = False, handler_tables: bool = True
 ) -> AsyncIterator[Database]:
-    """The database of a URL, until the block ends. `create`: create missing tables; else they are
-    only checked.
+    """Open the database of a URL for the block, and check its tables; `create` those that are missing.
 
-    Without `handler_tables` only the ledger's own two tables must exist. WrongSchema or
-    DatabaseFailed; ValueError for an invalid URL.
+    Without `handler_tables` only the two tables that belong to the ledger must exist. WrongSchema
+    or DatabaseFailed if that fails; ValueError for an invalid URL.
     """
     database = open_database(url)
     try:
@@ -74,47 +71,45 @@ async def open_ledger(
             with translate_errors(database):
                 await database.connect()
                 async with database.reading() as connection:
-                    await connection.run_sync(
-                        check_tables, ledger.tables, ledger.tables.all if handler_tables else ledger.tables.of_ledger
-                    )
+                    required = ledger.tables.all if handler_tables else ledger.tables.ledger_owned
+                    await connection.run_sync(check_tables, ledger.tables, required)
         yield database
     finally:
         await database.close()
 
 
-# -- The tables of a ledger and of its timeouts: created where they are absent, checked where they are there --------
+# -- creating and checking tables ---------------------------------------------------------------------------
 
 
 def create_tables(connection: Connection, tables: LedgerTables) -> None:
-    """Create what is missing. One WrongSchema names all that is wrong with what exists.
+    """Create missing tables, columns and indexes. One WrongSchema lists all problems of existing
+    tables.
 
-    The ledger's own two tables are created only under their default names, and only if neither
-    exists or has rows: a ledger's own tables are not invented. (MariaDB creates tables one by one,
-    and may be interrupted after the first.) Missing columns are added to the handler's own tables.
+    The two tables that belong to the ledger are created only for an empty ledger: see
+    `_absent_ledger_tables`. Columns are added only to the handler's own tables.
     """
     inspector = inspect(connection)
     existing = [table for table in tables.all if inspector.has_table(table.name)]
-    wrong = [f"there is no table {table.name}" for table in _missing(connection, tables, existing)]
-    wrong += [f"table {table.name}: {problem}" for table in existing for problem in _problems(inspector, table, tables)]
-    check(wrong)
+    problems = [f"there is no table {table.name}" for table in _absent_ledger_tables(connection, tables, existing)]
+    problems += [f"table {table.name}: {text}" for table in existing for text in _problems(inspector, table, tables)]
+    check(problems)
     if tables.transfer in existing:
         _adopt_id_type(connection, inspector, tables)
     for table in tables.all:
-        if table not in existing:
-            connection.execute(CreateTable(table))
-        missing = (
-            _indexes(inspector, table)
-            if table in existing
-            else sorted(table.indexes, key=lambda index: str(index.name))
-        )
         if table in existing:
+            indexes = _missing_indexes(inspector, table)
             _add_columns(connection, inspector, table)
-        for index in missing:
+        else:
+            indexes = sorted(table.indexes, key=lambda index: str(index.name))
+            connection.execute(CreateTable(table))
+        for index in indexes:
             connection.execute(CreateIndex(index))
 
 
 def has_handler_tables(connection: Connection, tables: LedgerTables) -> bool:
-    """Whether a handler of this package has created its tables."""
+    """Return whether the handler's tables exist, with all columns that Genie adds to those of the
+    document.
+    """
     try:
         check_tables(connection, tables, tables.all)
     except WrongSchema:
@@ -122,25 +117,34 @@ def has_handler_tables(connection: Connection, tables: LedgerTables) -> bool:
     return True
 
 
-def check_tables(connection: Connection, tables: LedgerTables, needed: Sequence[Table]) -> None:
-    """Check the tables, and change nothing. One WrongSchema names all that is missing or wrong."""
+def check_tables(connection: Connection, tables: LedgerTables, required: Sequence[Table]) -> None:
+    """Check that the required tables exist and have the right columns, without changing anything.
+
+    One WrongSchema lists all problems.
+    """
     inspector = inspect(connection)
-    existing = [table for table in needed if inspector.has_table(table.name)]
-    wrong = [f"there is no table {table.name}" for table in needed if table not in existing]
+    existing = [table for table in required if inspector.has_table(table.name)]
+    problems = [f"there is no table {table.name}" for table in required if table not in existing]
     for table in existing:
-        found = reflected_columns(inspector, table)
-        added = (column for column in table.columns if column.nullable and column.name not in found)
-        wrong += [f"table {table.name}: {missing_column(column)}" for column in added]
-        wrong += [f"table {table.name}: {problem}" for problem in _problems(inspector, table, tables)]
-    check(wrong)
+        reflected = reflected_columns(inspector, table)
+        # `_problems` accepts the absence of nullable columns, because `create_tables` adds them.
+        not_added = (column for column in table.columns if column.nullable and column.name not in reflected)
+        problems += [f"table {table.name}: {missing_column(column)}" for column in not_added]
+        problems += [f"table {table.name}: {problem}" for problem in _problems(inspector, table, tables)]
+    check(problems)
 
 
-def _missing(connection: Connection, tables: LedgerTables, existing: list[Table]) -> list[Table]:
-    missing = [table for table in tables.of_ledger if table not in existing]
-    own = any(table.name != table.info["name"] for table in tables.of_ledger)
-    return (
-        missing if own or any(_has_rows(connection, table) for table in tables.of_ledger if table in existing) else []
-    )
+def _absent_ledger_tables(connection: Connection, tables: LedgerTables, existing: list[Table]) -> list[Table]:
+    """Return the tables that only the ledger may create, and that don't exist.
+
+    Empty for a new ledger, whose tables may be created: all have their default names, and those
+    that exist have no rows. (MariaDB commits each CREATE TABLE, so an interrupted creation may have
+    left one.)
+    """
+    renamed = any(table.name != table.info["name"] for table in tables.ledger_owned)
+    if not renamed and not any(_has_rows(connection, table) for table in tables.ledger_owned if table in existing):
+        return []
+    return [table for table in tables.ledger_owned if table not in existing]
 
 
 def _has_rows(connection: Connection, table: Table) -> bool:
@@ -148,81 +152,90 @@ def _has_rows(connection: Connection, table: Table) -> bool:
 
 
 def _adopt_id_type(connection: Connection, inspector: Inspector, tables: LedgerTables) -> None:
-    """Give our foreign key the type of the ledger's ids: its length, and in MariaDB and MySQL its
-    collation.
+    """Give the foreign key of `transferTimeout` the type of the ledger's transfer ids, which may
+    differ from ours: in its length, and in MariaDB and MySQL in its collation.
     """
-    theirs, ours = tables.transfer.c.transferId, tables.timeout.c.transferId
-    (found,) = (column for column in inspector.get_columns(tables.transfer.name) if column["name"] == theirs.name)
-    ours.type = found["type"]
+    referenced, foreign_key = tables.transfer.c.transferId, tables.timeout.c.transferId
+    reflected = reflected_columns(inspector, tables.transfer)[referenced.name]
+    foreign_key.type = reflected["type"]
     if connection.dialect.name in ("mysql", "mariadb"):
-        asked = text(
+        query = text(
             "SELECT character_set_name, collation_name FROM information_schema.columns "
             "WHERE table_schema = DATABASE() AND table_name = :table AND column_name = :column"
         )
-        charset, collation = connection.execute(asked, {"table": tables.transfer.name, "column": theirs.name}).one()
-        ours.type = VARCHAR(getattr(found["type"], "length", None), charset=charset, collation=collation)
+        charset, collation = connection.execute(query, {"table": tables.transfer.name, "column": referenced.name}).one()
+        length = getattr(reflected["type"], "length", None)
+        foreign_key.type = VARCHAR(length, charset=charset, collation=collation)
 
 
 def _add_columns(connection: Connection, inspector: Inspector, table: Table) -> None:
-    found = reflected_columns(inspector, table)
+    """Add the nullable columns that an existing table lacks."""
+    reflected = reflected_columns(inspector, table)
     for column in table.columns:
-        if column.name not in found and column.nullable:
+        if column.name not in reflected and column.nullable:
             name = connection.dialect.identifier_preparer.format_table(table)
-            added = str(CreateColumn(column).compile(dialect=connection.dialect)).strip()
-            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {added}")
+            definition = str(CreateColumn(column).compile(dialect=connection.dialect)).strip()
+            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
 
 
 def _problems(inspector: Inspector, table: Table, tables: LedgerTables) -> Iterator[str]:
-    found = reflected_columns(inspector, table)
+    """Compare an existing table with its definition, and describe each problem that `create_tables`
+    can't fix.
+    """
+    reflected = reflected_columns(inspector, table)
     for column in table.columns:
-        if column.name in found:
-            yield from _column_problems(column, found[column.name])
-            yield from _zone_problems(column, found[column.name], inspector.dialect)
-        elif not column.nullable and column.info.get("needed", True):
+        if column.name in reflected:
+            yield from _type_problems(column, reflected[column.name])
+            yield from _zone_problems(column, reflected[column.name], inspector.dialect)
+        elif not column.nullable and not column.info.get("optional", False):
             yield missing_column(column)
     yield from key_problems(inspector, table)
     if table is tables.state_change:
-        for index in _indexes(inspector, table):
-            create = str(CreateIndex(index).compile(dialect=inspector.dialect)).strip()
-            yield f"without an index the last state of a transfer takes too long to find: {create}"
+        for index in _missing_indexes(inspector, table):
+            statement = str(CreateIndex(index).compile(dialect=inspector.dialect)).strip()
+            yield f"without an index the last state of a transfer takes too long to find: {statement}"
 
 
-def _column_problems(column: Column[object], found: ReflectedColumn) -> Iterator[str]:
-    kinds: tuple[str, type | tuple[type, ...]]
+def _type_problems(column: Column[object], reflected: ReflectedColumn) -> Iterator[str]:
+    """Describe a column whose type in the database is not the expected kind of type."""
+    kind: tuple[str, type]
     if isinstance(column.type, Utc):
-        kinds = "a date with a time", DateTime
+        kind = "a date with a time", DateTime
     elif isinstance(column.type, String):
-        kinds = "a string", String
+        kind = "a string", String
     elif isinstance(column.type, BigInteger | Integer):
-        kinds = "an integer", Integer
+        kind = "an integer", Integer
     else:
         return
-    expected, types = kinds
-    if not isinstance(found["type"], types) or isinstance(found["type"], Date):
-        yield wrong_type(column, found, expected)
+    expected, base_type = kind
+    if not isinstance(reflected["type"], base_type) or isinstance(reflected["type"], Date):
+        yield wrong_type(column, reflected, expected)
 
 
-def _zone_problems(column: Column[object], found: ReflectedColumn, dialect: Dialect) -> Iterator[str]:
-    """A column of instants, whatever the session's time zone, can't hold local times."""
+def _zone_problems(column: Column[object], reflected: ReflectedColumn, dialect: Dialect) -> Iterator[str]:
+    """Describe a column that is to hold local times, but whose type stores points in time (such as
+    TIMESTAMP WITH TIME ZONE).
+    """
     if not isinstance(column.type, Utc) or column.type.zone is None:
         return
-    in_mysql = dialect.name in ("mysql", "mariadb") and isinstance(found["type"], TIMESTAMP)
-    if in_mysql or getattr(found["type"], "timezone", False):
+    is_mysql_timestamp = dialect.name in ("mysql", "mariadb") and isinstance(reflected["type"], TIMESTAMP)
+    if is_mysql_timestamp or getattr(reflected["type"], "timezone", False):
         zone = column.type.zone.key
-        yield f"column {column.name} is {found['type']}, which is in UTC already: leave out the time zone {zone}"
+        yield f"column {column.name} is {reflected['type']}, which is in UTC already: leave out the time zone {zone}"
 
 
-def _indexes(inspector: Inspector, table: Table) -> list[Index]:
-    """Return the indexes that no existing one replaces: one that begins with the same column and is
-    as unique.
+def _missing_indexes(inspector: Inspector, table: Table) -> list[Index]:
+    """Return the indexes of a definition that the existing table lacks.
+
+    An index with the same first column replaces one, if it is unique or needs not be.
     """
-    found = [(index["column_names"][0], bool(index["unique"])) for index in inspector.get_indexes(table.name)]
-    found += [(names["column_names"][0], True) for names in inspector.get_unique_constraints(table.name)]
+    existing = [(index["column_names"][0], bool(index["unique"])) for index in inspector.get_indexes(table.name)]
+    existing += [(names["column_names"][0], True) for names in inspector.get_unique_constraints(table.name)]
     return sorted(
         (
             index
             for index in table.indexes
-            if not any(first == index.columns[0].name and unique >= bool(index.unique) for first, unique in found)
+            if not any(first == index.columns[0].name and unique >= bool(index.unique) for first, unique in existing)
         ),
         key=lambda index: str(index.name),
     )

@@ -1,4 +1,4 @@
-"""How far the handler of a ledger has read, and what is left to do."""
+"""The status of a ledger's timeout handler: how far it has read, and how many transfers it tracks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from genie.timeouts.queries import Queries, tracked_transfers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A snapshot.
+    """The progress of the handler, and counts of the transfers that it tracks.
 
-    The handler has read the state changes up to `segment`; the greatest is `last`, and `lag` of
-    them are unread. `pending`: tracked transfers that were not delivered. `overdue`: those of them
-    that are due, in processing with their date in the past. `handed_over`: delivered transfers that
-    are not final yet, as far as the handler has read.
+    `segment`: the id of the last state change that the handler has read. `last`: the greatest id of
+    a state change. `lag`: the number of unread state changes. `pending`: tracked transfers that
+    were not delivered. `overdue`: the pending ones that are due (in processing, with their date in
+    the past). `handed_over`: delivered transfers that are not final yet, as far as the handler has
+    read.
     """
 
     segment: int
@@ -32,33 +33,37 @@ class Status:
 
 
 async def status(database: Database, ledger: Ledger) -> Status:
-    """Read the status. DatabaseFailed if it can't be read."""
+    """Read the status of a ledger's handler. DatabaseFailed if the database can't be read."""
     queries, tables = Queries(ledger, database), ledger.tables
     last = await last_change(database, ledger)
-    number, handed_over = tables.state_change.c.transferStateChangeId, tables.timeout.c.handedOverDate
-    found = tracked_transfers(ledger, database)
+    change_id, handed_over_date = tables.state_change.c.transferStateChangeId, tables.timeout.c.handedOverDate
+    tracked = tracked_transfers(ledger, database)
     with translate_errors(database):
         async with database.reading() as connection:
             segment = Segment.of((await connection.execute(queries.segment())).first()).start
             now = (await connection.execute(queries.now())).scalar_one()
-            lag = (await connection.execute(select(func.count()).where(number > segment))).scalar_one()
-            counts = select(func.count(), func.count(handed_over)).select_from(tables.timeout)
-            kept, dealt_with = (await connection.execute(counts)).one()
-            overdue = select(func.count()).select_from(found.rows).where(handed_over.is_(None), found.expires < now)
-            overdue = overdue.where(found.state.in_(ledger.processing_states))
-            overdue_now = (await connection.execute(overdue)).scalar_one()
+            lag = (await connection.execute(select(func.count()).where(change_id > segment))).scalar_one()
+            counts = select(func.count(), func.count(handed_over_date)).select_from(tables.timeout)
+            tracked_count, handed_over = (await connection.execute(counts)).one()
+            overdue_query = (
+                select(func.count())
+                .select_from(tracked.rows)
+                .where(handed_over_date.is_(None), tracked.expires < now)
+                .where(tracked.state.in_(ledger.processing_states))
+            )
+            overdue = (await connection.execute(overdue_query)).scalar_one()
     return Status(
         segment=segment,
         last=last,
         lag=lag,
-        pending=kept - dealt_with,
-        overdue=overdue_now,
-        handed_over=dealt_with,
+        pending=tracked_count - handed_over,
+        overdue=overdue,
+        handed_over=handed_over,
     )
 
 
 async def last_change(database: Database, ledger: Ledger) -> int:
-    """Return the greatest number of a state change; 0 if there is none."""
+    """Return the greatest id of a state change; 0 if there is none."""
     greatest = select(func.max(ledger.tables.state_change.c.transferStateChangeId))
     with translate_errors(database):
         async with database.reading() as connection:

@@ -1,15 +1,15 @@
-"""Comparing the dates of `transferTimeout` with those of the ledger: which rows come next, and how
-many at a time.
+"""The sweep over `transferTimeout` that compares its dates with the ledger's: which rows are next,
+and how many at a time.
 
-Only this comparison finds dates that were moved in the ledger. Each run compares `ROWS_PER_RUN`
-rows, which takes a few milliseconds whatever the size of the table; at the end of the table it
-continues with as many at its beginning. Between its runs `TimeoutHandler.run` compares slices of
-`ROWS_PER_SLICE` rows, and starts a run when it finds a moved date.
+Only the sweep finds dates that were moved in the ledger. Each run compares `ROWS_PER_RUN` rows,
+which takes a few milliseconds whatever the size of the table; after the last row it continues with
+the first. Between two runs `TimeoutHandler.run` compares slices of `ROWS_PER_SLICE` rows, and
+starts a run when it finds a moved date.
 
-Dates are usually moved in bulk. After a moved date the following runs therefore compare a whole
-batch each, without a pause, until a batch has no moved date or all rows were compared: first they
-only take the transfers that are overdue by their new date, which matter most, and then all others
-from where they began.
+Dates are usually moved in bulk. After a moved date the next runs therefore follow without a pause
+and compare a whole batch each, until a batch has no moved date or all rows were compared. They do
+so twice from the same row: first they process only transfers that are overdue by their new date,
+which are urgent, then all moved dates.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ SLICE_INTERVAL_S = 0.3
 
 
 class Phase(Enum):
-    """What a run compares."""
+    """How many rows a run compares, and which of the moved dates it processes."""
 
     SAMPLE = auto()
     """`ROWS_PER_RUN` rows: no moved date is known."""
     OVERDUE = auto()
-    """A batch, of which the overdue rows are taken."""
+    """A batch. Only moved dates that have passed are processed."""
     COPY = auto()
-    """A batch, of which all rows with a moved date are taken."""
+    """A batch. All moved dates are processed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The rows that were compared: those after `first` and up to `last` (numbers of rows of
-    `transferTimeout`).
+    """The rows of `transferTimeout` that a run has compared: those with ids in (`first`, `last`].
 
-    `wrapped`: the end of the table was reached, and its beginning compared too. `whole`: these were
-    all rows of the table. `moved`: one of them has a moved date.
+    `wrapped`: the end of the table was reached, and its first rows were compared too. `whole`: these
+    were all rows of the table. `moved`: one of them has a moved date.
     """
 
     first: int
@@ -56,10 +55,10 @@ class Compared:
 
 @dataclass(slots=True)
 class IdleSweep:
-    """The slices between two runs. They end where they began."""
+    """The progress of comparing all rows once, in slices, between two runs."""
 
     begin: int | None
-    """The row after which the first slice begins; None until it is known."""
+    """The id of the row after which the first slice begins; None until it is known."""
     complete: bool = False
     """Whether all rows were compared."""
     wrapped: bool = False
@@ -68,8 +67,10 @@ class IdleSweep:
     """Whether a moved date was found."""
 
     def advance(self, first: int, last: int | None) -> None:
-        """Continue after a slice of the rows after `first` and up to `last`; None: to the end of
-        the table.
+        """Record that the rows with ids in (`first`, `last`] were compared; `last` is None for a
+        slice to the end of the table.
+
+        Complete once the slices have wrapped and reached the row where they began.
         """
         if self.begin is None:
             self.begin = first
@@ -82,15 +83,17 @@ class IdleSweep:
 
 @dataclass(slots=True)
 class Sweep:
-    """The position of the comparison in the table. Pure: no database, no clock."""
+    """The state of the sweep between runs: its position in the table, and its phase. Pure: no
+    database, no clock.
+    """
 
     batch: int
     """Rows that a run compares after a moved date was found."""
     position: int | None = None
-    """The last row that was compared; None before the first."""
+    """The id of the last row that was compared; None before the first."""
     phase: Phase = Phase.SAMPLE
     begin: int = 0
-    """The row after which the phases OVERDUE and COPY begin."""
+    """The id of the row after which the phases OVERDUE and COPY begin."""
     wrapped: bool = False
     """Whether this phase has reached the end of the table."""
 
@@ -100,7 +103,12 @@ class Sweep:
         return ROWS_PER_RUN if self.phase is Phase.SAMPLE else max(self.batch, ROWS_PER_RUN)
 
     def advance(self, compared: Compared) -> None:
-        """Continue after a run that has compared these rows, and whose results are written."""
+        """Record the rows that a run has compared, after its results were written, and change the
+        phase if that is due.
+
+        SAMPLE changes to OVERDUE at a moved date. OVERDUE and COPY end when no more moved dates are
+        found, or all rows were compared since the phase began.
+        """
         self.position = compared.last
         self.wrapped = self.wrapped or compared.wrapped
         round_complete = compared.whole or (self.wrapped and compared.last >= self.begin)
@@ -112,8 +120,8 @@ class Sweep:
             case Phase.COPY if round_complete or not compared.moved:
                 self.phase = Phase.SAMPLE
 
-    def found(self, row: int) -> None:
-        """Let the next run begin with this row, whose date was moved."""
+    def start_at(self, row: int) -> None:
+        """Let the next run begin with this row, whose date was found to be moved."""
         self._start(Phase.OVERDUE, row - 1)
 
     def _start(self, phase: Phase, begin: int) -> None:

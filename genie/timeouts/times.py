@@ -42,7 +42,7 @@ class Utc(TypeDecorator[datetime]):
         self.zone = zone
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """Use microseconds where the database has them."""
+        """Return the dialect's type: a date with microseconds, or text in SQLite."""
         if dialect.name == "sqlite":
             return dialect.type_descriptor(_SqliteDate())
         if dialect.name in ("mysql", "mariadb"):
@@ -50,15 +50,19 @@ class Utc(TypeDecorator[datetime]):
         return dialect.type_descriptor(DateTime())
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        """Convert from Python."""
+        """Convert a Python value to the column's: a naive date in the column's time zone, text for SQLite."""
         if value is None:
             return None
         aware = value if value.tzinfo else value.replace(tzinfo=UTC)
-        plain = _moved_to(self.zone or UTC, aware).replace(tzinfo=None)
-        return plain.isoformat(" ", "milliseconds") if dialect.name == "sqlite" else plain
+        naive = _convert(aware, self.zone or UTC).replace(tzinfo=None)
+        return naive.isoformat(" ", "milliseconds") if dialect.name == "sqlite" else naive
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - its signature
-        """Convert to Python. WrongDate if it is not a date."""
+        """Convert a value of the column to an aware date in UTC. WrongDate if it can't be parsed.
+
+        The later of both readings is taken for a local time that occurs twice: it must not expire
+        early.
+        """
         if value is None:
             return None
         if isinstance(value, str):
@@ -66,18 +70,21 @@ class Utc(TypeDecorator[datetime]):
                 value = datetime.fromisoformat(value)
         if not isinstance(value, datetime):
             zone = "UTC" if self.zone is None else self.zone.key
-            raise WrongDate(f"{value!r} is not a date: it must be like 'YYYY-MM-DD HH:MM:SS', in {zone}")
+            raise WrongDate(f"invalid date {value!r}: expected 'YYYY-MM-DD HH:MM:SS' in {zone}")
         if self.zone is None:
             return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
         if value.tzinfo is not None:
             raise WrongDate(
-                f"'{value}' has an offset from UTC: with the time zone {self.zone.key} dates must have none"
+                f"date '{value}' has an offset from UTC: with the time zone {self.zone.key} dates must have none"
             )
-        return max(_moved_to(UTC, value.replace(tzinfo=self.zone, fold=fold)) for fold in (0, 1))
+        # With `fold` 0 and 1 a local time that occurs twice is read as its first and its second occurrence.
+        return max(_convert(value.replace(tzinfo=self.zone, fold=fold), UTC) for fold in (0, 1))
 
 
-def _moved_to(zone: tzinfo, value: datetime) -> datetime:
-    """Convert to a time zone. Dates beyond Python's range become its first or last one."""
+def _convert(value: datetime, zone: tzinfo) -> datetime:
+    """Convert an aware date to a time zone. Results beyond Python's range become its first or last
+    date.
+    """
     try:
         return value.astimezone(zone)
     except OverflowError:
@@ -92,15 +99,15 @@ class utc_now(FunctionElement[datetime]):  # noqa: N801 - named as SQL's functio
 
 
 @compiles(utc_now)
-def _standard(_element: utc_now, _compiler: object, **_options: object) -> str:
+def _compile_for_postgresql(_element: utc_now, _compiler: object, **_options: object) -> str:
     return "timezone('utc', clock_timestamp())"
 
 
 @compiles(utc_now, "mysql", "mariadb")
-def _mysql(_element: utc_now, _compiler: object, **_options: object) -> str:
+def _compile_for_mysql(_element: utc_now, _compiler: object, **_options: object) -> str:
     return "(UTC_TIMESTAMP(6))"
 
 
 @compiles(utc_now, "sqlite")
-def _sqlite(_element: utc_now, _compiler: object, **_options: object) -> str:
+def _compile_for_sqlite(_element: utc_now, _compiler: object, **_options: object) -> str:
     return "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"

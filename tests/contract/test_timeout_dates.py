@@ -163,7 +163,7 @@ async def test_in_sqlite_a_date_may_be_none(new_books: New, date: object) -> Non
     desk = Desk()
     before = await books.ours()
     handler = books.handler(desk.take)
-    with pytest.raises(WrongDate, match=r"is not a date: it must be like .*, in UTC$") as wrong:
+    with pytest.raises(WrongDate, match=r"^invalid date .*: expected .* in UTC$") as wrong:
         await handler.run_once()
     assert "\n" not in str(wrong.value)
     assert (await books.ours(), desk.given) == (before, [])

@@ -97,7 +97,7 @@ async def test_in_sqlite_a_local_date_has_no_offset(new_books: New, date: str) -
     await books.run("UPDATE `transfer` SET `expirationDate` = :date", date=date)
     handler = books.handler(Desk().take, ledger=Ledger(time_zone="Asia/Kolkata"))
     with pytest.raises(
-        WrongDate, match=r"^'2001-.*' has an offset from UTC: with the time zone Asia/Kolkata dates must"
+        WrongDate, match=r"^date '2001-.*' has an offset from UTC: with the time zone Asia/Kolkata dates must"
     ):
         await handler.run_once()
 

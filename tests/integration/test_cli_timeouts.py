@@ -349,7 +349,7 @@ def failed(url: str, *args: str, status: int = 1) -> str:
         ("ledger.db", "invalid database URL"),
         ("postgresql://me:se@cret@127.0.0.1:1/ledger", "invalid database URL"),
         ("mysql://ledger@127.0.0.1:1", "the URL names no database"),
-        ("postgresql://ledger@127.0.0.1:1/ledger?sslmode=require", "the URL has sslmode, which is ssl for asyncpg"),
+        ("postgresql://ledger@127.0.0.1:1/ledger?sslmode=require", "the URL has sslmode, which asyncpg calls ssl"),
         ("postgresql://127.0.0.1:1/ledger", "postgresql+asyncpg://127.0.0.1:1/ledger: "),
         ("mysql://127.0.0.1/a?colour=red", "mysql+asyncmy://127.0.0.1/a: invalid URL: connect()"),
         ("postgresql://127.0.0.1:99999/a", "postgresql+asyncpg://127.0.0.1:99999/a: invalid URL: "),
@@ -388,7 +388,7 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
     ("args", "said"),
     [
         (["status", "--name", "transfer"], "--name transfer: it must be OURS=THEIRS"),
-        (["status", "--name", "transfers=t"], "transfers: not a table or column"),
+        (["status", "--name", "transfers=t"], "transfers: no such table or column in the document"),
         (["status", "--name", "transfer=t"], "there is no table t"),
         (
             ["status", "--time-zone", "Mars"],

@@ -20,7 +20,7 @@ from genie.cli.timeouts.options import (
     progress_reporter,
 )
 from genie.timeouts import Ledger
-from genie.timeouts.sample_data import CHUNK, MAX_HOURS, DataSet
+from genie.timeouts.sample_data import CHUNK_SIZE, MAX_HOURS, DataSet
 from genie.timeouts.sample_data import finalize as finalize_in
 from genie.timeouts.sample_data import generate as generate_into
 from genie.timeouts.sample_data import shift as shift_in
@@ -75,7 +75,7 @@ def generate(url: str, ledger: Ledger, seed: int | None, currencies: str, progre
 async def _generate(url: str, ledger: Ledger, data_set: DataSet, progress_every: int) -> int:
     async with open_ledger(url, ledger, create=True) as database:
         with progress_reporter(progress_every, "transfers") as report:
-            return await generate_into(database, ledger, data_set, report, chunk=min(CHUNK, progress_every))
+            return await generate_into(database, ledger, data_set, report, chunk_size=min(CHUNK_SIZE, progress_every))
 
 
 # -- `genie timeouts shift` --------

@@ -1,4 +1,4 @@
-"""What the handler requires of a database dialect."""
+"""The interface of a database, which each dialect implements for the timeout handler."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ before its use.
 
 
 class Database(ABC):
-    """One database: how it is read and written, and how concurrent runs are excluded."""
+    """A ledger's database: connections for reading and writing, bulk statements, and the run lock."""
 
     commits_in_order = False
     """Whether ids become visible in their order: no lower id can be committed after a higher one."""
 
     driver_errors: tuple[type[Exception], ...] = ()
-    """Errors of the driver where it is called without SQLAlchemy."""
+    """Exceptions of the driver, which calls without SQLAlchemy can raise."""
 
     def __init__(self, url: URL, engine: AsyncEngine) -> None:
         self.name = url.set(query={}).render_as_string(hide_password=True)  # which may contain a password
@@ -41,7 +41,7 @@ class Database(ABC):
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     async def connect(self) -> None:
-        """Connect. ValueError if the driver rejects the URL."""
+        """Check that the database can be connected to. ValueError if the driver rejects the URL."""
         try:
             async with self.reading():
                 pass
@@ -53,86 +53,96 @@ class Database(ABC):
         await self._engine.dispose()
 
     def exists(self) -> bool:
-        """Whether the database exists. False if connecting would create it."""
+        """Return False if the database is a file that does not exist: connecting would create it."""
         return True
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """A connection in autocommit mode: each statement sees what is committed when it begins,
-        and locks nothing.
+        """Provide a connection in autocommit mode: each statement sees what is committed when it
+        begins, and locks nothing.
         """
         async with open_connection(self._autocommit) as connection:
             yield connection
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction, committed if the block ends without an error."""
+        """Provide a connection in a transaction, which is committed if the block ends without an
+        error.
+        """
         async with open_transaction(self._engine) as connection:
             yield connection
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """Like `writing`, for creating tables: one process at a time."""
+        """Provide a transaction for creating tables: processes wait for each other."""
         async with self.writing() as connection:
             yield connection
 
     @abstractmethod
     def try_lock(self) -> AbstractAsyncContextManager[bool]:
-        """Try to get the run lock of the database: yields whether it was acquired, and releases it
-        at the end.
+        """Try to acquire the database's run lock without waiting; yields whether that succeeded. It
+        is released at the end of the block.
         """
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Return the expression of a ledger's date in a form that can be compared."""
+        """Return an SQL expression that converts a date of the ledger to a form that can be compared."""
         return column
 
     @abstractmethod
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
-        """Return the expression of a ledger's date, shifted."""
+        """Return an SQL expression that adds a duration to a date of the ledger."""
 
     @abstractmethod
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert many rows with the same columns (by their keys), as fast as the driver can."""
+        """Insert many rows, each a mapping from column keys to values, by the driver's fastest way.
+
+        All rows must have the same columns.
+        """
 
     async def update_rows(
         self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], columns: Sequence[str]
     ) -> None:
-        """Update these columns of many rows, each with values of its own.
+        """Update these columns of many rows, each row with its own values.
 
-        A row has its primary key, these columns, and all others that an INSERT needs.
+        Each of `rows` must have the primary key, these columns, and all others that an INSERT
+        requires: some databases update by INSERT … ON DUPLICATE KEY UPDATE.
         """
         if not rows:
             return
         (key,) = table.primary_key
         values = {column: bindparam(f"new_{column}", type_=table.c[column].type) for column in columns}
         statement = table.update().where(key == bindparam(f"old_{key.key}")).values(values)
-        given = [
+        parameters = [
             {f"old_{key.key}": row[key.key], **{f"new_{column}": row[column] for column in columns}} for row in rows
         ]
-        await connection.execute(statement, given)
+        await connection.execute(statement, parameters)
 
 
 def values_by_column(
     connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]
 ) -> tuple[list[str], list[Sequence[Any]]]:
-    """Return the names of the columns in the database, and the values of each in the driver's form."""
+    """Transpose rows, for bulk statements: return the names of the columns in the database, and for
+    each column its values, converted to those that the driver takes.
+    """
     columns = [table.c[key] for key in rows[0]]
-    found: list[Sequence[Any]] = []
+    values_of_columns: list[Sequence[Any]] = []
     for column in columns:
         values = [row[column.key] for row in rows]
         convert = column.type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
-        found.append(values if convert is None else converted(convert, values))
-    return [column.name for column in columns], found
+        values_of_columns.append(values if convert is None else convert_all(convert, values))
+    return [column.name for column in columns], values_of_columns
 
 
-def converted(convert: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Convert values, each distinct one once: many rows have the same date, state or transfer."""
-    known = {value: convert(value) for value in set(values)}
-    return [known[value] for value in values]
+def convert_all(convert: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    """Convert a list of values, but each distinct one only once: many rows have the same date or
+    state.
+    """
+    results = {value: convert(value) for value in set(values)}
+    return [results[value] for value in values]
 
 
 def insert_into(connection: AsyncConnection, table: Table, names: Sequence[str]) -> str:
-    """Return an INSERT statement up to VALUES."""
-    quoted = connection.dialect.identifier_preparer
-    into = f"{quoted.format_table(table)} ({', '.join(map(quoted.quote, names))})"
-    return f"INSERT INTO {into} VALUES "  # noqa: S608 - names, and they are quoted
+    """Return the beginning of an INSERT statement: `INSERT INTO table (names…) VALUES `."""
+    preparer = connection.dialect.identifier_preparer
+    target = f"{preparer.format_table(table)} ({', '.join(map(preparer.quote, names))})"
+    return f"INSERT INTO {target} VALUES "  # noqa: S608 - only names, which are quoted

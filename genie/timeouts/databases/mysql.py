@@ -16,13 +16,13 @@ from genie.timeouts.databases.base import (
     LOCK_TIMEOUT_S,
     SERVER_OPTIONS,
     Database,
-    converted,
+    convert_all,
     insert_into,
     values_by_column,
 )
 
 IDLE_TIMEOUT_S = 8 * 3600
-"""How long a connection may be idle: the server's usual default, set in case its own is shorter."""
+"""How long a connection may be idle: the usual default, set because a server may have a shorter one."""
 
 ROWS_PER_INSERT = 5_000
 """Rows of one statement: less than a megabyte, which every server accepts."""
@@ -32,47 +32,48 @@ class Mysql(Database):
     """A database, by asyncmy."""
 
     def __init__(self, url: URL) -> None:
-        # The default isolation level lets a reader block writers. And the connection that holds the run
-        # lock is idle during the delivery, however long that takes.
+        # The connection that holds the run lock is idle during the delivery, however long that takes.
         settings = (
             f"SET time_zone = '+00:00', innodb_lock_wait_timeout = {LOCK_TIMEOUT_S}, wait_timeout = {IDLE_TIMEOUT_S}"
         )
         engine = server_engine(
             url,
             **SERVER_OPTIONS,
-            enable_from_linting=False,  # it does not see that a subquery joins the last state change to its transfer
+            enable_from_linting=False,  # SQLAlchemy does not recognize the join by a correlated subquery as one
             connect_args={"connect_timeout": int(CONNECT_TIMEOUT_S), "init_command": settings},
         )
         super().__init__(url, engine)
 
     @asynccontextmanager
     async def creating(self) -> AsyncIterator[AsyncConnection]:
-        """See `Database`. Here each CREATE TABLE commits on its own, so a named lock excludes
-        others.
+        """See `Database`. Each CREATE TABLE commits implicitly, so a named lock excludes other
+        processes.
         """
-        async with self._locked("tables", LOCK_TIMEOUT_S) as got, self.writing() as connection:
-            if not got:
+        async with self._named_lock("tables", LOCK_TIMEOUT_S) as acquired, self.writing() as connection:
+            if not acquired:
                 raise TimeoutError(f"another process has been creating the tables for {LOCK_TIMEOUT_S} s")
             yield connection
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
         """See `Database`."""
-        async with self._locked("run", 0) as got:
-            yield got
+        async with self._named_lock("run", 0) as acquired:
+            yield acquired
 
     @asynccontextmanager
-    async def _locked(self, what: str, wait_s: int) -> AsyncIterator[bool]:
-        """A named lock of the server, which ends with the connection. Names have at most 64
-        characters.
+    async def _named_lock(self, purpose: str, wait_s: int) -> AsyncIterator[bool]:
+        """Acquire a named lock of the server for the block, and yield whether that succeeded.
+
+        It ends with the connection. Its name contains a hash of the database's name, since it may
+        have at most 64 characters and is unique to the server.
         """
-        name = func.concat(f"genie {what} ", func.left(func.sha2(func.database(), 256), 40))
+        name = func.concat(f"genie {purpose} ", func.left(func.sha2(func.database(), 256), 40))
         async with open_connection(self._autocommit) as connection:
-            got = bool((await connection.execute(select(func.get_lock(name, wait_s)))).scalar_one())
+            acquired = bool((await connection.execute(select(func.get_lock(name, wait_s)))).scalar_one())
             try:
-                yield got
+                yield acquired
             finally:
-                if got:
+                if acquired:
                     await release_or_invalidate(connection, select(func.release_lock(name)))
 
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
@@ -80,7 +81,7 @@ class Mysql(Database):
         return func.timestampadd(literal_column("MICROSECOND"), by // timedelta(microseconds=1), column)
 
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """See `Database`. Uses long statements; the driver's executemany takes twice as long."""
+        """See `Database`. Uses multi-row statements; the driver's `executemany` takes twice as long."""
         await self._insert(connection, table, rows, "")
 
     async def update_rows(
@@ -99,17 +100,18 @@ class Mysql(Database):
         )
 
     async def _insert(
-        self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], rest: str
+        self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]], suffix: str
     ) -> None:
-        """Insert many rows. `rest` is the end of each statement."""
+        """Insert many rows by multi-row INSERT statements that end with `suffix`."""
         if not rows:
             return
         driver: Any = (await connection.get_raw_connection()).driver_connection
         names, columns = values_by_column(connection, table, rows)
-        literals = [converted(driver.literal, column) for column in columns]
-        lines = [f"({','.join(line)})" for line in zip(*literals, strict=True)]
-        insert = insert_into(connection, table, names).replace("%%", "%")  # escaped only in statements with parameters
-        rest = rest.replace("%%", "%")
-        for start in range(0, len(lines), ROWS_PER_INSERT):
-            text = insert + ",".join(lines[start : start + ROWS_PER_INSERT]) + rest
-            await connection.exec_driver_sql(text, execution_options={"no_parameters": True})
+        literals = [convert_all(driver.literal, column) for column in columns]
+        tuples = [f"({','.join(row)})" for row in zip(*literals, strict=True)]
+        # SQLAlchemy writes % in names as %%, which the driver only unescapes in statements with parameters.
+        insert = insert_into(connection, table, names).replace("%%", "%")
+        suffix = suffix.replace("%%", "%")
+        for start in range(0, len(tuples), ROWS_PER_INSERT):
+            statement = insert + ",".join(tuples[start : start + ROWS_PER_INSERT]) + suffix
+            await connection.exec_driver_sql(statement, execution_options={"no_parameters": True})

@@ -1,4 +1,4 @@
-"""From a URL to a database, and from driver errors to one-line messages."""
+"""Creating the `Database` of a URL, and translating its errors to one-line messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from genie.timeouts.databases.postgres import Postgres
 from genie.timeouts.databases.sqlite import Sqlite
 from genie.timeouts.errors import DatabaseFailed
 
-_KINDS: dict[str, tuple[str, Callable[[URL], Database]]] = {
+_DRIVERS: dict[str, tuple[str, Callable[[URL], Database]]] = {
     "sqlite": ("aiosqlite", Sqlite),
     "postgresql": ("asyncpg", Postgres),
     "mariadb": ("asyncmy", Mysql),
@@ -27,35 +27,35 @@ def open_database(url: str) -> Database:
     """Return the database of an SQLAlchemy URL, in which the driver may be left out. Connects to
     nothing yet.
 
-    ValueError for an invalid URL, or if a package is missing.
+    ValueError for an invalid URL, or if the driver is not installed.
     """
     try:
         parsed = make_url(url)
-        parsed.port  # noqa: B018 - it may be no number
-        if "@" in (parsed.host or ""):
-            raise ValueError(parsed.host)  # noqa: TRY301 - an unescaped @ in the password, which errors would show
+        parsed.port  # noqa: B018 - raises ValueError if it is no number
+        if "@" in (parsed.host or ""):  # an unescaped @ in the password, which would appear in later errors
+            raise ValueError(parsed.host)  # noqa: TRY301
     except (ArgumentError, ValueError):
         raise ValueError(f"invalid database URL; it must be like {_EXAMPLES}") from None
-    kind, _, driver = parsed.drivername.partition("+")
-    if kind not in _KINDS or driver not in ("", _KINDS[kind][0]):
-        known = ", ".join(f"{kind}+{driver}" for kind, (driver, _) in _KINDS.items())
+    dialect, _, driver = parsed.drivername.partition("+")
+    if dialect not in _DRIVERS or driver not in ("", _DRIVERS[dialect][0]):
+        known = ", ".join(f"{dialect}+{driver}" for dialect, (driver, _) in _DRIVERS.items())
         raise ValueError(f"unknown database {parsed.drivername!r}: it must be one of {known}; as in {_EXAMPLES}")
-    if kind in ("mariadb", "mysql") and not parsed.database:
+    if dialect in ("mariadb", "mysql") and not parsed.database:
         raise ValueError("the URL names no database: it must be like mysql://user:password@host/ledger")
     if "sslmode" in parsed.query:
         raise ValueError(
-            "the URL has sslmode, which is ssl for asyncpg: postgresql://user:password@host/ledger?ssl=require"
+            "the URL has sslmode, which asyncpg calls ssl: postgresql://user:password@host/ledger?ssl=require"
         )
-    driver, database = _KINDS[kind]
+    driver, create = _DRIVERS[dialect]
     try:
-        return database(parsed.set(drivername=f"{kind}+{driver}"))
+        return create(parsed.set(drivername=f"{dialect}+{driver}"))
     except ModuleNotFoundError as error:
-        raise ValueError(f"{kind} needs the package {error.name}: pip install 'genie-lock[sql]'") from None
+        raise ValueError(f"{dialect} needs the package {error.name}: pip install 'genie-lock[sql]'") from None
 
 
 @contextmanager
 def translate_errors(database: Database) -> Iterator[None]:
-    """Raise errors of the driver, the database or the network as DatabaseFailed, in one line."""
+    """Raise DatabaseFailed with a one-line message for any error of the driver, database or network."""
     expected: tuple[type[Exception], ...] = (SQLAlchemyError, OSError, TimeoutError, *database.driver_errors)
     try:
         yield

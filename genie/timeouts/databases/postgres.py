@@ -27,14 +27,15 @@ from genie.sql.engine import lock_schema, open_connection, release_or_invalidate
 from genie.timeouts.databases.base import CONNECT_TIMEOUT_S, LOCK_TIMEOUT_S, SERVER_OPTIONS, Database, values_by_column
 from genie.timeouts.times import Utc
 
-_FIRST = literal_column("TIMESTAMP '0001-01-01 00:00:00'", Utc)
-_LAST = literal_column("TIMESTAMP '9999-12-31 23:59:59.999999'", Utc)
+_MIN_DATE = literal_column("TIMESTAMP '0001-01-01 00:00:00'", Utc)
+_MAX_DATE = literal_column("TIMESTAMP '9999-12-31 23:59:59.999999'", Utc)
 
 _RUN_LOCK, _TABLES_LOCK = "genie timeouts", "genie timeouts' tables"
+"""Names of advisory locks."""
 
-_LOOK_UP = {"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
-"""Planner settings: every query looks up few rows of large tables, and a plan that reads a whole
-table gets slower with it.
+_PLANNER_SETTINGS = {"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
+"""They make joins use indexes: every query selects few rows of large tables, and a plan that reads a
+whole table gets slower as it grows.
 """
 
 
@@ -42,14 +43,14 @@ class Postgres(Database):
     """A database, by asyncpg. The tables are in its first schema (`search_path`)."""
 
     def __init__(self, url: URL) -> None:
-        settings = {"timezone": "UTC", "lock_timeout": f"{LOCK_TIMEOUT_S}s", **_LOOK_UP}
+        settings = {"timezone": "UTC", "lock_timeout": f"{LOCK_TIMEOUT_S}s", **_PLANNER_SETTINGS}
         engine = server_engine(
             url,
             **SERVER_OPTIONS,
             connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": settings},
         )
         super().__init__(url, engine)
-        import asyncpg  # noqa: PLC0415 - it may be missing where it is not used
+        import asyncpg  # noqa: PLC0415 - it need not be installed for other databases
 
         self.driver_errors = (asyncpg.PostgresError, asyncpg.InterfaceError)
 
@@ -62,26 +63,30 @@ class Postgres(Database):
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
-        """See `Database`. An advisory lock of the schema, which ends with the connection."""
+        """See `Database`. The run lock is an advisory lock of the schema, which ends with the
+        connection.
+        """
         key = schema_lock(_RUN_LOCK)
         async with open_connection(self._autocommit) as connection:
-            got = bool((await connection.execute(select(func.pg_try_advisory_lock(*key)))).scalar_one())
+            acquired = bool((await connection.execute(select(func.pg_try_advisory_lock(*key)))).scalar_one())
             try:
-                yield got
+                yield acquired
             finally:
-                if got:
+                if acquired:
                     await release_or_invalidate(connection, select(func.pg_advisory_unlock(*key)))
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """See `Database`. Dates beyond Python's range become its first or last one."""
-        return type_coerce(case((column > _LAST, _LAST), (column < _FIRST, _FIRST), else_=column), column.type)
+        return type_coerce(
+            case((column > _MAX_DATE, _MAX_DATE), (column < _MIN_DATE, _MIN_DATE), else_=column), column.type
+        )
 
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
         """See `Database`."""
         return type_coerce(column, DateTime()) + literal(by, Interval())
 
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
-        """See `Database`. Uses COPY, in the same transaction."""
+        """See `Database`. Uses COPY, in the connection's transaction."""
         if not rows:
             return
         driver: Any = (await connection.get_raw_connection()).driver_connection
@@ -89,12 +94,14 @@ class Postgres(Database):
         dialect = cast("Any", connection.dialect)
         asyncpg = dialect.dbapi.asyncpg
         try:
-            # For a column with a time zone the driver takes naive values for this machine's local time.
-            named = await driver.prepare(str(select(*(table.c[key] for key in rows[0])).compile(dialect=dialect)))
-            records = [
-                [value and value.replace(tzinfo=UTC) for value in values] if each.type.name == "timestamptz" else values
-                for each, values in zip(named.get_attributes(), columns, strict=True)
+            # asyncpg takes naive values for a column WITH TIME ZONE as this machine's local time: make them aware.
+            statement = await driver.prepare(str(select(*(table.c[key] for key in rows[0])).compile(dialect=dialect)))
+            columns = [
+                [value and value.replace(tzinfo=UTC) for value in values]
+                if attribute.type.name == "timestamptz"
+                else values
+                for attribute, values in zip(statement.get_attributes(), columns, strict=True)
             ]
-            await driver.copy_records_to_table(table.name, records=zip(*records, strict=True), columns=names)
+            await driver.copy_records_to_table(table.name, records=zip(*columns, strict=True), columns=names)
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:  # raised without SQLAlchemy
             raise DBAPIError(f"COPY {table.name}", None, error) from error

@@ -19,18 +19,17 @@ from genie.timeouts.databases.base import LOCK_TIMEOUT_S, Database, insert_into,
 from genie.timeouts.times import Utc
 
 LOCK_SUFFIX = "-timeouts"
-"""Suffix of a file beside the database, always empty, whose lock is the run lock."""
+"""Suffix of the lock file: an empty database beside the ledger's, whose write lock is the run lock."""
 
-
-_OFFSETS = ("*[zZ]", "*:*[+-][0-9][0-9]:[0-9][0-9]")
+_OFFSET_PATTERNS = ("*[zZ]", "*:*[+-][0-9][0-9]:[0-9][0-9]")
 """GLOB patterns of a date with an offset from UTC."""
 
 
 class Sqlite(Database):
     """A file, by aiosqlite.
 
-    A writer has the file to itself until it commits, so ids are committed in order. The run lock
-    can't be a lock of that file: the ledger could not write during a delivery.
+    SQLite has one writer at a time, so ids are committed in order. The run lock is the write lock of
+    another file: otherwise the ledger could not write during a delivery.
     """
 
     commits_in_order = True
@@ -40,7 +39,7 @@ class Sqlite(Database):
         engine = file_engine(
             url, lock_timeout_s=LOCK_TIMEOUT_S, pool_size=2, instead="name a file, as in sqlite:///ledger.db"
         )
-        self._file = os.path.realpath(url.database or "")  # the same lock for every path to the file
+        self._file = os.path.realpath(url.database or "")  # so that every path to the file has the same lock file
         super().__init__(url, engine)
 
     def exists(self) -> bool:
@@ -57,53 +56,57 @@ class Sqlite(Database):
     async def creating(self) -> AsyncIterator[AsyncConnection]:
         """See `Database`. A new file is put into WAL mode."""
         async with self.reading() as connection:
-            empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
-            if empty:
+            is_empty = not (await connection.exec_driver_sql("PRAGMA schema_version")).scalar_one()
+            if is_empty:
                 await enable_wal(connection, LOCK_TIMEOUT_S)
         async with self.writing() as connection:
             yield connection
 
     @asynccontextmanager
     async def try_lock(self) -> AsyncIterator[bool]:
-        """See `Database`. The operating system releases the lock with the process."""
-        lock = await asyncio.to_thread(self._lock)
+        """See `Database`. The operating system releases the lock when the process ends."""
+        holder = await asyncio.to_thread(self._try_lock_file)
         try:
-            yield lock is not None
+            yield holder is not None
         finally:
-            if lock is not None:
-                lock.close()
+            if holder is not None:
+                holder.close()
 
-    def _lock(self) -> sqlite3.Connection | None:
-        lock = sqlite3.connect(self._file + LOCK_SUFFIX, timeout=0, isolation_level=None, check_same_thread=False)
+    def _try_lock_file(self) -> sqlite3.Connection | None:
+        """Lock the lock file by an exclusive transaction; return its connection, which holds the lock
+        until it is closed, or None if another process holds it.
+        """
+        path = self._file + LOCK_SUFFIX
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
-            lock.execute("BEGIN EXCLUSIVE")
+            connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
-            lock.close()
+            connection.close()
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                 raise
             return None
-        return lock
+        return connection
 
     def comparable_date(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """See `Database`. Other programs may have written it in any form; an invalid date stays as
-        it is.
+        """See `Database`. Normalizes dates, which other programs may have written in any form.
 
-        So does a date with an offset if the ledger has a time zone: it is rejected when it is read.
+        Unchanged are invalid dates, and dates with an offset if the ledger has a time zone: both are
+        rejected when they are read.
         """
-        one_form: ColumnElement[Any] = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=column.type)
+        normalized: ColumnElement[Any] = func.strftime("%Y-%m-%d %H:%M:%f", column, type_=column.type)
         if isinstance(column.type, Utc) and column.type.zone is not None:
-            offset = or_(*(type_coerce(column, String).op("GLOB")(form) for form in _OFFSETS))
-            one_form = case((offset, column), else_=one_form)
-        return func.coalesce(one_form, column, type_=column.type)
+            has_offset = or_(*(type_coerce(column, String).op("GLOB")(pattern) for pattern in _OFFSET_PATTERNS))
+            normalized = case((has_offset, column), else_=normalized)
+        return func.coalesce(normalized, column, type_=column.type)
 
     def shifted_date(self, column: ColumnElement[Any], by: timedelta) -> ColumnElement[Any]:
-        """See `Database`. An invalid date stays as it is."""
-        moved = func.strftime("%Y-%m-%d %H:%M:%f", column, f"{by.total_seconds():+.3f} seconds", type_=column.type)
-        return func.coalesce(moved, column, type_=column.type)
+        """See `Database`. An invalid date is not changed."""
+        shifted = func.strftime("%Y-%m-%d %H:%M:%f", column, f"{by.total_seconds():+.3f} seconds", type_=column.type)
+        return func.coalesce(shifted, column, type_=column.type)
 
     async def insert_rows(self, connection: AsyncConnection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
         """See `Database`."""
         if rows:
             names, columns = values_by_column(connection, table, rows)
-            text = f"{insert_into(connection, table, names)}({', '.join('?' for _ in names)})"
-            await connection.exec_driver_sql(text, list(zip(*columns, strict=True)))
+            statement = f"{insert_into(connection, table, names)}({', '.join('?' for _ in names)})"
+            await connection.exec_driver_sql(statement, list(zip(*columns, strict=True)))

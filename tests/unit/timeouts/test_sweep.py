@@ -44,7 +44,7 @@ def test_where_all_rows_were_compared_no_run_follows_at_once() -> None:
 def test_all_rows_are_compared_once_in_each_phase_at_most() -> None:
     """Dates that can't be copied are found again and again, and must not let it run for ever."""
     state = Sweep(batch=50)
-    state.found(61)
+    state.start_at(61)
     phases = []
     for first, last, wrapped in ((60, 110, False), (110, 10, True), (10, 60, False)) * 2:
         assert state.position == first

@@ -138,13 +138,13 @@ async def test_a_ledger_without_a_column_that_is_written_is_refused(file: Path) 
     ],
 )
 def test_what_cannot_be_generated(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"expired|amount|hours|currency"):
+    with pytest.raises(ValueError, match=r"expired|amount|hours|currencies"):
         DataSet(**{"transfers": 10, "expired": 1, "seed": 1} | wrong)
 
 
 @pytest.mark.parametrize("hours", [3.5, -170])
 async def test_all_dates_are_moved(file: Path, hours: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genie.timeouts.sample_data.SHIFT_CHUNK", 7)
+    monkeypatch.setattr("genie.timeouts.sample_data.SHIFT_CHUNK_SIZE", 7)
     await filled(file, DataSet(transfers=50, expired=5, seed=1))
     ask(file, "UPDATE transfer SET expirationDate = 'never' WHERE transferId IN (SELECT MIN(transferId) FROM transfer)")
     query = "SELECT transferId, expirationDate FROM transfer"
