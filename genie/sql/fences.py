@@ -1,36 +1,36 @@
-"""Fencing tokens in SQL: a row remembers the greatest fence that it was used with and refuses smaller ones.
+"""Fencing tokens in SQL: a row stores the greatest fencing token (fence) it was used with, and rejects smaller ones.
 
-A lock can time out while its holder is paused. The holder then writes under a lock that another client has been granted
-since. `lock.fence` grows with every grant, so the database can tell the two holders apart, if it remembers the fence.
+A lock can time out while its holder is paused. If the holder then continues, it writes without a lock, possibly after
+another client has been granted it. `lock.fence` grows with every grant, so a database that stores the greatest fence of
+each row can reject the late write.
 
-**The fence must be remembered when a row is read for a later write, not only when it is written.** If only writes
-carried a fence, the late write of holder 1 would be accepted between the read and the write of holder 2, and the write
-of holder 2 would overwrite it:
+**The fence must be stored when a row is read for a later write, not only when it is written.** If only writes carried a
+fence, the late write of holder 1 would be accepted between the read and the write of holder 2, and the write of holder
+2 would overwrite it:
 
     holder 1 (fence 33)          holder 2 (fence 34)          the row
     read 100                                                  100
     (paused, lock times out)
-                                 locked, read 100             100, must remember 34 from here on
-    write 90 with fence 33                                    accepted, if the greatest fence seen is still 33
+                                 locked, read 100             100, must store 34 from here on
+    write 90 with fence 33                                    accepted, if the stored fence is still 33
                                  write 120 with fence 34      120: the write of 90 is lost
 
-So each read is an UPDATE of the fence that returns the row. Two columns are enough for both modes of a lock. This is
-the rule of timestamp ordering, with the fence as timestamp:
+So each read is an UPDATE of the fence that returns the row. Two columns are enough for both modes of a lock. The rule is
+timestamp ordering, with the fence as timestamp:
 
-| Access                        | Refused if the fence is smaller than | Remembered in  |
-|-------------------------------|--------------------------------------|----------------|
-| read or write, exclusive lock | `fence` or `shared_fence`            | `fence`        |
-| read, shared lock             | `fence`                              | `shared_fence` |
+| Access                        | Rejected if the fence is smaller than | Stored in      |
+|-------------------------------|---------------------------------------|----------------|
+| read or write, exclusive lock | `fence` or `shared_fence`             | `fence`        |
+| read, shared lock             | `fence`                               | `shared_fence` |
 
 Shared locks need their own column because several holders have the lock at the same time, with different fences: one
-must not refuse the other, but both must refuse an earlier exclusive holder.
+must not reject the other, but both must reject an earlier exclusive holder.
 
-How one statement is enough. PostgreSQL, and SQLite since 3.35, have `UPDATE … RETURNING`. MariaDB and MySQL do not:
-there a read is an UPDATE that stores the fence, followed by a SELECT that returns the row with its fences. The order
-matters, not the transaction: after the UPDATE no older holder can write, and if a newer holder came between the two
-statements, the SELECT returns the fence of that holder and the read is refused. The SELECT is a locking one (FOR UPDATE),
-because under REPEATABLE READ a plain SELECT would return the snapshot of the transaction, which may be older than the
-UPDATE.
+Why no transaction is needed. PostgreSQL, and SQLite since 3.35, have `UPDATE … RETURNING`: one statement stores the
+fence and returns the row. MariaDB and MySQL need two: an UPDATE that stores the fence, then a SELECT that returns the row
+with its fences. After the UPDATE no older holder can write. If a newer holder has stored its fence between the two
+statements, the SELECT returns that fence, and the read is rejected. The SELECT is a locking one (FOR UPDATE): under
+REPEATABLE READ a plain SELECT would return the snapshot of the transaction, which may be older than the UPDATE.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ MAX_FENCE = 2**53 - 1
 
 
 def _any_above(fence: int, columns: Iterable[Column[int]]) -> ColumnElement[bool]:
-    """Whether one of the columns has a greater fence; false, not NULL, where they have none."""
+    """Return the SQL condition that one of the columns is greater than a fence; it is false for columns that are NULL."""
     return or_(*(and_(column.is_not(None), column > fence) for column in columns))
 
 
 class FencedTable:
-    """Reads and writes rows of a table under the fence of a lock, and refuses holders of older locks.
+    """Reads and writes rows of a table with the fencing token of a lock, and rejects holders of older locks.
 
     The table has a primary key, a column `fence` and, if rows are also read under shared locks, a column
     `shared_fence`. Both are nullable `BigInteger` columns; NULL means that the row was never used with a fence.
@@ -70,8 +70,8 @@ class FencedTable:
 
     - `StaleFence` if the row was used with a greater fence.
     - `LookupError` if there is no such row.
-    - `ValueError` or `TypeError` for arguments that cannot be right, before anything is executed.
-    - Errors of the database as SQLAlchemy raises them. A transaction that fails because another one was faster
+    - `ValueError` or `TypeError` for invalid arguments, before anything is executed.
+    - Errors of the database as SQLAlchemy raises them. A transaction that fails because of a concurrent one
       (serialization failure, deadlock, `database is locked`) has written nothing. Run it again.
     """
 
@@ -79,7 +79,7 @@ class FencedTable:
         self._table = table
         self._key = tuple(table.primary_key)
         if not self._key:
-            raise ValueError(f"table {table.fullname} has no primary key: fences are kept for single rows")
+            raise ValueError(f"table {table.fullname} has no primary key, which identifies the row of a fence")
         if "fence" not in table.c:
             raise ValueError(f"table {table.fullname} has no column 'fence': add Column('fence', BigInteger)")
         self._fence: Column[int] = table.c.fence
@@ -89,36 +89,33 @@ class FencedTable:
                 raise TypeError(f"column {column} must be a BigInteger, not {column.type!r}: fences have up to 53 bits")
 
     def read(self, connection: Connection, key: Any, *, fence: int, shared: bool = False) -> Row[Any]:
-        """Return a row after storing the fence in it; `shared` says that the lock is a shared one.
+        """Store the fence in a row, and return the row with all columns. `shared`: the lock is a shared one.
 
-        From then on the row refuses writes of older holders. That holds once the transaction is committed, and within
-        the transaction because the row is locked until its end. After a rollback read again.
-
-        The row has all columns of the table.
+        From then on the row rejects writes of older holders: until the end of the transaction because the row is
+        locked, and after its commit because the fence is stored. After a rollback read again.
         """
-        self._check(connection, fence)
-        matches = self._matches(key)
-        update = self._table.update().where(matches).values(self._remember(fence, shared))
-        return self._checked(self._run_and_return(connection, update, matches), key, fence, shared)
+        self._check_arguments(connection, fence)
+        has_key = self._has_key(key)
+        update = self._table.update().where(has_key).values(self._stored_fence(fence, shared))
+        return self._check_row(self._execute_and_fetch(connection, update, has_key), key, fence, shared)
 
     def read_or_create(
         self, connection: Connection, key: Any, values: Mapping[str, Any], *, fence: int, shared: bool = False
     ) -> Row[Any]:
-        """Return a row as `read` does; insert it with `values` where it does not exist.
+        """Return a row as `read` does; insert it with `values` if it does not exist.
 
-        A row that does not exist cannot remember a fence, so an older holder could still insert it later. Of an
-        existing row `values` change nothing. Where they violate another unique constraint, the error is SQLAlchemy's
-        `IntegrityError`; on MariaDB and MySQL it is `ValueError`.
+        Use it instead of `read` for a row that may not exist: an absent row has no fence to reject an older holder, which
+        could insert it later. An existing row is not changed by `values`. If they violate another unique constraint, the
+        error is SQLAlchemy's `IntegrityError`; on MariaDB and MySQL it is `ValueError`.
         """
-        self._check(connection, fence)
-        matches = self._matches(key)
-        marked = self._fence if not shared else self._shared_column()
-        new = {**self._checked_values(values), **self._key_values(key), marked.key: fence}
+        self._check_arguments(connection, fence)
+        fence_column = self._fence if not shared else self._shared_column()
+        new_row = {**self._check_values(values), **self._key_values(key), fence_column.key: fence}
         dialect = connection.dialect
         if dialect.name in ("mariadb", "mysql"):
-            # Where the row exists this assigns a column to itself, which changes nothing.
-            same = {self._key[0].key: self._key[0]}
-            connection.execute(mysql.insert(self._table).values(new).on_duplicate_key_update(same))
+            # ON DUPLICATE KEY UPDATE needs an assignment: this one assigns a column to itself, which changes nothing.
+            no_change = {self._key[0].key: self._key[0]}
+            connection.execute(mysql.insert(self._table).values(new_row).on_duplicate_key_update(no_change))
             try:
                 return self.read(connection, key, fence=fence, shared=shared)
             except LookupError:
@@ -128,49 +125,52 @@ class FencedTable:
         insert = postgresql.insert if dialect.name == "postgresql" else sqlite.insert
         upsert = (
             insert(self._table)
-            .values(new)
-            .on_conflict_do_update(index_elements=self._key, set_=self._remember(fence, shared))
+            .values(new_row)
+            .on_conflict_do_update(index_elements=self._key, set_=self._stored_fence(fence, shared))
         )
-        return self._checked(self._run_and_return(connection, upsert, matches), key, fence, shared)
+        return self._check_row(self._execute_and_fetch(connection, upsert, self._has_key(key)), key, fence, shared)
 
     def write(self, connection: Connection, key: Any, values: Mapping[str, Any], *, fence: int) -> None:
         """Set columns of a row and store the fence in it, in one UPDATE that also checks the fence.
 
-        `values` maps names of columns to values or SQL expressions. The lock is an exclusive one.
+        `values` maps names of columns to values or SQL expressions. The lock must be an exclusive one.
         """
-        self._check(connection, fence)
-        matches = self._matches(key)
+        self._check_arguments(connection, fence)
+        has_key = self._has_key(key)
         update = (
             self._table.update()
-            .where(matches, not_(_any_above(fence, self._fences())))
-            .values({**self._checked_values(values), self._fence.key: fence})
+            .where(has_key, not_(_any_above(fence, self._fences())))
+            .values({**self._check_values(values), self._fence.key: fence})
         )
         if connection.execute(update).rowcount == 0:
-            # Refused, so nothing was written. Which error it is takes another statement.
-            self._checked(self._select(connection, matches), key, fence, shared=False)
-            raise LookupError(self._missing(key))  # inserted between the two statements
+            # Nothing was written. Another statement finds out whether the fence was stale or the row does not exist.
+            self._check_row(self._select(connection, has_key), key, fence, shared=False)
+            raise LookupError(self._describe_missing(key))  # it was inserted between the two statements
 
     # -- statements ----------------------------------------------------------------------------------------------
 
-    def _run_and_return(
-        self, connection: Connection, statement: Update | Insert, matches: ColumnElement[bool]
+    def _execute_and_fetch(
+        self, connection: Connection, statement: Update | Insert, has_key: ColumnElement[bool]
     ) -> Row[Any] | None:
-        """Execute a statement that stores the fence, and return the row as it is afterwards."""
+        """Execute a statement that stores a fence in a row, and return the row as it is afterwards.
+
+        `has_key`: the condition that selects the row, for a database without RETURNING.
+        """
         if connection.dialect.update_returning:
             return connection.execute(statement.returning(*self._table.c)).first()
         connection.execute(statement)
-        return self._select(connection, matches)
+        return self._select(connection, has_key)
 
-    def _select(self, connection: Connection, matches: ColumnElement[bool]) -> Row[Any] | None:
-        """The row as it is committed or as this transaction has changed it, never that of an older snapshot."""
-        return connection.execute(select(*self._table.c).where(matches).with_for_update()).first()
+    def _select(self, connection: Connection, has_key: ColumnElement[bool]) -> Row[Any] | None:
+        """Return the current version of a row. FOR UPDATE prevents that an older snapshot is read."""
+        return connection.execute(select(*self._table.c).where(has_key).with_for_update()).first()
 
-    def _remember(self, fence: int, shared: bool) -> dict[str, ColumnElement[int]]:
-        """SET clause that stores the fence, unless the row has seen a greater one: nothing ever lowers a fence."""
+    def _stored_fence(self, fence: int, shared: bool) -> dict[str, ColumnElement[int]]:
+        """Return the SET clause that stores a fence in its column, unless the row has a greater one already."""
         column = self._shared_column() if shared else self._fence
         return {column.key: case((_any_above(fence, self._fences()), column), else_=literal(fence, BigInteger()))}
 
-    def _matches(self, key: Any) -> ColumnElement[bool]:
+    def _has_key(self, key: Any) -> ColumnElement[bool]:
         return and_(*(column == self._key_values(key)[column.key] for column in self._key))
 
     # -- columns -------------------------------------------------------------------------------------------------
@@ -179,10 +179,11 @@ class FencedTable:
         return [column for column in (self._fence, self._shared_fence) if column is not None]
 
     def _conflicting(self, shared: bool) -> list[Column[int]]:
-        """The columns with the fences that refuse a smaller one: shared holders do not refuse each other."""
+        """Return the columns whose greater fences reject an access: shared holders do not reject each other."""
         return [self._fence] if shared else self._fences()
 
     def _shared_column(self) -> Column[int]:
+        """Return the column `shared_fence`, which the table needs only for shared locks. ValueError if it has none."""
         if self._shared_fence is None:
             raise ValueError(
                 f"table {self._table.fullname} has no column 'shared_fence', which reads under a shared lock need: "
@@ -192,7 +193,8 @@ class FencedTable:
 
     # -- checks --------------------------------------------------------------------------------------------------
 
-    def _check(self, connection: Connection, fence: int) -> None:
+    def _check_arguments(self, connection: Connection, fence: int) -> None:
+        """Raise TypeError or ValueError for an unsupported connection or an invalid fence."""
         if not isinstance(connection, Connection):
             raise TypeError(
                 f"connection must be a sqlalchemy.Connection, not {type(connection).__name__}; with an AsyncConnection: "
@@ -206,13 +208,15 @@ class FencedTable:
             raise ValueError(f"fence must be from 1 to {MAX_FENCE}, not {fence}")
 
     def _key_values(self, key: Any) -> dict[str, Any]:
+        """Return the values of the primary key's columns, by name. ValueError if their number is wrong."""
         values = key if isinstance(key, tuple) else (key,)
         names = [column.key for column in self._key]
         if len(values) != len(names):
             raise ValueError(f"the key of {self._table.fullname} is ({', '.join(names)}), not {key!r}")
         return dict(zip(names, values, strict=True))
 
-    def _checked_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values to write, by column. ValueError for an unknown column, a key or a fence."""
         reserved = {column.key for column in (*self._key, *self._fences())}
         for name in values:
             if name not in self._table.c:
@@ -221,19 +225,19 @@ class FencedTable:
                 raise ValueError(f"values must not contain {name!r}: it comes from `key` or `fence`")
         return dict(values)
 
-    def _checked(self, row: Row[Any] | None, key: Any, fence: int, shared: bool) -> Row[Any]:
-        """The row, unless it does not exist or has seen a fence that refuses this one."""
+    def _check_row(self, row: Row[Any] | None, key: Any, fence: int, shared: bool) -> Row[Any]:
+        """Return the row. LookupError if it does not exist, StaleFence if it was used with a greater fence."""
         if row is None:
-            raise LookupError(self._missing(key))
-        seen = max(row._mapping[column] or 0 for column in self._conflicting(shared))  # noqa: SLF001 - public there
-        if seen > fence:
+            raise LookupError(self._describe_missing(key))
+        greatest = max(row._mapping[column] or 0 for column in self._conflicting(shared))  # noqa: SLF001 - a public API
+        if greatest > fence:
             raise StaleFence(
-                f"{self._table.fullname} {key!r} was used with fence {seen}, which is greater than {fence}: "
+                f"{self._table.fullname} {key!r} was used with fence {greatest}, which is greater than {fence}: "
                 "another holder has locked it since",
                 fence=fence,
-                seen=seen,
+                seen=greatest,
             )
         return row
 
-    def _missing(self, key: Any) -> str:
+    def _describe_missing(self, key: Any) -> str:
         return f"{self._table.fullname} has no row {key!r}; to insert one under a fence use read_or_create"

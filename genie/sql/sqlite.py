@@ -15,12 +15,14 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool
 from genie.sql.engine import open_transaction
 
 WAL_RETRY_INTERVAL_S = 0.05
+"""Pause between two attempts to set the journal mode."""
 
 
 def file_engine(url: URL, *, lock_timeout_s: float, pool_size: int, instead: str) -> AsyncEngine:
-    """Create an engine for a file. Statements and callers wait `lock_timeout_s` for locks and connections.
+    """Create an engine for an SQLite file. `lock_timeout_s` is the timeout for locks, and for a free connection.
 
-    ValueError for a database in memory, which belongs to one connection; `instead` says what to use.
+    ValueError for an in-memory database, of which each connection would have its own; `instead` is appended to the
+    message and says what to use.
     """
     if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
         raise ValueError(f"an SQLite database in memory belongs to one connection: {instead}")
@@ -36,9 +38,10 @@ def file_engine(url: URL, *, lock_timeout_s: float, pool_size: int, instead: str
 
 @asynccontextmanager
 async def write_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """A transaction that takes the write lock at its begin.
+    """Begin a transaction that acquires SQLite's write lock at once, and provide its connection.
 
-    One that begins as a reader fails at its first write if another connection has written since.
+    A transaction that acquires the write lock later, at its first write, fails if another connection has written since
+    its first read.
     """
     async with open_transaction(engine) as connection:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -46,17 +49,17 @@ async def write_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnectio
 
 
 async def enable_wal(connection: AsyncConnection, timeout_s: float) -> None:
-    """Set the journal mode WAL, in which readers and the writer don't block each other. The file keeps it.
+    """Set a file's journal mode to WAL, in which readers and the writer don't block each other. The mode is persistent.
 
-    While another connection writes, SQLite rejects this at once, whatever the lock timeout; so it is
-    retried. SQLAlchemy's OperationalError after `timeout_s`, or for any other reason.
+    While another connection writes, SQLite rejects this immediately, whatever the lock timeout. So it is retried for
+    `timeout_s`. Raises SQLAlchemy's OperationalError after that, or for any other reason.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     while (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar_one() != "wal":
         try:
             await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
         except OperationalError as error:
-            busy = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
-            if not busy or asyncio.get_running_loop().time() > deadline:
+            is_busy = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+            if not is_busy or asyncio.get_running_loop().time() > deadline:
                 raise
             await asyncio.sleep(WAL_RETRY_INTERVAL_S)
