@@ -59,7 +59,7 @@ async def lock_schema(connection: AsyncConnection, name: str) -> None:
 async def release_or_invalidate(connection: AsyncConnection, release: Executable) -> None:
     """Release a lock that belongs to a connection's session; if that fails, close the connection, which ends the lock.
 
-    The explicit release comes first because a server may notice late that a connection was closed.
+    Closing alone would not suffice: a server may notice late that a connection was closed.
     """
     try:
         await connection.execute(release)

@@ -106,8 +106,8 @@ class Sweep:
         """Record the rows that a run has compared, after its results were written, and change the
         phase if that is due.
 
-        SAMPLE changes to OVERDUE at a moved date. OVERDUE and COPY end when no more moved dates are
-        found, or all rows were compared since the phase began.
+        SAMPLE changes to OVERDUE at a moved date. OVERDUE and COPY end when a batch has no moved date,
+        or all rows were compared since the phase began.
         """
         self.position = compared.last
         self.wrapped = self.wrapped or compared.wrapped
