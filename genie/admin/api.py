@@ -1,4 +1,4 @@
-"""The JSON API under `/api/`: parameters, the OpenAPI schema, and the handlers."""
+"""The JSON API under `/api/`: request parameters, the OpenAPI document, and the handlers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from genie.protocol.resources import MAX_NAME, check_name
 
 @dataclass(frozen=True)
 class Limit:
-    """The parameter `?limit=` of a path: at most so many of `what`, from 1 to `maximum`."""
+    """The parameter `?limit=` of a path: the maximum number of `items` in the response, from 1 to `maximum`."""
 
     default: int
     maximum: int
-    what: str
+    items: str
 
 
 LIMITS = {
@@ -39,19 +39,20 @@ LIMITS = {
     "/api/hot": Limit(20, 100, "resources"),
     "/api/deadlocks": Limit(20, 100, "deadlocks"),
 }
-"""By path."""
-WITHOUT_NAMESPACE = frozenset({"/api/schema"})
+"""The limits by path."""
+PATHS_WITHOUT_NAMESPACE = frozenset({"/api/schema"})
 """Paths without the parameter `?namespace=`."""
 
 
 def read_limit(request: web.Request) -> int:
     """Return the limit of a request, 0 for paths without one. ApiError 400 for unknown or invalid parameters."""
     limit = LIMITS.get(request.path)
-    has = ["limit"] * (limit is not None) + ["namespace"] * (request.path not in WITHOUT_NAMESPACE)
+    known = ["limit"] * (limit is not None) + ["namespace"] * (request.path not in PATHS_WITHOUT_NAMESPACE)
     for name in request.query:
-        if name not in has:
-            known = f"known: {', '.join(has) or 'none'}"
-            raise bad_request(f"unknown parameter {name[:64]!r} of {request.path[:64]}; {known}")
+        if name not in known:
+            raise bad_request(
+                f"unknown parameter {name[:64]!r} of {request.path[:64]}; known: {', '.join(known) or 'none'}"
+            )
     if limit is None or "limit" not in request.query:
         return 0 if limit is None else limit.default
     values = request.query.getall("limit")
@@ -59,43 +60,43 @@ def read_limit(request: web.Request) -> int:
     valid = len(values) == 1 and text.isascii() and text.isdecimal() and len(text) <= len(str(limit.maximum))
     if not valid or not 1 <= int(text) <= limit.maximum:
         raise bad_request(
-            f"limit must be one number of {limit.what} from 1 to {limit.maximum}, not {', '.join(values)[:64]!r}"
+            f"limit must be one number of {limit.items} from 1 to {limit.maximum}, not {', '.join(values)[:64]!r}"
         )
     return int(text)
 
 
 def read_namespace(request: web.Request, served: Collection[str]) -> str:
-    """Return the requested namespace, by default the first of those `served`."""
+    """Return the requested namespace, by default the first of the served ones. ApiError if it is invalid or not served."""
     if "namespace" not in request.query:
         return next(iter(served))
     values = request.query.getall("namespace")
-    wrong = diagnostics.namespace_error(values[0])
-    if len(values) > 1 or wrong is not None:
-        raise bad_request(f"namespace {wrong or 'must be given once'}, not {', '.join(values)[:64]!r}")
+    error = diagnostics.namespace_error(values[0])
+    if len(values) > 1 or error is not None:
+        raise bad_request(f"namespace {error or 'must be given once'}, not {', '.join(values)[:64]!r}")
     if values[0] not in served:
-        why = f"unknown namespace {values[0]!r}; this server serves {', '.join(served)}"
-        raise ApiError(404, "not-found", why)
+        message = f"unknown namespace {values[0]!r}; this server serves {', '.join(served)}"
+        raise ApiError(404, "not-found", message)
     return values[0]
 
 
-def read_name(request: web.Request, prefix: str) -> str:
-    """Return the resource name, the rest of the path: percent-encoded UTF-8."""
+def read_resource_name(request: web.Request, prefix: str) -> str:
+    """Decode the resource name, the part of the path after `prefix`: percent-encoded UTF-8. ApiError 400 if invalid."""
     path = request.raw_path.partition("?")[0]
     try:
         return check_name(unquote(path[len(prefix) :], errors="strict"), "the name of a resource")
     except UnicodeDecodeError:
         raise bad_request("the name of a resource must be percent-encoded UTF-8") from None
-    except ValueError as wrong:
-        raise bad_request(str(wrong)) from None
+    except ValueError as error:
+        raise bad_request(str(error)) from None
 
 
 async def read_release(request: web.Request) -> models.Release:
-    """Decode the body of a release. ApiError 400 if it is invalid."""
+    """Decode the body of `POST /api/release`. ApiError 400 if it is invalid."""
     try:
         body = await request.read()
         command = msgspec.json.decode(body.decode(), type=models.Release)
-    except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
-        raise bad_request(f'the body must be {{"id": N}}, the id of a request: {wrong}') from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f'the body must be {{"id": N}}, the id of a request: {error}') from None
     if not 0 < command.id < 1 << 63:
         raise bad_request(
             f"id must be the id of a request, a positive number of at most 63 bits, not {str(command.id)[:40]}"
@@ -113,23 +114,25 @@ RESPONSES: dict[str, type[models.ApiModel]] = {
     "/api/resources/{name}": models.Resource,
     "/api/release": models.Released,
 }
-_TEMPLATE = "#/components/schemas/{name}"
+"""The response types by path."""
+_REF_TEMPLATE = "#/components/schemas/{name}"
 
 
 def schema() -> bytes:
     """Return the OpenAPI document as JSON."""
-    kinds = [*RESPONSES.values(), models.Release, models.Problem]
-    refs, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE)
-    ref = dict(zip(kinds, refs, strict=True))
-    problem = {"description": "The error, and what would be valid", **_body(ref[models.Problem])}
+    types = [*RESPONSES.values(), models.Release, models.Problem]
+    refs, components = msgspec.json.schema_components(types, ref_template=_REF_TEMPLATE)
+    ref_of = dict(zip(types, refs, strict=True))
+    problem = {"description": "The error, and what would be valid", **_json_content(ref_of[models.Problem])}
     paths: dict[str, Any] = {}
-    for path, kind in RESPONSES.items():
+    for path, response_type in RESPONSES.items():
+        success = {"description": _first_doc_line(response_type), **_json_content(ref_of[response_type])}
         operation: dict[str, Any] = {
             "parameters": _parameters(path),
-            "responses": {"200": {"description": _first_line(kind), **_body(ref[kind])}, "default": problem},
+            "responses": {"200": success, "default": problem},
         }
         if path == "/api/release":
-            operation["requestBody"] = {"required": True, **_body(ref[models.Release])}
+            operation["requestBody"] = {"required": True, **_json_content(ref_of[models.Release])}
             paths[path] = {"post": operation}
         else:
             paths[path] = {"get": operation}
@@ -139,25 +142,28 @@ def schema() -> bytes:
     )
 
 
-def _body(ref: dict[str, Any]) -> dict[str, Any]:
+def _json_content(ref: dict[str, Any]) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": ref}}}
 
 
-def _first_line(kind: type[models.ApiModel]) -> str:
-    return (kind.__doc__ or "").partition("\n")[0]
+def _first_doc_line(model: type[models.ApiModel]) -> str:
+    return (model.__doc__ or "").partition("\n")[0]
 
 
 def _parameters(path: str) -> list[dict[str, Any]]:
+    """Return the OpenAPI parameters of a path."""
     bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAMESPACE}
-    what = "the namespace; by default the first of the server"
-    return [*_own(path), {"name": "namespace", "in": "query", "description": what, "schema": bounds}]
+    description = "the namespace; by default the first of the server"
+    namespace = {"name": "namespace", "in": "query", "description": description, "schema": bounds}
+    return [*_specific_parameters(path), namespace]
 
 
-def _own(path: str) -> list[dict[str, Any]]:
+def _specific_parameters(path: str) -> list[dict[str, Any]]:
+    """Return the parameters that only this path has: the limit, or the name of a resource."""
     if path in LIMITS:
         limit = LIMITS[path]
         bounds = {"type": "integer", "minimum": 1, "maximum": limit.maximum, "default": limit.default}
-        return [{"name": "limit", "in": "query", "description": f"maximum number of {limit.what}", "schema": bounds}]
+        return [{"name": "limit", "in": "query", "description": f"maximum number of {limit.items}", "schema": bounds}]
     if "{name}" in path:
         bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
         return [{"name": "name", "in": "path", "required": True, "schema": bounds}]
@@ -171,7 +177,7 @@ log = structlog.get_logger()
 RESOURCES = "/api/resources/"
 SEND_TIMEOUT_S = 30.0
 """How long a client may take to read its response."""
-STATUS: dict[str, int] = {
+STATUS_BY_CODE: dict[str, int] = {
     Code.UNKNOWN_ID: 404,
     Code.UNAVAILABLE: 503,
     Code.TOO_MANY: 503,
@@ -201,9 +207,10 @@ class Api:
         ]
 
     async def state(self, request: web.Request) -> web.StreamResponse:
-        """Respond with an overview of the server, whether it leads or not."""
+        """Respond with an overview of the server, also if it is a follower."""
         read_limit(request)
         server, namespace = self._server, self._namespace(request)
+        # The roles are part of the key, so that no response of before a change of leadership is served after it.
         key = "state", namespace, *((view.role, view.leader) for view in server.namespaces.values())
         body = await self._cache.get_or_compute(key, lambda: self._encode(views.state(server, namespace, self._budget)))
         return await send(request, body)
@@ -232,7 +239,7 @@ class Api:
     async def resource(self, request: web.Request) -> web.StreamResponse:
         """Respond with the holders and the wait queue of a resource."""
         read_limit(request)
-        name = read_name(request, RESOURCES)
+        name = read_resource_name(request, RESOURCES)
         return await self._respond(
             request,
             ("resource", name),
@@ -245,44 +252,45 @@ class Api:
         return web.Response(body=self._schema, content_type=JSON)
 
     async def release(self, request: web.Request) -> web.StreamResponse:
-        """Release a lock, or cancel a waiting request. Its client is notified, as of any release by another client."""
+        """Release a lock or cancel a waiting request, as any client may do by id: the owner is notified."""
         read_limit(request)
         command = await read_release(request)
         namespace = self._namespace(request)
         view = self._server.namespaces[namespace]
-        _leading_manager(view)
+        _manager_of_leader(view)
         reply = await self._execute(view, messages.command("release", id=command.id))
         if isinstance(reply, messages.Released):
             principal = PRINCIPAL.get()
-            name = {} if principal is None else {"principal": principal.name}
+            principal_field = {} if principal is None else {"principal": principal.name}
             log.info(
                 "request released by operator",
                 namespace=namespace,
                 id=command.id,
                 reason=reply.payload.reason,
                 peer=request.remote,
-                **name,
+                **principal_field,
             )
             response = models.Released(id=command.id, reason=reply.payload.reason)
             return web.Response(body=encode_small(response), content_type=JSON)
         if isinstance(reply, messages.Error):
             error = reply.payload
-            raise ApiError(STATUS.get(error.code, 400), error.code, error.message, error.leader)
+            raise ApiError(STATUS_BY_CODE.get(error.code, 400), error.code, error.message, error.leader)
         raise ApiError(500, "defect", f"unexpected reply to a release: {type(reply).__name__}")
 
     async def _execute(self, view: NamespaceView, line: bytes) -> messages.Message | None:
+        """Execute a command in a namespace and decode its reply. ApiError 503 if the outcome is unknown."""
         timeout_s = self._server.settings.store_timeout_ms / 1000 + 1
         try:
             async with asyncio.timeout(timeout_s):
                 return messages.read((await view.execute(line)).partition(b"\n")[0])
         except TimeoutError:
-            why = f"no reply within {timeout_s:.0f} s; the release may still take effect"
+            reason = f"no reply within {timeout_s:.0f} s; the release may still take effect"
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                raise
-            why = "this server lost its leadership; the release may have taken effect"
-        raise ApiError(503, Code.UNAVAILABLE, why, view.leader)
+                raise  # this handler was cancelled, not the command
+            reason = "this server lost its leadership; the release may have taken effect"
+        raise ApiError(503, Code.UNAVAILABLE, reason, view.leader)
 
     # -- shared by the handlers -----------------------------------------------------------------------------
 
@@ -299,23 +307,27 @@ class Api:
         key: tuple[str, int | str],
         build: Callable[[NamespaceView, LockManager], Awaitable[models.ApiModel]],
     ) -> web.StreamResponse:
-        """Respond with what only the leader of the namespace knows; it must lead before and after reading its tables."""
+        """Respond with data that only the leader of the namespace has, from the cache or built now.
+
+        ApiError 503 if this server is not the leader, or no longer after the response was built.
+        """
         namespace = self._namespace(request)
         view = self._server.namespaces[namespace]
-        manager = _leading_manager(view)
+        manager = _manager_of_leader(view)
 
         async def compute() -> Body:
             return await self._encode(build(view, manager))
 
         body = await self._cache.get_or_compute((namespace, *key), compute)
-        _leading_manager(view)
+        _manager_of_leader(view)
         return await send(request, body)
 
     async def _encode(self, response: Awaitable[models.ApiModel]) -> Body:
         return await encode(await response, self._budget)
 
 
-def _leading_manager(view: NamespaceView) -> LockManager:
+def _manager_of_leader(view: NamespaceView) -> LockManager:
+    """Return the lock manager of a namespace. ApiError 503, with the leader, if this server is not the leader."""
     manager = view.manager
     if manager is None:
         leader = "no leader is known" if view.leader is None else f"the leader is {view.leader}"

@@ -1,4 +1,4 @@
-"""The endpoints beside the API: health checks, the metrics, and the files of the page."""
+"""The endpoints outside the API: health checks, metrics, and the files of the status page."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class HealthEndpoints:
         self._server = server
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """Return the routes of the three checks."""
+        """Return the routes of the health checks."""
         return [
             web.get("/livez", self.live),
             web.get("/readyz", self.ready),
-            web.get("/leaderz", self.leads),
+            web.get("/leaderz", self.leader),
         ]
 
     async def live(self, _: web.Request) -> web.Response:
@@ -42,11 +42,13 @@ class HealthEndpoints:
     async def ready(self, _: web.Request) -> web.Response:
         """Respond 200 if every namespace has a known leader and an available store, and the server is not stopping."""
         reasons = [
-            f"{name}: {reason}\n" for name, view in self._server.namespaces.items() if (reason := _not_ready(view))
+            f"{name}: {reason}\n"
+            for name, view in self._server.namespaces.items()
+            if (reason := _not_ready_reason(view))
         ]
         return web.Response(status=UNAVAILABLE, text="".join(reasons)) if reasons else web.Response(text="ok\n")
 
-    async def leads(self, request: web.Request) -> web.Response:
+    async def leader(self, request: web.Request) -> web.Response:
         """Respond 200 if this server leads the requested namespace, by default the first."""
         namespaces = self._server.namespaces
         view = namespaces[api.read_namespace(request, namespaces)]
@@ -56,11 +58,11 @@ class HealthEndpoints:
         return web.Response(status=UNAVAILABLE, text=f"{view.role}{leader}\n")
 
 
-def _not_ready(view: NamespaceView) -> str:
-    """Return why a namespace is not ready; empty if it is."""
+def _not_ready_reason(view: NamespaceView) -> str:
+    """Return why a namespace is not ready; an empty string if it is."""
     if view.role in ("starting", "stopping"):
         return view.role
-    return "" if view.store_available else "the store does not answer"
+    return "" if view.store_available else "the store is unavailable"
 
 
 # -- `/metrics`, for Prometheus --------
@@ -69,19 +71,20 @@ OPENMETRICS = "application/openmetrics-text"
 OPENMETRICS_EOF = b"# EOF\n"
 """The last line of the OpenMetrics format."""
 METRIC_WORK = 20
+"""Work units for a metric of one namespace."""
 SAMPLE_WORK = 12
-"""Work of writing a metric of one namespace, and of each of its samples."""
+"""Work units for each of its samples."""
 
 
 class MetricsEndpoint:
-    """`/metrics`, in the text format of Prometheus, or in OpenMetrics where the client accepts it."""
+    """`/metrics`, in the text format of Prometheus, or in OpenMetrics if the client accepts it."""
 
     def __init__(self, server: metrics.ServerView, cache: ResponseCache) -> None:
         self._metrics = metrics.Metrics(server)
         self._cache = cache
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """Return its route. Query parameters are ignored: Prometheus may be configured to add some."""
+        """Return the route. Query parameters are ignored: Prometheus may be configured to add some."""
         return [web.get("/metrics", self.metrics, allow_head=False)]
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -91,21 +94,21 @@ class MetricsEndpoint:
         content_type = openmetrics.CONTENT_TYPE_LATEST if as_openmetrics else exposition.CONTENT_TYPE_PLAIN_0_0_4
 
         async def compute() -> Body:
-            lines: list[bytes] = []
+            blocks: list[bytes] = []
             last_name = ""
             for part in self._metrics.parts():
-                written = write(_SingleMetric(part)).removesuffix(OPENMETRICS_EOF)
-                lines.append(_without_header(written) if part.name == last_name else written)
+                block = write(_SingleMetric(part)).removesuffix(OPENMETRICS_EOF)
+                blocks.append(_without_header(block) if part.name == last_name else block)
                 last_name = part.name
                 await self._cache.budget.spend(METRIC_WORK + SAMPLE_WORK * len(part.samples))
-            return (b"".join([*lines, OPENMETRICS_EOF if as_openmetrics else b""]),)
+            return (b"".join([*blocks, OPENMETRICS_EOF if as_openmetrics else b""]),)
 
         (body,) = await self._cache.get_or_compute(("metrics", as_openmetrics), compute)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 class _SingleMetric(Collector):
-    """A collector of one metric, as the writers of prometheus_client expect one."""
+    """A collector of one metric: the writers of prometheus_client accept only collectors."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -114,24 +117,27 @@ class _SingleMetric(Collector):
         return [self._family]
 
 
-def _without_header(written: bytes) -> bytes:
-    """Drop the HELP and TYPE lines, which stand above the samples of the first namespace only."""
-    return b"".join(line for line in written.splitlines(keepends=True) if not line.startswith(b"#"))
+def _without_header(block: bytes) -> bytes:
+    """Remove the HELP and TYPE lines of a metric: they may appear only once, before the samples of the first namespace."""
+    return b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(b"#"))
 
 
-# -- The page, at `/`: static files; its scripts read the API of this port and nothing else --------
+# -- The page, at `/`: static files, whose scripts call the API of this port --------
 
 INDEX = "index.html"
-TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-"""Content type by file extension."""
+CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+"""Content types by file extension."""
 
 
 class PageFiles:
-    """The files of the folder `page`, each at its name, and the index at `/`. They are read once, at the start."""
+    """Serves the files of the folder `page` by their names, and the index at `/`. They are read once, at the start."""
 
     def __init__(self) -> None:
         self._files = {
-            "/" if file.name == INDEX else f"/{file.name}": (TYPES[file.name.rpartition(".")[2]], file.read_bytes())
+            "/" if file.name == INDEX else f"/{file.name}": (
+                CONTENT_TYPES[file.name.rpartition(".")[2]],
+                file.read_bytes(),
+            )
             for file in files(__package__).joinpath("page").iterdir()
         }
 
@@ -140,7 +146,7 @@ class PageFiles:
         return [web.get(path, self.file) for path in sorted(self._files)]
 
     async def file(self, request: web.Request) -> web.Response:
-        """Respond with a file, or with 304. Browsers revalidate it by its ETag at each load."""
+        """Respond with a file, or with 304 if the browser has its current version, by the ETag."""
         content_type, body = self._files[request.path]
         etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
         headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": etag}

@@ -26,13 +26,13 @@ from genie.tls import certificate_name
 log = structlog.get_logger()
 
 MAX_CONNECTIONS: Final = 64
-"""Open connections. A browser opens up to six, Prometheus one or two."""
+"""Maximum open connections. A browser opens up to six, Prometheus one or two."""
 BACKLOG: Final = 16
-"""Connections that the kernel queues; asyncio accepts them at once, also beyond the limit."""
+"""Listen backlog. asyncio accepts queued connections immediately, also beyond `MAX_CONNECTIONS`."""
 IDLE_TIMEOUT_S: Final = 30.0
 """How long a connection may stay open without a complete request."""
 RESPONSE_TIMEOUT_S: Final = 60.0
-"""Additional time for a request until its response is sent."""
+"""Time for a response, in addition to the idle timeout."""
 SHUTDOWN_TIMEOUT_S: Final = 1.0
 """How long a stopping server waits for responses in progress."""
 
@@ -55,11 +55,13 @@ class BoundedRunner(web.AppRunner):
 
     @property
     def server(self) -> web.Server | None:
-        """Return the protocol factory, which asyncio calls for each connection."""
+        """Return the protocol factory that asyncio calls for each connection, with the limit of connections added."""
         server = super().server
-        return None if server is None else cast("web.Server", self._bounded(server))
+        return None if server is None else cast("web.Server", self._limited_factory(server))
 
-    def _bounded(self, server: web.Server) -> Callable[[], asyncio.BaseProtocol]:
+    def _limited_factory(self, server: web.Server) -> Callable[[], asyncio.BaseProtocol]:
+        """Wrap the protocol factory of aiohttp: reject connections beyond the limit, start the idle timer of others."""
+
         def make_protocol() -> asyncio.BaseProtocol:
             if len(server.connections) >= MAX_CONNECTIONS:
                 return _ConnectionRejector()
@@ -71,7 +73,7 @@ class BoundedRunner(web.AppRunner):
 
 
 class _Connection(web.RequestHandler):
-    """One connection. Input that is not HTTP is neither logged nor echoed: it may contain a token."""
+    """A connection that neither logs nor echoes input that is not HTTP: it may contain a token."""
 
     __slots__ = ()
 
@@ -80,9 +82,9 @@ class _Connection(web.RequestHandler):
         request: web.BaseRequest,
         status: int = 500,
         exc: BaseException | None = None,
-        message: str | None = None,  # noqa: ARG002 - it quotes the input
+        message: str | None = None,  # noqa: ARG002 - not used: it quotes the input
     ) -> web.StreamResponse:
-        """Respond to a request that could not be parsed, or whose handler failed."""
+        """Return the JSON response to a request that could not be parsed, or whose handler failed."""
         if status >= web.HTTPInternalServerError.status_code:
             log.error("admin request failed", exc_info=exc)
             problem = Problem(code="defect", message=DEFECT)
@@ -95,14 +97,17 @@ class _Connection(web.RequestHandler):
 
 
 class _IdleTimer:
-    """Closes connections that have sent no complete request for `IDLE_TIMEOUT_S`."""
+    """Closes connections that have sent no complete request for `IDLE_TIMEOUT_S`.
+
+    While a request is handled, its connection counts as active for `RESPONSE_TIMEOUT_S` more.
+    """
 
     def __init__(self) -> None:
         self._last_active: dict[web.RequestHandler, float] = {}
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note the time of each request and of its response."""
+        """Record the time of each request and of its response."""
         now = asyncio.get_running_loop().time
         self._last_active[request.protocol] = now() + RESPONSE_TIMEOUT_S
         try:
@@ -118,12 +123,13 @@ class _IdleTimer:
         loop.call_later(IDLE_TIMEOUT_S, self._check, connection)
 
     def _check(self, connection: web.RequestHandler) -> None:
+        """Close an idle connection, or check it again when its timeout will have passed."""
         if connection.transport is None:
             self._last_active.pop(connection, None)
             return
-        left = self._last_active[connection] + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
-        if left > 0:
-            asyncio.get_running_loop().call_later(min(left, IDLE_TIMEOUT_S), self._check, connection)
+        remaining_s = self._last_active[connection] + IDLE_TIMEOUT_S - asyncio.get_running_loop().time()
+        if remaining_s > 0:
+            asyncio.get_running_loop().call_later(min(remaining_s, IDLE_TIMEOUT_S), self._check, connection)
         else:
             del self._last_active[connection]
             connection.transport.abort()
@@ -146,10 +152,7 @@ TLS_HANDSHAKE_TIMEOUT_S: Final = 5.0
 
 
 class AdminServer:
-    """Serves the admin port. It does nothing if the settings name no port.
-
-    `address` is the bound host and port after `start`.
-    """
+    """Serves the admin port, if the settings contain one. After `start`, `address` is the bound host and port."""
 
     def __init__(self, server: ServerView) -> None:
         self._server = server
@@ -159,19 +162,11 @@ class AdminServer:
         self.budget = WorkBudget()
 
     async def start(self) -> None:
-        """Listen. OSError if the port cannot be bound."""
+        """Bind the port and accept connections. OSError if the port cannot be bound."""
         settings = self._server.settings
         if settings.admin.port is None:
             return
-        app = web.Application(middlewares=[error_middleware], client_max_size=MAX_BODY)
-        RequestGuard(lambda: self._server.access, settings.admin.host, _certificate, self._count_rejected).install(app)
-        app.on_response_prepare.append(_disable_caching)
-        cache = ResponseCache(self.budget)
-        app.add_routes(HealthEndpoints(self._server).routes())
-        app.add_routes(PageFiles().routes())
-        app.add_routes(Api(self._server, cache).routes())
-        app.add_routes(MetricsEndpoint(self._server, cache).routes())
-        self._runner = BoundedRunner(app)
+        self._runner = BoundedRunner(self._make_app())
         await self._runner.setup()
         try:
             tls = self._server.admin_tls
@@ -188,7 +183,20 @@ class AdminServer:
             raise
         self.address = self._listener.sockets[0].getsockname()[:2]
 
-    def _count_rejected(self) -> None:
+    def _make_app(self) -> web.Application:
+        """Return the application: middlewares first, then the endpoints."""
+        app = web.Application(middlewares=[error_middleware], client_max_size=MAX_BODY)
+        host = self._server.settings.admin.host
+        RequestGuard(lambda: self._server.access, host, _certificate_name, self._count_unauthorized).install(app)
+        app.on_response_prepare.append(_disable_caching)
+        cache = ResponseCache(self.budget)
+        app.add_routes(HealthEndpoints(self._server).routes())
+        app.add_routes(PageFiles().routes())
+        app.add_routes(Api(self._server, cache).routes())
+        app.add_routes(MetricsEndpoint(self._server, cache).routes())
+        return app
+
+    def _count_unauthorized(self) -> None:
         self._server.stats.errors[Code.UNAUTHORIZED] += 1
 
     async def stop(self) -> None:
@@ -199,8 +207,8 @@ class AdminServer:
             await self._runner.cleanup()
 
 
-def _certificate(request: web.Request) -> str | None:
-    """Return the name in the verified client certificate, if any."""
+def _certificate_name(request: web.Request) -> str | None:
+    """Return the name in the verified client certificate of a request, if any."""
     return certificate_name(request.get_extra_info("peercert"))
 
 

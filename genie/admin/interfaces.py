@@ -1,4 +1,4 @@
-"""What the admin port needs of a server: read access, and one command, the release of a lock."""
+"""The interface of a server that the admin port uses: read access, and one command, the release of a lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from genie.observability import metrics
 
 
 class NamespaceView(metrics.NamespaceView, Protocol):
-    """One namespace on a server: what its metrics need, its leader, and command execution."""
+    """A namespace on a server: what its metrics need, its leader, and command execution."""
 
     @property
     def leader(self) -> str | None:
@@ -22,7 +22,7 @@ class NamespaceView(metrics.NamespaceView, Protocol):
 
 
 class ServerView(metrics.ServerView, Protocol):
-    """What the admin port needs of a server."""
+    """A server with its namespaces, its access control and its TLS settings."""
 
     @property
     def namespaces(self) -> Mapping[str, NamespaceView]:

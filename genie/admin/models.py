@@ -53,7 +53,7 @@ class QueueSummary(ApiModel):
     holder: int | None
     """Id of a request that holds the resource; None if there is no holder."""
     transaction_name: str | None
-    """Transaction of that holder."""
+    """Transaction of `holder`."""
 
 
 class Namespace(ApiModel):
@@ -150,7 +150,7 @@ class Edge(ApiModel):
 
 
 class Waits(ApiModel):
-    """`/api/waits`: the wait-for graph; the oldest waiting requests come first."""
+    """`/api/waits`: the wait-for graph, oldest waiting requests first."""
 
     nodes: list[Node]
     edges: list[Edge]
@@ -289,7 +289,7 @@ DEFECT: Final = "internal error; the log of the server has details"
 
 
 class ApiError(Exception):
-    """An error response; `leader` is the address of the server to ask instead."""
+    """An error response. `leader`: address of the server to which the request should be sent instead."""
 
     def __init__(self, status: int, code: str, message: str, leader: str | None = None) -> None:
         super().__init__(message)
@@ -306,7 +306,7 @@ def bad_request(message: str) -> ApiError:
 async def error_middleware(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Turn exceptions of handlers into JSON responses."""
+    """Convert exceptions of handlers into JSON responses."""
     headers: dict[str, str] = {}
     try:
         return await handler(request)
@@ -316,8 +316,8 @@ async def error_middleware(
             headers["Retry-After"] = "1"
     except web.HTTPNotFound:
         error = ApiError(404, "not-found", f"{request.path[:200]} does not exist; /api/schema lists the paths")
-    except web.HTTPMethodNotAllowed as wrong:
-        allowed = ", ".join(sorted(wrong.allowed_methods))
+    except web.HTTPMethodNotAllowed as rejected:
+        allowed = ", ".join(sorted(rejected.allowed_methods))
         headers["Allow"] = allowed
         error = ApiError(405, "not-allowed", f"{request.path[:200]} allows {allowed}, not {request.method}")
     except web.HTTPRequestEntityTooLarge:

@@ -1,6 +1,6 @@
 """Security of the admin port: authentication, DNS rebinding, forged requests (CSRF), response headers.
 
-It decides by the matched path and the method, and knows nothing about the endpoints.
+Requests are checked by their matched path and method, independently of the handlers.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ log = structlog.get_logger()
 API: Final = "/api"
 METRICS: Final = "/metrics"
 PRINCIPAL: ContextVar[Principal | None] = ContextVar("PRINCIPAL", default=None)
-"""The principal of the current request; None where authentication is off."""
+"""The principal of the current request; None if authentication is disabled."""
 CSRF_HEADER: Final = "X-Genie"
-"""A header that no form and no link can send; a script of another origin would need CORS permission."""
+"""A header that forms and links cannot send; a script of another origin would need CORS permission."""
 JSON: Final = "application/json"
 WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 HEADERS: Final = {
     "Server": "genie",
-    # Names that clients choose stay text, whatever they contain.
+    # Clients choose names of resources: the policy keeps markup in them from being executed.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -79,28 +79,30 @@ class RequestGuard:
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Respond with an error, or call the handler if the request is allowed."""
         PRINCIPAL.set(None)
-        error = self._rejection(request)
+        error = self._check_request(request)
         if error is not None:
             return error
         return await handler(request)
 
-    def _rejection(self, request: web.Request) -> web.Response | None:
+    def _check_request(self, request: web.Request) -> web.Response | None:
+        """Return an error response; None if the request is allowed."""
         if not _is_guarded(request):
             return None
         access = self._access()
         if access.open:
             if not self._is_trusted_host(request.headers.get(hdrs.HOST, "")):
-                why = "without a token the Host header must name this machine (127.0.0.1 or localhost)"
-                return _problem(403, why)
+                message = "without a token the Host header must name this machine (127.0.0.1 or localhost)"
+                return _problem(403, message)
         else:
             error = self._authorization_error(request, access)
             if error is not None:
                 return error
         if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) or request.match_info.http_exception is not None:
-            return None  # it changes nothing
+            return None  # read-only, or no such path
         return _csrf_error(request)
 
     def _authorization_error(self, request: web.Request, access: AccessControl) -> web.Response | None:
+        """Authenticate a request and check the permission of its principal; return an error response, or None."""
         principal = self._authenticate(request, access)
         if principal is None:
             no_token = hdrs.AUTHORIZATION not in request.headers
@@ -111,23 +113,24 @@ class RequestGuard:
                 path=request.path[:200],
             )
             self._on_unauthenticated()
-            wrong = "missing token" if no_token else "unknown token"
-            response = _problem(401, f"{wrong}: send Authorization: Bearer TOKEN with a token of this server")
+            cause = "missing token" if no_token else "unknown token"
+            response = _problem(401, f"{cause}: send Authorization: Bearer TOKEN with a token of this server")
             response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
             return response
         PRINCIPAL.set(principal)
-        right = INSPECT if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) else ADMIN
-        if not principal.has_permission(right):
-            return _problem(403, f"{principal.name} lacks the permission {right}")
+        permission = INSPECT if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) else ADMIN
+        if not principal.has_permission(permission):
+            return _problem(403, f"{principal.name} lacks the permission {permission}")
         if principal.visible_prefixes is not None and not _is_metrics(request):
-            why = (
+            message = (
                 f"{principal.name} may only inspect {principal.scope_description}, and the admin port shows all resources: "
                 "use genie inspect"
             )
-            return _problem(403, why)
+            return _problem(403, message)
         return None
 
     def _authenticate(self, request: web.Request, access: AccessControl) -> Principal | None:
+        """Return the principal of a bearer token, or of a client certificate; None if it is missing or unknown."""
         header = request.headers.get(hdrs.AUTHORIZATION)
         if header is not None:
             scheme, _, token = header.partition(" ")
@@ -136,7 +139,10 @@ class RequestGuard:
         return None if name is None else access.by_certificate(name)
 
     def _is_trusted_host(self, host: str) -> bool:
-        """Return whether the Host header names this machine; another site's name may resolve to it (DNS rebinding)."""
+        """Return whether the Host header names this machine.
+
+        In a DNS rebinding attack, the name of another site resolves to this machine, and Host contains that name.
+        """
         try:
             name = urlsplit(f"//{host}").hostname
             if name is not None and name in ("localhost", self._host):
@@ -148,6 +154,7 @@ class RequestGuard:
 
 
 def _is_guarded(request: web.Request) -> bool:
+    """Return whether a request is for the API or the metrics; health checks and the page are public."""
     resource = request.match_info.route.resource
     paths = {request.path, request.raw_path} | ({resource.canonical} if resource is not None else set())
     return any(path == API or path.startswith((API + "/", METRICS)) for path in paths)
@@ -159,7 +166,7 @@ def _is_metrics(request: web.Request) -> bool:
 
 
 def _csrf_error(request: web.Request) -> web.Response | None:
-    """Return an error if a page of another site may have sent this request, which changes something."""
+    """Return an error response if a page of another site may have sent this state-changing request (CSRF)."""
     headers = request.headers
     if request.content_type != JSON or CSRF_HEADER not in headers:
         return _problem(403, f"the headers Content-Type: {JSON} and {CSRF_HEADER}: 1 are required")

@@ -1,7 +1,7 @@
-"""Keep the admin port from delaying the locks: cooperative yielding, response caching, chunked encoding.
+"""Limits on the work of the admin port: cooperative yielding, response caching, chunked encoding.
 
-All of it runs in the server's event loop. A response is computed in slices of bounded work, and
-the loop serves clients in between.
+The admin port shares the event loop with the locks. A response is computed in slices of bounded work, between which
+the loop serves other clients.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from genie.admin.models import ApiError, ApiModel
 from genie.errors import Code
 
 MAX_SLICE_WORK: Final = 1_000
-"""Work between two pauses. A unit takes about a microsecond: reading a row of a table, or writing some 100 bytes."""
+"""Work units between two pauses. A unit takes about a microsecond: reading a table row, or encoding 100 bytes."""
 
 
 class WorkBudget:
-    """Counts work and yields to the event loop when a slice is used up.
+    """Counts units of work, and yields to the event loop after each slice of `MAX_SLICE_WORK`.
 
-    It counts work rather than time, so that the slices are the same on every machine and in every run.
+    Work is counted rather than timed, so that slices are the same on every machine and in every run.
     """
 
     def __init__(self) -> None:
         self._spent = 0
         self.max_spent = 0
-        """The most work ever done without a pause."""
+        """Maximum work done so far without a pause."""
 
     async def spend(self, work: int) -> bool:
-        """Add to the work done. Return whether this yielded: then any table may have changed."""
+        """Count work, and yield if the slice is used up. Return whether it yielded: then any table may have changed."""
         self._spent += work
         self.max_spent = max(self.max_spent, self._spent)
         if self._spent < MAX_SLICE_WORK:
@@ -52,13 +52,13 @@ RESPONSE_TTL_S = 0.5
 """How long a response is served from the cache."""
 MAX_CACHED_RESPONSES = 16
 MAX_WAITING_REQUESTS = 64
-"""Requests that may wait for a response. Each wakes the event loop, which also serves the locks."""
+"""Maximum number of requests that wait for a response."""
 
 
 class ResponseCache:
-    """Computes one response at a time and coalesces equal requests.
+    """Computes one response at a time, and serves equal requests from a cache for `RESPONSE_TTL_S`.
 
-    However many clients poll, the event loop runs at most one slice of this work per iteration.
+    However many clients poll, an iteration of the event loop contains at most one slice of this work.
     """
 
     def __init__(self, budget: WorkBudget) -> None:
@@ -66,6 +66,7 @@ class ResponseCache:
         self._mutex = asyncio.Lock()
         self._waiting = 0
         self._cached: dict[Hashable, tuple[float, Body]] = {}
+        """The time of computation and the response, by key, oldest first."""
 
     async def get_or_compute(self, key: Hashable, compute: Callable[[], Awaitable[Body]]) -> Body:
         """Return the cached response for the key, or compute it. ApiError 503 if too many requests wait."""
@@ -78,7 +79,9 @@ class ResponseCache:
             async with self._mutex:
                 now = asyncio.get_running_loop().time()
                 self._cached = {
-                    known: entry for known, entry in self._cached.items() if now - entry[0] < RESPONSE_TTL_S
+                    cached_key: (computed_at, body)
+                    for cached_key, (computed_at, body) in self._cached.items()
+                    if now - computed_at < RESPONSE_TTL_S
                 }
                 if key not in self._cached:
                     await self.budget.pause()
@@ -94,7 +97,7 @@ class ResponseCache:
 # -- Chunked JSON encoding: a response may have several megabytes --------
 
 CHUNK_BYTES = 16 << 10
-"""Approximate size of a chunk, which is sent by itself."""
+"""Approximate size of a chunk; each is written separately."""
 BYTES_PER_WORK_UNIT = 256
 
 Body = tuple[bytes, ...]
@@ -104,7 +107,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def encode(response: ApiModel, budget: WorkBudget) -> Body:
-    """Encode a large response, its lists item by item. Its top-level fields must not be omitted by default."""
+    """Encode a large response in chunks, and yield between the items of its lists.
+
+    All top-level fields are encoded, also those with default values.
+    """
     chunks: list[bytes] = []
     chunk = bytearray(b"{")
     for index, field in enumerate(msgspec.structs.fields(response)):

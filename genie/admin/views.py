@@ -1,7 +1,7 @@
 """Build the responses of the API from the lock tables and the statistics.
 
-The tables change between the slices of a `WorkBudget`, so a response is not one snapshot: requests
-that end while it is built are left out.
+The tables change whenever a `WorkBudget` yields, so a response is not one snapshot: requests that end while it is built
+are omitted.
 """
 
 from __future__ import annotations
@@ -24,73 +24,80 @@ from genie.observability.histogram import Histogram
 from genie.observability.stats import Contention, Deadlock, Stats, most_contended
 
 MAX_SCANNED_WAITERS = 10_000
-"""Waiting requests that are scanned for the longest queues, oldest first."""
+"""Maximum waiting requests scanned for the longest queues, oldest first."""
 MAX_SCANNED_ENTRIES = 50_000
-"""Queue entries of those requests that are scanned."""
+"""Maximum queue entries of these requests that are scanned."""
 MAX_QUEUES = 20
 MAX_LISTED_RESOURCES = 10
-"""Resources of one request that are listed."""
+"""Maximum resources listed for a request."""
 MAX_EDGES = 4_000
 MAX_BLOCKER_CHECKS = 300
-"""Requests that are checked to find the blockers of one node."""
+"""Maximum requests checked to find the blockers of a node."""
 MAX_ROWS = 100
-"""Holders of a resource, and entries of its queue, that are listed."""
+"""Maximum holders of a resource, and entries of its wait queue, in a response."""
 LENGTH_WORK = 5
-"""Work of reading the length of a queue."""
+"""Work units for reading the length of a queue."""
 NODE_WORK = 10
-"""Work of building a node."""
+"""Work units for building a node."""
 
 
 async def longest_queues(table: LockTable, budget: WorkBudget) -> tuple[list[models.QueueSummary], bool]:
     """Return the longest wait queues among the oldest waiting requests, and whether all requests were scanned."""
-    requests = list(islice(table.waiting.values(), MAX_SCANNED_WAITERS))
-    complete, entries = len(requests) == len(table.waiting), 0
-    since: dict[str, int] = {}
-    for request in requests:
-        if entries >= MAX_SCANNED_ENTRIES:
-            complete = False
-            break
-        if request.state is WAITING:
-            names = request.names()
-            entries += len(names)
-            for name in names:
-                since.setdefault(name, int(request.since_unix_ms))
-        await budget.spend(len(names) if request.state is WAITING else 1)
-    longest: list[tuple[int, int, str]] = []
-    for name, oldest in since.items():
-        length = _length(table, name)
+    oldest_since, complete = await _oldest_waiter_by_resource(table, budget)
+    longest: list[tuple[int, int, str]] = []  # a heap of the `MAX_QUEUES` longest: length, negated time, name
+    for name, since in oldest_since.items():
+        length = _queue_length(table, name)
         if length:
-            (heappush if len(longest) < MAX_QUEUES else heappushpop)(longest, (length, -oldest, name))
+            (heappush if len(longest) < MAX_QUEUES else heappushpop)(longest, (length, -since, name))
         await budget.spend(LENGTH_WORK)
     await budget.pause()
-    queues = [_queue_summary(table, name, -oldest) for _, oldest, name in sorted(longest, reverse=True)]
+    queues = [_queue_summary(table, name, -negated) for _, negated, name in sorted(longest, reverse=True)]
     return [queue for queue in queues if queue.waiting], complete
 
 
-async def ongoing_waits(table: LockTable, now_unix_ms: float, budget: WorkBudget) -> dict[str, float]:
-    """Return the total time (ms) of ongoing waits by resource, of the oldest waiting requests.
+async def _oldest_waiter_by_resource(table: LockTable, budget: WorkBudget) -> tuple[dict[str, int], bool]:
+    """Return by resource when its oldest waiting request was queued (unix ms), and whether all requests were scanned."""
+    requests = list(islice(table.waiting.values(), MAX_SCANNED_WAITERS))
+    since: dict[str, int] = {}
+    entries = 0
+    for request in requests:
+        if entries >= MAX_SCANNED_ENTRIES:
+            return since, False
+        if request.state is not WAITING:  # it ended while the budget yielded
+            await budget.spend(1)
+            continue
+        names = request.names()
+        entries += len(names)
+        for name in names:
+            since.setdefault(name, int(request.since_unix_ms))
+        await budget.spend(len(names))
+    return since, len(requests) == len(table.waiting)
 
-    A request for several resources counts for those of its first ten blockers.
+
+async def ongoing_waits(table: LockTable, now_unix_ms: float, budget: WorkBudget) -> dict[str, float]:
+    """Return the total time (ms) of the ongoing waits of the oldest waiting requests, by resource.
+
+    A request for several resources counts for the resources of its first ten blockers.
     """
-    waited: dict[str, float] = {}
-    work = 0
+    waited_ms: dict[str, float] = {}
+    total_work = 0
     for request in list(islice(table.waiting.values(), MAX_SCANNED_WAITERS)):
-        if work >= MAX_SCANNED_ENTRIES:
+        if total_work >= MAX_SCANNED_ENTRIES:
             break
-        checked = 1
+        work = 1
         if request.state is WAITING:
             names: Collection[str] = request.names()
             if len(names) > 1:
-                blockers, _, checked = sample_blockers(table, request, MAX_BLOCKER_CHECKS, count=False)
-                names, checked = {blocker.resource for blocker in blockers}, checked + NODE_WORK
+                blockers, _, checks = sample_blockers(table, request, MAX_BLOCKER_CHECKS, count=False)
+                names, work = {blocker.resource for blocker in blockers}, checks + NODE_WORK
             for name in names:
-                waited[name] = waited.get(name, 0.0) + max(0.0, now_unix_ms - request.since_unix_ms)
-        work += checked
-        await budget.spend(checked)
-    return waited
+                waited_ms[name] = waited_ms.get(name, 0.0) + max(0.0, now_unix_ms - request.since_unix_ms)
+        total_work += work
+        await budget.spend(work)
+    return waited_ms
 
 
-def _length(table: LockTable, name: str) -> int:
+def _queue_length(table: LockTable, name: str) -> int:
     resource = table.resources.get(name)
     return 0 if resource is None or resource.wait_queue is None else len(resource.wait_queue)
 
@@ -101,7 +108,7 @@ def _queue_summary(table: LockTable, name: str, since: int) -> models.QueueSumma
     first = next(iter(holders.values()), None)
     return models.QueueSummary(
         resource=name,
-        waiting=_length(table, name),
+        waiting=_queue_length(table, name),
         holders=len(holders),
         since=since,
         holder=None if first is None else first.id,
@@ -109,39 +116,40 @@ def _queue_summary(table: LockTable, name: str, since: int) -> models.QueueSumma
     )
 
 
-async def graph(table: LockTable, maximum: int, budget: WorkBudget) -> models.Waits:
-    """Return the wait-for graph of the oldest waiting requests, with at most `maximum` nodes."""
+async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.Waits:
+    """Return the wait-for graph of the oldest waiting requests, with at most `max_nodes` nodes."""
     nodes: dict[int, models.Node] = {}
     edges: list[models.Edge] = []
-    for request in list(islice(table.waiting.values(), maximum)):
+    for request in list(islice(table.waiting.values(), max_nodes)):
         if request.state is WAITING:
-            node = _add_node(nodes, request, maximum)
+            node = _add_node(nodes, request, max_nodes)
             if node is None or len(edges) >= MAX_EDGES:
                 break
-            blockers, _, checked = sample_blockers(table, request, MAX_BLOCKER_CHECKS, count=False)
+            blockers, _, checks = sample_blockers(table, request, MAX_BLOCKER_CHECKS, count=False)
             node.blockers_total = len(blockers)
             for blocker in blockers[: MAX_EDGES - len(edges)]:
-                other = table.find(blocker.id)
-                if other is not None and _add_node(nodes, other, maximum) is not None:
+                blocking_request = table.find(blocker.id)
+                if blocking_request is not None and _add_node(nodes, blocking_request, max_nodes) is not None:
                     edges.append(_edge(request.id, blocker))
-            await budget.spend(checked + NODE_WORK * (1 + len(blockers)))
-    waiting = sum(1 for node in nodes.values() if node.state == "queued")
+            await budget.spend(checks + NODE_WORK * (1 + len(blockers)))
+    shown = sum(1 for node in nodes.values() if node.state == "queued")
+    # Requests may have ended since they were added: the total must not be less than the number shown.
     return models.Waits(
-        nodes=list(nodes.values()), edges=edges, queue_total=max(waiting, len(table.waiting)), queue_shown=waiting
+        nodes=list(nodes.values()), edges=edges, queue_total=max(shown, len(table.waiting)), queue_shown=shown
     )
 
 
-def _add_node(nodes: dict[int, models.Node], request: Request, maximum: int) -> models.Node | None:
-    """Return the node of a request, adding it if necessary; None if the graph is full."""
+def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -> models.Node | None:
+    """Return the node of a request; add it if it is missing. None if the graph is full."""
     node = nodes.get(request.id)
-    if node is None and len(nodes) < maximum:
+    if node is None and len(nodes) < max_nodes:
         node = nodes[request.id] = models.Node(
             id=request.id,
             state="held" if request.state is HELD else "queued",
             since=int(request.since_unix_ms),
             transaction_name=UNSET if request.transaction is None else request.transaction,
             note=UNSET if request.note is None else request.note,
-            resources=_names(request),
+            resources=_resource_names(request),
             resources_total=_resource_count(request),
         )
     return node
@@ -160,12 +168,12 @@ def _edge(waiter: int, blocker: Blocker) -> models.Edge:
 
 async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) -> models.Resource:
     """Return the holders of a resource and its wait queue in order. `now` is the lock manager's time (ms)."""
-    found = table.lookup(name)
-    if found is None:
+    locked = table.lookup(name)
+    if locked is None:
         return models.Resource(resource=name, holders=[], holders_total=0, queue=[], queue_total=0)
-    holders = list(islice(found.holders.values(), MAX_ROWS))
-    queue = [] if found.wait_queue is None else [entry[2] for entry in islice(found.wait_queue, MAX_ROWS)]
-    holders_total, queue_total = len(found.holders), _length(table, name)
+    holders = list(islice(locked.holders.values(), MAX_ROWS))
+    queue = [] if locked.wait_queue is None else [entry[2] for entry in islice(locked.wait_queue, MAX_ROWS)]
+    holders_total, queue_total = len(locked.holders), _queue_length(table, name)
     response = models.Resource(
         resource=name, holders=[], holders_total=holders_total, queue=[], queue_total=queue_total
     )
@@ -175,18 +183,18 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
         await budget.spend(NODE_WORK)
     for request in queue:
         if request.state is WAITING:
-            blockers, total, checked = sample_blockers(table, request, MAX_COUNTED_BLOCKERS, count=True)
+            blockers, total, checks = sample_blockers(table, request, MAX_COUNTED_BLOCKERS, count=True)
             row = _row(request, now)
             row.blockers, row.blockers_total = [_blocker(blocker) for blocker in blockers], total
             response.queue.append(row)
-            await budget.spend(checked // 4 + NODE_WORK * (1 + len(blockers)))
+            await budget.spend(checks // 4 + NODE_WORK * (1 + len(blockers)))
     return response
 
 
 def _row(request: Request, now: float) -> models.Row:
     return models.Row(
         id=request.id,
-        resources=_names(request),
+        resources=_resource_names(request),
         resources_total=_resource_count(request),
         priority=request.priority,
         since=int(request.since_unix_ms),
@@ -209,7 +217,8 @@ def _blocker(blocker: Blocker) -> models.Blocker:
     )
 
 
-def _names(request: Request) -> list[str]:
+def _resource_names(request: Request) -> list[str]:
+    """Return the first resources of a request as `MODE:NAME`."""
     return [
         f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}"
         for name, exclusive in islice(request.modes(), MAX_LISTED_RESOURCES)
@@ -222,21 +231,21 @@ def _resource_count(request: Request) -> int:
 
 # -- `/api/state`, `/api/hot`, `/api/deadlocks`: from the statistics --------
 
-COMPARED_PER_STEP = 250
-"""Contended resources that are compared in one slice."""
-STEPS = 1_000
-"""Steps of one cycle that are listed."""
+COMPARED_PER_SLICE = 250
+"""Contended resources compared in one slice of work."""
+MAX_STEPS = 1_000
+"""Maximum steps of a cycle in a response."""
 _VERSION = version("genie-lock")
 _START_TIME = time.monotonic()
 
 
 async def state(server: ServerView, namespace: str, budget: WorkBudget) -> models.State:
-    """Return the overview of a namespace. A server that does not lead it has no locks to show."""
+    """Return the overview of a namespace. On a follower, the numbers of locks and requests are 0."""
     view = server.namespaces[namespace]
     manager, stats = view.manager, view.stats
     table = LockTable() if manager is None else manager.table
     queues, complete = await longest_queues(table, budget)
-    first = next(iter(table.waiting.values()), None)
+    oldest = next(iter(table.waiting.values()), None)
     now, rates = time.time() * 1000, stats.rate_window.rates()
     return models.State(
         version=_VERSION,
@@ -268,7 +277,7 @@ async def state(server: ServerView, namespace: str, budget: WorkBudget) -> model
         ),
         wait_p50=stats.rate_window.wait_quantile(0.5),
         wait_p99=stats.rate_window.wait_quantile(0.99),
-        longest_wait=0 if first is None else max(0, int(now - first.since_unix_ms)),
+        longest_wait=0 if oldest is None else max(0, int(now - oldest.since_unix_ms)),
         outcomes=stats.outcomes,
         errors=dict(stats.errors),
         deadlocks=stats.deadlocked,
@@ -287,26 +296,27 @@ def _histogram_data(histogram: Histogram) -> models.HistogramData:
 
 
 async def hot(stats: Stats, table: LockTable, limit: int, budget: WorkBudget) -> models.HotList:
-    """Return the `limit` most contended resources, by the waits that ended recently and the ongoing ones."""
+    """Return the `limit` most contended resources, by the time of recently ended and of ongoing waits."""
     ongoing = await ongoing_waits(table, time.time() * 1000, budget)
-    entries, best = _merge_ongoing(stats.contention.entries(), ongoing), list[tuple[str, Contention]]()
-    while more := list(islice(entries, COMPARED_PER_STEP)):
-        best = most_contended([*best, *more], limit)
-        await budget.spend(2 * len(more))
-    return models.HotList(resources=[_hot(table, name, contention) for name, contention in best])
+    entries = _add_ongoing(stats.contention.entries(), ongoing)
+    top: list[tuple[str, Contention]] = []
+    while chunk := list(islice(entries, COMPARED_PER_SLICE)):
+        top = most_contended([*top, *chunk], limit)
+        await budget.spend(2 * len(chunk))
+    return models.HotList(resources=[_hot_resource(table, name, contention) for name, contention in top])
 
 
-def _merge_ongoing(
+def _add_ongoing(
     entries: Iterator[tuple[str, Contention]], ongoing: dict[str, float]
 ) -> Iterator[tuple[str, Contention]]:
-    """Yield each resource once, with the time (ms) of its ongoing waits added."""
+    """Yield each resource once, with the time (ms) of its ongoing waits added. Consumes `ongoing`."""
     for name, contention in entries:
         yield name, Contention(contention.conflicts, contention.waited_ms + ongoing.pop(name, 0.0))
     for name, waited_ms in ongoing.items():
         yield name, Contention(0, waited_ms)
 
 
-def _hot(table: LockTable, name: str, contention: Contention) -> models.HotResource:
+def _hot_resource(table: LockTable, name: str, contention: Contention) -> models.HotResource:
     resource = table.lookup(name)
     return models.HotResource(
         resource=name,
@@ -332,8 +342,8 @@ def _deadlock(deadlock: Deadlock) -> models.DeadlockRow:
         at=int(deadlock.at_unix_ms),
         id=deadlock.id,
         transaction_name=deadlock.transaction,
-        cycle=[str(owner) for owner in deadlock.cycle.owners[:STEPS]],
-        waits=[_step(wait) for wait in waits[:STEPS]],
+        cycle=[str(owner) for owner in deadlock.cycle.owners[:MAX_STEPS]],
+        waits=[_step(wait) for wait in waits[:MAX_STEPS]],
         steps_total=len(waits),
     )
 

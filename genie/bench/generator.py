@@ -163,7 +163,7 @@ class LoadConnection:
         return b"".join(commands)
 
     def stop(self) -> bytes:
-        """Start no more cycles; return the releases of all waiting and held requests.
+        """Stop starting cycles; return the releases of all waiting and held requests.
 
         `unfinished` falls to 0 as the replies arrive.
         """

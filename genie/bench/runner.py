@@ -150,7 +150,7 @@ class LoadRunner:
         self._connect_timeout: asyncio.Timeout | None = None
 
     def interrupt(self) -> None:
-        """End the run early. A second call no longer waits until the server has confirmed all releases."""
+        """End the run early. The second call also skips waiting for the confirmation of all releases."""
         self.interrupts += 1
         self._wake.set()
         if self._connect_timeout is not None:
@@ -214,7 +214,9 @@ class LoadRunner:
             if self.interrupts:
                 return False
             cause = (
-                f"no more within {options.timeout_s:g} s" if isinstance(error, TimeoutError) else describe_error(error)
+                f"the others timed out after {options.timeout_s:g} s"
+                if isinstance(error, TimeoutError)
+                else describe_error(error)
             )
             accepted = f"{len(self.protocols)} of {options.connections} connections"
             raise Unavailable(f"{format_address(options.address)} accepted {accepted}: {cause}") from None

@@ -41,19 +41,19 @@ def test_the_labels_are_those_of_the_code() -> None:
 
 def test_the_paths_of_the_api_and_their_limits() -> None:
     rows = {code(row["Path"]): row for row in table(API, "Path", "Returns")}
-    asked = msgspec.json.decode(api.schema())["paths"]
-    paths = {f"{method.upper()} {path}" for path, methods in asked.items() for method in methods}
+    described = msgspec.json.decode(api.schema())["paths"]
+    paths = {f"{method.upper()} {path}" for path, methods in described.items() for method in methods}
     assert set(rows) == paths | {"GET /api/schema"}
     for path, row in rows.items():
-        known = api.LIMITS.get(path.partition(" ")[2])
-        if known is None:
+        limit = api.LIMITS.get(path.partition(" ")[2])
+        if limit is None:
             assert (row["Limit"], row["At most"]) == ("none", "none")
         else:
-            assert row["Limit"] == f"{known.default} {known.what}"
-            assert number(row["At most"]) == known.maximum
+            assert row["Limit"] == f"{limit.default} {limit.items}"
+            assert number(row["At most"]) == limit.maximum
 
 
-async def test_every_path_is_there() -> None:
+async def test_every_documented_path_exists() -> None:
     server = Server(Settings.from_options(admin_port=0))
     admin = AdminServer(server)
     await admin.start()
@@ -64,14 +64,14 @@ async def test_every_path_is_there() -> None:
         for row in table(API, "Path", "Returns"):
             method, path = code(row["Path"]).split()
             path = path.replace("{name}", "a")
-            asked = await (release(admin.address[1], b"{}") if method == "POST" else ask(admin.address[1], path))
-            assert asked.status in (200, 400, 503), path
+            response = await (release(admin.address[1], b"{}") if method == "POST" else ask(admin.address[1], path))
+            assert response.status in (200, 400, 503), path
     finally:
         await admin.stop()
 
 
 @pytest.mark.parametrize(
-    "said",
+    "statement",
     [
         f"the body is longer than {MAX_BODY:,} bytes",
         f"the {views.MAX_SCANNED_WAITERS:,} requests that have waited longest are examined",
@@ -79,7 +79,7 @@ async def test_every_path_is_there() -> None:
         f"the {views.MAX_QUEUES} longest queues",
         f"the first {views.MAX_ROWS} entries of its queue",
         f"all nodes together have {views.MAX_EDGES:,}",
-        f"is reported with {views.STEPS:,} steps",
+        f"is reported with {views.MAX_STEPS:,} steps",
         f"The last {stats.MAX_DEADLOCKS} deadlocks are kept, with {stats.MAX_DEADLOCK_STEPS:,} steps",
         f"{stats.MAX_RESOURCES:,} hot resources",
         f"{http.MAX_CONNECTIONS} connections at the same time",
@@ -87,8 +87,8 @@ async def test_every_path_is_there() -> None:
         f"`{Settings().admin.host}:{Settings().admin.port}`",
     ],
 )
-def test_the_documented_limits_are_those_of_the_code(said: str) -> None:
-    assert said in text()
+def test_the_documented_limits_are_those_of_the_code(statement: str) -> None:
+    assert statement in text()
 
 
 def test_the_alerts_are_those_of_the_rule_file() -> None:
