@@ -1,4 +1,4 @@
-"""Invariants of the lock manager, for tests and the simulator. Slow on purpose: every check compares all pairs."""
+"""Invariants of the lock manager, for tests and the simulator. Simple and slow: they compare all pairs of requests."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ def check(manager: LockManager) -> None:
 
 
 def conflict(one: Request, other: Request, name: str) -> bool:
-    """Return whether two requests can't both hold `name`."""
+    """Return whether two requests cannot both hold the resource `name`."""
     return one.owner != other.owner and Mode.EXCLUSIVE in (one.mode(name), other.mode(name))
 
 
 def _resources(manager: LockManager) -> list[tuple[str, LockedResource]]:
+    """Return all resources of the lock table by name, contended or not."""
     table = manager.table
     if not table.uncontended.keys().isdisjoint(table.resources):
-        raise Violation("a resource is in both tables")
+        raise Violation("a resource is in both the table of contended and that of uncontended resources")
     return [(name, resource) for name in table.resource_names() if (resource := table.lookup(name)) is not None]
 
 
 def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
-    """Return the wait-for graph by owner, with hard and soft edges, from a comparison of all pairs."""
+    """Return the wait-for graph: each waiting owner with those whom it waits for, holders and those ahead in the queue."""
     edges: dict[Owner, set[Owner]] = {}
     for name, resource in _resources(manager):
         queue = [] if resource.wait_queue is None else [entry[2] for entry in resource.wait_queue.entries()]
         for position, request in enumerate(queue):
-            others = [*resource.holders.values(), *queue[:position]]
+            ahead = [*resource.holders.values(), *queue[:position]]
             edges.setdefault(request.owner, set()).update(
-                other.owner for other in others if conflict(request, other, name)
+                other.owner for other in ahead if conflict(request, other, name)
             )
     return edges
 
@@ -65,18 +66,20 @@ def _no_grantable_waiters(manager: LockManager) -> None:
 
 
 def _no_cycle(manager: LockManager) -> None:
-    edges = graph(manager)
-    done: set[Owner] = set()
+    """Check that the wait-for graph is acyclic: remove owners without blockers until none is left."""
+    blockers = graph(manager)
     while True:
-        free = [o for o, others in edges.items() if o not in done and all(x in done or x not in edges for x in others)]
-        if not free:
+        unblocked = [owner for owner, others in blockers.items() if not others & blockers.keys()]
+        if not unblocked:
             break
-        done.update(free)
-    if len(done) < len(edges):
-        raise Violation(f"a cycle of waits among {sorted(map(str, edges.keys() - done))}")
+        for owner in unblocked:
+            del blockers[owner]
+    if blockers:
+        raise Violation(f"a cycle of waits among {sorted(map(str, blockers))}")
 
 
 def _queues_in_order(manager: LockManager) -> None:
+    """Check that wait queues are sorted, and that each request has the same entry as its queue."""
     for name, resource in _resources(manager):
         if resource.wait_queue is None:
             continue
@@ -90,6 +93,7 @@ def _queues_in_order(manager: LockManager) -> None:
 
 
 def _tables_agree(manager: LockManager) -> None:
+    """Check that the requests by id and the holders and waiters by resource are the same."""
     table = manager.table
     for request in table.held.values():
         if request.state is not State.HELD:
@@ -111,6 +115,7 @@ def _tables_agree(manager: LockManager) -> None:
 
 
 def _counts_agree(manager: LockManager) -> None:
+    """Check the numbers that are maintained incrementally against a recount, and that nothing empty remains."""
     table = manager.table
     if table.locks != sum(len(request.names()) for request in table.held.values()):
         raise Violation("the number of held locks is wrong")
@@ -130,7 +135,8 @@ def _counts_agree(manager: LockManager) -> None:
 
 
 def _deadlines_set(manager: LockManager) -> None:
-    due = manager.deadlines.expired(float(NEVER), 1 << 31)
-    limited = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]
-    if sorted(due) != sorted([*manager.table.held, *limited]):
+    """Check that there is one deadline for each held request, and for each waiting one with a timeout."""
+    ids = manager.deadlines.expired(float(NEVER), 1 << 31)
+    waiting = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]
+    if sorted(ids) != sorted([*manager.table.held, *waiting]):
         raise Violation("the deadlines are not those of the held and waiting requests")

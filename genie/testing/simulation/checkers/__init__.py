@@ -1,4 +1,4 @@
-"""Checkers of a recorded history. Each looks for one kind of violation, and shares no code with what it checks."""
+"""Checkers of a recorded history. Each finds one kind of violation, and shares no code with the programs that it checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genie.testing.simulation.history import History
 
 
 def check(history: History) -> list[str]:
-    """Return the violations in a history, in the order of their times."""
+    """Return the violations in a history, ordered by time."""
     lineage = SurvivingLineage(history)
     model = Model(lineage.diverged, lineage.diverged_connections)
     model.violations += lineage.violations

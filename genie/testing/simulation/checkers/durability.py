@@ -1,13 +1,13 @@
-"""Durability with several Redises, which may diverge: what was acknowledged survives, unless a fault excuses its loss.
+"""Durability with several Redises, which may diverge: acknowledged changes survive, unless a fault excuses their loss.
 
-The *surviving lineage* is the path through the tree of store states to the final one. The other checkers see only what was
-stored on it, and what servers sent that depends on it. For the requests that a diverged state was about, they excuse from
-then on that the messages no longer hold. This checker asks whether the lineages had to diverge:
+The *surviving lineage* is the path through the tree of store states to the final one. The other checkers get only the
+changes that were stored on it, and the messages that depend on it. From the time when a request was changed on a diverged
+lineage, they excuse lost messages about that request. This checker verifies that the divergence was justified:
 
-- A server that restores a snapshot does so over a Redis that rolled back, and never over the state of another leader.
-- A server that continues from a rolled-back state knew of no later state that some client was notified of.
-- A server sends nothing before as many replicas have acknowledged it as must.
-- A fencing token is given once, on whichever lineage.
+- A server restores a snapshot only over a Redis that rolled back, and never over the state of another leader.
+- A server that continues from a rolled-back state knew of no later state that a client was notified of.
+- A server sends a notification only after the required number of replicas have acknowledged its cause.
+- A fencing token is assigned only once, on whichever lineage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from genie.testing.simulation.history import (
 )
 
 LEASE_S = 3.0
-"""Of the servers of a simulation. Impairments of hosts are sampled less often than they occur."""
+"""The lease of the simulated servers, with a margin because impairments of hosts are only sampled."""
 
 NOTIFICATIONS = ("queued", "locked", "released")
 
@@ -34,13 +34,13 @@ class SurvivingLineage:
     def __init__(self, history: History) -> None:
         self.entries: list[Entry] = []
         self.diverged: dict[int, float] = {}
-        """Requests that a diverged state was about, and since when."""
+        """The requests that were changed on a diverged lineage, and since when."""
         self.diverged_connections: set[int] = set()
-        """Connections on which a server sent something that did not survive."""
+        """Connections on which a server sent a message that depends on a diverged state."""
         self.violations: list[tuple[float, str]] = []
         """Times and texts."""
         self._stored_last: dict[str, StoreState] = {}
-        """The state that each server has stored last: its messages depend on it."""
+        """The state that each server has stored last, on which its messages depend."""
         self._fences: dict[int, int] = {}
         self._path: set[StoreState] = set()
         self._next: dict[StoreState | None, StoreState] = {}
@@ -56,6 +56,7 @@ class SurvivingLineage:
                 self.entries.append(entry)
 
     def _survives(self, entry: Entry) -> bool:
+        """Check an entry, and return whether it belongs to the surviving lineage."""
         if entry.kind == STORE:
             return self._check_change(entry, entry.data)
         if entry.kind != SERVER_SENT or entry.node not in self._stored_last:
@@ -63,14 +64,15 @@ class SurvivingLineage:
         return self._check_message(entry, self._stored_last[entry.node])
 
     def _check_change(self, entry: Entry, change: Change) -> bool:
+        """Check a change of the store, and return whether its state is on the surviving lineage."""
         state, last = change.state, self._stored_last.get(entry.node)
         assert state is not None
-        if last is None or state.position > last.position:  # else it came late, from a connection that was given up
+        if last is None or state.position > last.position:  # else it came late, from a connection that was replaced
             self._stored_last[entry.node] = state
             self.violations += [(entry.at, text) for text in _lineage_violations(state)]
         for id_, record in change.written.items():
             if "fence" in record and self._fences.setdefault(record["fence"], id_) != id_:
-                text = f"{id_} has fence {record['fence']}, as had {self._fences[record['fence']]}"
+                text = f"{id_} has fence {record['fence']}, which {self._fences[record['fence']]} had before"
                 self.violations.append((entry.at, text))
         if state not in self._path:
             for id_ in [*change.written, *change.removed]:
@@ -78,11 +80,12 @@ class SurvivingLineage:
         return state in self._path
 
     def _check_message(self, entry: Entry, state: StoreState) -> bool:
+        """Check a message of a server whose last stored state is `state`; return whether that survived."""
         is_notification = entry.data["command"] in NOTIFICATIONS
-        if entry.data["payload"].get("code") != "unavailable":  # which does not depend on the state
+        if entry.data["payload"].get("code") != "unavailable":  # this error does not depend on the state
             state.mark_observed()
         if is_notification and (state.acknowledged_at is None or state.acknowledged_at > entry.at):
-            self.violations.append((entry.at, f"{entry.node} sends {entry.data}, and too few replicas have {state}"))
+            self.violations.append((entry.at, f"{entry.node} sends {entry.data} before enough replicas have {state}"))
         if state not in self._path:
             self.diverged_connections.add(entry.connection)
             if is_notification:
@@ -91,36 +94,39 @@ class SurvivingLineage:
         return state in self._path
 
     def _check_excuse(self, entry: Entry, state: StoreState) -> None:
-        """Check that a lost notification has an excuse: its server was impaired, or no server survived that knew it."""
+        """Check that the loss of a notification is excused: its server was impaired, or no living server knew its state.
+
+        `state` is diverged. The impairment must lie within a lease before the surviving lineage continued without it.
+        """
         fork: StoreState | None = state
         while fork is not None and fork not in self._path:
             fork = fork.parent
-        other = self._next.get(fork)
-        while other is not None and other.late:
-            other = self._next.get(other)
-        at = entry.at if other is None else other.at
-        if not any(started <= entry.at and at <= ended for started, ended in self._lifetimes):
-            return  # no server was left that could have known
-        host, first, last = entry.node.partition(".")[0], min(at, entry.at) - LEASE_S, max(at, entry.at)
-        if not any(first <= seen <= last for seen in self._impaired.get(host, ())):
+        survivor = self._next.get(fork)  # the state that continues the fork on the surviving lineage
+        while survivor is not None and survivor.late:
+            survivor = self._next.get(survivor)
+        forked_at = entry.at if survivor is None else survivor.at
+        if not any(started <= entry.at and forked_at <= ended for started, ended in self._lifetimes):
+            return  # no server ran from the notification until the fork, so none could have preserved it
+        host, first, last = entry.node.partition(".")[0], min(forked_at, entry.at) - LEASE_S, max(forked_at, entry.at)
+        if not any(first <= impaired_at <= last for impaired_at in self._impaired.get(host, ())):
             self.violations.append(
-                (entry.at, f"{entry.node} sends {entry.data}, which {other} lacks, though the host was not impaired")
+                (entry.at, f"{entry.node} sends {entry.data}, which {survivor} lacks, though the host was not impaired")
             )
 
 
 def _lineage_violations(state: StoreState) -> list[str]:
-    """Return what is wrong with storing a state where it was stored."""
+    """Return the violations of storing a state over the one that its Redis had: a restore or a takeover that loses data."""
     had, known = before_takeover(state.replaced), before_takeover(state.known_to_writer)
     while known is not None and known is not had and (known.acknowledged_at is None or not known.observed):
-        known = before_takeover(known.parent)  # no client was notified of it, so it may be lost
+        known = before_takeover(known.parent)  # no client was notified of this state, so it may be lost
     if state.is_snapshot:
         if had is None or (state.parent is not None and state.parent.descends_from(had)):
             return []
-        return [f"{state.writer} restores a snapshot over {had}, which is no ancestor of {state.parent}"]
+        return [f"{state.writer} restores a snapshot over {had}, which is not an ancestor of {state.parent}"]
     if had is None or known is None or state.position[1] == 0:
         return []
     if state.descends_from(known) or not known.descends_from(had):
         return []
     if state.position < known.position:
         return []  # it was sent earlier, to a Redis that was stopped; a server that continues has a new epoch
-    return [f"{state.writer} continues from {had}, and knew {known}"]
+    return [f"{state.writer} continues from {had}, though it knew {known}"]

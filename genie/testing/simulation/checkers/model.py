@@ -1,4 +1,4 @@
-"""The model that the checkers share: requests, locks, connections and records, built from the history."""
+"""The model that the checkers share: requests, locks, connections and records, reconstructed from the history."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from genie.testing.simulation.loop import EPOCH_S
 
 NEVER = float("inf")
 TOLERANCE_S = 0.0021
-"""Tolerance of times: the store has whole milliseconds of wall time, and rounds deadlines up."""
+"""Tolerance when times are compared: the store has wall time in whole milliseconds, and rounds deadlines up."""
 
 
 @dataclass(slots=True)
 class ConnectionHistory:
-    """One connection, as client and server saw it. Times are None where the event did not occur."""
+    """One connection, as client and server observed it. Times are None if the event did not occur."""
 
     number: int
     client: str
@@ -35,14 +35,14 @@ class ConnectionHistory:
 
     @property
     def closed_at(self) -> float | None:
-        """When the first of the two sides was notified of the end."""
+        """When the first of the two sides ended the connection, or was notified of its end."""
         ends = [at for at in (self.client_closed_at, self.server_closed_at) if at is not None]
         return min(ends) if ends else None
 
 
 @dataclass(slots=True)
 class RequestHistory:
-    """One request and its outcome. Times are None where the event did not occur."""
+    """One request and its outcome. Times are None if the event did not occur."""
 
     id: int
     client: str
@@ -50,7 +50,7 @@ class RequestHistory:
     sent_at: float
     connection: ConnectionHistory
     generation: tuple[str | int, int]
-    """That of the connection that got the first message about it."""
+    """The `generation` of the connection that got the first message about it."""
     queued_at: float | None = None
     locked_at: float | None = None
     """When the first `locked` was sent."""
@@ -65,13 +65,13 @@ class RequestHistory:
 
     @property
     def owner(self) -> str | int:
-        """The transaction, or the id of an anonymous request."""
+        """The transaction name or, without one, the request id: requests of one owner do not conflict."""
         transaction = self.payload.get("transactionName")
         return self.id if transaction is None else str(transaction)
 
     @property
     def modes(self) -> dict[str, str]:
-        """Resource to mode; of a request with `anyOf` only those granted."""
+        """The mode of each resource; of a request with `anyOf` only of those granted."""
         if "anyOf" not in self.payload:
             return modes(self.payload["resources"])
         return {name: mode for name, mode in modes(self.payload["anyOf"]).items() if name in self.granted_resources}
@@ -79,12 +79,12 @@ class RequestHistory:
 
 @dataclass(slots=True)
 class HeldLock:
-    """A granted request, as the store has it."""
+    """A granted request, according to the store."""
 
     id: int
     record: Message
     granted_at: float
-    """According to the record; never later than it was stored."""
+    """According to the record, but not later than `stored_at`."""
     stored_at: float
     not_before: float
     """The earliest time at which it may time out."""
@@ -92,10 +92,10 @@ class HeldLock:
 
 
 class Model:
-    """The state after the entries that were applied. `violations` collects times and texts.
+    """The state of clients and store after the entries applied so far. `violations` collects times and texts.
 
-    `diverged` has the requests that a diverged state of the store was about, and since when; `diverged_connections` the
-    connections with messages that depend on such a state.
+    `diverged` maps the requests that were changed on a diverged lineage to the time of that; `diverged_connections` are the
+    connections with messages that depend on a diverged state.
     """
 
     def __init__(self, diverged: dict[int, float], diverged_connections: set[int]) -> None:
@@ -105,9 +105,9 @@ class Model:
         self.violations: list[tuple[float, str]] = []
         self.connections: dict[int, ConnectionHistory] = {}
         self.requests_sent: dict[tuple[str, str], tuple[Message, float, ConnectionHistory]] = {}
-        """By client and `ref`: the payload, and when and where it was sent first."""
+        """By client and `ref`: the payload, and when and on which connection it was sent first."""
         self._requests_resent: dict[tuple[str, str], tuple[Message, float, ConnectionHistory]] = {}
-        """The same, when and where it was sent last."""
+        """The same for the last time that it was sent."""
         self.requests: dict[int, RequestHistory] = {}
         self.by_ref: dict[tuple[str, str], int] = {}
         self._releases: dict[int, float] = {}
@@ -117,21 +117,22 @@ class Model:
         self._sessions: dict[str, int] = {}
         """The number of sessions with each secret."""
         self._stored_ids: set[int] = set()
-        """Requests that were ever in the store."""
+        """The ids of all requests that were ever stored."""
         self.extends: dict[int, list[tuple[float, float]]] = {}
+        """The `extend` commands for each id: when they were sent, and the timeout in ms."""
         self.records: dict[int, Message] = {}
         """The records of the store."""
         self.locks: dict[int, HeldLock] = {}
         self.next_id = 0
         self.leader_since = 0.0
-        """When the server that writes the store wrote first."""
+        """When the current leader first wrote to the store."""
         self.leader = ""
-        """The name of that server's node."""
+        """The name of the node of the server that last wrote to the store."""
         self._epoch = 0
         self.leadership_acquired_at = 0.0
-        """When it acquired leadership, which it may have done before: requests that were not stored may be lost."""
+        """When a leader last acquired leadership: earlier requests that were not stored may be lost."""
         self.lost_below = 0
-        """The store has lost records with ids below this, and no server was left that knew them."""
+        """The store has lost records with ids below this, and no living server knew them."""
         self.resumed_at: dict[int, float] = {}
         """Connection number to the time at which its session was resumed."""
 
@@ -140,18 +141,18 @@ class Model:
         self.violations.append((at, text))
 
     def exempt(self, id: int) -> bool:
-        """Return whether the loss of a request, or of its last change, is excused."""
+        """Return whether the loss of a request or of its last change is excused, so that no checker reports it."""
         return id < self.lost_below or self._diverged.get(id, NEVER) <= self.now
 
     def release_sent_at(self, id: int) -> float:
-        """Return when a client first sent a release of a request, or `NEVER`."""
+        """Return when a client first sent a `release` of a request, by id or by ref; `NEVER` if none did."""
         request = self.requests.get(id)
         if request is not None:
-            found = [self._releases_by_ref.get((request.client, request.payload["ref"]))]
+            by_ref = [self._releases_by_ref.get((request.client, request.payload["ref"]))]
         else:  # no message about it was sent, so only its ref in the store is known
             ref = self.records.get(id, {}).get("ref")
-            found = [at for (_, named), at in self._releases_by_ref.items() if named == ref]
-        return min(at for at in (*found, self._releases.get(id), NEVER) if at is not None)
+            by_ref = [at for (_, released_ref), at in self._releases_by_ref.items() if released_ref == ref]
+        return min(at for at in (*by_ref, self._releases.get(id), NEVER) if at is not None)
 
     def apply(self, entry: Entry) -> None:
         """Update the model by one entry."""
@@ -182,6 +183,7 @@ class Model:
             connection.server_closed_at = connection.server_closed_at or entry.at
 
     def _client_sent(self, entry: Entry) -> None:
+        """Record a command: when it was sent, so that checkers can find the cause of a later message."""
         command, payload = entry.data["command"], entry.data["payload"]
         connection = self.connections[entry.connection]
         if command == "request":
@@ -201,6 +203,7 @@ class Model:
             connection.quiet = payload.get("quiet", False)
 
     def _server_sent(self, entry: Entry) -> None:
+        """Record what a message reveals about its connection and its request."""
         command, payload = entry.data["command"], entry.data["payload"]
         connection = self.connections[entry.connection]
         if command == "welcome":
@@ -223,6 +226,7 @@ class Model:
             request.ended_at, request.reason = entry.at, payload["reason"]
 
     def _welcomed(self, connection: ConnectionHistory, resumed: bool, at: float) -> None:
+        """Record an accepted `hello`: whether its session is resumed or new, which is the scope of its refs."""
         connection.welcomed = True
         if resumed:
             self.resumed_at[connection.number] = at
@@ -232,7 +236,10 @@ class Model:
             connection.generation = connection.session, self._sessions.get(connection.session, 0)
 
     def request(self, entry: Entry) -> RequestHistory | None:
-        """Return the request that a message is about, if the client that receives it has made it."""
+        """Return the request of the receiving client that a message is about; create it with the first message.
+
+        None if the message is about no request, or about one that this client has not made.
+        """
         payload, connection = entry.data["payload"], self.connections[entry.connection]
         if entry.data["command"] not in ("queued", "locked", "released"):
             return None
@@ -241,7 +248,7 @@ class Model:
         if request is not None:
             return request if request.client == connection.client else None
         if self._diverged.get(id_, NEVER) <= self.now:
-            return None  # the message belongs to a diverged lineage: on this one the `ref` makes a new request
+            return None  # the message belongs to a diverged lineage: on the surviving one the `ref` makes a new request
         key = connection.client, ref
         if key not in self.requests_sent:
             return None
@@ -257,10 +264,10 @@ class Model:
         return request
 
     def may_reuse_ref(self, before: int, connection: ConnectionHistory) -> bool:
-        """Return whether the ref of a request may make a new one.
+        """Return whether repeating the ref of request `before` on a connection may create a new request.
 
-        It may after its session has ended or its loss was excused; and on another server if the request ended in the batch
-        in which it arrived, so that it was never stored.
+        It may if the session has ended, or the loss of the request is excused; and on another server also if the request
+        ended in the batch in which it arrived, so that it was never stored.
         """
         request = self.requests[before]
         if self.exempt(before) or request.generation != connection.generation:
@@ -275,6 +282,7 @@ class Model:
             request.end_received = True
 
     def _stored(self, entry: Entry, change: Change) -> None:
+        """Apply a change of the store to the records and locks."""
         self.next_id = change.counters[2]
         if entry.node != self.leader:
             self.leader, self.leader_since = entry.node, entry.at
@@ -299,56 +307,60 @@ class Model:
             hold.ended_at = at
 
     def _record_lock(self, id: int, record: Message, entry: Entry, change: Change) -> None:
+        """Record a stored lock: a new one with its earliest timeout, or an extension if its deadline has changed."""
         hold = self.locks.get(id)
         if hold is None or hold.ended_at is not None:
             granted_at = min(entry.at, record["since_unix_ms"] / 1000 - EPOCH_S)
             timeout_s = record.get("transaction_timeout_ms", 10_000) / 1000
             self.locks[id] = HeldLock(id, record, granted_at, entry.at, granted_at + timeout_s)
             hold = self.locks[id]
-            extended = record["deadline"] - record["since"] - timeout_s * 1000
-            if not -1e-3 <= extended <= 1.001 + 1e-3:  # granted and extended before it was stored
+            extension_ms = record["deadline"] - record["since"] - timeout_s * 1000
+            if not -1e-3 <= extension_ms <= 1.001 + 1e-3:  # it was granted and extended in one batch
                 self._extended(hold, record, change)
         elif hold.record["deadline"] != record["deadline"]:
             self._extended(hold, record, change)
         hold.record = record
 
     def _extended(self, hold: HeldLock, record: Message, change: Change) -> None:
-        left_ms = record["deadline"] - change.counters[1]
-        fitting = [
-            sent_at + ms / 1000 for sent_at, ms in self.extends.get(hold.id, ()) if -1e-3 <= left_ms - ms <= 1.002
+        """Record an extension: the deadline in the store must be that of an `extend` which a client has sent."""
+        remaining_ms = record["deadline"] - change.counters[1]
+        timeouts_at = [
+            sent_at + timeout_ms / 1000
+            for sent_at, timeout_ms in self.extends.get(hold.id, ())
+            if -1e-3 <= remaining_ms - timeout_ms <= 1.002
         ]
-        if fitting:
-            hold.not_before = min(fitting)
+        if timeouts_at:
+            hold.not_before = min(timeouts_at)
         elif not self.exempt(hold.id):
-            self.violation(0.0, f"{hold.id} was extended to {left_ms} ms without an `extend` that fits")
+            self.violation(0.0, f"{hold.id} was extended to {remaining_ms} ms without a matching `extend`")
 
 
 def modes(resources: Any) -> dict[str, str]:
-    """Return resource to mode, the stronger one where both are named."""
-    found: dict[str, str] = {}
+    """Map the names in a list of `MODE:NAME` to modes; a name with both modes is exclusive."""
+    modes_by_name: dict[str, str] = {}
     for resource in resources:
         mode, _, name = resource.partition(":")
-        if found.get(name) != "exclusive":
-            found[name] = mode
-    return found
+        if modes_by_name.get(name) != "exclusive":
+            modes_by_name[name] = mode
+    return modes_by_name
 
 
 def stored_modes(record: Message) -> dict[str, str]:
-    """Return resource to mode of a record."""
+    """Map the resources of a stored record to their modes."""
     return dict.fromkeys(record.get("shared", ()), "shared") | dict.fromkeys(record.get("exclusive", ()), "exclusive")
 
 
 class Checker:
-    """Checks each entry before and after it is applied to the model."""
+    """Base of the checkers: it is called with each entry before and after the entry is applied to the model."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def before(self, entry: Entry) -> None:
-        """Check an entry against the model before it."""
+        """Check an entry that is not applied to the model yet."""
 
     def after(self, entry: Entry) -> None:
-        """Check an entry against the model after it."""
+        """Check an entry that has just been applied to the model."""
 
     def finish(self) -> None:
-        """Check what remains at the end of the history."""
+        """Check the state at the end of the history."""

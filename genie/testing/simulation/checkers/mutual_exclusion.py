@@ -1,4 +1,4 @@
-"""Checkers of the locks in the store: mutual exclusion, fencing tokens, reasons for each end, fairness and deadlocks."""
+"""Checkers of the locks in the store: mutual exclusion, fencing tokens, the cause of each end, fairness and deadlocks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from genie.testing.simulation.history import SERVER_SENT, STORE, Change, Entry, 
 
 
 class LockChecker(Checker):
-    """Checks every change of the store: conflicting locks, growing fencing tokens, and ends without a reason."""
+    """Checks every change of the store: no conflicting locks, growing fencing tokens, and a cause for each end."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self._holders: dict[str, dict[int, tuple[str | int, str]]] = {}
-        """Resource to id to owner and mode."""
+        """The holders of each resource: id to owner and mode."""
         self._fence = 0
-        """The greatest fencing token that was granted."""
+        """The greatest fencing token so far."""
         self._granted: set[int] = set()
 
     def before(self, entry: Entry) -> None:
-        """Check that every request that ends, ends for a reason."""
+        """Check that every request that a change ends has a cause to end."""
         if entry.kind != STORE:
             return
         change: Change = entry.data
@@ -35,7 +35,7 @@ class LockChecker(Checker):
             if "fence" in self.model.records.get(id_, {}) and record.get("state") == "queued":
                 self._drop(id_, record)
                 if not change.unrecoverable and not self.model.exempt(id_):
-                    self.model.violation(entry.at, f"{id_} was held, and is queued again")
+                    self.model.violation(entry.at, f"{id_} was held, and is stored as queued again")
         for id_ in ends:
             before = self.model.records.get(id_)
             if before is None or before.get("state") == "ended":
@@ -45,7 +45,7 @@ class LockChecker(Checker):
                 self._check_reason(id_, before, entry)
 
     def after(self, entry: Entry) -> None:
-        """Check the locks that are held after the change."""
+        """Check the locks that a change has granted or changed: conflicts, and fencing tokens."""
         if entry.kind != STORE:
             return
         change: Change = entry.data
@@ -61,18 +61,20 @@ class LockChecker(Checker):
                 self._fence = max(self._fence, record["fence"])
                 if record["fence"] >= change.counters[3]:
                     self.model.violation(
-                        entry.at, f"{id_} has fence {record['fence']}, which is not reserved: it may be given again"
+                        entry.at,
+                        f"{id_} has fence {record['fence']}, which is not reserved, so it may be assigned again",
                     )
 
     # -- inside -------------------------------------------------------------------------------------------
 
     def _add(self, id: int, record: Message, entry: Entry) -> None:
+        """Add a request to the holders of its resources, and check that it conflicts with no other holder."""
         owner = record.get("transaction", id)
         for name, mode in stored_modes(record).items():
             holders = self._holders.setdefault(name, {})
-            for other, (its_owner, its_mode) in holders.items():
-                if other != id and its_owner != owner and "exclusive" in (mode, its_mode):
-                    self.model.violation(entry.at, f"{id} and {other} both hold {name}, {mode} and {its_mode}")
+            for other_id, (other_owner, other_mode) in holders.items():
+                if other_id != id and other_owner != owner and "exclusive" in (mode, other_mode):
+                    self.model.violation(entry.at, f"{id} and {other_id} both hold {name}, {mode} and {other_mode}")
             holders[id] = owner, mode
 
     def _drop(self, id: int, record: Message) -> None:
@@ -80,6 +82,10 @@ class LockChecker(Checker):
             self._holders.get(name, {}).pop(id, None)
 
     def _check_reason(self, id: int, record: Message, entry: Entry) -> None:
+        """Check that a request that leaves the store was released, has timed out, or was disconnected.
+
+        `record` is its last record.
+        """
         model = self.model
         if model.release_sent_at(id) <= entry.at:
             return
@@ -87,7 +93,7 @@ class LockChecker(Checker):
         if record.get("state") == "queued":
             if self._queue_timed_out(id, record, entry.at) or self._disconnected(id, record, entry):
                 return
-            model.violation(entry.at, f"{id} left the queue without a reason: {record}")
+            model.violation(entry.at, f"{id} left the queue without a cause: {record}")
         elif hold is not None:
             if hold.not_before <= entry.at + TOLERANCE_S:
                 return
@@ -95,28 +101,32 @@ class LockChecker(Checker):
                 return
             model.violation(
                 entry.at,
-                f"{id} ended without a reason, {hold.not_before - entry.at:.3f} s before its timeout: {record}",
+                f"{id} ended without a cause, {hold.not_before - entry.at:.3f} s before its timeout: {record}",
             )
 
     def _queue_timed_out(self, id: int, record: Message, at: float) -> bool:
+        """Return whether the queue timeout of a request had passed at a time, counted from when it was sent."""
         request = self.model.requests.get(id)
         since = request.sent_at if request is not None else self._sent_at(record)
         return since is not None and since + record.get("queue_timeout_ms", 10_000) / 1000 <= at + TOLERANCE_S
 
     def _sent_at(self, record: Message) -> float | None:
-        found = [sent_at for (_, ref), (_, sent_at, _) in self.model.requests_sent.items() if ref == record.get("ref")]
-        return min(found) if found else None
+        """Return when a stored request was first sent, by its ref; None if that is unknown."""
+        times = [sent_at for (_, ref), (_, sent_at, _) in self.model.requests_sent.items() if ref == record.get("ref")]
+        return min(times, default=None)
 
     def _disconnected(self, id: int, record: Message, entry: Entry) -> bool:
-        """Return whether its connection has ended or, with a session, whether the session has."""
+        """Return whether the connection of a request has ended or, if it has a session, whether the session has."""
         model, request = self.model, self.model.requests.get(id)
         if request is None:
             return True  # no message about it was sent, so its connection ended
         if request.connection.session is None or record.get("session") is None:
-            where = request.connection
-            return where.closed_at is not None or where.server != entry.node or where.bye_sent_at is not None
+            connection = request.connection
+            moved = connection.server != entry.node
+            return connection.closed_at is not None or moved or connection.bye_sent_at is not None
         if any(
-            one.generation == request.generation and one.bye_sent_at is not None for one in model.connections.values()
+            connection.generation == request.generation and connection.bye_sent_at is not None
+            for connection in model.connections.values()
         ):
             return True
         return all(
@@ -126,19 +136,22 @@ class LockChecker(Checker):
         )
 
     def _session_timed_out(self, connection: ConnectionHistory, entry: Entry) -> bool:
-        """Return whether a connection ended long enough ago; those to other servers ended when this one took over."""
-        left = connection.closed_at if connection.server == entry.node else self.model.leader_since
-        return left is not None and left + connection.session_timeout_ms / 1000 <= entry.at + TOLERANCE_S
+        """Return whether a connection ended at least a session timeout ago.
+
+        Connections to servers other than the writer of the entry count as ended when that one became the leader.
+        """
+        ended_at = connection.closed_at if connection.server == entry.node else self.model.leader_since
+        return ended_at is not None and ended_at + connection.session_timeout_ms / 1000 <= entry.at + TOLERANCE_S
 
 
 # -- Fairness and deadlocks --------
 
 
 class FairnessChecker(Checker):
-    """Checks that waiters are granted in queue order, by their fencing tokens, and that each deadlock was one.
+    """Checks that waiters are granted in queue order, according to their fencing tokens, and that reported deadlocks are real.
 
-    Where a transaction makes two requests, the queue may be rearranged, which no comparison of pairs can verify. Then only
-    the deadlocks are checked.
+    If any transaction makes two requests, queues may be rearranged, and a comparison of pairs of requests cannot verify the
+    order. Then only the deadlocks are checked.
     """
 
     def __init__(self, model: Model) -> None:
@@ -146,7 +159,10 @@ class FairnessChecker(Checker):
         self._unchecked: list[tuple[Entry, RequestHistory]] = []
 
     def after(self, entry: Entry) -> None:
-        """Check deadlocks when the next batch is stored: other waiters of the cycle are notified after the victim."""
+        """Collect reported deadlocks, and check them when the next batch is stored.
+
+        The other waiters of the cycle may be notified after the victim, so their requests are not known before.
+        """
         if entry.kind == SERVER_SENT and entry.data["command"] == "released" and "cycle" in entry.data["payload"]:
             request = self.model.request(entry)
             if request is not None and not self.model.exempt(request.id):
@@ -157,14 +173,15 @@ class FairnessChecker(Checker):
     def finish(self) -> None:
         """Check the deadlocks of the last batch, and the order of all grants."""
         self._check_deadlocks()
-        owners = [request.payload.get("transactionName") for request in self.model.requests.values()]
-        named = [owner for owner in owners if owner is not None]
-        if len(named) == len(set(named)):
+        names = [request.payload.get("transactionName") for request in self.model.requests.values()]
+        transactions = [name for name in names if name is not None]
+        if len(transactions) == len(set(transactions)):
             self._check_order()
 
     # -- the order of grants ------------------------------------------------------------------------------
 
     def _check_order(self) -> None:
+        """Compare all pairs of conflicting requests that waited: by priority, then by id, which is the order of arrival."""
         model = self.model
         waits = [
             (request, request.modes, model.locks.get(request.id))
@@ -172,8 +189,8 @@ class FairnessChecker(Checker):
             if not model.exempt(request.id) and (request.queued_at is not None or request.connection.quiet)
         ]
         waits.sort(key=lambda wait: wait[0].id)
-        for place, (first, first_modes, earlier_lock) in enumerate(waits):
-            for second, second_modes, later_lock in waits[place + 1 :]:
+        for index, (first, first_modes, earlier_lock) in enumerate(waits):
+            for second, second_modes, later_lock in waits[index + 1 :]:
                 if not _conflict(first_modes, second_modes):
                     continue
                 if _priority(first) >= _priority(second):
@@ -189,7 +206,11 @@ class FairnessChecker(Checker):
         later_lock: HeldLock | None,
         since: float | None,
     ) -> None:
-        """Check that `earlier` was not overtaken. `since` is when it was queued, if that was after `later` was."""
+        """Check that `earlier`, which is ahead in the queue, was not overtaken by `later`.
+
+        `since` is when `earlier` was queued, if it arrived after `later` and is ahead by its priority: a grant before that is
+        not overtaking.
+        """
         if later_lock is None:
             return
         granted = later_lock.granted_at
@@ -199,9 +220,9 @@ class FairnessChecker(Checker):
             if earlier_lock.record["fence"] > later_lock.record["fence"]:
                 self._overtaken(earlier, later, granted)
         elif earlier.ended_at is not None and earlier.reason == "queue-timeout":
-            # The message was sent some time after the end: only the timeout bounds when that was.
-            due = earlier.sent_at + earlier.payload.get("queueTimeout", 10_000) / 1000
-            if earlier.payload.get("queueTimeout") != 0 and granted + TOLERANCE_S < due:
+            # The message was sent some time after the request ended: only its timeout limits when that was.
+            times_out_at = earlier.sent_at + earlier.payload.get("queueTimeout", 10_000) / 1000
+            if earlier.payload.get("queueTimeout") != 0 and granted + TOLERANCE_S < times_out_at:
                 self._overtaken(earlier, later, granted)
 
     def _overtaken(self, earlier: RequestHistory, later: RequestHistory, at: float) -> None:
@@ -215,6 +236,7 @@ class FairnessChecker(Checker):
         self._unchecked.clear()
 
     def _check_deadlock(self, entry: Entry, request: RequestHistory) -> None:
+        """Check a `released` with a `cycle`: it begins with the victim's transaction, and each wait in it is real."""
         payload = entry.data["payload"]
         cycle, waits = payload["cycle"], payload["waits"]
         if cycle[:1] != [request.payload.get("transactionName")] or len(cycle) != len(waits):
@@ -222,29 +244,33 @@ class FairnessChecker(Checker):
                 entry.at, f"the deadlock of {request.id} does not begin with its own transaction: {payload}"
             )
             return
-        for place, step in enumerate(waits):
-            wrong = self._check_step(step, cycle[place], cycle[(place + 1) % len(cycle)], request, entry.at)
-            if wrong:
-                self.model.violation(entry.at, f"the deadlock of {request.id} is no deadlock: {wrong}")
+        for index, wait in enumerate(waits):
+            problem = self._check_wait(wait, cycle[index], cycle[(index + 1) % len(cycle)], request, entry.at)
+            if problem:
+                self.model.violation(entry.at, f"the deadlock of {request.id} is no deadlock: {problem}")
 
-    def _check_step(self, step: Message, waiter: str, holder: str, victim: RequestHistory, at: float) -> str:  # noqa: PLR0911 - one each
-        model, name = self.model, step["resource"]
-        waiting, hold = model.requests.get(step["waiter"]), model.locks.get(step["holder"])
+    def _check_wait(self, wait: Message, waiter: str, holder: str, victim: RequestHistory, at: float) -> str:  # noqa: PLR0911 - one each
+        """Return why one wait of a reported deadlock is impossible, or "".
+
+        `waiter` and `holder` are the transactions of the two requests that `wait` names.
+        """
+        model, name, waiter_id, holder_id = self.model, wait["resource"], wait["waiter"], wait["holder"]
+        waiting, hold = model.requests.get(waiter_id), model.locks.get(holder_id)
         wanted = None if waiting is None else waiting.modes.get(name)
         if waiting is not None and (waiting.owner != waiter or wanted is None):
-            return f"{step['waiter']} does not wait for {name} as {waiter}"
+            return f"{waiter_id} does not wait for {name} as {waiter}"
         if hold is None:
-            if step["holder"] in model.requests and model.requests[step["holder"]].fence:
+            if holder_id in model.requests and model.requests[holder_id].fence:
                 return ""  # granted and released within this batch
-            return f"{step['holder']} was never held"
-        had = stored_modes(hold.record).get(name)
-        if had is None or hold.record.get("transaction") != holder:
-            return f"{step['holder']} does not hold {name} as {holder}"
-        if wanted is not None and "exclusive" not in (wanted, had):
-            return f"{step['waiter']} and {step['holder']} want {name} {wanted} and {had}"
+            return f"{holder_id} was never held"
+        held_mode = stored_modes(hold.record).get(name)
+        if held_mode is None or hold.record.get("transaction") != holder:
+            return f"{holder_id} does not hold {name} as {holder}"
+        if wanted is not None and "exclusive" not in (wanted, held_mode):
+            return f"{waiter_id} and {holder_id} do not conflict on {name}: {wanted} and {held_mode}"
         if hold.ended_at is not None and hold.ended_at < victim.sent_at:
-            return f"{step['holder']} had ended"
-        return "" if hold.stored_at <= at else f"{step['holder']} was held later"
+            return f"{holder_id} had ended before"
+        return "" if hold.stored_at <= at else f"{holder_id} was granted later"
 
 
 def _conflict(one: dict[str, str], other: dict[str, str]) -> bool:
