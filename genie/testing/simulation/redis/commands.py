@@ -12,7 +12,7 @@ from genie.testing.simulation.redis.resp import Failure, Status
 
 
 class StreamRead:
-    """A parsed XREAD: the id after which to read each stream, the number of entries, and how long to block."""
+    """A parsed XREAD: the id after which each stream is read, the maximum number of entries, and how long to block."""
 
     def __init__(self, keys: Keyspace, command: list[bytes]) -> None:
         self._keys = keys
@@ -36,18 +36,21 @@ class StreamRead:
                 self.after[key] = stream_id(id_, 0)
 
     def entries(self) -> dict[bytes, list[Any]] | None:
-        """Return the entries after the ids, by stream, or None if there are none."""
-        found: dict[bytes, list[Any]] = {}
+        """Return the entries after the ids, encoded, by stream; None if there are none."""
+        entries_by_key: dict[bytes, list[Any]] = {}
         for key, after in self.after.items():
             stream = self._keys.stream(key)
             newer = [] if stream is None else [encode_entry(entry) for entry in stream.entries if entry[0] > after]
             if newer:
-                found[key] = newer[: self.count]
-        return found or None
+                entries_by_key[key] = newer[: self.count]
+        return entries_by_key or None
 
 
 def stream_id(text: bytes, default_sequence: int) -> tuple[int, int]:
-    """Parse an entry id; `default_sequence` is its second part where the text has none."""
+    """Parse the id of a stream entry, `MILLISECONDS-SEQUENCE`, `-`, `+` or with `(` for an exclusive bound.
+
+    `default_sequence` is the second part if the text has none.
+    """
     if text == b"-":
         return 0, 0
     if text == b"+":
@@ -58,7 +61,7 @@ def stream_id(text: bytes, default_sequence: int) -> tuple[int, int]:
 
 
 def encode_entry(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
-    """Return an entry as a reply."""
+    """Return a stream entry in the form of a reply: id and fields."""
     return [b"%d-%d" % entry[0], entry[1]]
 
 
@@ -71,20 +74,20 @@ class Commands:
     """The keys, the scripts and the commands of one Redis."""
 
     read_only = False
-    """It rejects writes, as a replica does."""
+    """Writing commands are rejected, as by a replica."""
 
     def __init__(self) -> None:
         self.keys = Keyspace()
         self._scripts: dict[bytes, bytes] = {}
         self._effects: list[list[bytes]] = []
-        """The writing commands since the end of the last write, those of scripts included: what is replicated."""
+        """The writing commands since the end of the last write, including those of scripts, which are replicated."""
 
     def flush_scripts(self) -> None:
         """SCRIPT FLUSH."""
         self._scripts.clear()
 
     def execute(self, command: list[bytes]) -> object:
-        """Execute one command; raise `Failure` if it fails."""
+        """Execute one command, and return its reply; raise `Failure` if it fails."""
         name = command[0].upper()
         method = _COMMANDS.get(name)
         if method is None:
@@ -93,9 +96,9 @@ class Commands:
             return method(self, command)
         if self.read_only:
             raise Failure("READONLY You can't write against a read only replica.")
-        before = self.keys.pending_changes
+        changes_before = self.keys.pending_changes
         reply = method(self, command)
-        if self.keys.pending_changes > before:
+        if self.keys.pending_changes > changes_before:
             self._effects.append(command)
         return reply
 
@@ -137,8 +140,8 @@ class Commands:
         return self._run(script, command)
 
     def _run(self, script: bytes, command: list[bytes]) -> object:
-        last = 3 + int(command[2])
-        return script_runner().run(script, command[3:last], command[last:], self.execute)
+        keys_end = 3 + int(command[2])
+        return script_runner().run(script, command[3:keys_end], command[keys_end:], self.execute)
 
     def _hset(self, command: list[bytes]) -> object:
         parts = command[2:]
@@ -153,8 +156,8 @@ class Commands:
         return self.keys.hash(command[1]).get(command[2])
 
     def _hmget(self, command: list[bytes]) -> object:
-        there = self.keys.hash(command[1])
-        return [there.get(field) for field in command[2:]]
+        values = self.keys.hash(command[1])
+        return [values.get(field) for field in command[2:]]
 
     def _hgetall(self, command: list[bytes]) -> object:
         return dict(self.keys.hash(command[1]))
@@ -181,6 +184,7 @@ class Commands:
         return sum(key in self.keys for key in command[1:])
 
     def _xadd(self, command: list[bytes]) -> object:
+        """XADD key [NOMKSTREAM] [MAXLEN [~|=] length] id field value ..."""
         key, position, max_length = command[1], 2, None
         options = []
         while command[position].upper() in (b"MAXLEN", b"NOMKSTREAM", b"~", b"=", b"MINID", b"LIMIT"):
@@ -199,26 +203,29 @@ class Commands:
         id_ = stream_id(command[position], 0)
         if id_ <= stream.last:
             raise Failure("ERR The ID specified in XADD is equal or smaller than the target stream top item")
-        before, cut = stream.last, 0 if max_length is None else max(0, len(stream.entries) + 1 - max_length)
-        gone = stream.entries[:cut]
-        self.keys.record_undo(key, lambda: stream.undo(before, gone))
+        excess = 0 if max_length is None else max(0, len(stream.entries) + 1 - max_length)
+        last_before, trimmed = stream.last, stream.entries[:excess]
+        self.keys.record_undo(key, lambda: stream.undo(last_before, trimmed))
         stream.entries.append((id_, command[position + 1 :]))
         stream.last = id_
-        del stream.entries[:cut]
+        del stream.entries[:excess]
         return b"%d-%d" % id_
 
     def _xrange(self, command: list[bytes]) -> object:
+        """XRANGE key start end [COUNT count]."""
         stream = self.keys.stream(command[1])
         first, last = stream_id(command[2], 0), stream_id(command[3], 1 << 63)
-        found = [] if stream is None else [encode_entry(entry) for entry in stream.entries if first <= entry[0] <= last]
-        return found[: int(command[5])] if len(command) > 4 else found
+        stored = [] if stream is None else stream.entries
+        entries = [encode_entry(entry) for entry in stored if first <= entry[0] <= last]
+        return entries[: int(command[5])] if len(command) > 4 else entries
 
     def _xrevrange(self, command: list[bytes]) -> object:
+        """XREVRANGE key end start [COUNT count]."""
         stream = self.keys.stream(command[1])
         last, first = stream_id(command[2], 1 << 63), stream_id(command[3], 0)
-        found = [] if stream is None else [encode_entry(entry) for entry in stream.entries if first <= entry[0] <= last]
-        found.reverse()
-        return found[: int(command[5])] if len(command) > 4 else found
+        stored = [] if stream is None else stream.entries
+        entries = [encode_entry(entry) for entry in reversed(stored) if first <= entry[0] <= last]
+        return entries[: int(command[5])] if len(command) > 4 else entries
 
     def _xlen(self, command: list[bytes]) -> object:
         stream = self.keys.stream(command[1])
@@ -226,8 +233,8 @@ class Commands:
 
     def read(self, command: list[bytes]) -> object:
         """XREAD without blocking."""
-        found = StreamRead(self.keys, command).entries()
-        return found if found is None else [list(item) for item in found.items()]
+        entries = StreamRead(self.keys, command).entries()
+        return entries if entries is None else [list(item) for item in entries.items()]
 
 
 _COMMANDS: dict[bytes, Callable[[Commands, list[bytes]], object]] = {

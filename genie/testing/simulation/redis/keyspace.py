@@ -11,11 +11,11 @@ MAX_UNDO_WRITES = 2_000
 """The number of writes that can be undone."""
 
 Undo = tuple[bytes, bytes | None, Any]
-"""A key, a field of it (or None for the key itself), and the former value (None if there was none)."""
+"""A changed key, its changed field (None for the key itself), and how to undo the change; see `Keyspace._undo`."""
 
 
 class Keyspace:
-    """Keys to hashes, sets and streams. `end_write` ends an atomic write: it is lost as a whole or not at all."""
+    """Maps keys to hashes, sets and streams. `end_write` ends an atomic write, which is lost as a whole or not at all."""
 
     def __init__(self) -> None:
         self._keys: dict[bytes, Any] = {}
@@ -25,7 +25,7 @@ class Keyspace:
     # -- reading ------------------------------------------------------------------------------------------
 
     def hash(self, key: bytes) -> dict[bytes, bytes]:
-        """Return a hash, empty if there is none. The caller must not change it."""
+        """Return a hash, which is empty if the key does not exist. The caller must not change it."""
         return cast("dict[bytes, bytes]", self._typed(key, dict))
 
     def set(self, key: bytes) -> dict[bytes, None]:
@@ -46,6 +46,7 @@ class Keyspace:
         return iter(self._keys)
 
     def _typed(self, key: bytes, kind: type) -> Any:
+        """Return the value of a key, or an empty one; raise `Failure` if it is of another type."""
         value = self._keys.get(key)
         if value is None:
             return {}
@@ -90,7 +91,7 @@ class Keyspace:
         self._keys[key] = value
 
     def record_undo(self, key: bytes, undo: Any) -> None:
-        """Register a function that undoes a change of the value of a key."""
+        """Record a function that undoes a change which the caller makes to the value of a key."""
         self._changes.append((key, None, undo))
 
     @property
@@ -101,16 +102,16 @@ class Keyspace:
     # -- undoing -----------------------------------------------------------------------------------------
 
     def end_write(self) -> list[Undo]:
-        """End an atomic write; return how to undo it."""
+        """End an atomic write; return its undo information, which also tells what it changed."""
         written, self._changes = self._changes, []
         if written:
             self._writes.append(written)
         return written
 
-    def lose(self, writes: int) -> int:
-        """Undo the last writes, at most the given number; return how many were undone."""
+    def lose(self, count: int) -> int:
+        """Undo the last `count` writes, or as many as are recorded; return how many were undone."""
         lost = 0
-        while lost < writes and self._writes:
+        while lost < count and self._writes:
             for key, field, before in reversed(self._writes.pop()):
                 self._undo(key, field, before)
             lost += 1
@@ -123,6 +124,11 @@ class Keyspace:
         self._changes = []
 
     def _undo(self, key: bytes, field: bytes | None, before: Any) -> None:
+        """Undo one change; the arguments are the elements of an `Undo`.
+
+        Without a field, `before` is the former value of the key, None if it did not exist, or a function. With a field it is
+        a tuple of the former value, or None.
+        """
         if field is None:
             if callable(before):
                 before()
@@ -151,7 +157,7 @@ class Stream:
         self.last = (0, 0)
 
     def undo(self, last: tuple[int, int], trimmed: list[tuple[tuple[int, int], list[bytes]]]) -> None:
-        """Remove the last entry, and restore those that it trimmed."""
+        """Remove the last entry, and restore the former last id and the entries that were trimmed."""
         self.entries.pop()
         self.entries[:0] = trimmed
         self.last = last

@@ -1,4 +1,4 @@
-"""Runs Lua scripts of a simulated Redis in this process, with lupa."""
+"""Runs the Lua scripts of a simulated Redis in this process, with lupa."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScriptRunner:
         self._compiled: dict[bytes, Callable[[Any, Any], object]] = {}
 
     def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes], call: Call) -> object:
-        """Run a script; raise `Failure` if it fails."""
+        """Run a script, and return its reply; raise `Failure` if it fails. `call` executes its Redis commands."""
         function = self._compiled.get(script)
         if function is None:
             function = self._compiled[script] = self._lua.execute(
@@ -58,7 +58,7 @@ class ScriptRunner:
             return self._table({b"err": str(error).encode()})
 
     def _value(self, reply: object) -> object:
-        """Convert a reply to a Lua value."""
+        """Convert the reply to a command to a Lua value, as Redis does."""
         if reply is None:
             return False
         if isinstance(reply, Status):
@@ -70,7 +70,7 @@ class ScriptRunner:
         return reply
 
     def _reply(self, value: Any) -> object:
-        """Convert a Lua value to a reply."""
+        """Convert the value that a script returns to a reply, as Redis does."""
         if value is None or value is False:
             return None
         if value is True:
@@ -93,6 +93,7 @@ def script_runner() -> ScriptRunner:
 
 
 def _argument(part: object) -> bytes:
+    """Convert a Lua value to an argument of a command."""
     if isinstance(part, bytes):
         return part
     if isinstance(part, (int, float)) and not isinstance(part, bool):

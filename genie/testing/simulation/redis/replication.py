@@ -1,6 +1,6 @@
-"""Replication of a simulated Redis: a master sends its writes to the replicas, each with its own lag.
+"""Replication of a simulated Redis: a master sends its writes to the replicas, each of which has its own lag.
 
-A replica whose log is no prefix of the log of the master gets a full copy instead.
+A replica whose log is not a prefix of the log of the master gets a full copy (a full resynchronization).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from genie.testing.simulation.redis.server import PORT, RedisConnection, SimRedi
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """One atomic write and its commands. `hosts` are those that have executed it, also if they lost it since."""
+    """One atomic write and its commands. `hosts` have executed it at some time, even if they lost it later."""
 
     number: int
     commands: list[list[bytes]]
     hosts: list[str] = field(default_factory=list)
     state: Any = None
-    """The `StoreState` that it led to, set by a recorder."""
+    """The `StoreState` after it, set by a recorder."""
 
 
 @dataclass(slots=True)
 class ReplicationLog:
-    """All writes and full copies of the Redises of one simulation, by number: messages refer to them."""
+    """All writes and full copies of the Redises of one simulation. Replication messages contain only their numbers."""
 
     writes: list[Write] = field(default_factory=list)
     copies: list[tuple[Keyspace, list[Write]]] = field(default_factory=list)
@@ -56,14 +56,14 @@ class Upstream(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Queue messages, each for the time after its lag."""
+        """Queue the replication messages, each to be applied after a lag."""
         for message in self._parser.feed(data):
             self._last_at = max(self._last_at, self._loop.time() + self._redis.lag())
             self._queue.append((self._last_at, message))
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Drop the queue: after a reconnect the master sends what is missing."""
+        """Drop the queue: after a reconnect the master sends the missing writes again."""
         self._queue.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -117,7 +117,7 @@ class ReplicatedRedis(SimRedis):
         self._upstream: Upstream | None = None
         self._following: asyncio.Task[None] | None = None
         self.on_replicated: Callable[[Write], None] = lambda _write: None
-        """Called with each write that it has executed as a replica for the first time."""
+        """Called after the replica has executed a write for the first time."""
 
     @property
     def offset(self) -> int:  # type: ignore[override]
@@ -151,11 +151,11 @@ class ReplicatedRedis(SimRedis):
         self._follow()
 
     def call_in_process(self, callback: Callable[[], None]) -> None:
-        """Call a function in the process: at once, when it continues, or never if it is dead."""
+        """Call a function as part of the process: at once, after it was continued if stopped, or never if dead."""
         self._loop.call_soon(callback, context=self.process.context)
 
     def promote(self) -> None:
-        """REPLICAOF NO ONE: become a master. Writes that were not executed yet are dropped."""
+        """REPLICAOF NO ONE: become a master. Queued writes that were not executed yet are dropped."""
         if self.master is not None:
             self.master, self.read_only = None, False
             self._follow()
@@ -180,7 +180,7 @@ class ReplicatedRedis(SimRedis):
     # -- as a master --------------------------------------------------------------------------------------
 
     def replicate(self, effects: list[list[bytes]], sender: str) -> None:  # noqa: ARG002
-        """Send the write to the replicas."""
+        """Append an atomic write to the log, and send it to the replicas."""
         write = Write(len(self._replication_log.writes), effects, [self.host])
         self._replication_log.writes.append(write)
         self.log.append(write)
@@ -204,10 +204,14 @@ class ReplicatedRedis(SimRedis):
         return True
 
     def on_disconnect(self, connection: RedisConnection) -> None:
-        """Forget a replica whose connection has ended."""
+        """Remove a replica whose connection has ended."""
         self._replicas.pop(connection, None)
 
     def _attach(self, connection: RedisConnection, count: int, last: int) -> None:
+        """PSYNC: send a replica what it lacks. It has executed `count` writes, the last of which has the number `last`.
+
+        If these are a prefix of this master's log, it gets the missing writes, else a full copy.
+        """
         if self.master is not None:
             connection.cut()
         elif count <= len(self.log) and (not count or self.log[count - 1].number == last):
@@ -233,6 +237,7 @@ class ReplicatedRedis(SimRedis):
     # -- as a replica -------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
+        """Start following the current master, or stop following if this is one; disconnect the own replicas."""
         if self._following is not None:
             self._following.cancel()
             self._following = None
@@ -244,7 +249,7 @@ class ReplicatedRedis(SimRedis):
             self._following = self._loop.create_task(self._connect_to(self.master), context=self.process.context.copy())
 
     async def _connect_to(self, master: str) -> None:
-        """Keep a connection to the master."""
+        """Replicate from the master, with a new connection whenever one ends."""
         while True:
             upstream = Upstream(self)
             try:
@@ -261,11 +266,11 @@ class ReplicatedRedis(SimRedis):
             await asyncio.sleep(self._random.uniform(*RETRY_DELAY_S))
 
     def lag(self) -> float:
-        """Return the lag of the next write, in seconds."""
+        """Return a random lag for the next write, in seconds."""
         return self._random.uniform(0, self._max_lag_s) if self._random.random() < 0.5 else 0.0
 
     def apply(self, message: list[bytes]) -> None:
-        """Execute a message of the master, and acknowledge it."""
+        """Execute a replication message of the master, a write or a full copy, and acknowledge it."""
         number = int(message[1])
         if message[0] == b"WRITE":
             write = self._replication_log.writes[number]
@@ -286,6 +291,7 @@ class ReplicatedRedis(SimRedis):
             self._upstream.transport.write(command(b"REPLCONF", b"%d" % len(self.log)))
 
     def _record_replicated(self, write: Write) -> None:
+        """Record that this replica has executed a write."""
         if self.host not in write.hosts:
             write.hosts.append(self.host)
             self.on_replicated(write)

@@ -23,15 +23,16 @@ class CommandParser:
         commands: list[list[bytes]] = []
         position = 0
         while True:
-            found = self._parse_one(position)
-            if found is None:
+            parsed = self._parse_one(position)
+            if parsed is None:
                 break
-            command, position = found
+            command, position = parsed
             commands.append(command)
         self._data = self._data[position:]
         return commands
 
     def _parse_one(self, position: int) -> tuple[list[bytes], int] | None:
+        """Parse the command that starts at a position; return it with the position after it, or None if it is incomplete."""
         data = self._data
         end = data.find(b"\r\n", position)
         if end < 0:
@@ -51,7 +52,7 @@ class CommandParser:
 
 
 def encode(reply: object, version: int = 2) -> bytes:
-    """Encode a reply: bytes, an integer, None, a list, a dict, a set, a `Status` or a `Failure`."""
+    """Encode a reply in RESP `version`: bytes, an integer, None, a list, a dict, a set, a `Status` or a `Failure`."""
     if reply is None:
         return b"_\r\n" if version > 2 else b"$-1\r\n"
     if isinstance(reply, Status):

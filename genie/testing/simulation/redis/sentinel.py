@@ -1,7 +1,7 @@
 """Three simulated sentinels, one on the machine of each Redis. A majority of two elects the master.
 
-A sentinel that is cut off keeps naming the old master. The delays are random and realistic: until a master counts as down,
-until another is elected, and until an old master that comes back is demoted.
+A partitioned sentinel continues to report the old master. The delays are random and realistic: until a master counts as
+down, until another is elected, and until a former master that is reachable again is demoted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ DOWN_AFTER_S = 0.5, 2.0
 """How long a master must be unreachable before it counts as down."""
 ELECTION_DELAY_S = 0.05, 0.7
 DEMOTION_DELAY_S = 0.2, 6.0
-"""How long an old master that the sentinels can reach still believes to be the master."""
+"""How long a former master that the sentinels can reach still considers itself the master."""
 
 
 @dataclass(slots=True)
 class SentinelView:
-    """What one sentinel knows: the master, the epoch of its election, and since when it is unreachable."""
+    """The view of one sentinel: the master, the epoch of its election, and since when it is unreachable."""
 
     host: str
     master: str
@@ -67,11 +67,11 @@ class SentinelQuorum:
 
     @property
     def master(self) -> ReplicatedRedis:
-        """The master by the last election."""
+        """The master according to the last election."""
         return self._redises[max(self.views, key=lambda view: view.epoch).master]
 
     def fail_over(self) -> str:
-        """SENTINEL FAILOVER: elect another master at once; return a description, or nothing if there is no majority."""
+        """SENTINEL FAILOVER: elect another master at once; return a description, or "" if there is no majority."""
         for view in self._agreeing_majority():
             if view.epoch == max(view.epoch for view in self.views):
                 return self._elect(view)
@@ -90,13 +90,14 @@ class SentinelQuorum:
         return one == other or not self._network.separated(frozenset((one, other)))
 
     def _gossip(self) -> None:
-        """Distribute the latest election to all sentinels that can be reached."""
+        """Distribute the latest election among the sentinels that can reach each other."""
         for view in self.views:
             for other in self.views:
                 if other.epoch > view.epoch and self._reaches(view.host, other.host):
                     view.epoch, view.master, view.down_since = other.epoch, other.master, None
 
     def _check_master(self) -> None:
+        """Update since when each sentinel cannot reach the master; elect another once a majority has not for long enough."""
         now = self._loop.time()
         for view in self.views:
             master = self._redises[view.master]
@@ -104,32 +105,33 @@ class SentinelQuorum:
                 view.down_since = None
             elif view.down_since is None:
                 view.down_since = now
-        agreed = self._agreeing_majority()
-        down = [
-            view for view in agreed if now - (now if view.down_since is None else view.down_since) >= self._down_after_s
+        views_down = [
+            view
+            for view in self._agreeing_majority()
+            if now - (now if view.down_since is None else view.down_since) >= self._down_after_s
         ]
-        if len(down) < 2:
+        if len(views_down) < 2:
             self._election_at = None
         elif self._election_at is None:
             self._election_at = now + self._random.uniform(*ELECTION_DELAY_S)
         elif now >= self._election_at:
             self._election_at = None
-            elected = self._elect(down[0])
+            elected = self._elect(views_down[0])
             if elected:
                 self._on_action(f"failover to {elected}")
 
     def _agreeing_majority(self) -> list[SentinelView]:
         """Return the sentinels that form a majority and agree on the epoch, or none."""
         for view in self.views:
-            others = [
+            agreeing = [
                 other for other in self.views if self._reaches(view.host, other.host) and other.epoch == view.epoch
             ]
-            if len(others) >= 2:
-                return others
+            if len(agreeing) >= 2:
+                return agreeing
         return []
 
     def _elect(self, view: SentinelView) -> str:
-        """Promote the reachable replica with the greatest offset; return a description, or nothing if there is none."""
+        """Promote the replica with the greatest offset that the sentinel reaches; return a description, or "" if none."""
         candidates = [
             redis
             for redis in self._redises.values()
@@ -141,27 +143,28 @@ class SentinelQuorum:
         if not candidates:
             return ""
         best = max(candidates, key=lambda redis: redis.offset)
-        before = self._redises[view.master]
+        former = self._redises[view.master]
         best.promote()
         # Epochs are unique: any two majorities share a sentinel.
         epoch = max(view.epoch for view in self.views) + 1
         view.master, view.epoch, view.down_since = best.host, epoch, None
         self._misconfigured.clear()
-        return f"{best.host}, which has {best.offset} writes; {before.host} has {before.offset}"
+        return f"{best.host}, which has {best.offset} writes; {former.host} has {former.offset}"
 
     def _has_role(self, redis: ReplicatedRedis, view: SentinelView) -> bool:
+        """Return whether a Redis is the master, or follows it, according to a sentinel."""
         return redis.master == (None if redis.host == view.master else view.master)
 
     def _correct_roles(self) -> None:
-        """Correct the role of every Redis that can be reached, each after a delay."""
+        """Reconfigure each reachable Redis with the wrong role or master, after a random delay."""
         now = self._loop.time()
         view = max(self.views, key=lambda view: view.epoch)
         for redis in self._redises.values():
             if self._has_role(redis, view) or not redis.alive or not self._reaches(view.host, redis.host):
                 self._misconfigured.pop(redis.host, None)
             elif redis.host not in self._misconfigured:
-                longest = DEMOTION_DELAY_S if redis.master is None else ELECTION_DELAY_S
-                self._misconfigured[redis.host] = now + self._random.uniform(*longest)
+                delay_range_s = DEMOTION_DELAY_S if redis.master is None else ELECTION_DELAY_S
+                self._misconfigured[redis.host] = now + self._random.uniform(*delay_range_s)
             elif now >= self._misconfigured[redis.host]:
                 del self._misconfigured[redis.host]
                 redis.call_in_process(partial(redis.demote, view.master))

@@ -15,7 +15,7 @@ CUT_BEFORE, CUT_AFTER, REJECT = "reset before", "reset after", "reject"
 """Faults of a command: the connection ends before it is executed, or after; or the reply is an error."""
 
 NOT_YET = object()
-"""The command still blocks."""
+"""Returned in place of a reply while the command still blocks."""
 
 
 class RedisConnection(asyncio.Protocol):
@@ -60,14 +60,14 @@ class RedisConnection(asyncio.Protocol):
         self._transport.abort()
 
     def check_blocked(self) -> None:
-        """Unblock the blocking command if its reply is known now."""
+        """Reply to the blocking command, if the reply is available now."""
         if self._blocked_reply is not None:
             reply = self._blocked_reply()
             if reply is not NOT_YET:
                 self._unblock(reply)
 
     def send_reply(self, reply: object) -> None:
-        """Send a reply."""
+        """Send a reply, in the version of RESP that the client has chosen by HELLO."""
         if isinstance(reply, dict) and self._version < 3 and reply and isinstance(next(iter(reply.values())), list):
             reply = [list(item) for item in reply.items()]
         self._transport.write(encode(reply, self._version))
@@ -75,6 +75,7 @@ class RedisConnection(asyncio.Protocol):
     # -- inside -------------------------------------------------------------------------------------------
 
     def _unblock(self, reply: object) -> None:
+        """Reply to the blocking command, and execute the commands that were queued after it."""
         if self._timer is not None:
             self._timer.cancel()
         self._blocked_reply = self._timer = None
@@ -86,6 +87,7 @@ class RedisConnection(asyncio.Protocol):
             self._execute(self._queued_commands.pop(0))
 
     def _execute(self, command: list[bytes]) -> None:
+        """Execute a command and send its reply, unless it blocks; or inject the fault that the nemesis chooses."""
         if self._redis.handle_replication(self, command):
             return
         fault = self._redis.fault(command, self.peer)
@@ -101,6 +103,7 @@ class RedisConnection(asyncio.Protocol):
                 self.send_reply(reply)
 
     def _reply_to(self, command: list[bytes]) -> object:
+        """Execute a command and return its reply; None if it blocks."""
         name = command[0].upper()
         if name == b"HELLO":
             self._version = int(command[1]) if len(command) > 1 else self._version
@@ -109,44 +112,46 @@ class RedisConnection(asyncio.Protocol):
             return self._read(command)
         if name == b"WAIT":
             return self._wait(int(command[1]), int(command[2]))
-        before = self._redis.offset
+        offset_before = self._redis.offset
         reply = self._redis.execute_write(command, self.peer)
-        if self._redis.offset > before:
+        if self._redis.offset > offset_before:
             self._write_offset = self._redis.offset
         return reply
 
     def _read(self, command: list[bytes]) -> object:
+        """XREAD: return the entries, or block until there are some if the command says so."""
         read = StreamRead(self._redis.keys, command)
-        found = read.entries()
+        available = read.entries()
         if read.block_ms is not None:
             self._redis.on_blocking_read(self.peer, read)
-        if found is not None or read.block_ms is None:
-            return found if self._version > 2 or found is None else list(found.items())
+        if available is not None or read.block_ms is None:
+            return available if self._version > 2 or available is None else list(available.items())
 
-        def ready() -> object:
+        def try_read() -> object:
             entries = read.entries()
             return NOT_YET if entries is None else entries
 
-        self._block(ready, read.block_ms, lambda: None)
+        self._block(try_read, read.block_ms, lambda: None)
         return None
 
     def _wait(self, replicas: int, timeout_ms: int) -> object:
-        """WAIT: reply with the number of replicas that have the writes of this connection, once there are enough."""
+        """WAIT: return how many replicas have the writes of this connection, or block until they are enough."""
         if self._redis.read_only:
             return Failure("ERR WAIT cannot be used with replica instances.")
 
-        def ready() -> object:
+        def try_count() -> object:
             count = self._redis.replicas_with(self._write_offset)
             return NOT_YET if count < replicas else count
 
-        count = ready()
+        count = try_count()
         if count is not NOT_YET:
             return count
-        self._block(ready, timeout_ms, lambda: self._redis.replicas_with(self._write_offset))
+        self._block(try_count, timeout_ms, lambda: self._redis.replicas_with(self._write_offset))
         return None
 
-    def _block(self, ready: Callable[[], object], timeout_ms: int, on_timeout: Callable[[], object]) -> None:
-        self._blocked_reply = ready
+    def _block(self, try_reply: Callable[[], object], timeout_ms: int, on_timeout: Callable[[], object]) -> None:
+        """Block the connection until `try_reply` returns a reply, or reply with `on_timeout()` after the timeout (0: never)."""
+        self._blocked_reply = try_reply
         if timeout_ms:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(timeout_ms / 1000, lambda: self._unblock(on_timeout()))
@@ -185,7 +190,7 @@ class SimRedis(Commands):
             connection.cut()
 
     def restart(self, lost_writes: int = 0) -> int:
-        """Restart: abort all connections, drop the scripts and lose the last writes; return how many were lost."""
+        """Simulate a restart: abort all connections, drop the scripts, lose the last writes; return how many were lost."""
         self.cut_all()
         self._scripts.clear()
         return self.keys.lose(lost_writes)
@@ -195,7 +200,7 @@ class SimRedis(Commands):
         self.keys.clear()
 
     def execute_write(self, command: list[bytes], sender: str = "") -> object:
-        """Execute one command as an atomic write, which is lost as a whole or not at all. A failure is returned."""
+        """Execute one command as an atomic write, which is replicated or lost as a whole. A `Failure` is returned as the reply."""
         try:
             reply = self.execute(command)
         except Failure as failure:
@@ -209,14 +214,14 @@ class SimRedis(Commands):
         return reply
 
     def check_blocked(self) -> None:
-        """Unblock the blocking commands whose replies are known now."""
+        """Reply to the blocking commands whose replies are available now."""
         for connection in list(self._connections):
             connection.check_blocked()
 
     # -- overridden by replication ------------------------------------------------------------------------
 
     offset = 0
-    """The number of writes, which are replicated."""
+    """The replication offset: the number of writes."""
 
     def replicate(self, effects: list[list[bytes]], sender: str) -> None:
         """Replicate the commands of one atomic write."""
@@ -226,8 +231,8 @@ class SimRedis(Commands):
         return 0
 
     def handle_replication(self, connection: RedisConnection, command: list[bytes]) -> bool:  # noqa: ARG002
-        """Handle a command of a replica; return whether it was one."""
+        """Handle a command if it is one of a replica; return whether it is."""
         return False
 
     def on_disconnect(self, connection: RedisConnection) -> None:
-        """Forget the connection."""
+        """Called when a connection has ended."""
