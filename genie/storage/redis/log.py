@@ -196,7 +196,7 @@ class LogRetention:
 
         The sizes of an earlier leader's entries are unknown: they are retained until this leader's own exceed the limits.
         """
-        sizes, parts = self._sizes, 1 + max(0, 2 * changes - 1) // MAX_ENTRY_FIELDS
+        sizes, parts = self._sizes, 1 + max(0, 2 * changes - 1) // MAX_ENTRY_FIELDS  # a large batch is several entries
         sizes.extend([size // parts] * parts)
         self._bytes += size // parts * parts
         while (self._bytes > MAX_LOG_BYTES or len(sizes) > MAX_LOG_ENTRIES) and len(sizes) > 1:

@@ -92,6 +92,7 @@ def encode(change: Request | RetainedReply) -> bytes:
 
 
 def _encode_retained_reply(reply: RetainedReply) -> bytes:
+    """Encode a retained reply as a record with the state `ended`."""
     return _encode(
         Record(
             since=reply.at,

@@ -178,7 +178,8 @@ class RedisStore:
         The state includes a batch in flight, which was not acknowledged.
         """
         snapshot = Snapshot(self._history_at(self._encoder.index), self._snapshot())
-        acknowledged = self._encoder.index - (self._done is not None)
+        is_in_flight = self._done is not None
+        acknowledged = self._encoder.index - is_in_flight
         return PriorLeadership(snapshot, (self._keyspace.epoch.number, acknowledged))
 
     def _history_at(self, index: int) -> EpochHistory:

@@ -375,6 +375,7 @@ class WireClient:
             request.expires = False  # this connection would get no message about the timeout
 
     def _disconnect(self) -> None:
+        """Close or abort the connection, at random."""
         if self._connection is not None:
             if self.random.random() < 0.5:
                 self._connection.transport.abort()

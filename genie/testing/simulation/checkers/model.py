@@ -176,6 +176,7 @@ class Model:
     # -- kinds of entries --------------------------------------------------------------------------------
 
     def _closed(self, entry: Entry) -> None:
+        """Record when the client or the server ended a connection, or was notified of its end."""
         connection = self.connections[entry.connection]
         if entry.data.startswith("client"):
             connection.client_closed_at = connection.client_closed_at or entry.at

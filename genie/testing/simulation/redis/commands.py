@@ -122,6 +122,7 @@ class Commands:
         return {name: settings[name] for name in command[2:] if name in settings}
 
     def _script(self, command: list[bytes]) -> object:
+        """SCRIPT FLUSH, or SCRIPT LOAD: return the SHA-1 of the script."""
         if command[1].upper() == b"FLUSH":
             self._scripts.clear()
             return OK

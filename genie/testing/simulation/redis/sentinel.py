@@ -187,6 +187,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(encode(self._reply_to(command)))
 
     def _reply_to(self, command: list[bytes]) -> object:
+        """Return the reply to SENTINEL MASTER or GET-MASTER-ADDR-BY-NAME, according to this sentinel."""
         epoch, host = b"%d" % self._view.epoch, self._view.master.encode()
         name = b" ".join(command[:2]).upper()
         if name == b"SENTINEL GET-MASTER-ADDR-BY-NAME":
