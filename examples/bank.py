@@ -13,7 +13,7 @@ Three kinds of clerks show three ways to use Genie. Some request both accounts a
 request the second account while they hold the first, with a transaction name: if two of them wait for each other, one
 gets `Deadlock`, has written nothing yet, and starts over. And some pause now and then between their two writes, for
 longer than their transaction timeout: they lose their lock with half a transfer done. Fencing tokens make that safe
-(see `change`), and `take_back` undoes the half.
+(see `apply`), and `compensate` undoes the half.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from genie.sql import FencedTable
 
 OPENING_BALANCE = 1_000_000  # cents
 LARGEST_TRANSFER = 10_000
-HOLD = 0.25  # seconds until a lock times out; a transfer takes a few milliseconds
+TRANSACTION_TIMEOUT = 0.25  # seconds; a transfer takes a few milliseconds
 QUEUE_TIMEOUT = 60.0  # seconds
-KINDS = ("at once", "step by step", "sleepy", "step by step")
-NAP_EVERY = 20  # a sleepy clerk pauses in every 20th transfer
-COUNTED = ("transfers", "retries", "deadlocks", "lost locks")
+STRATEGIES = ("at once", "step by step", "slow", "step by step")
+TRANSFERS_PER_PAUSE = 20  # a slow clerk exceeds its transaction timeout in every 20th transfer
+COUNTERS = ("transfers", "retries", "deadlocks", "lost locks")
 
-Change: TypeAlias = tuple[int, int]  # an account, and what is added to its balance
-Fences: TypeAlias = dict[int, int]  # for each account, the fence of the lock under which it is changed
-Counts: TypeAlias = "Array[c_longlong]"  # shared memory: the numbers of COUNTED for each clerk
+Change: TypeAlias = tuple[int, int]  # an account, and the amount that is added to its balance
+Fences: TypeAlias = dict[int, int]  # for each account, the fencing token of the lock under which it is changed
+Counts: TypeAlias = "Array[c_longlong]"  # shared memory: the values of COUNTERS for each clerk
 
 TABLE = Table(
     "accounts",
@@ -63,7 +63,7 @@ ACCOUNTS = FencedTable(TABLE)
 
 
 def open_store(path: Path) -> Connection:
-    """Each statement is a transaction of its own, and waits while another process writes to the file."""
+    """Open the SQLite file in autocommit mode: each statement is a transaction, and waits for other writers."""
     store = create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT", connect_args={"timeout": 60}).connect()
     store.exec_driver_sql("PRAGMA journal_mode = WAL")
     store.exec_driver_sql("PRAGMA synchronous = OFF")
@@ -71,7 +71,7 @@ def open_store(path: Path) -> Connection:
 
 
 def total(store: Connection) -> int:
-    """The sum of all balances."""
+    """Return the sum of all balances."""
     return int(store.execute(select(func.sum(TABLE.c.balance))).scalar_one())
 
 
@@ -82,49 +82,49 @@ class Clerk:
         self, number: int, path: Path, options: argparse.Namespace, client: genie.sync.Client | None, counts: Counts
     ) -> None:
         self.number, self.options, self.client, self.counts = number, options, client, counts
-        self.kind = KINDS[number % len(KINDS)]
+        self.strategy = STRATEGIES[number % len(STRATEGIES)]
         self.store = open_store(path)
         self.random = random.Random(f"{options.seed} {number}")
-        self.done = 0
+        self.completed = 0
 
     def work(self, stop: Event) -> None:
-        """Transfer after transfer. One that was begun is repeated until it is made, also after `stop`."""
-        while not stop.is_set() and self.done != self.options.transfers:
+        """Make random transfers until `stop` is set. A started transfer is retried until it succeeds, even after `stop`."""
+        while not stop.is_set() and self.completed != self.options.transfers:
             source, target = self.random.sample(range(self.options.accounts), 2)
             amount = self.random.randint(1, LARGEST_TRANSFER)
-            nap = self.kind == "sleepy" and self.done % NAP_EVERY == 0
-            while not self.transfer([(source, -amount), (target, amount)], nap=nap):
+            too_slow = self.strategy == "slow" and self.completed % TRANSFERS_PER_PAUSE == 0
+            while not self.transfer([(source, -amount), (target, amount)], too_slow=too_slow):
                 self.count("retries")
-                nap = False
-            self.done += 1
+                too_slow = False
+            self.completed += 1
             self.count("transfers")
 
-    def transfer(self, changes: list[Change], *, nap: bool) -> bool:
-        """One attempt; False if it failed, and then all that it had changed is changed back.
+    def transfer(self, changes: list[Change], *, too_slow: bool) -> bool:
+        """Attempt a transfer; return False if it failed, after all its changes were undone.
 
-        `written` is in memory, since only the lock dies on the way here. A clerk who may die too has to write each
-        change down in the store, in the statement that makes it.
+        `written` may be in memory, because here only locks are lost. If the process itself may crash, each change must
+        be recorded in the store, in the statement that makes it.
         """
         written: list[Change] = []
         try:
             with self.locked([account for account, _ in changes]) as fences:
-                self.change(changes, fences, written, nap=nap)
-        except genie.LockLost:  # said by Genie when the block ends, or by an account: StaleFence
+                self.apply(changes, fences, written, too_slow=too_slow)
+        except genie.LockLost:  # from Genie at the end of the block, or from an account: StaleFence
             self.count("lost locks")
-            self.take_back(written)
+            self.compensate(written)
         except genie.Deadlock:
-            self.count("deadlocks")  # nothing is written before all is locked, so there is nothing to take back
+            self.count("deadlocks")  # nothing was written before all locks were granted, so there is nothing to undo
         except genie.QueueTimeout:
-            pass  # nor here
+            pass  # the same
         else:
             return True
         return False
 
-    def change(self, changes: list[Change], fences: Fences, written: list[Change], *, nap: bool = False) -> None:
-        """Read all balances, think, write them one by one; `written` gets what the store has accepted.
+    def apply(self, changes: list[Change], fences: Fences, written: list[Change], *, too_slow: bool = False) -> None:
+        """Read all balances, pause, write them one by one; append to `written` each change that the store accepted.
 
-        Fencing tokens grow with every grant, and an account remembers the greatest one that it has seen, also for a read.
-        From this read on it rejects an earlier clerk who paused for too long (StaleFence). If it remembered tokens of
+        Fencing tokens grow with every grant, and an account stores the greatest one that it has seen, even for a read.
+        From this read on it rejects an earlier clerk that paused for too long (StaleFence). If it stored the tokens of
         writes only, that clerk could still write between this read and this write, and its update would be lost.
         Checking the lock before the write is not enough: a process may be paused right after the check.
         """
@@ -133,67 +133,71 @@ class Clerk:
         for account, amount in changes:
             ACCOUNTS.write(self.store, account, {"balance": balances[account] + amount}, fence=fences[account])
             written.append((account, amount))
-            if nap and len(written) == 1:
-                time.sleep(1.5 * HOLD)
+            if too_slow and len(written) == 1:
+                time.sleep(1.5 * TRANSACTION_TIMEOUT)
 
-    def take_back(self, written: list[Change]) -> None:
-        """Undo what was done of a transfer that lost its lock: ask for the locks again, then subtract the amounts.
+    def compensate(self, written: list[Change]) -> None:
+        """Undo the written part of a transfer that lost its locks: lock the accounts again and subtract the amounts.
 
-        Not by writing the old balances: others have had these accounts since and have changed them, rightly. Amounts
-        can be added and subtracted in any order. And not without locks: this is a change like any other. If they are
-        lost again, the accepted part is undone for good (a write in between would have caused StaleFence), and the rest is
+        Writing the old balances would be wrong, since other clerks have changed these accounts since. Amounts can be
+        added and subtracted in any order. The locks are needed, because this is a change like any other. If they are
+        lost again, the accepted part remains undone (a write in between would have caused StaleFence), and the rest is
         repeated under the next locks.
         """
-        left = [(account, -amount) for account, amount in reversed(written)]
-        while left:
+        remaining = [(account, -amount) for account, amount in reversed(written)]
+        while remaining:
             undone: list[Change] = []
-            lost_again = suppress(genie.LockLost, genie.QueueTimeout, genie.Deadlock)
-            with lost_again, self.locked([account for account, _ in left]) as fences:
-                self.change(left, fences, undone)
-            left = left[len(undone) :]
+            retry_on_error = suppress(genie.LockLost, genie.QueueTimeout, genie.Deadlock)
+            with retry_on_error, self.locked([account for account, _ in remaining]) as fences:
+                self.apply(remaining, fences, undone)
+            remaining = remaining[len(undone) :]
 
     @contextmanager
     def locked(self, accounts: list[int]) -> Iterator[Fences]:
-        """Hold the accounts, all at once or step by step; gives the fence under which each is held."""
+        """Hold locks on the accounts, requested at once or step by step; yield the fencing token of each account."""
         if self.client is None:
             yield dict.fromkeys(accounts, 1)  # equal fencing tokens reject no write
-        elif self.kind == "step by step":
-            # The name is this transaction's own: what it holds is not in its way, and cycles are found between names.
-            name = f"transfer-{self.number}-{self.done}"
-            with ExitStack() as held:
-                yield {account: held.enter_context(self.lock(account, transaction=name)).fence for account in accounts}
+        elif self.strategy == "step by step":
+            # The name identifies this transaction: its requests do not block each other, and deadlocks are detected.
+            name = f"transfer-{self.number}-{self.completed}"
+            with ExitStack() as locks:
+                yield {account: locks.enter_context(self.lock(account, transaction=name)).fence for account in accounts}
         else:
             with self.lock(*accounts) as lock:
                 yield dict.fromkeys(accounts, lock.fence)
 
     def lock(self, *accounts: int, transaction: str | None = None) -> AbstractContextManager[genie.sync.Lock]:
-        """One request to Genie."""
+        """Return the context manager that locks all of the accounts in one request."""
         assert self.client is not None  # noqa: S101
-        names = [f"exclusive:accounts/{account}" for account in accounts]
-        return self.client.lock(*names, transaction=transaction, queue_timeout=QUEUE_TIMEOUT, transaction_timeout=HOLD)
+        return self.client.lock(
+            *[f"exclusive:accounts/{account}" for account in accounts],
+            transaction=transaction,
+            queue_timeout=QUEUE_TIMEOUT,
+            transaction_timeout=TRANSACTION_TIMEOUT,
+        )
 
-    def count(self, what: str) -> None:
-        """Each clerk has counters of its own, so none is counted in two places at once."""
-        self.counts[self.number * len(COUNTED) + COUNTED.index(what)] += 1
+    def count(self, counter: str) -> None:
+        """Increment a counter. Each clerk has its own counters, so they need no lock."""
+        self.counts[self.number * len(COUNTERS) + COUNTERS.index(counter)] += 1
 
 
 def clerk(number: int, path: Path, options: argparse.Namespace, counts: Counts, barrier: Barrier, stop: Event) -> None:
-    """A clerk's process. All begin together, when the last one is there."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for `follow`, so that no transfer is left half done
+    """Run the process of one clerk. All clerks start to work at the same time."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # `show_progress` handles Ctrl-C, so that every transfer is completed
     try:
         with nullcontext() if options.without_locks else genie.sync.connect() as client:
             barrier.wait()
             Clerk(number, path, options, client, counts).work(stop)
     except genie.GenieError as error:
         barrier.abort()
-        sys.exit(f"bank: clerk {number} gave up: {error}")
+        sys.exit(f"bank: clerk {number} failed: {error}")
     except BrokenBarrierError:
-        sys.exit(1)  # another clerk could not begin, and has said why
+        sys.exit(1)  # another clerk could not start, and has printed why
 
 
-def follow(clerks: list[SpawnProcess], counts: Counts, seconds: float, stop: Event) -> None:
-    """Show what is done each half second until all clerks have ended; tell them to stop when the time is over."""
-    end, shown, terminal = time.monotonic() + seconds, "", sys.stdout.isatty()
+def show_progress(clerks: list[SpawnProcess], counts: Counts, seconds: float, stop: Event) -> None:
+    """Print the counters every half second until all clerks have ended; set `stop` after `seconds` or on Ctrl-C."""
+    end, last_line, terminal = time.monotonic() + seconds, "", sys.stdout.isatty()
     alive = clerks
     while alive:
         try:
@@ -202,31 +206,31 @@ def follow(clerks: list[SpawnProcess], counts: Counts, seconds: float, stop: Eve
             stop.set()
         if time.monotonic() >= end:
             stop.set()
-        alive = [process for process in clerks if process.is_alive()]  # first, so that the last line counts everything
-        line = "  ".join(f"{name} {sum(counts[kind :: len(COUNTED)]):,}" for kind, name in enumerate(COUNTED))
-        if line != shown:
+        alive = [process for process in clerks if process.is_alive()]  # before the sums, so that the last one is final
+        line = "  ".join(f"{name} {sum(counts[index :: len(COUNTERS)]):,}" for index, name in enumerate(COUNTERS))
+        if line != last_line:
             print(f"\r{line}" if terminal else line, end="" if terminal else "\n", flush=True)
-        shown = line
+        last_line = line
     if terminal:
         print()
 
 
 def bank(path: Path, options: argparse.Namespace) -> int:
-    """Open the accounts, let the clerks work, count the money; returns the exit status."""
+    """Create the accounts, run the clerks, and compare the sums before and after; return the exit status."""
     store = open_store(path)
     TABLE.create(store)
     store.execute(insert(TABLE), [{"id": id, "balance": OPENING_BALANCE} for id in range(options.accounts)])
     before = total(store)
     spawn = multiprocessing.get_context("spawn")
-    counts = spawn.RawArray("q", options.workers * len(COUNTED))
+    counts = spawn.RawArray("q", options.workers * len(COUNTERS))
     barrier, stop = spawn.Barrier(options.workers + 1), spawn.Event()
     clerks = []
     for number in range(options.workers):
         clerks.append(spawn.Process(target=clerk, args=(number, path, options, counts, barrier, stop), daemon=True))
         clerks[-1].start()
-    with suppress(BrokenBarrierError):  # a clerk who can't begin says why
+    with suppress(BrokenBarrierError):  # a clerk that can't start prints why
         barrier.wait(QUEUE_TIMEOUT)
-    follow(clerks, counts, math.inf if options.transfers is not None else options.seconds, stop)
+    show_progress(clerks, counts, math.inf if options.transfers is not None else options.seconds, stop)
     after = total(store)
     print(f"sum before {before / 100:,.2f}, after {after / 100:,.2f}, difference {(after - before) / 100:,.2f}")
     failed = any(process.exitcode for process in clerks)
@@ -234,26 +238,26 @@ def bank(path: Path, options: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Read the command line; the server is the one at GENIE_HOST and GENIE_PORT."""
-    parser = argparse.ArgumentParser(description="Move money under locks, or without.")
-    parser.add_argument("--workers", type=int, default=8, help="processes that move money (8)")
-    parser.add_argument("--accounts", type=int, default=10, help="accounts, at least 2 (10)")
-    parser.add_argument("--seconds", type=float, default=5, help="how long (5)")
+    """Run the example against the server at GENIE_HOST and GENIE_PORT."""
+    parser = argparse.ArgumentParser(description="Move money between accounts, with or without locks.")
+    parser.add_argument("--workers", type=int, default=8, help="number of processes that move money (8)")
+    parser.add_argument("--accounts", type=int, default=10, help="number of accounts, at least 2 (10)")
+    parser.add_argument("--seconds", type=float, default=5, help="duration of the run (5)")
     parser.add_argument("--transfers", type=int, help="number of transfers of each worker, regardless of --seconds")
     parser.add_argument(
-        "--pause", type=float, default=0.002, help="seconds at most between reading and writing (0.002)"
+        "--pause", type=float, default=0.002, help="maximum seconds between reading and writing (0.002)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="another one chooses other accounts and amounts (1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random accounts and amounts (1)")
     parser.add_argument("--without-locks", action="store_true", help="show what happens without Genie")
     options = parser.parse_args()
     if options.workers < 1 or options.accounts < 2 or options.pause < 0:  # noqa: PLR2004 - a transfer takes two
-        parser.error("there must be a worker, two accounts and a pause that is not negative")
+        parser.error("--workers must be at least 1, --accounts at least 2, and --pause at least 0")
     if not options.without_locks:
         try:
             with genie.sync.connect() as client:
                 client.ping()
         except (genie.GenieError, ValueError) as error:
-            sys.exit(f"bank: {error} (a server is started by: genie serve)")
+            sys.exit(f"bank: {error} (start a server with: genie serve)")
     with tempfile.TemporaryDirectory() as folder:
         return bank(Path(folder) / "bank.db", options)
 
@@ -261,5 +265,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # before the clerks began
+    except KeyboardInterrupt:  # before the clerks have started
         sys.exit(130)

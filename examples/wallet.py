@@ -18,7 +18,7 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of Ctrl-C during the imports; main() sets it back
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback on Ctrl-C during the imports; main() restores it
 
 import argparse
 import asyncio
@@ -45,11 +45,11 @@ from genie.tokens import (
 )
 
 KIND = {"token_type": "Fiat", "identifier": "CHF"}
-TOKEN = 1_000  # what each token is worth at the beginning, in cents
+INITIAL_TOKEN_AMOUNT = 1_000  # cents
 LARGEST_PAYMENT = 4_000
-COUNTED = ("payments", "not enough", "held by others", "too late")
+COUNTERS = ("payments", "not enough", "held by others", "too late")
 
-Counts: TypeAlias = "Array[c_longlong]"  # shared memory: the numbers of COUNTED for each replica
+Counts: TypeAlias = "Array[c_longlong]"  # shared memory: the values of COUNTERS for each replica
 
 
 class Replica:
@@ -58,16 +58,16 @@ class Replica:
     def __init__(self, number: int, options: argparse.Namespace, selector: SherdlockSelector, counts: Counts) -> None:
         self.number, self.options, self.selector, self.counts = number, options, selector, counts
         self.random = random.Random(f"{options.seed} {number}")
-        self.done = 0
+        self.payment_count = 0
 
-    async def pay_until(self, stop: c_byte) -> None:
-        """Payment after payment, several of them at a time."""
+    async def run(self, stop: c_byte) -> None:
+        """Make payments concurrently until `stop` is set."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(self.options.at_a_time):
-                tasks.create_task(self.pay_one_after_the_other(stop))
+                tasks.create_task(self.make_payments(stop))
 
-    async def pay_one_after_the_other(self, stop: c_byte) -> None:
-        """Make random payments until `stop` is set."""
+    async def make_payments(self, stop: c_byte) -> None:
+        """Make random payments one after the other until `stop` is set."""
         while not stop.value:
             payer, payee = self.random.sample(range(self.options.wallets), 2)
             try:
@@ -82,23 +82,23 @@ class Replica:
                 self.count("too late")
 
     async def pay(self, payer: str, payee: str, amount: int) -> None:
-        """Move an amount. What is selected is released on every way out on which it was not spent."""
-        self.done += 1
-        name = f"payment-{self.number}-{self.done}"
+        """Select tokens of the payer that reach the amount, and spend them. If this fails, they are released."""
+        self.payment_count += 1
+        name = f"payment-{self.number}-{self.payment_count}"
         async with await self.selector.select(amount, owner=payer, transaction=name, **KIND) as selection:
-            await asyncio.sleep(self.random.uniform(0, self.options.pause))  # the payment is made
+            await asyncio.sleep(self.random.uniform(0, self.options.pause))  # simulates work
             outputs = [Token(f"{name}-paid", payee, amount=amount, **KIND)]
             if selection.change:
                 outputs.append(Token(f"{name}-change", payer, amount=selection.change, **KIND))
             await selection.spend(outputs)
 
-    def count(self, what: str) -> None:
-        """Each replica has counters of its own, so none is counted in two places at once."""
-        self.counts[self.number * len(COUNTED) + COUNTED.index(what)] += 1
+    def count(self, counter: str) -> None:
+        """Increment a counter. Each replica has its own counters, so they need no lock."""
+        self.counts[self.number * len(COUNTERS) + COUNTERS.index(counter)] += 1
 
 
 def replica(number: int, url: str, options: argparse.Namespace, counts: Counts, ready: Semaphore, stop: c_byte) -> None:
-    """A replica's process. It says when it is ready. SIGINT is blocked in it: the parent tells all to stop."""
+    """Run the process of one replica. It ignores Ctrl-C: SIGINT is blocked, and the parent sets `stop`."""
 
     async def run() -> None:
         async with (
@@ -107,40 +107,40 @@ def replica(number: int, url: str, options: argparse.Namespace, counts: Counts, 
             SherdlockSelector(client, store, lease=options.lease, backoff=0.5) as selector,
         ):
             ready.release()
-            await Replica(number, options, selector, counts).pay_until(stop)
+            await Replica(number, options, selector, counts).run(stop)
 
     try:
         asyncio.run(run())
     except* genie.GenieError as errors:
-        sys.exit(f"wallet: replica {number} gave up: {errors.exceptions[0]}")
+        sys.exit(f"wallet: replica {number} failed: {errors.exceptions[0]}")
 
 
-async def totals(store: SqlTokenStore) -> dict[str, int]:
-    """What each wallet has, as the store says."""
-    found: dict[str, int] = {}
+async def balances(store: SqlTokenStore) -> dict[str, int]:
+    """Return the sum of the unspent tokens of each wallet."""
+    amounts: dict[str, int] = {}
     async for page in store.unspent(**KIND):
         for token in page:
-            found[token.owner] = found.get(token.owner, 0) + token.amount
-    return dict(sorted(found.items()))
+            amounts[token.owner] = amounts.get(token.owner, 0) + token.amount
+    return dict(sorted(amounts.items()))
 
 
-def line(found: dict[str, int], counts: Counts) -> str:
-    """What the wallets have, and what was done."""
-    wallets = "  ".join(f"{name} {amount / 100:,.2f}" for name, amount in found.items())
-    done = ", ".join(f"{name} {sum(counts[kind :: len(COUNTED)]):,}" for kind, name in enumerate(COUNTED))
-    return f"{wallets}  |  {sum(found.values()) / 100:,.2f} in all  |  {done}"
+def progress_line(amounts: dict[str, int], counts: Counts) -> str:
+    """Format the balances and the counters."""
+    wallets = "  ".join(f"{name} {amount / 100:,.2f}" for name, amount in amounts.items())
+    counters = ", ".join(f"{name} {sum(counts[index :: len(COUNTERS)]):,}" for index, name in enumerate(COUNTERS))
+    return f"{wallets}  |  {sum(amounts.values()) / 100:,.2f} in all  |  {counters}"
 
 
-async def watch_over(url: str, options: argparse.Namespace) -> int:
-    """Issue tokens, let the replicas pay, kill one, count the money; returns the exit status."""
+async def run_replicas(url: str, options: argparse.Namespace) -> int:
+    """Issue tokens, run the replicas, kill and replace one, and compare the sums; return the exit status."""
     spawn = multiprocessing.get_context("spawn")
-    counts, ready = spawn.RawArray("q", (options.replicas + 1) * len(COUNTED)), spawn.Semaphore(0)
-    stop = spawn.RawValue("b", 0)  # an Event has a lock, which a replica that is killed may hold
+    counts, ready = spawn.RawArray("q", (options.replicas + 1) * len(COUNTERS)), spawn.Semaphore(0)
+    stop = spawn.RawValue("b", 0)  # not an Event, whose lock a killed replica might hold
     replicas: list[SpawnProcess] = []
 
-    def begin(number: int) -> None:
+    def start(number: int) -> None:
         replicas.append(spawn.Process(target=replica, args=(number, url, options, counts, ready, stop), daemon=True))
-        # Ctrl-C is for this process only. A replica inherits that, also while it still imports.
+        # Only this process handles Ctrl-C. A replica inherits the blocked signal before its first import.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             replicas[-1].start()
@@ -150,66 +150,71 @@ async def watch_over(url: str, options: argparse.Namespace) -> int:
     async with SqlTokenStore(url) as store:
         names = [f"wallet-{number}" for number in range(options.wallets)]
         await store.add(
-            [Token(f"{name}-{i}", name, amount=TOKEN, **KIND) for name in names for i in range(options.tokens)]
+            [
+                Token(f"{name}-{i}", name, amount=INITIAL_TOKEN_AMOUNT, **KIND)
+                for name in names
+                for i in range(options.tokens)
+            ]
         )
-        before = sum((await totals(store)).values())
+        sum_before = sum((await balances(store)).values())
         for number in range(options.replicas):
-            begin(number)
+            start(number)
         for _ in range(options.replicas):
             while not await asyncio.to_thread(ready.acquire, timeout=0.1):
-                if any(process.exitcode for process in replicas):  # one that can't begin says why
+                if any(process.exitcode for process in replicas):  # it has printed why it can't start
                     stop.value = 1
                     return 1
         end, victim = time.monotonic() + options.seconds, replicas[0]
-        half = end - options.seconds / 2
+        half_time = end - options.seconds / 2
         while time.monotonic() < end:
             await asyncio.sleep(min(0.5, options.seconds / 8))
-            print(line(await totals(store), counts), flush=True)
-            if time.monotonic() >= half and victim.exitcode is None:
+            print(progress_line(await balances(store), counts), flush=True)
+            if time.monotonic() >= half_time and victim.exitcode is None:
                 victim.kill()
                 await asyncio.to_thread(victim.join)
-                print("replica 0 was killed, with what it held; another takes its place", flush=True)
-                begin(options.replicas)
+                print("replica 0 was killed while it held tokens; another one replaces it", flush=True)
+                start(options.replicas)
         stop.value = 1
         for process in replicas:
             await asyncio.to_thread(process.join)
-        found = await totals(store)
-    after = sum(found.values())
-    print(line(found, counts))
-    print(f"in all before {before / 100:,.2f}, after {after / 100:,.2f}, difference {(after - before) / 100:,.2f}")
-    return 1 if any(process.exitcode for process in replicas[1:]) or after != before else 0
+        amounts = await balances(store)
+    sum_after = sum(amounts.values())
+    print(progress_line(amounts, counts))
+    difference = sum_after - sum_before
+    print(f"in all before {sum_before / 100:,.2f}, after {sum_after / 100:,.2f}, difference {difference / 100:,.2f}")
+    return 1 if any(process.exitcode for process in replicas[1:]) or difference else 0
 
 
-async def reach() -> None:
-    """GenieError, if there is no server."""
+async def check_server() -> None:
+    """Raise GenieError if no server can be reached."""
     async with genie.connect() as client:
         await client.ping()
 
 
 def main() -> int:
-    """Read the command line; the server is the one at GENIE_HOST and GENIE_PORT."""
+    """Run the example against the server at GENIE_HOST and GENIE_PORT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    parser = argparse.ArgumentParser(description="Pay out of shared wallets, from many processes, one of which dies.")
-    parser.add_argument("--replicas", type=int, default=4, help="processes that pay (4)")
-    parser.add_argument("--wallets", type=int, default=3, help="wallets, at least 2 (3)")
-    parser.add_argument("--tokens", type=int, default=20, help="tokens in each at the beginning (20)")
-    parser.add_argument("--seconds", type=float, default=10, help="how long (10)")
-    parser.add_argument("--lease", type=float, default=4, help="seconds that tokens stay locked, at most (4)")
-    parser.add_argument("--at-a-time", type=int, default=4, help="payments that a replica makes at a time (4)")
-    parser.add_argument("--pause", type=float, default=0.05, help="seconds at most that a payment takes (0.05)")
-    parser.add_argument("--seed", type=int, default=1, help="another one chooses other wallets and amounts (1)")
+    parser = argparse.ArgumentParser(description="Pay out of shared wallets, from several processes, and kill one.")
+    parser.add_argument("--replicas", type=int, default=4, help="number of processes that pay (4)")
+    parser.add_argument("--wallets", type=int, default=3, help="number of wallets, at least 2 (3)")
+    parser.add_argument("--tokens", type=int, default=20, help="initial number of tokens in each wallet (20)")
+    parser.add_argument("--seconds", type=float, default=10, help="duration of the run (10)")
+    parser.add_argument("--lease", type=float, default=4, help="maximum seconds that tokens stay locked (4)")
+    parser.add_argument("--at-a-time", type=int, default=4, help="concurrent payments of each replica (4)")
+    parser.add_argument("--pause", type=float, default=0.05, help="maximum duration of a payment in seconds (0.05)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random wallets and amounts (1)")
     options = parser.parse_args()
     if min(options.replicas, options.wallets - 1, options.tokens, options.at_a_time) < 1:
-        parser.error("there must be a replica, two wallets, a token in each and a payment at a time")
+        parser.error("--replicas, --tokens and --at-a-time must be at least 1, --wallets at least 2")
     if not (options.seconds >= 1 and options.lease >= 1 and options.pause >= 0):
-        parser.error("it takes a second or more, and so does a lease; a pause is not negative")
+        parser.error("--seconds and --lease must be at least 1, --pause at least 0")
     try:
-        asyncio.run(reach())
+        asyncio.run(check_server())
     except (genie.GenieError, ValueError) as error:
-        sys.exit(f"wallet: {error} (a server is started by: genie serve)")
+        sys.exit(f"wallet: {error} (start a server with: genie serve)")
     with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(watch_over(f"sqlite+aiosqlite:///{Path(folder) / 'tokens.db'}", options))
+        return asyncio.run(run_replicas(f"sqlite+aiosqlite:///{Path(folder) / 'tokens.db'}", options))
 
 
 if __name__ == "__main__":
