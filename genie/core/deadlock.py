@@ -38,7 +38,10 @@ def successors(table: LockTable, owner: Owner) -> Iterator[Owner]:
 
 
 def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
-    """Yield owners that one request waits for, like `successors`."""
+    """Yield owners that one request waits for: enough edges to reach all of them transitively.
+
+    The nearest earlier exclusive request itself waits for all requests and holders before it.
+    """
     for name, exclusive in request.modes():
         queue = table.wait_queue(name)
         entry = request.entry(name)
@@ -188,7 +191,8 @@ def strongly_connected_component(table: LockTable, start: Owner) -> list[Owner]:
 def find_deadlock(table: LockTable, victim: Owner) -> Cycle | None:
     """Return the shortest cycle of hard edges through `victim`, or None if there is none.
 
-    Such a cycle is a deadlock: no order of the wait queues resolves it. The search is breadth first.
+    A hard edge leads from a waiting owner to the holder of a lock. So no order of the wait queues
+    resolves such a cycle: it is a deadlock. The search is breadth first.
     """
     steps: dict[Owner, tuple[Owner, Wait]] = {}
     searched: set[str] = set()

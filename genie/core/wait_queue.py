@@ -60,7 +60,10 @@ class SortedQueue:
         return first if first[2].owner != owner else next((entry for entry in self if entry[2].owner != owner), None)
 
     def add(self, entry: QueueEntry) -> None:
-        """Insert an entry at its sorted position."""
+        """Insert an entry at its sorted position, into the last chunk in the usual case.
+
+        A chunk that exceeds `MAX_CHUNK` is split in half.
+        """
         chunks = self._chunks
         if not chunks:
             chunks.append([entry])

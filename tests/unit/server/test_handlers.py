@@ -1,4 +1,4 @@
-"""Which handler a connection goes to, with its bytes given by hand, and commits that are answered when it is said."""
+"""The handler of a connection: selected by `hello`, and replaced when a follower becomes leader. Without sockets."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from genie.storage.store import Batch
 from recording_transport import RecordingTransport
 
 
-class Held(MemoryStore):
-    """Takes batches, and answers when it is told to."""
+class ManualStore(MemoryStore):
+    """A store whose commits are pending until the test acknowledges them."""
 
     durable = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: list[Callable[[BaseException | None], None]] = []
+        self.pending_commits: list[Callable[[BaseException | None], None]] = []
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
-        self.waiting.append(done)
+        self.pending_commits.append(done)
 
-    def answer(self) -> None:
-        self.waiting.pop()(None)
+    def acknowledge(self) -> None:
+        self.pending_commits.pop()(None)
 
 
-class World:
-    """Two namespaces, a and b. Who says none is at a."""
+class TwoNamespaces:
+    """The pipelines of two namespaces, `a`, the default one, and `b`, without sockets."""
 
     def __init__(self, **limits: Any) -> None:
         self.limits = Limits(**limits)
-        self.stores = {"a": Held(), "b": Held()}
+        self.stores = {"a": ManualStore(), "b": ManualStore()}
         self.pipelines = {
             name: Pipeline(LockManager(), store, Limits(), Stats(), lambda: 0.0, lambda _: None, namespace=name)
             for name, store in self.stores.items()
@@ -54,14 +54,16 @@ class World:
         self.handlers: dict[str | None, CommandHandler] = {None: self.pipelines["a"], **self.pipelines}
         self.admission = AdmissionControl(self.limits)
 
-    def enter(self) -> tuple[Connection, list[dict[str, Any]]]:
+    def connect(self) -> tuple[Connection, list[dict[str, Any]]]:
         def find_handler(namespace: str | None) -> CommandHandler | RequestRejected:
             return self.handlers.get(namespace) or RequestRejected(Code.UNKNOWN_NAMESPACE, f"no {namespace}")
 
         connection = Connection(self.handlers[None], self.limits, self.admission, None, find_handler)
-        told: list[dict[str, Any]] = []
-        connection.connection_made(RecordingTransport(lambda data: told.extend(map(orjson.loads, data.splitlines()))))
-        return connection, told
+        received: list[dict[str, Any]] = []
+        connection.connection_made(
+            RecordingTransport(lambda data: received.extend(map(orjson.loads, data.splitlines())))
+        )
+        return connection, received
 
     def stop(self) -> None:
         for pipeline in self.pipelines.values():
@@ -72,33 +74,33 @@ def line(command: str, **payload: Any) -> bytes:
     return orjson.dumps({"command": command, "payload": payload}) + b"\n"
 
 
-def commands(told: list[dict[str, Any]]) -> list[str]:
-    return [message["command"] for message in told]
+def commands(received: list[dict[str, Any]]) -> list[str]:
+    return [message["command"] for message in received]
 
 
-async def test_a_rejected_hello_leaves_nothing_behind_and_nothing_is_sent_before_it_is_stored() -> None:
-    world = World()
-    (other, _), (connection, told) = world.enter(), world.enter()
+async def test_a_rejected_hello_binds_the_connection_to_no_namespace() -> None:
+    server = TwoNamespaces()
+    (other, _), (connection, received) = server.connect(), server.connect()
     other.data_received(line("request", resources=["exclusive:1"]))
     connection.data_received(line("hello", sessionTimeout=0))
     await asyncio.sleep(0)
-    assert world.stores["a"].waiting, "the other connection's batch is not stored yet"
-    assert commands(told) == ["error"]
+    assert server.stores["a"].pending_commits, "the other connection's batch is not stored yet"
+    assert commands(received) == ["error"]
     connection.data_received(line("hello", namespace="b"))
     connection.data_received(line("request", resources=["exclusive:1"]))
     await asyncio.sleep(0)
-    assert commands(told) == ["error"], "its lock in b is not stored"
-    world.stores["b"].answer()
-    assert commands(told) == ["error", "welcome", "queued", "locked"]
-    world.stores["a"].answer()
-    world.stop()
+    assert commands(received) == ["error"], "its lock in b is not stored yet"
+    server.stores["b"].acknowledge()
+    assert commands(received) == ["error", "welcome", "queued", "locked"]
+    server.stores["a"].acknowledge()
+    server.stop()
 
 
 @pytest.mark.parametrize("in_one_read", [True, False])
-async def test_each_hello_is_judged_by_itself(in_one_read: bool) -> None:
-    world = World()
-    connection, told = world.enter()
-    sent = [
+async def test_each_hello_is_validated_independently(in_one_read: bool) -> None:
+    server = TwoNamespaces()
+    connection, received = server.connect()
+    lines = [
         line("hello", namespace="zzz", ref="1"),
         line("request", resources=["exclusive:1"], ref="2"),
         line("hello", protocol=9, ref="3"),
@@ -106,119 +108,119 @@ async def test_each_hello_is_judged_by_itself(in_one_read: bool) -> None:
         line("hello", namespace="b", ref="5"),
         line("ping", ref="6"),
     ]
-    for read in [b"".join(sent)] if in_one_read else sent:
-        connection.data_received(read)
+    for data in [b"".join(lines)] if in_one_read else lines:
+        connection.data_received(data)
         await asyncio.sleep(0)
-    await turns_until(lambda: world.stores["b"].waiting)
-    answers = [(message["payload"].get("ref"), message["payload"].get("code")) for message in told]
+    await iterations_until(lambda: server.stores["b"].pending_commits)
+    answers = [(message["payload"].get("ref"), message["payload"].get("code")) for message in received]
     assert answers == [
         ("1", "unknown-namespace"),
         ("2", "unavailable"),
         ("3", "unsupported-protocol"),
         ("4", "bad-request"),
     ]
-    world.stores["b"].answer()
+    server.stores["b"].acknowledge()
     await asyncio.sleep(0)
-    answers = [(message["command"], message["payload"].get("ref")) for message in told[4:]]
+    answers = [(message["command"], message["payload"].get("ref")) for message in received[4:]]
     assert answers == [("welcome", "5"), ("pong", "6")]
-    assert not world.stores["a"].waiting, "nothing was done in the first namespace"
-    world.stop()
+    assert not server.stores["a"].pending_commits, "nothing was executed in the default namespace"
+    server.stop()
 
 
-async def test_a_hello_without_a_namespace_is_for_the_first_also_behind_one_that_was_refused() -> None:
-    world = World()
+async def test_a_hello_without_a_namespace_selects_the_default_one_even_after_a_rejected_hello() -> None:
+    server = TwoNamespaces()
     follower = FollowerHandler(Stats(), "b", 1 << 20)
-    world.handlers["b"] = follower
-    connection, told = world.enter()
+    server.handlers["b"] = follower
+    connection, received = server.connect()
     connection.data_received(line("hello", namespace="b"))
     connection.data_received(line("hello", sessionTimeout=5))
     await asyncio.sleep(0)
-    assert commands(told) == ["error"]
-    world.stores["a"].answer()
-    assert told[-1]["command"] == "welcome"
-    assert told[-1]["payload"]["namespace"] == "a"
-    world.stop()
+    assert commands(received) == ["error"]
+    server.stores["a"].acknowledge()
+    assert received[-1]["command"] == "welcome"
+    assert received[-1]["payload"]["namespace"] == "a"
+    server.stop()
 
 
 async def test_a_hello_to_another_namespace_waits_until_a_follower_has_rejected_the_commands_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scheduler, "MAX_BATCH", 10)
-    world = World()
+    server = TwoNamespaces()
     follower = FollowerHandler(Stats(), "a", 1 << 20)
-    world.handlers["a"] = follower
-    (other, _), (connection, sent) = world.enter(), world.enter()
+    server.handlers["a"] = follower
+    (other, _), (connection, received) = server.connect(), server.connect()
     count = 5 * scheduler.QUANTUM
     pings = [line("ping", ref=str(number)) for number in range(count)]
     other.data_received(line("hello", namespace="a"))
     follower.submit(other, pings, 1)
     connection.data_received(line("hello", namespace="a", ref="first") + b"".join(pings))
-    await turns_until(lambda: sent)
-    assert len(sent) < count
+    await iterations_until(lambda: received)
+    assert len(received) < count
     connection.data_received(line("hello", namespace="b", ref="second") + line("ping", ref="last"))
     assert connection.reading_is_paused
-    await turns_until(lambda: world.stores["b"].waiting)
-    world.stores["b"].answer()
-    assert [message["payload"]["ref"] for message in sent] == ["first", *map(str, range(count)), "second", "last"]
-    assert commands(sent)[-2:] == ["welcome", "pong"]
+    await iterations_until(lambda: server.stores["b"].pending_commits)
+    server.stores["b"].acknowledge()
+    assert [message["payload"]["ref"] for message in received] == ["first", *map(str, range(count)), "second", "last"]
+    assert commands(received)[-2:] == ["welcome", "pong"]
     assert follower._scheduler.bytes == connection.queued_bytes == 0
     assert not connection.reading_is_paused
-    world.stop()
+    server.stop()
 
 
-async def turns_until(condition: Callable[[], object]) -> int:
-    """Let the event loop run; return how many turns that took."""
-    for turn in range(10_000):
+async def iterations_until(condition: Callable[[], object]) -> int:
+    """Run the event loop until a condition holds; return the number of iterations."""
+    for iteration in range(10_000):
         if condition():
-            return turn
+            return iteration
         await asyncio.sleep(0)
-    raise AssertionError("this never came")
+    raise AssertionError("the condition does not hold after 10,000 iterations")
 
 
-async def test_lines_after_a_rejected_hello_are_judged_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_lines_after_a_rejected_hello_are_processed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "OPENING_QUANTUM_S", 0.0)
-    world = World()
-    connection, told = world.enter()
-    refused = [line("ping", ref=str(number)) for number in range(50)]
-    connection.data_received(line("hello", protocol=7) + b"".join(refused) + line("hello", ref="at last"))
+    server = TwoNamespaces()
+    connection, received = server.connect()
+    rejected_lines = [line("ping", ref=str(number)) for number in range(50)]
+    connection.data_received(line("hello", protocol=7) + b"".join(rejected_lines) + line("hello", ref="accepted"))
     connection.data_received(line("ping", ref="now"))
-    assert len(told) < 5
+    assert len(received) < 5
     assert connection.reading_is_paused
-    await turns_until(lambda: world.stores["a"].waiting)
-    world.stores["a"].answer()
-    assert [message["payload"].get("ref") for message in told] == [None, *map(str, range(50)), "at last", "now"]
-    assert commands(told)[-2:] == ["welcome", "pong"]
+    await iterations_until(lambda: server.stores["a"].pending_commits)
+    server.stores["a"].acknowledge()
+    assert [message["payload"].get("ref") for message in received] == [None, *map(str, range(50)), "accepted", "now"]
+    assert commands(received)[-2:] == ["welcome", "pong"]
     assert not connection.reading_is_paused
-    world.stop()
+    server.stop()
 
 
 @pytest.mark.parametrize(
     "first", [b"hello\n", b'{"command":"Hello"}\n', b'{"command":"hello","payload":{"session":"\xff"}}\n']
 )
-async def test_a_first_line_that_may_have_meant_hello_opens_nothing(first: bytes) -> None:
-    world = World()
-    connection, told = world.enter()
+async def test_commands_after_an_unrecognized_first_line_that_resembles_hello_are_rejected(first: bytes) -> None:
+    server = TwoNamespaces()
+    connection, received = server.connect()
     connection.data_received(first + line("request", resources=["exclusive:1"], ref="1"))
     await asyncio.sleep(0)
-    codes = [message["payload"]["code"] for message in told]
+    codes = [message["payload"]["code"] for message in received]
     assert codes[0] in ("bad-json", "unknown-command")
     assert codes[1:] == ["unavailable"]
-    assert not world.stores["a"].waiting
-    world.stop()
+    assert not server.stores["a"].pending_commits
+    server.stop()
 
 
-async def test_commands_run_before_the_incomplete_line_that_ends_their_connection() -> None:
-    world = World(max_partial=100)
-    connection, told = world.enter()
+async def test_commands_are_executed_before_a_partial_line_over_the_limit_closes_the_connection() -> None:
+    server = TwoNamespaces(max_partial=100)
+    connection, received = server.connect()
     connection.data_received(line("ping", ref="1"))
     await asyncio.sleep(0)
-    world.stores["a"].answer()
+    server.stores["a"].acknowledge()
     connection.data_received(line("request", resources=["exclusive:1"], ref="2", onDisconnect="release") + b"x" * 101)
     await asyncio.sleep(0)
-    world.stores["a"].answer()
-    assert commands(told) == ["pong", "queued", "locked", "error", "released"]
-    assert not world.pipelines["a"].manager.table.held
-    world.stop()
+    server.stores["a"].acknowledge()
+    assert commands(received) == ["pong", "queued", "locked", "error", "released"]
+    assert not server.pipelines["a"].manager.table.held
+    server.stop()
 
 
 @pytest.fixture
@@ -230,7 +232,7 @@ async def followed(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FollowingSe
     server.stop()
 
 
-class FollowingServer(World):
+class FollowingServer(TwoNamespaces):
     """Connections submit to a follower."""
 
     def __init__(self) -> None:
@@ -242,21 +244,21 @@ class FollowingServer(World):
 async def test_a_new_leader_serves_connections_while_it_rejects_the_queued_commands_of_others(
     followed: FollowingServer,
 ) -> None:
-    (flooding, flood_replies), (idle, idle_replies) = followed.enter(), followed.enter()
+    (flooding, flood_replies), (idle, idle_replies) = followed.connect(), followed.connect()
     count = 10 * scheduler.QUANTUM
     flooding.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
     await asyncio.sleep(0)
     followed.follower.hand_over([flooding, idle], followed.pipelines["a"])
     assert len(flood_replies) < count, "the new leader does not wait until all of them are rejected"
     idle.data_received(line("request", resources=["exclusive:1"]))
-    await turns_until(lambda: followed.stores["a"].waiting)
-    followed.stores["a"].answer()
+    await iterations_until(lambda: followed.stores["a"].pending_commits)
+    followed.stores["a"].acknowledge()
     assert commands(idle_replies) == ["queued", "locked"]
     assert len(flood_replies) < count
     flooding.data_received(line("ping", ref="rejected, too"))
-    await turns_until(lambda: len(flood_replies) > count)
+    await iterations_until(lambda: len(flood_replies) > count)
     flooding.data_received(line("ping", ref="executed"))
-    await turns_until(lambda: len(flood_replies) > count + 1)
+    await iterations_until(lambda: len(flood_replies) > count + 1)
     refs = [message["payload"]["ref"] for message in flood_replies]
     assert refs == [*map(str, range(count)), "rejected, too", "executed"]
     assert set(commands(flood_replies[:-1])) == {"error"}
@@ -268,66 +270,70 @@ async def test_a_new_leader_serves_connections_while_it_rejects_the_queued_comma
 async def test_a_connection_stays_with_the_follower_if_leadership_ends_before_its_commands_are_rejected(
     followed: FollowingServer,
 ) -> None:
-    connection, replies = followed.enter()
+    connection, replies = followed.connect()
     count = 10 * scheduler.QUANTUM
     connection.data_received(b"".join(line("ping") for _ in range(count)))
     followed.follower.hand_over([connection], followed.pipelines["a"])
     followed.follower.cancel_handover()
-    await turns_until(lambda: len(replies) == count)
+    await iterations_until(lambda: len(replies) == count)
     assert connection.handler is followed.follower
 
 
 async def test_a_lost_connection_is_not_handed_over(followed: FollowingServer) -> None:
-    connection, _ = followed.enter()
+    connection, _ = followed.connect()
     connection.data_received(b"".join(line("ping") for _ in range(10 * scheduler.QUANTUM)))
     followed.follower.hand_over([connection], followed.pipelines["a"])
     connection.connection_lost(None)
-    await turns_until(lambda: not followed.follower._scheduler)
+    await iterations_until(lambda: not followed.follower._scheduler)
     assert connection.handler is followed.follower
 
 
-async def test_much_is_refused_in_batches_while_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    pipeline = world.pipelines["a"]
-    (other, _), (connection, told), (left, _) = world.enter(), world.enter(), world.enter()
+async def test_queued_commands_are_rejected_in_batches_while_the_store_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = TwoNamespaces()
+    pipeline = server.pipelines["a"]
+    (other, _), (connection, received), (lost, _) = server.connect(), server.connect(), server.connect()
     other.data_received(line("request", resources=["exclusive:1"]))
-    await turns_until(lambda: world.stores["a"].waiting)
+    await iterations_until(lambda: server.stores["a"].pending_commits)
     monkeypatch.setattr(scheduler, "MAX_BATCH", 10)
     count = 10 * scheduler.QUANTUM
     connection.data_received(b"".join(line("ping", ref=str(number)) for number in range(count)))
-    left.data_received(line("request", resources=["exclusive:2"], onDisconnect="release"))
-    left.connection_lost(None)
+    lost.data_received(line("request", resources=["exclusive:2"], onDisconnect="release"))
+    lost.connection_lost(None)
     pipeline._on_store_timeout()
-    assert told == []
+    assert received == []
     await asyncio.sleep(0)
-    assert 0 < len(told) < count
-    await turns_until(lambda: len(told) == count)
-    assert {message["payload"]["code"] for message in told} == {"unavailable"}
-    world.stores["a"].answer()
+    assert 0 < len(received) < count
+    await iterations_until(lambda: len(received) == count)
+    assert {message["payload"]["code"] for message in received} == {"unavailable"}
+    server.stores["a"].acknowledge()
     await asyncio.sleep(0)
     assert not pipeline._scheduler
     assert list(pipeline.manager.table.held) == [min(pipeline.manager.table.held)], (
-        "nothing of the connection that was lost"
+        "the lock of the lost connection is released"
     )
-    world.stop()
+    server.stop()
 
 
-async def test_what_was_sent_after_a_hello_does_not_run_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_after_a_rejected_hello_are_not_executed_when_the_store_is_available_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(scheduler, "MAX_BATCH", 1)
     monkeypatch.setattr(scheduler, "QUANTUM", 1)
-    world = World()
-    pipeline = world.pipelines["a"]
-    (other, _), (connection, told) = world.enter(), world.enter()
+    server = TwoNamespaces()
+    pipeline = server.pipelines["a"]
+    (other, _), (connection, received) = server.connect(), server.connect()
     other.data_received(line("request", resources=["exclusive:1"]))
-    await turns_until(lambda: world.stores["a"].waiting)
+    await iterations_until(lambda: server.stores["a"].pending_commits)
     connection.data_received(
         line("hello", session="a-secret-of-the-tests") + line("request", resources=["exclusive:2"], ref="1")
     )
     pipeline._on_store_timeout()
     await asyncio.sleep(0)
-    world.stores["a"].answer()
+    server.stores["a"].acknowledge()
     for _ in range(10):
         await asyncio.sleep(0)
-    assert [message["payload"].get("code") for message in told] == ["unavailable", "unavailable"]
+    assert [message["payload"].get("code") for message in received] == ["unavailable", "unavailable"]
     assert len(pipeline.manager.table.held) == 1
-    world.stop()
+    server.stop()
