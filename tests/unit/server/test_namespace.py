@@ -1,4 +1,4 @@
-"""One namespace in a server: what is left of its time as leader, with a store that does as it is told."""
+"""The role of a namespace: leadership acquired, transferred and lost, with a store that the test controls."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from servers import WAIT_S
 from wire import Wire
 
 
-class Shelf(MemoryStore):
-    """Leads when it is `free`, and hands over when it is `wished` for. Answers commits unless it is `slow`."""
+class ControlledStore(MemoryStore):
+    """Grants leadership while it is `vacant`. Acknowledges commits immediately unless it is `slow`."""
 
     durable = True
 
-    def __init__(self, *, free: bool = True) -> None:
+    def __init__(self, *, vacant: bool = True) -> None:
         super().__init__()
-        self.free, self.wished, self.asked, self.followed = (asyncio.Event() for _ in range(4))
+        self.vacant, self.transfer_requested, self.commit_started, self.follows = (asyncio.Event() for _ in range(4))
         self.slow = False
-        self.waiting: list[Callable[[BaseException | None], None]] = []
+        self.pending_commits: list[Callable[[BaseException | None], None]] = []
         self.resigned = False
-        self.deferred = 0
-        """Commits behind the resignation."""
-        if free:
-            self.free.set()
+        self.commits_after_resigning = 0
+        """Number of commits after `resign`."""
+        if vacant:
+            self.vacant.set()
 
     async def open(
         self,
@@ -46,29 +46,29 @@ class Shelf(MemoryStore):
         if self.resigned:
             snapshot()
         on_leader_changed("127.0.0.1:1")
-        self.followed.set()
-        await self.free.wait()
+        self.follows.set()
+        await self.vacant.wait()
         self.resigned = False
         return StateMachine()
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:  # noqa: ARG002
-        self.deferred += self.resigned
+        self.commits_after_resigning += self.resigned
         if self.slow:
-            self.waiting.append(done)
-            self.asked.set()
+            self.pending_commits.append(done)
+            self.commit_started.set()
         else:
             asyncio.get_running_loop().call_soon(done, None)
 
-    def answer(self) -> None:
+    def acknowledge(self) -> None:
         self.slow = False
-        while self.waiting:
-            self.waiting.pop()(None)
+        while self.pending_commits:
+            self.pending_commits.pop()(None)
 
     async def wait_for_transfer_request(self) -> None:
-        await self.wished.wait()
-        self.wished.clear()
-        self.free.clear()
-        self.followed.clear()
+        await self.transfer_requested.wait()
+        self.transfer_requested.clear()
+        self.vacant.clear()
+        self.follows.clear()
 
     async def resign(self) -> None:
         self.resigned = True
@@ -76,7 +76,7 @@ class Shelf(MemoryStore):
 
 
 @asynccontextmanager
-async def serving(**stores: Shelf) -> AsyncIterator[tuple[Server, tuple[str, int]]]:
+async def serving(**stores: ControlledStore) -> AsyncIterator[tuple[Server, tuple[str, int]]]:
     server = Server(Settings.from_options(port=0, admin_port=None, namespaces=tuple(stores)))
     for namespace, store in stores.items():
         server.namespaces[namespace].store = store
@@ -85,19 +85,19 @@ async def serving(**stores: Shelf) -> AsyncIterator[tuple[Server, tuple[str, int
         yield server, address
     finally:
         for store in stores.values():
-            store.answer()
+            store.acknowledge()
         await server.stop()
         while Wire.made:
             await Wire.made.pop().close()
 
 
-async def until(true: Callable[[], Any]) -> None:
+async def wait_until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not true():  # noqa: ASYNC110 - what is looked at has no event
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.001)
 
 
-async def connected(address: tuple[str, int], namespace: str, **hello: Any) -> Wire:
+async def connect(address: tuple[str, int], namespace: str, **hello: Any) -> Wire:
     wire = await Wire.connect(address)
     wire.send("hello", namespace=namespace, **hello)
     await wire.expect("welcome")
@@ -105,66 +105,66 @@ async def connected(address: tuple[str, int], namespace: str, **hello: Any) -> W
 
 
 @pytest.fixture
-def _uncollected() -> Iterator[None]:
+def _no_garbage_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
 
 
-@pytest.mark.usefixtures("_uncollected")
-async def test_all_that_a_leader_knew_is_freed_when_another_leads() -> None:
-    async with serving(a=(shelf := Shelf())) as (server, address):
-        seat: Namespace = server.namespaces["a"]
-        await until(lambda: seat.is_leader)
-        kept = await connected(address, "a", session="a-secret-of-the-seat")
-        await kept.lock("exclusive:1", ref="r1")
-        await kept.request("exclusive:1", ref="r2")
-        plain = await connected(address, "a")
-        plain.send("watch", prefix="")
-        await plain.expect("watching")
-        await plain.lock("exclusive:2", onDisconnect="release")
-        refs = [weakref.ref(seat.pipeline), weakref.ref(seat.manager)]
-        shelf.wished.set()
-        while (await kept.receive())[0] != "closed":
+@pytest.mark.usefixtures("_no_garbage_collection")
+async def test_the_state_of_a_leader_is_freed_when_another_server_leads() -> None:
+    async with serving(a=(store := ControlledStore())) as (server, address):
+        namespace: Namespace = server.namespaces["a"]
+        await wait_until(lambda: namespace.is_leader)
+        with_session = await connect(address, "a", session="a-secret-of-the-tests")
+        await with_session.lock("exclusive:1", ref="r1")
+        await with_session.request("exclusive:1", ref="r2")
+        without_session = await connect(address, "a")
+        without_session.send("watch", prefix="")
+        await without_session.expect("watching")
+        await without_session.lock("exclusive:2", onDisconnect="release")
+        refs = [weakref.ref(namespace.pipeline), weakref.ref(namespace.manager)]
+        store.transfer_requested.set()
+        while (await with_session.receive())[0] != "closed":
             pass
-        while (await plain.receive())[0] != "closed":
+        while (await without_session.receive())[0] != "closed":
             pass
-        await shelf.followed.wait()
-        await until(lambda: not server.connections)
-        await until(lambda: not any(ref() for ref in refs))
-        assert seat.manager is None
+        await store.follows.wait()
+        await wait_until(lambda: not server.connections)
+        await wait_until(lambda: not any(ref() for ref in refs))
+        assert namespace.manager is None
 
 
-async def test_who_stops_does_not_begin_to_lead() -> None:
-    async with serving(a=(busy := Shelf()), b=(other := Shelf(free=False))) as (server, address):
-        await until(lambda: server.namespaces["a"].is_leader)
-        wire = await connected(address, "a")
+async def test_a_stopping_server_does_not_acquire_leadership() -> None:
+    async with serving(a=(busy := ControlledStore()), b=(other := ControlledStore(vacant=False))) as (server, address):
+        await wait_until(lambda: server.namespaces["a"].is_leader)
+        wire = await connect(address, "a")
         busy.slow = True
         wire.send("request", resources=["exclusive:1"])
-        await busy.asked.wait()
+        await busy.commit_started.wait()
         stopping = asyncio.create_task(server.stop())
         await asyncio.sleep(0)
-        other.free.set()
+        other.vacant.set()
         for _ in range(10):
             await asyncio.sleep(0)
         assert not server.namespaces["b"].is_leader
         assert not stopping.done()
-        busy.answer()
+        busy.acknowledge()
         await wire.expect("queued")
         await wire.expect("locked")
         await stopping
-        assert (busy.resigned, other.deferred, busy.deferred) == (True, 0, 0)
+        assert (busy.resigned, other.commits_after_resigning, busy.commits_after_resigning) == (True, 0, 0)
 
 
-class Foreign(Shelf):
-    """Nothing that this version of Genie could read."""
+class UnreadableStore(ControlledStore):
+    """A store with data that this version of Genie cannot read."""
 
     async def open(self, *_: object) -> StateMachine:
         raise ValueError("not written by this version of Genie")
 
 
-async def test_it_is_told_why_a_server_stops_that_can_serve_only_one_of_its_namespaces() -> None:
-    with capture_logs() as said:
-        async with serving(a=Shelf(), b=Foreign()) as (server, _):
+async def test_a_server_logs_why_it_stops_when_it_cannot_serve_a_namespace() -> None:
+    with capture_logs() as log:
+        async with serving(a=ControlledStore(), b=UnreadableStore()) as (server, _):
             await server._stopped.wait()
-    assert [line["reason"] for line in said if line["log_level"] == "error"] == ["not written by this version of Genie"]
+    assert [line["reason"] for line in log if line["log_level"] == "error"] == ["not written by this version of Genie"]

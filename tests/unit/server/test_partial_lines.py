@@ -1,4 +1,4 @@
-"""Which connections are closed because of their incomplete lines, and when."""
+"""Limits for incomplete lines: their total size, and their age."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from genie.server import partial_lines
 from genie.server.partial_lines import PartialLines
 
 
-class Sender:
-    """A connection, as far as it is closed here."""
+class FakeConnection:
+    """Records the error with which it is closed."""
 
     def __init__(self) -> None:
         self.closed: asyncio.Future[RequestRejected] = asyncio.get_running_loop().create_future()
@@ -22,28 +22,28 @@ class Sender:
         self.closed.set_result(why)
 
 
-def senders(lines: PartialLines, *sizes: int) -> list[Sender]:
-    made = [Sender() for _ in sizes]
-    for sender, size in zip(made, sizes, strict=True):
-        lines.update(sender, size, new=True)
-    return made
+def connections_with(lines: PartialLines, *sizes: int) -> list[FakeConnection]:
+    connections = [FakeConnection() for _ in sizes]
+    for connection, size in zip(connections, sizes, strict=True):
+        lines.update(connection, size, new=True)
+    return connections
 
 
-async def test_the_longest_are_closed_until_a_tenth_is_free() -> None:
+async def test_connections_with_the_longest_lines_are_closed_until_the_low_water_mark() -> None:
     lines = PartialLines(1000)
-    made = senders(lines, 100, 400, 300, 200)
-    assert not any(sender.closed.done() for sender in made)
-    lines.update(made[0], 101, new=False)
-    assert [sender.closed.done() for sender in made] == [False, True, False, False]
+    connections = connections_with(lines, 100, 400, 300, 200)
+    assert not any(connection.closed.done() for connection in connections)
+    lines.update(connections[0], 101, new=False)
+    assert [connection.closed.done() for connection in connections] == [False, True, False, False]
     assert lines.bytes == 601
-    error = made[1].closed.result()
+    error = connections[1].closed.result()
     assert error.code == "too-many"
     assert "1000 bytes" in error.message
 
 
-async def test_what_is_completed_or_lost_does_not_count() -> None:
+async def test_completed_lines_and_lost_connections_do_not_count() -> None:
     lines = PartialLines(1000)
-    one, two = senders(lines, 600, 400)
+    one, two = connections_with(lines, 600, 400)
     lines.update(one, 0, new=True)
     assert lines.bytes == 400
     lines.discard(two)
@@ -53,12 +53,12 @@ async def test_what_is_completed_or_lost_does_not_count() -> None:
     assert not one.closed.done()
 
 
-async def test_a_line_that_takes_too_long_is_closed_and_one_that_began_later_is_not(
+async def test_a_connection_is_closed_when_its_line_is_too_old_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(partial_lines, "MAX_LINE_AGE_S", 0.02)
     lines = PartialLines(1000)
-    slow, steady, later = senders(lines, 1, 1, 1)
+    slow, steady, later = connections_with(lines, 1, 1, 1)
     async with asyncio.timeout(60):
         while not slow.closed.done():
             lines.update(slow, 2, new=False)
@@ -72,15 +72,15 @@ async def test_a_line_that_takes_too_long_is_closed_and_one_that_began_later_is_
     assert lines.bytes == 0
 
 
-async def test_no_line_is_too_slow_while_the_server_does_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_does_not_age_while_reading_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_lines, "MAX_LINE_AGE_S", 0.01)
     lines = PartialLines(1000)
-    paused, other = senders(lines, 1, 1)
+    paused, other = connections_with(lines, 1, 1)
     paused.reading_is_paused = True
     async with asyncio.timeout(60):
         await other.closed
         for _ in range(3):
-            later = senders(lines, 1)[0]
+            later = connections_with(lines, 1)[0]
             await later.closed
         assert not paused.closed.done()
         paused.reading_is_paused = False

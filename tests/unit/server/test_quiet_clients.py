@@ -1,4 +1,4 @@
-"""What a quiet client saves: counted in messages and in writes, for a lock that two connections contend for."""
+"""Quiet clients: how many messages and writes they save for a contended lock."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ ROUNDS = 10
 
 
 class Client:
-    """Takes one lock over and over: it requests the next turn in the read in which it learns that it holds this one."""
+    """Acquires one lock repeatedly: it releases the lock when it is granted, and then requests it again."""
 
     def __init__(self, pipeline: Pipeline, admission: AdmissionControl, quiet: bool) -> None:
         self.messages: list[str] = []
         self.writes = 0
-        self.asked = 0
+        self.request_count = 0
         self.connection = Connection(pipeline, Limits(), admission)
         self.connection.connection_made(RecordingTransport(self._receive))
         self._send("hello", quiet=quiet)
 
     def request(self) -> None:
-        self.asked += 1
-        self._send("request", resources=["exclusive:hot"], ref=f"{self.asked}")
+        self.request_count += 1
+        self._send("request", resources=["exclusive:hot"], ref=f"{self.request_count}")
 
     def _send(self, command: str, **payload: object) -> None:
         line = orjson.dumps({"command": command, "payload": payload}) + b"\n"
@@ -45,21 +45,21 @@ class Client:
             self.messages.append(message["command"])
             if message["command"] == "locked":
                 self._send("release", ref=message["payload"]["ref"])
-            elif message["command"] == "released" and self.asked < ROUNDS:
+            elif message["command"] == "released" and self.request_count < ROUNDS:
                 self.request()
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Let the event loop run until something is done, within a bounded number of steps."""
+    """Run the event loop until a condition holds, at most 10,000 iterations."""
     for _ in range(10_000):
         if done():
             return
         await asyncio.sleep(0)
-    raise AssertionError("it is never done")
+    raise AssertionError("the condition does not hold after 10,000 iterations")
 
 
 async def contend(quiet: bool) -> tuple[list[str], int]:
-    """Messages and writes of two clients, without `welcome`."""
+    """Return the messages to two contending clients, without `welcome`, and the number of writes."""
     failed: list[BaseException] = []
     pipeline = Pipeline(LockManager(), MemoryStore(), Limits(), Stats(), lambda: 0.0, failed.append)
     admission = AdmissionControl(Limits())
@@ -74,17 +74,17 @@ async def contend(quiet: bool) -> tuple[list[str], int]:
     return messages, sum(client.writes - 1 for client in clients)
 
 
-async def test_a_contended_lock_costs_a_quiet_client_one_message_and_one_write_less() -> None:
-    loud, loud_writes = await contend(quiet=False)
+async def test_a_quiet_client_saves_one_message_and_one_write_per_contended_lock() -> None:
+    verbose, verbose_writes = await contend(quiet=False)
     quiet, quiet_writes = await contend(quiet=True)
-    assert sorted(set(loud)) == ["locked", "queued", "released"]
+    assert sorted(set(verbose)) == ["locked", "queued", "released"]
     assert sorted(set(quiet)) == ["locked", "released"]
-    assert (len(loud), len(quiet)) == (3 * 2 * ROUNDS, 2 * 2 * ROUNDS)
-    assert loud_writes - quiet_writes >= 2 * ROUNDS - 2, "each request but the uncontended ones saves one"
+    assert (len(verbose), len(quiet)) == (3 * 2 * ROUNDS, 2 * 2 * ROUNDS)
+    assert verbose_writes - quiet_writes >= 2 * ROUNDS - 2, "each contended request saves one"
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-async def test_a_request_without_a_ref_is_answered_by_queued(quiet: bool) -> None:
+async def test_a_request_without_a_ref_is_sent_queued_in_any_case(quiet: bool) -> None:
     pipeline = Pipeline(LockManager(), MemoryStore(), Limits(), Stats(), lambda: 0.0, lambda _: None)
     client = Client(pipeline, AdmissionControl(Limits()), quiet)
     client._send("request", resources=["exclusive:a"])

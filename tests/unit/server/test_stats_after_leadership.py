@@ -1,4 +1,4 @@
-"""What a server counts goes on when it does not lead any more."""
+"""Counters of a server continue after it lost leadership."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def rearrangements(server: Server) -> float:
     return family.samples[0].value
 
 
-async def test_reorderings_are_counted_once() -> None:
+async def test_rearrangements_of_a_past_leadership_are_counted_once() -> None:
     server = Server(Settings(port=0))
     await server.start()
     try:
         assert server.default_namespace.manager is not None
         server.default_namespace.manager.rearrangements = 3
         assert rearrangements(server) == 3
-        server.default_namespace._on_leadership_lost(LeadershipLost("another leads"))
+        server.default_namespace._on_leadership_lost(LeadershipLost("another server leads"))
         assert server.default_namespace.manager is None
         assert rearrangements(server) == 3
         assert server.stats.rearrangements == 3
