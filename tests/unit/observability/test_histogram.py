@@ -5,7 +5,7 @@ import pytest
 from genie.observability.histogram import BOUNDS_MS, Histogram, quantile
 
 
-def test_a_value_falls_into_the_first_bucket_that_holds_it() -> None:
+def test_a_value_is_counted_in_the_first_bucket_whose_bound_it_does_not_exceed() -> None:
     histogram = Histogram((1.0, 5.0))
     for value in (0.0, 1.0, 1.001, 5.0, 5.1, 1e9):
         histogram.add(value)
@@ -14,7 +14,7 @@ def test_a_value_falls_into_the_first_bucket_that_holds_it() -> None:
     assert histogram.total == pytest.approx(1e9 + 12.101)
 
 
-def test_it_never_grows() -> None:
+def test_memory_does_not_grow_with_the_number_of_values() -> None:
     histogram = Histogram()
     for value in range(10_000):
         histogram.add(float(value))

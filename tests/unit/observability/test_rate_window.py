@@ -5,8 +5,8 @@ from genie.observability.histogram import BOUNDS_MS, MAX_SAMPLES, Rates, RateWin
 NONE = (0,) * (len(BOUNDS_MS) + 1)
 
 
-def waited(bucket: int, many: int) -> tuple[int, ...]:
-    return tuple(many if number == bucket else 0 for number in range(len(NONE)))
+def waits_in_bucket(bucket: int, count: int) -> tuple[int, ...]:
+    return tuple(count if number == bucket else 0 for number in range(len(NONE)))
 
 
 def test_rates_are_zero_for_less_than_a_second() -> None:
@@ -19,7 +19,7 @@ def test_rates_are_zero_for_less_than_a_second() -> None:
     assert window.rates() == Rates()
 
 
-def test_a_sample_is_due_each_second() -> None:
+def test_a_sample_is_taken_each_second() -> None:
     window = RateWindow()
     assert window.should_sample(0)
     window.add(Sample(100))
@@ -54,9 +54,11 @@ def test_rates_use_the_elapsed_time_after_a_pause() -> None:
 def test_quantiles_are_of_the_last_minute() -> None:
     window = RateWindow()
     for second in range(100):
-        window.add(Sample(second * 1000, waited=waited(3, 1_000 if second > 20 else 0)))
+        window.add(Sample(second * 1000, waited=waits_in_bucket(3, 1_000 if second > 20 else 0)))
     assert window.wait_quantile(0.5) is None, "they were granted more than a minute ago"
-    window.add(Sample(100_000, waited=tuple(map(sum, zip(waited(3, 1_000), waited(4, 10), strict=True)))))
+    window.add(
+        Sample(100_000, waited=tuple(map(sum, zip(waits_in_bucket(3, 1_000), waits_in_bucket(4, 10), strict=True))))
+    )
     assert window.wait_quantile(1.0) == BOUNDS_MS[4]
     assert BOUNDS_MS[3] < (window.wait_quantile(0.01) or 0) < BOUNDS_MS[4]
 

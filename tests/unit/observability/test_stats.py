@@ -11,8 +11,8 @@ from genie.core.commands import Command, Take
 from genie.observability.stats import MAX_DEADLOCKS, Stats, most_contended
 
 
-class Counted:
-    """A lock manager, of whose events the statistics are told as the server does it."""
+class CountedLockManager:
+    """A lock manager whose events are recorded in the statistics, as in the server."""
 
     def __init__(self) -> None:
         self.manager = LockManager()
@@ -29,19 +29,19 @@ class Counted:
                 self.stats.record_ended(event, now)
         return events
 
-    def ask(self, *exclusive: str, now: float = 0.0, **settings: object) -> Request:
+    def request(self, *exclusive: str, now: float = 0.0, **settings: object) -> Request:
         request = Request(exclusive=exclusive, **settings)  # type: ignore[arg-type]
         self.step(request, now)
         return request
 
 
 @pytest.fixture
-def counted() -> Counted:
-    return Counted()
+def counted() -> CountedLockManager:
+    return CountedLockManager()
 
 
-def test_a_wait_that_ends_in_a_grant(counted: Counted) -> None:
-    holder, _ = counted.ask("a"), counted.ask("a")
+def test_a_grant_after_a_wait_is_counted(counted: CountedLockManager) -> None:
+    holder, _ = counted.request("a"), counted.request("a")
     counted.step(Release(holder.id), 30)
     stats = counted.stats
     assert (stats.queued, stats.waited, stats.waits.count, stats.waits.total) == (1, 1, 1, 30)
@@ -52,9 +52,9 @@ def test_a_wait_that_ends_in_a_grant(counted: Counted) -> None:
     assert (name, entry.conflicts, entry.waited_ms) == ("a", 1, 30)
 
 
-def test_only_blocked_resources_are_contended(counted: Counted) -> None:
-    holder = counted.ask("b")
-    counted.ask("a", "b", "c")
+def test_only_blocked_resources_are_contended(counted: CountedLockManager) -> None:
+    holder = counted.request("b")
+    counted.request("a", "b", "c")
     counted.step(Release(holder.id), 7)
     assert [(name, entry.waited_ms) for name, entry in most_contended(counted.stats.contention.entries(), 5)] == [
         ("b", 7)
@@ -70,9 +70,11 @@ def test_only_blocked_resources_are_contended(counted: Counted) -> None:
         (lambda _: Expire(), "queue-timeout"),
     ],
 )
-def test_a_wait_that_ends_without(counted: Counted, end: Callable[[Request], Command], outcome: str) -> None:
-    counted.ask("a", transaction_timeout_ms=1_000)
-    waiter = counted.ask("a", queue_timeout_ms=20)
+def test_a_wait_without_a_grant_is_counted_by_its_reason(
+    counted: CountedLockManager, end: Callable[[Request], Command], outcome: str
+) -> None:
+    counted.request("a", transaction_timeout_ms=1_000)
+    waiter = counted.request("a", queue_timeout_ms=20)
     counted.step(end(waiter), 20)
     stats = counted.stats
     assert stats.outcomes == dict.fromkeys(stats.outcomes, 0) | {outcome: 1}
@@ -82,9 +84,9 @@ def test_a_wait_that_ends_without(counted: Counted, end: Callable[[Request], Com
     assert (entry.conflicts, entry.waited_ms) == (1, 20)
 
 
-def test_a_request_without_a_wait_counts_as_a_conflict(counted: Counted) -> None:
-    counted.ask("a", transaction_timeout_ms=1_000)
-    counted.ask("a", "b", queue_timeout_ms=0)
+def test_a_request_without_a_wait_counts_as_a_conflict(counted: CountedLockManager) -> None:
+    counted.request("a", transaction_timeout_ms=1_000)
+    counted.request("a", "b", queue_timeout_ms=0)
     assert counted.stats.outcomes["queue-timeout"] == 1
     assert [
         (name, entry.conflicts, entry.waited_ms)
@@ -93,70 +95,70 @@ def test_a_request_without_a_wait_counts_as_a_conflict(counted: Counted) -> None
     assert not counted.stats.recent_waiters
 
 
-def test_a_selection_without_free_resources_is_insufficient(counted: Counted) -> None:
-    counted.ask("a")
+def test_a_take_without_available_resources_is_counted_as_insufficient(counted: CountedLockManager) -> None:
+    counted.request("a")
     counted.step(Take(Request(), [("a", True)], [1], 1))
     assert counted.stats.outcomes["insufficient"] == 1
 
 
-def test_a_hold_that_times_out(counted: Counted) -> None:
-    counted.ask("a", transaction_timeout_ms=40)
+def test_a_lock_that_times_out_is_counted_as_lost(counted: CountedLockManager) -> None:
+    counted.request("a", transaction_timeout_ms=40)
     counted.step(Expire(), 40)
-    assert {reason.value: many for reason, many in counted.stats.lost_holds.items()} == {"transaction-timeout": 1}
+    assert {reason.value: count for reason, count in counted.stats.lost_holds.items()} == {"transaction-timeout": 1}
     assert (counted.stats.holds.count, counted.stats.holds.total) == (1, 40)
     assert not counted.stats.not_granted
 
 
-def test_a_hold_that_ends_with_its_connection(counted: Counted) -> None:
-    counted.step(Disconnect([counted.ask("a", release_on_disconnect=True)]), 5)
-    assert {reason.value: many for reason, many in counted.stats.lost_holds.items()} == {"disconnected": 1}
+def test_a_lock_that_ends_with_its_connection_is_counted_as_lost(counted: CountedLockManager) -> None:
+    counted.step(Disconnect([counted.request("a", release_on_disconnect=True)]), 5)
+    assert {reason.value: count for reason, count in counted.stats.lost_holds.items()} == {"disconnected": 1}
 
 
-def deadlock(counted: Counted, length: int, number: int = 0) -> None:
-    for place in range(length):
-        counted.ask(f"{number}/{place}", transaction=f"{number}-{place}")
-    for place in range(length):
-        counted.ask(f"{number}/{(place + 1) % length}", transaction=f"{number}-{place}")
+def create_deadlock(counted: CountedLockManager, length: int, number: int = 0) -> None:
+    for index in range(length):
+        counted.request(f"{number}/{index}", transaction=f"{number}-{index}")
+    for index in range(length):
+        counted.request(f"{number}/{(index + 1) % length}", transaction=f"{number}-{index}")
 
 
-def test_a_deadlock(counted: Counted) -> None:
-    deadlock(counted, 3)
+def test_a_deadlock_is_recorded_and_reported_once(counted: CountedLockManager) -> None:
+    create_deadlock(counted, 3)
     stats = counted.stats
     assert (stats.deadlocked, stats.outcomes["deadlock"]) == (1, 1)
-    (told,) = stats.deadlocks
-    assert told.transaction == "0-2"
-    assert told.cycle.owners == ("0-2", "0-0", "0-1")
-    assert stats.take_unreported_deadlocks() == ([told], 1)
+    (recorded,) = stats.deadlocks
+    assert recorded.transaction == "0-2"
+    assert recorded.cycle.owners == ("0-2", "0-0", "0-1")
+    assert stats.take_unreported_deadlocks() == ([recorded], 1)
     assert stats.take_unreported_deadlocks() == ([], 0)
 
 
-def test_deadlocks_are_counted_for_ever_and_remembered_for_a_while(
-    counted: Counted, monkeypatch: pytest.MonkeyPatch
+def test_all_deadlocks_are_counted_and_the_recent_ones_recorded(
+    counted: CountedLockManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(MAX_DEADLOCKS + 5):
-        deadlock(counted, 2, number)
+        create_deadlock(counted, 2, number)
     assert counted.stats.deadlocked == MAX_DEADLOCKS + 5
     assert len(counted.stats.deadlocks) == MAX_DEADLOCKS
     assert counted.stats.deadlocks[0].transaction == "5-1"
     monkeypatch.setattr("genie.observability.stats.MAX_DEADLOCK_STEPS", 50)
-    deadlock(counted, 30, 1_000)
-    deadlock(counted, 30, 1_001)
-    assert [len(told.cycle.waits) for told in counted.stats.deadlocks] == [30]
-    told, many = counted.stats.take_unreported_deadlocks()
-    assert (len(told), many) == (1, MAX_DEADLOCKS + 7)
+    create_deadlock(counted, 30, 1_000)
+    create_deadlock(counted, 30, 1_001)
+    assert [len(recorded.cycle.waits) for recorded in counted.stats.deadlocks] == [30]
+    recorded, count = counted.stats.take_unreported_deadlocks()
+    assert (len(recorded), count) == (1, MAX_DEADLOCKS + 7)
 
 
-def test_each_second_is_remembered(counted: Counted) -> None:
+def test_a_rate_sample_is_taken_each_second(counted: CountedLockManager) -> None:
     stats = counted.stats
     stats.rotate(1_000)
-    holder = counted.ask("a")
-    counted.ask("a")
+    holder = counted.request("a")
+    counted.request("a")
     counted.step(Release(holder.id), 30)
     stats.granted += 1
     stats.errors["bad-json"] += 4
     stats.rotate(1_900)
-    assert stats.rate_window.rates().grants == 0, "not yet"
+    assert stats.rate_window.rates().grants == 0, "less than a second has passed"
     stats.rotate(3_000)
-    speed = stats.rate_window.rates()
-    assert (speed.grants, speed.releases, speed.waits, speed.errors) == (1, 0.5, 0.5, 2)
+    rates = stats.rate_window.rates()
+    assert (rates.grants, rates.releases, rates.waits, rates.errors) == (1, 0.5, 0.5, 2)
     assert stats.rate_window.wait_quantile(1.0) == 50

@@ -29,7 +29,7 @@ def connections_with(lines: PartialLines, *sizes: int) -> list[FakeConnection]:
     return connections
 
 
-async def test_connections_with_the_longest_lines_are_closed_until_the_low_water_mark() -> None:
+async def test_the_largest_incomplete_lines_are_closed_until_the_low_water_mark() -> None:
     lines = PartialLines(1000)
     connections = connections_with(lines, 100, 400, 300, 200)
     assert not any(connection.closed.done() for connection in connections)
