@@ -1,4 +1,4 @@
-"""Who may lead, by the stores alone: several of them on one real Redis, at awkward moments."""
+"""Leader election among several stores on one real Redis."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from servers import WAIT_S, Redis
 from stores import commit
 
 LEASE_MS = 300
-LONG_MS = 60_000
-"""The lease of who must not lose it while a test goes on."""
+LONG_LEASE_MS = 60_000
+"""A lease that does not expire during a test."""
 
 
 @pytest.fixture
-async def make(redis: Redis) -> AsyncIterator[Callable[[], RedisStore]]:
+async def make_store(redis: Redis) -> AsyncIterator[Callable[[], RedisStore]]:
     redis.found()
     async with AsyncExitStack() as stack:
 
@@ -40,12 +40,12 @@ async def make(redis: Redis) -> AsyncIterator[Callable[[], RedisStore]]:
         yield build
 
 
-async def lead(store: RedisStore, number: int, whole: Batch, *, lease_ms: int = LEASE_MS) -> StateMachine:
+async def lead(store: RedisStore, number: int, snapshot: Batch, *, lease_ms: int = LEASE_MS) -> StateMachine:
     async with asyncio.timeout(WAIT_S):
-        return await store.open(Node(f"here:{number}", f"here:{number}", lease_ms), lambda: whole, lambda _: None)
+        return await store.open(Node(f"here:{number}", f"here:{number}", lease_ms), lambda: snapshot, lambda _: None)
 
 
-def holding(*ids: int, released: tuple[int, ...] = ()) -> Batch:
+def batch_holding(*ids: int, released: tuple[int, ...] = ()) -> Batch:
     requests: dict[int, Any] = dict.fromkeys(released)
     for id_ in ids:
         request = requests[id_] = Request(exclusive=(f"r{id_}",))
@@ -54,112 +54,111 @@ def holding(*ids: int, released: tuple[int, ...] = ()) -> Batch:
     return Batch(requests, 100, 100, 5)
 
 
-def stored(redis: Redis) -> set[int]:
+def stored_ids(redis: Redis) -> set[int]:
     return set(map(int, redis.call("HKEYS", redis.call("HGET", "{genie}:meta", "records")))) - {0}
 
 
-async def test_of_two_who_have_seen_it_one_writes_anew(
-    redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+async def test_one_of_two_followers_restores_an_emptied_redis(
+    redis: Redis, make_store: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other follows; both have waited as long."""
+    """The other one continues to follow, although both waited equally long."""
 
     def with_a_short_lease(meta: Meta | None, candidacy: Candidacy, replica: Any, node: Node, now: float) -> Decision:
-        """Wait at an empty namespace for a short lease, and lead for a long one."""
+        """Decide as with a short lease, so that an empty namespace is taken over soon. As leader the lease is long."""
         return decide(meta, candidacy, replica, replace(node, lease_ms=LEASE_MS), now)
 
     monkeypatch.setattr("genie.storage.redis.follower.decide", with_a_short_lease)
-    leader, one, other = make(), make(), make()
-    await lead(leader, 1, holding(1), lease_ms=LONG_MS)
+    leader, second, third = make_store(), make_store(), make_store()
+    await lead(leader, 1, batch_holding(1), lease_ms=LONG_LEASE_MS)
     followers = [
-        asyncio.create_task(lead(store, n, holding(), lease_ms=LONG_MS)) for n, store in ((2, one), (3, other))
+        asyncio.create_task(lead(store, n, batch_holding(), lease_ms=LONG_LEASE_MS))
+        for n, store in ((2, second), (3, third))
     ]
-    await commit(leader, holding(*range(1, 50)))
+    await commit(leader, batch_holding(*range(1, 50)))
     redis.call("XLEN", "{genie}:log")
     async with asyncio.timeout(WAIT_S):
         while int(redis.call("INFO", "clients")["blocked_clients"]) < 2:  # noqa: ASYNC110 - Redis has no event for it
             await asyncio.sleep(0.005)
     redis.call("FLUSHALL")
     done, waiting = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
-    winner = one if followers[0] in done else other
+    winner = second if followers[0] in done else third
     assert len(done) == 1
-    for _ in range(8):  # for longer than both have waited: the other sees that it lives
+    for _ in range(8):  # for longer than both waited, so that the third store sees that the leader is alive
         await commit(winner, Batch({}, 100, 100, 6))
         await asyncio.sleep(LEASE_MS / 4000)
     assert not any(task.done() for task in waiting)
-    assert stored(redis) == set(range(1, 50))
+    assert stored_ids(redis) == set(range(1, 50))
     for task in waiting:
         task.cancel()
 
 
-async def test_who_waits_sees_that_redis_has_lost_everything_meanwhile(
-    redis: Redis, make: Callable[[], RedisStore]
-) -> None:
-    """Somebody may have led between two looks, and live: the wait for a sign of life begins anew."""
-    store = make()
+async def test_a_candidate_detects_that_redis_was_emptied(redis: Redis, make_store: Callable[[], RedisStore]) -> None:
+    """Another leader may have been active in between, so it must wait for a sign of life again."""
+    store = make_store()
     redis.call("FLUSHALL")
     assert await store._keyspace.register_candidate()
     assert not await store._keyspace.register_candidate()
     redis.call("FLUSHALL")
     assert await store._keyspace.register_candidate()
-    await lead(store, 1, holding())
+    await lead(store, 1, batch_holding())
     assert not redis.call("EXISTS", "{genie}:candidates")
 
 
-async def test_who_was_superseded_unlinks_nothing(
-    redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+async def test_a_deposed_leader_does_not_delete_snapshots(
+    redis: Redis, make_store: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stalled, next_ = make(), make()
-    reached, goes_on = asyncio.Event(), asyncio.Event()
-    unlink = stalled._keyspace.collect_garbage
+    stalled, next_ = make_store(), make_store()
+    reached, resume = asyncio.Event(), asyncio.Event()
+    collect_garbage = stalled._keyspace.collect_garbage
 
-    async def late() -> None:
+    async def collect_garbage_later() -> None:
         reached.set()
-        await goes_on.wait()
-        await unlink()
+        await resume.wait()
+        await collect_garbage()
 
-    monkeypatch.setattr(stalled._keyspace, "collect_garbage", late)
-    leading = asyncio.create_task(lead(stalled, 1, holding()))
+    monkeypatch.setattr(stalled._keyspace, "collect_garbage", collect_garbage_later)
+    leading = asyncio.create_task(lead(stalled, 1, batch_holding()))
     await reached.wait()
-    state = holding(1, 2, 3)
-    await lead(next_, 2, state, lease_ms=LONG_MS)
+    state = batch_holding(1, 2, 3)
+    await lead(next_, 2, state, lease_ms=LONG_LEASE_MS)
     await commit(next_, state)
     redis.call("DEL", "{genie}:meta")
-    await commit(next_, Batch({}, 100, 100, 6))  # which writes it anew
-    goes_on.set()
+    await commit(next_, Batch({}, 100, 100, 6))  # restores the namespace
+    resume.set()
     await leading
-    assert stored(redis) == {1, 2, 3}
+    assert stored_ids(redis) == {1, 2, 3}
 
 
-async def test_a_clock_that_was_ahead_gives_no_right(
-    redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+async def test_a_higher_epoch_from_a_wrong_clock_does_not_depose_the_leader(
+    redis: Redis, make_store: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who led with a higher epoch, by a wrong clock, and was away for a lease, does not write over who leads now."""
-    older, newer = make(), make()
-    with monkeypatch.context() as wrong:
-        wrong.setattr(keyspace.time, "time_ns", lambda: 4 * 10**18)
-        await lead(older, 1, holding(1, 2))
-        await commit(older, holding(1, 2))
+    """The former leader with the wrong clock was absent for a lease. It must not overwrite the state of the leader."""
+    older, newer = make_store(), make_store()
+    with monkeypatch.context() as patch:
+        patch.setattr(keyspace.time, "time_ns", lambda: 4 * 10**18)
+        await lead(older, 1, batch_holding(1, 2))
+        await commit(older, batch_holding(1, 2))
     redis.call("FLUSHALL")
-    await lead(newer, 2, holding(9))
-    await commit(newer, holding(9))
+    await lead(newer, 2, batch_holding(9))
+    await commit(newer, batch_holding(9))
     assert newer._keyspace.epoch.number < older._keyspace.epoch.number
     with pytest.raises(LeadershipLost):
         await commit(older, Batch({}, 100, 100, 7))
-    assert stored(redis) == {9}
+    assert stored_ids(redis) == {9}
 
 
-async def test_who_stops_before_it_leads_hands_over(
-    redis: Redis, make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+async def test_a_server_that_stops_while_it_acquires_leadership_resigns(
+    redis: Redis, make_store: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has taken the namespace over already, and reads."""
-    server = Server(Settings(port=0, lease=600.0), store := make())
+    """It has acquired leadership in Redis, and is still loading."""
+    server = Server(Settings(port=0, lease=600.0), store := make_store())
     reached = asyncio.Event()
 
-    async def never() -> None:
+    async def never_return() -> None:
         reached.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(store._keyspace, "collect_garbage", never)
+    monkeypatch.setattr(store._keyspace, "collect_garbage", never_return)
     starting = asyncio.create_task(server.start())
     await reached.wait()
     assert redis.call("HGET", "{genie}:meta", "node")
@@ -169,55 +168,56 @@ async def test_who_stops_before_it_leads_hands_over(
     assert not redis.call("HGET", "{genie}:meta", "node")
 
 
-async def test_who_resigns_is_not_held_up_by_a_connection_that_has_ended(
-    redis: Redis, make: Callable[[], RedisStore]
+async def test_a_leader_resigns_over_a_new_connection_if_its_own_is_closed(
+    redis: Redis, make_store: Callable[[], RedisStore]
 ) -> None:
-    """A leader calls nothing for long, and Redis may have been started again meanwhile."""
-    store = make()
-    await lead(store, 1, holding())
+    """An idle leader sends no commands for a long time, in which Redis may have restarted."""
+    store = make_store()
+    await lead(store, 1, batch_holding())
     redis.call("CLIENT", "KILL", "TYPE", "normal")
     async with asyncio.timeout(WAIT_S):
-        while store._primary._connection is not None and store._primary._connection._transport is not None:  # noqa: ASYNC110 - it has no event
+        while store._primary._connection is not None and store._primary._connection._transport is not None:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.001)
     await store.resign()
     assert not redis.call("HGET", "{genie}:meta", "node")
 
 
-async def test_reading_the_records_takes_time_and_is_no_silence(
-    make: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+async def test_the_time_to_load_a_snapshot_does_not_count_as_silence_of_the_leader(
+    make_store: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A follower that must read them anew does not depose a leader that lives meanwhile."""
-    leader, follower = make(), make()
-    await lead(leader, 1, holding(), lease_ms=LONG_MS)
-    begin, made = Candidacy.__init__, list[Candidacy]()
+    """A follower that loads a snapshot, because the log is truncated, does not depose a leader that is alive."""
+    leader, follower = make_store(), make_store()
+    await lead(leader, 1, batch_holding(), lease_ms=LONG_LEASE_MS)
+    original_init, candidacies = Candidacy.__init__, list[Candidacy]()
 
-    def seen(self: Candidacy, *args: Any) -> None:
-        begin(self, *args)
-        made.append(self)
+    def record_candidacy(self: Candidacy, *args: Any) -> None:
+        original_init(self, *args)
+        candidacies.append(self)
 
-    monkeypatch.setattr(Candidacy, "__init__", seen)
-    following = asyncio.create_task(lead(follower, 2, holding()))
-    read, load, loaded, gaps = LogReader.read, follower._keyspace.scan_records, asyncio.Event(), [LogTruncated()]
+    monkeypatch.setattr(Candidacy, "__init__", record_candidacy)
+    following = asyncio.create_task(lead(follower, 2, batch_holding()))
+    read, scan_records = LogReader.read, follower._keyspace.scan_records
+    loaded, errors_to_raise = asyncio.Event(), [LogTruncated()]
 
-    async def with_a_gap(journal: LogReader, wait_ms: int | None) -> Any:
-        found = await read(journal, wait_ms)
-        if found and gaps:
-            raise gaps.pop()
-        return found
+    async def read_with_one_error(log: LogReader, wait_ms: int | None) -> Any:
+        entries = await read(log, wait_ms)
+        if entries and errors_to_raise:
+            raise errors_to_raise.pop()
+        return entries
 
-    async def slowly() -> AsyncIterator[dict[bytes, bytes]]:
-        async for records in load():
+    async def scan_records_slowly() -> AsyncIterator[dict[bytes, bytes]]:
+        async for records in scan_records():
             yield records
-        if not gaps:
-            made[0].last_sign_of_life -= 2 * LONG_MS / 1000  # so much time goes by
+        if not errors_to_raise:
+            candidacies[0].last_sign_of_life -= 2 * LONG_LEASE_MS / 1000  # as if so much time had passed
             loaded.set()
 
-    monkeypatch.setattr(LogReader, "read", with_a_gap)
-    monkeypatch.setattr(follower._keyspace, "scan_records", slowly)
-    beats = 0
-    while beats < 12:
-        await commit(leader, Batch({}, 100, 100, beats))
+    monkeypatch.setattr(LogReader, "read", read_with_one_error)
+    monkeypatch.setattr(follower._keyspace, "scan_records", scan_records_slowly)
+    commits = 0
+    while commits < 12:
+        await commit(leader, Batch({}, 100, 100, commits))
         await asyncio.sleep(LEASE_MS / 4000)
-        beats += loaded.is_set()
+        commits += loaded.is_set()
     assert not following.done()
     following.cancel()

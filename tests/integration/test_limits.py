@@ -1,4 +1,4 @@
-"""Every limit has a setting, and its own word when it is reached. Nothing changes by what is refused."""
+"""Limits: each has a setting and an error of its own, and a rejected request changes nothing."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from wire import Wire
 SESSION = "a secret of sixteen"
 
 
-async def refused(client: Wire, *resources: str, **payload: object) -> str:
+async def rejection_message(client: Wire, *resources: str, **payload: object) -> str:
     client.send("request", resources=list(resources), ref="over", **payload)
     error = await client.expect("error")
     assert (error["code"], error["ref"]) == ("too-many", "over")
     return str(error["message"])
 
 
-async def test_the_locks_in_all() -> None:
+async def test_the_number_of_locks_is_limited() -> None:
     with running_server(max_locks=3) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", "shared:b")
-        assert "at most 3 can be held" in await refused(client, "exclusive:c", "exclusive:d")
+        assert "at most 3 can be held" in await rejection_message(client, "exclusive:c", "exclusive:d")
         await client.lock("exclusive:c")
-        assert "at most 3 can be held" in await refused(client, "shared:b")
+        assert "at most 3 can be held" in await rejection_message(client, "shared:b")
         await client.release(held)
         await client.lock("exclusive:a", "exclusive:b")
 
 
-async def test_the_locks_in_all_by_choice() -> None:
-    """What it may take counts, for that is only known when it has."""
+async def test_a_request_with_any_of_counts_all_its_choices() -> None:
+    """How many of them it acquires is not known before."""
     with running_server(max_locks=3) as genie:
         client = await Wire.connect(genie.address)
         choices = [f"exclusive:{number}" for number in range(2_000)]
@@ -44,35 +44,35 @@ async def test_the_locks_in_all_by_choice() -> None:
         assert (await client.expect("locked"))["resources"] == ["0", "1"]
 
 
-async def test_the_places_in_all_lines() -> None:
+async def test_the_number_of_wait_queue_entries_is_limited() -> None:
     with running_server(max_queue=2) as genie:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a")
         waiting = await client.request("exclusive:a", "exclusive:b")
-        assert "at most 2 entries" in await refused(client, "exclusive:a")
-        free = await client.lock("exclusive:c")  # what needs not wait needs no place
+        assert "at most 2 entries" in await rejection_message(client, "exclusive:a")
+        uncontended = await client.lock("exclusive:c")  # a request that does not wait needs no entry
         await client.release(held)
         assert (await client.expect("locked"))["id"] == waiting
         await client.request("exclusive:c")
-        await client.release(free)
+        await client.release(uncontended)
 
 
-async def test_the_requests_of_a_connection() -> None:
+async def test_the_requests_of_a_connection_are_limited() -> None:
     with running_server(max_requests_per_connection=3) as genie:
         client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
         held = await client.lock("exclusive:a")
         waiting = await client.request("exclusive:a")
         await client.lock("exclusive:b", onDisconnect="release")
-        assert "this connection already has 3 held or waiting" in await refused(client, "exclusive:c")
+        assert "this connection already has 3 held or waiting" in await rejection_message(client, "exclusive:c")
         await other.lock("exclusive:c")
         assert await client.release(waiting) == "success"
         await client.request("exclusive:c")
-        await refused(client, "exclusive:d")
+        await rejection_message(client, "exclusive:d")
         await client.release(held)
         await client.lock("exclusive:d")
 
 
-async def test_what_has_ended_in_any_way_counts_no_more() -> None:
+async def test_ended_requests_do_not_count_whatever_the_reason() -> None:
     with running_server(max_requests_per_connection=2) as genie:
         client = await Wire.connect(genie.address)
         await client.lock("exclusive:a")
@@ -87,20 +87,20 @@ async def test_what_has_ended_in_any_way_counts_no_more() -> None:
         client.send("request", anyOf=["exclusive:b"], target=1)
         await client.expect("queued")
         await client.expect("locked")
-        await refused(client, "exclusive:c")
+        await rejection_message(client, "exclusive:c")
 
 
-async def test_the_requests_of_a_session() -> None:
+async def test_the_requests_of_a_session_are_limited() -> None:
     with running_server(max_requests_per_session=2, max_requests_per_connection=9) as genie:
         client = await Wire.connect(genie.address)
         client.send("hello", session=SESSION)
         await client.expect("welcome")
         await client.lock("exclusive:a")
         await client.request("exclusive:a")
-        assert "this session already has 2 held or waiting" in await refused(client, "exclusive:b")
+        assert "this session already has 2 held or waiting" in await rejection_message(client, "exclusive:b")
 
 
-async def test_the_connections_in_all() -> None:
+async def test_the_number_of_connections_is_limited() -> None:
     with running_server(max_connections=1) as genie:
         first = await Wire.connect(genie.address)
         first.send("ping")
@@ -112,7 +112,7 @@ async def test_the_connections_in_all() -> None:
         assert await second.receive() == ("closed", {})
 
 
-async def test_no_store_is_waited_for_by_those_who_are_too_many() -> None:
+async def test_connections_beyond_the_limit_are_rejected_while_the_store_is_unavailable() -> None:
     with (
         running_redis() as redis,
         running_server(redis, max_connections=1, store_timeout_ms=600_000, lease=600) as genie,
@@ -131,7 +131,7 @@ async def test_no_store_is_waited_for_by_those_who_are_too_many() -> None:
         await first.expect("locked")
 
 
-async def test_the_connections_from_one_address() -> None:
+async def test_the_connections_from_one_address_are_limited() -> None:
     with running_server(max_connections_per_address=1) as genie:
         first = await Wire.connect(genie.address)
         first.send("ping")
@@ -147,34 +147,36 @@ async def test_the_connections_from_one_address() -> None:
         other.writer.close()
         first.writer.close()
         await first.writer.wait_closed()
-        while True:  # until the server has seen that it left
-            again = await Wire.connect(genie.address)
-            again.send("ping")
-            if (await again.receive())[0] == "pong":
+        while True:  # until the server has detected the end of the first connection
+            next_connection = await Wire.connect(genie.address)
+            next_connection.send("ping")
+            if (await next_connection.receive())[0] == "pong":
                 return
 
 
-async def test_the_bytes_that_a_client_leaves_unread() -> None:
-    """The last thing that it reads, if it reads on, is why it was cut off."""
+async def test_a_slow_consumer_is_sent_the_reason_of_its_disconnection() -> None:
+    """The error is the last message, if the client continues to read."""
     with running_server(max_unread=1 << 16) as genie:
         holder = await Wire.connect(genie.address)
         names = [f"{number}{'x' * 500}" for number in range(10)]
         await holder.lock(*(f"exclusive:{name}" for name in names))
-        deaf = socket.socket()
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
-        deaf.connect(genie.address)
-        deaf.settimeout(WAIT_S)
+        slow_consumer = socket.socket()
+        slow_consumer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        slow_consumer.connect(genie.address)
+        slow_consumer.settimeout(WAIT_S)
         resources = [f"shared:{name}" for name in names]
-        heard = b""
-        for number in range(1, 2_001):  # each is told 6 KB of blockers, at a time of its own, and that is not read
+        received = b""
+        for number in range(1, 2_001):  # each is sent 6 KB of blockers at another time
             payload = {"resources": resources, "queueTimeout": 5_000 + number}
-            await asyncio.to_thread(deaf.sendall, orjson.dumps({"command": "request", "payload": payload}) + b"\n")
-            while heard.count(b'"command":"queued"') < number:
-                heard += await asyncio.to_thread(deaf.recv, 1 << 10)
+            await asyncio.to_thread(
+                slow_consumer.sendall, orjson.dumps({"command": "request", "payload": payload}) + b"\n"
+            )
+            while received.count(b'"command":"queued"') < number:
+                received += await asyncio.to_thread(slow_consumer.recv, 1 << 10)
         await asyncio.to_thread(genie.until, "slow consumer disconnected")
-        while not heard.endswith(b"}\n") or b'"error"' not in heard[-300:]:
-            more = await asyncio.to_thread(deaf.recv, 1 << 20)
-            assert more, "it was not told why it was cut off"
-            heard += more
-        deaf.close()
-        assert b'"too-many"' in heard[-300:]
+        while not received.endswith(b"}\n") or b'"error"' not in received[-300:]:
+            data = await asyncio.to_thread(slow_consumer.recv, 1 << 20)
+            assert data, "the connection was closed without an error"
+            received += data
+        slow_consumer.close()
+        assert b'"too-many"' in received[-300:]

@@ -1,4 +1,4 @@
-"""Several servers, one namespace: who leads, who follows, and who takes over."""
+"""Followers of one namespace: redirects, takeover, and restoring what Redis lost."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from servers import Genie, Redis, running_server
 from wire import Wire
 
-SECRET = "a secret that nobody can guess"  # noqa: S105 - it guards nothing
+SECRET = "a-secret-of-the-tests"  # noqa: S105 - not a real secret
 
 
 @contextmanager
-def pair(redis: Redis, lease: float = 60, **settings: object) -> Iterator[tuple[Genie, Genie]]:
-    """A leader with a lease that may be waited for, and one that follows it, and keeps the lead when it has it."""
+def leader_and_follower(redis: Redis, lease: float = 60, **settings: object) -> Iterator[tuple[Genie, Genie]]:
+    """Start a leader with this lease and a follower with a long one, so that it stays leader after it takes over."""
     with (
         running_server(redis, lease=lease, **settings) as leader,
         running_server(redis, lease=60, **settings) as follower,
@@ -30,14 +30,14 @@ def pair(redis: Redis, lease: float = 60, **settings: object) -> Iterator[tuple[
         yield leader, follower
 
 
-async def hello(genie: Genie) -> tuple[Wire, bool]:
+async def connect_with_session(genie: Genie) -> tuple[Wire, bool]:
     client = await Wire.connect(genie.address)
     client.send("hello", session=SECRET, sessionTimeout=60_000)
     return client, (await client.expect("welcome"))["resumed"]
 
 
-async def test_a_follower_says_who_leads(redis: Redis) -> None:
-    with pair(redis) as (leader, follower):
+async def test_a_follower_rejects_every_command_with_the_address_of_the_leader(redis: Redis) -> None:
+    with leader_and_follower(redis) as (leader, follower):
         client = await Wire.connect(follower.address)
         address = f"127.0.0.1:{leader.port}"
         for command, payload in [
@@ -52,11 +52,11 @@ async def test_a_follower_says_who_leads(redis: Redis) -> None:
             ("inspect", {}),
         ]:
             client.send(command, **payload)
-            told = await client.expect("error")
-            assert (told["code"], told["leader"]) == ("unavailable", address)
-            assert told.get("ref") == payload.get("ref")
-            assert told.get("id") == payload.get("id")
-            assert address in told["message"]
+            message = await client.expect("error")
+            assert (message["code"], message["leader"]) == ("unavailable", address)
+            assert message.get("ref") == payload.get("ref")
+            assert message.get("id") == payload.get("id")
+            assert address in message["message"]
         client.raw(b"\n\nnonsense\n")
         assert (await client.expect("error"))["code"] == "bad-json"
         client.writer.write_eof()
@@ -64,19 +64,19 @@ async def test_a_follower_says_who_leads(redis: Redis) -> None:
         await client.close()
 
 
-async def test_what_is_measured_is_the_leader(redis: Redis) -> None:
-    with pair(redis) as (_, follower):
-        done = await asyncio.create_subprocess_exec(
+async def test_a_benchmark_started_at_a_follower_measures_the_leader(redis: Redis) -> None:
+    with leader_and_follower(redis) as (_, follower):
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "genie.cli", "bench", "own", "--seconds", "1", "--warm-up", "0"),
             *("--port", str(follower.port)),
             stdout=asyncio.subprocess.PIPE,
         )
-        said, _ = await done.communicate()
-        assert done.returncode == 0, said
-        assert b"errors: none" in said
+        output, _ = await process.communicate()
+        assert process.returncode == 0, output
+        assert b"errors: none" in output
 
 
-async def test_the_address_for_clients_can_be_told(redis: Redis) -> None:
+async def test_the_advertised_address_is_sent_to_clients(redis: Redis) -> None:
     with running_server(redis, lease=60, advertise="genie.example:7077"), running_server(redis) as follower:
         client = await Wire.connect(follower.address)
         client.send("ping")
@@ -84,16 +84,16 @@ async def test_the_address_for_clients_can_be_told(redis: Redis) -> None:
         await client.close()
 
 
-async def test_who_asked_for_a_session_in_vain_is_not_served_without(redis: Redis) -> None:
-    with pair(redis) as (leader, follower):
+async def test_after_a_rejected_hello_commands_are_not_executed_without_the_session(redis: Redis) -> None:
+    with leader_and_follower(redis) as (leader, follower):
         client = await Wire.connect(follower.address)
         client.send("hello", session=SECRET)
         assert (await client.expect("error"))["code"] == "unavailable"
         leader.send(signal.SIGTERM)
         follower.until("leadership acquired")
         client.send("request", resources=["exclusive:a"], ref="r")
-        told = await client.expect("error")
-        assert (told["code"], told["ref"]) == ("unavailable", "r")
+        message = await client.expect("error")
+        assert (message["code"], message["ref"]) == ("unavailable", "r")
         client.send("hello", session=SECRET)
         await client.expect("welcome")
         await client.lock("exclusive:a")
@@ -101,27 +101,27 @@ async def test_who_asked_for_a_session_in_vain_is_not_served_without(redis: Redi
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_follower_takes_over(redis: Redis, end: signal.Signals) -> None:
-    with pair(redis, lease=3) as (leader, follower):
-        client, _ = await hello(leader)
-        early = await client.lock("exclusive:a", transactionTimeout=600_000)
+    with leader_and_follower(redis, lease=3) as (leader, follower):
+        client, _ = await connect_with_session(leader)
+        held = await client.lock("exclusive:a", transactionTimeout=600_000)
         fence = (await locked(client, "exclusive:z"))["fence"]
         waiting = await client.request("exclusive:a", queueTimeout=600_000, ref="w")
         idle = await Wire.connect(follower.address)
         leader.send(end)
         assert leader.wait() in (0, -signal.SIGKILL)
         assert follower.until("leadership acquired")["held"] == 2
-        again, resumed = await hello(follower)
+        next_client, resumed = await connect_with_session(follower)
         assert resumed
-        assert {(await again.receive())[1]["id"] for _ in range(3)} > {early, waiting}
-        assert await again.release(early) == "success"
-        told = await again.expect("locked")
-        assert (told["id"], told["ref"]) == (waiting, "w")
-        assert told["fence"] > fence
+        assert {(await next_client.receive())[1]["id"] for _ in range(3)} > {held, waiting}
+        assert await next_client.release(held) == "success"
+        message = await next_client.expect("locked")
+        assert (message["id"], message["ref"]) == (waiting, "w")
+        assert message["fence"] > fence
         idle.send("ping")
         await idle.expect("pong")
         leader.start()
         assert leader.log[-1]["role"] == "follower"
-        for wire in (client, again, idle):
+        for wire in (client, next_client, idle):
             await wire.close()
 
 
@@ -130,7 +130,7 @@ async def locked(client: Wire, resource: str) -> dict[str, int]:
     return await client.expect("locked")
 
 
-async def test_the_same_server_takes_its_own_lease_at_once(redis: Redis) -> None:
+async def test_a_restarted_leader_does_not_wait_for_its_own_lease(redis: Redis) -> None:
     with running_server(redis, lease=600) as genie:
         client = await Wire.connect(genie.address)
         id_ = await client.lock("exclusive:a", transactionTimeout=600_000)
@@ -141,84 +141,84 @@ async def test_the_same_server_takes_its_own_lease_at_once(redis: Redis) -> None
         await client.close()
 
 
-async def test_a_leader_that_was_stopped_says_nothing_more(redis: Redis) -> None:
-    with pair(redis, lease=2) as (leader, follower):
-        client, bystander = await Wire.connect(leader.address), await Wire.connect(leader.address)
+async def test_a_leader_that_was_paused_beyond_its_lease_sends_nothing(redis: Redis) -> None:
+    with leader_and_follower(redis, lease=2) as (leader, follower):
+        client, other = await Wire.connect(leader.address), await Wire.connect(leader.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         leader.send(signal.SIGSTOP)
         follower.until("leadership acquired")
         client.send("request", resources=["exclusive:b"])
-        bystander.send("ping")
-        new = await Wire.connect(follower.address)
-        assert await new.release(held) == "success"
-        await new.lock("exclusive:a")
+        other.send("ping")
+        second = await Wire.connect(follower.address)
+        assert await second.release(held) == "success"
+        await second.lock("exclusive:a")
         leader.send(signal.SIGCONT)
-        for wire in (client, bystander):
-            with contextlib.suppress(ConnectionResetError):  # what it had said is not even read
+        for wire in (client, other):
+            with contextlib.suppress(ConnectionResetError):  # unread data resets the connection
                 assert await wire.receive() == ("closed", {})
         leader.until("leadership lost")
         assert leader.until("leader changed")["leader"] == f"127.0.0.1:{follower.port}"
-        late = await Wire.connect(leader.address)
-        late.send("ping")
-        assert (await late.expect("error"))["leader"] == f"127.0.0.1:{follower.port}"
+        late_client = await Wire.connect(leader.address)
+        late_client.send("ping")
+        assert (await late_client.expect("error"))["leader"] == f"127.0.0.1:{follower.port}"
         follower.send(signal.SIGTERM)
         leader.until("leadership acquired")
-        late.send("ping")
-        await late.expect("pong")
-        for wire in (client, bystander, new, late):
+        late_client.send("ping")
+        await late_client.expect("pong")
+        for wire in (client, other, second, late_client):
             await wire.close()
 
 
-async def test_a_leader_that_can_t_commit_steps_down_and_comes_back(redis: Redis) -> None:
-    with pair(redis, lease=2, store_timeout_ms=100) as (leader, follower):
-        client, _ = await hello(leader)
+async def test_a_leader_that_cannot_commit_steps_down_and_acquires_leadership_again(redis: Redis) -> None:
+    with leader_and_follower(redis, lease=2, store_timeout_ms=100) as (leader, follower):
+        client, _ = await connect_with_session(leader)
         id_ = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.send(signal.SIGSTOP)
         assert await client.receive() == ("closed", {})
         leader.until("leadership lost")
-        refused = await Wire.connect(leader.address)
-        refused.send("ping")
-        told = await refused.expect("error")
-        assert told["code"] == "unavailable"
-        assert "leader" not in told
+        rejected = await Wire.connect(leader.address)
+        rejected.send("ping")
+        message = await rejected.expect("error")
+        assert message["code"] == "unavailable"
+        assert "leader" not in message
         redis.send(signal.SIGCONT)
         leader.until("leadership acquired")
-        again, resumed = await hello(leader)
+        next_client, resumed = await connect_with_session(leader)
         assert resumed
-        assert (await again.expect("locked"))["id"] == id_
-        check = await Wire.connect(follower.address)
-        check.send("ping")
-        assert (await check.expect("error"))["leader"] == f"127.0.0.1:{leader.port}"
-        for wire in (client, refused, again, check):
+        assert (await next_client.expect("locked"))["id"] == id_
+        follower_client = await Wire.connect(follower.address)
+        follower_client.send("ping")
+        assert (await follower_client.expect("error"))["leader"] == f"127.0.0.1:{leader.port}"
+        for wire in (client, rejected, next_client, follower_client):
             await wire.close()
 
 
-async def test_who_had_to_step_down_still_knows_what_it_told(redis: Redis) -> None:
+async def test_a_leader_that_stepped_down_restores_commits_that_redis_lost(redis: Redis) -> None:
     with running_server(redis) as genie:
-        client, _ = await hello(genie)
-        old = await client.lock("exclusive:old", transactionTimeout=600_000)
+        client, _ = await connect_with_session(genie)
+        first = await client.lock("exclusive:first", transactionTimeout=600_000)
         shutil.copytree(redis.folder / "appendonlydir", redis.folder / "kept")
-        new = await client.lock("exclusive:new", transactionTimeout=600_000)
-        assert await client.release(old) == "success"
+        second = await client.lock("exclusive:second", transactionTimeout=600_000)
+        assert await client.release(first) == "success"
         redis.kill()
         genie.until("leadership lost")
         shutil.rmtree(redis.folder / "appendonlydir")
         shutil.move(redis.folder / "kept", redis.folder / "appendonlydir")
         redis.start()
         assert genie.until("leadership acquired")["held"] == 1
-        again, resumed = await hello(genie)
+        next_client, resumed = await connect_with_session(genie)
         assert resumed
-        assert (await again.expect("locked"))["id"] == new
-        assert set(map(int, redis.call("HKEYS", redis.call("HGET", "{genie}:meta", "records")))) == {0, new}
+        assert (await next_client.expect("locked"))["id"] == second
+        assert set(map(int, redis.call("HKEYS", redis.call("HGET", "{genie}:meta", "records")))) == {0, second}
 
 
-async def test_a_new_namespace_is_waited_for(redis: Redis) -> None:
+async def test_a_leader_restores_an_emptied_redis_before_a_follower_takes_over(redis: Redis) -> None:
     with running_server(redis, lease=60) as leader:
         redis.call("FLUSHALL")
         follower = Genie(redis, lease=60)
         try:
             follower.start()
-            assert follower.log[-1]["role"] == "follower", "the leader lives, and has written it anew"
+            assert follower.log[-1]["role"] == "follower", "the leader is alive, and has restored the namespace"
         finally:
             follower.kill()
         client = await Wire.connect(leader.address)
@@ -226,28 +226,28 @@ async def test_a_new_namespace_is_waited_for(redis: Redis) -> None:
         await client.close()
 
 
-def blocked(redis: Redis) -> bool:
+def follower_waits_for_log(redis: Redis) -> bool:
     return int(redis.call("INFO", "clients")["blocked_clients"]) > 0
 
 
-async def test_what_redis_lost_with_its_leader_a_follower_has_seen(redis: Redis) -> None:
+async def test_a_follower_restores_what_redis_and_its_leader_lost(redis: Redis) -> None:
     with running_server(redis, lease=60) as leader, running_server(redis, lease=2) as follower:
         follower.until("replica caught up")
         client = await Wire.connect(leader.address)
         id_ = await client.lock("exclusive:a", transactionTimeout=600_000)
-        while not blocked(redis):  # noqa: ASYNC110 - Redis has no event for it
-            await asyncio.sleep(0.005)  # it has read all there is when it waits for more
+        while not follower_waits_for_log(redis):  # noqa: ASYNC110 - Redis has no event for it
+            await asyncio.sleep(0.005)  # then it has read the whole log
         leader.kill()
         redis.call("FLUSHALL")
         assert follower.until("leadership acquired")["held"] == 1
-        again = await Wire.connect(follower.address)
-        assert await again.release(id_) == "success"
-        for wire in (client, again):
+        next_client = await Wire.connect(follower.address)
+        assert await next_client.release(id_) == "success"
+        for wire in (client, next_client):
             await wire.close()
 
 
-async def test_a_follower_behind_the_journal_reads_the_records(redis: Redis) -> None:
-    with pair(redis) as (leader, follower):
+async def test_a_follower_loads_the_snapshot_if_the_log_is_truncated(redis: Redis) -> None:
+    with leader_and_follower(redis) as (leader, follower):
         client = await Wire.connect(leader.address)
         first = await client.lock("exclusive:first", transactionTimeout=600_000)
         follower.send(signal.SIGSTOP)
@@ -260,8 +260,8 @@ async def test_a_follower_behind_the_journal_reads_the_records(redis: Redis) -> 
         last = await client.lock("exclusive:last", transactionTimeout=600_000)
         leader.send(signal.SIGTERM)
         assert follower.until("leadership acquired")["held"] == 12
-        again = await Wire.connect(follower.address)
+        next_client = await Wire.connect(follower.address)
         for id_ in [first, *ids[1::2], last]:
-            assert await again.release(id_) == "success"
-        for wire in (client, again):
+            assert await next_client.release(id_) == "success"
+        for wire in (client, next_client):
             await wire.close()

@@ -1,4 +1,4 @@
-"""Whatever comes in, one error goes out, nothing has changed, and nobody else notices."""
+"""Invalid input: it is sent one error, changes nothing, and does not affect other clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def genie() -> Iterator[Genie]:
 REQUEST = b'{"command":"request","payload":{"resources":%b}}'
 WITH = b'{"command":"request","payload":{"resources":["exclusive:x"],"ref":"r",%b}}'
 
-BAD = [
+INVALID_LINES = [
     (b"hello", "bad-json", None),
     (b"{", "bad-json", None),
     (b'{"command":"ping","payload":{}} x', "bad-json", None),
@@ -115,22 +115,24 @@ async def wire(genie: Genie) -> AsyncIterator[Wire]:
     await client.close()
 
 
-@pytest.mark.parametrize(("line", "code", "named"), BAD, ids=lambda value: repr(value)[:60])
-async def test_one_error_and_nothing_changed(wire: Wire, line: bytes, code: str, named: str | None) -> None:
+@pytest.mark.parametrize(("line", "code", "expected_text"), INVALID_LINES, ids=lambda value: repr(value)[:60])
+async def test_an_invalid_line_is_sent_one_error_and_changes_nothing(
+    wire: Wire, line: bytes, code: str, expected_text: str | None
+) -> None:
     wire.raw(line + b"\n")
     error = await wire.expect("error")
     assert error["code"] == code, error
-    assert named is None or named in error["message"], error
+    assert expected_text is None or expected_text in error["message"], error
     assert error.get("ref") == ("r" if b'"ref":"r"' in line else None)
     if b"hello" in line:
         wire.send("hello")
         await wire.expect("welcome")
     wire.send("inspect")
-    found = await wire.expect("inspected")
-    assert (found["holdersTotal"], found["queueTotal"]) == (0, 0)
+    inspected = await wire.expect("inspected")
+    assert (inspected["holdersTotal"], inspected["queueTotal"]) == (0, 0)
 
 
-GOOD = [
+UNUSUAL_VALID_LINES = [
     REQUEST % b'["exclusive:a:b/c \xc3\xa9\\ud83d\\ude00"]',
     REQUEST % (b'["exclusive:' + b"\xf0\x9f\x98\x80" * 512 + b'"]'),
     WITH % b'"queueTimeout":null,"priority":null,"transactionName":null,"onDisconnect":null,"transactionTimeout":null',
@@ -141,15 +143,15 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize("line", GOOD, ids=lambda value: repr(value)[:60])
-async def test_what_only_looks_odd_is_taken(wire: Wire, line: bytes) -> None:
+@pytest.mark.parametrize("line", UNUSUAL_VALID_LINES, ids=lambda value: repr(value)[:60])
+async def test_unusual_but_valid_lines_are_accepted(wire: Wire, line: bytes) -> None:
     wire.raw(line + b"\n")
     id_ = (await wire.expect("queued"))["id"]
     await wire.expect("locked")
     await wire.release(id_)
 
 
-async def test_a_line_too_long_is_refused_while_it_comes(genie: Genie, wire: Wire) -> None:
+async def test_a_line_that_is_too_long_is_not_buffered(genie: Genie, wire: Wire) -> None:
     flood = await Wire.connect(genie.address)
     before = resident(genie)
     try:
@@ -157,14 +159,14 @@ async def test_a_line_too_long_is_refused_while_it_comes(genie: Genie, wire: Wir
             flood.raw(b"x" * (1 << 20))
             await flood.writer.drain()
     except OSError:
-        pass  # the server has hung up, as it should
+        pass  # the server has closed the connection
     assert resident(genie) - before < 16 << 20
     wire.send("ping")
     await wire.expect("pong")
     await flood.close()
 
 
-async def test_line_too_long_is_said_then_closed(wire: Wire) -> None:
+async def test_a_line_that_is_too_long_is_sent_an_error_and_closes_the_connection(wire: Wire) -> None:
     wire.raw(b'{"command":"ping","payload":{}}\n' + b"y" * (1 << 20) + b"yy")
     await wire.expect("pong")
     assert (await wire.expect("error"))["code"] == "line-too-long"
@@ -177,13 +179,13 @@ async def test_a_line_of_exactly_the_limit_is_read(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("method", [b"GET / HTTP/1.1", b"POST /x HTTP/1.0", b"HEAD /", b"\n \r\nGET / HTTP/1.1"])
-async def test_web_clients_are_closed_at_once(wire: Wire, method: bytes) -> None:
+async def test_http_clients_are_disconnected_immediately(wire: Wire, method: bytes) -> None:
     wire.raw(method + b'\r\n{"command":"request","payload":{"resources":["exclusive:smuggled"]}}\n')
     assert (await wire.expect("error"))["code"] == "bad-message"
     assert (await wire.receive())[0] == "closed"
 
 
-async def test_nothing_of_a_web_client_is_carried_out_however_long_its_lines_are() -> None:
+async def test_no_line_of_an_http_client_is_executed_even_with_a_line_that_is_too_long() -> None:
     with running_server(max_line=4096) as genie:
         wire = await Wire.connect(genie.address)
         wire.raw(
@@ -195,29 +197,29 @@ async def test_nothing_of_a_web_client_is_carried_out_however_long_its_lines_are
         await wire.close()
 
 
-async def test_a_client_that_never_reads_is_cut_off() -> None:
+async def test_a_slow_consumer_is_disconnected() -> None:
     with running_server(max_unread=1 << 16) as genie:
-        deaf = socket.socket()
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.connect(genie.address)
-        deaf.setblocking(False)
+        slow_consumer = socket.socket()
+        slow_consumer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow_consumer.connect(genie.address)
+        slow_consumer.setblocking(False)
         loop = asyncio.get_running_loop()
         line = b'{"command":"request","payload":{"resources":["exclusive:%b"],"queueTimeout":0}}\n' % (b"d" * 500)
         reader = await Wire.connect(genie.address)
         sent = 0
-        with pytest.raises((TimeoutError, OSError)):  # it is not read any more, or it is cut off
+        with pytest.raises((TimeoutError, OSError)):  # the server stops reading, or disconnects the client
             while sent < 256 << 20:
                 async with asyncio.timeout(1):
-                    await loop.sock_sendall(deaf, line * 100)
+                    await loop.sock_sendall(slow_consumer, line * 100)
                 sent += len(line) * 100
         reader.send("ping")
         await reader.expect("pong")
         assert resident(genie) < 200 << 20
-        deaf.close()
+        slow_consumer.close()
         await reader.close()
 
 
-async def test_a_client_that_reads_may_be_told_much_at_once() -> None:
+async def test_a_client_that_reads_may_be_sent_more_than_the_output_buffer_limit() -> None:
     with running_server(max_unread=1 << 16) as genie:
         client = await Wire.connect(genie.address)
         for number in range(20_000):
@@ -228,14 +230,14 @@ async def test_a_client_that_reads_may_be_told_much_at_once() -> None:
         await client.close()
 
 
-async def test_a_flood_of_bad_lines_is_answered_line_by_line(wire: Wire) -> None:
+async def test_each_of_many_invalid_lines_is_sent_an_error(wire: Wire) -> None:
     wire.raw(b"x\n" * 30_000 + b'{"command":"ping"}\n')
     for _ in range(30_000):
         await wire.expect("error")
     await wire.expect("pong")
 
 
-async def test_an_inspect_is_bounded_and_many_are_answered_in_order(wire: Wire) -> None:
+async def test_the_rows_of_inspect_are_limited_and_replies_are_in_order(wire: Wire) -> None:
     ids = [
         await wire.lock(*(f"exclusive:{n}/{m}/{'x' * 490}" for m in range(10)), onDisconnect="release")
         for n in range(200)
@@ -244,13 +246,13 @@ async def test_an_inspect_is_bounded_and_many_are_answered_in_order(wire: Wire) 
         wire.send("inspect", limit=1000)
     wire.send("ping")
     for _ in range(20):
-        found = await wire.expect("inspected")
-        assert len(str(found)) < 1 << 19
-        assert 0 < len(found["holders"]) < found["holdersTotal"] == len(ids)
+        inspected = await wire.expect("inspected")
+        assert len(str(inspected)) < 1 << 19
+        assert 0 < len(inspected["holders"]) < inspected["holdersTotal"] == len(ids)
     await wire.expect("pong")
 
 
-async def test_two_thousand_connections_at_once(genie: Genie) -> None:
+async def test_two_thousand_simultaneous_connections(genie: Genie) -> None:
     clients = await asyncio.gather(*(Wire.connect(genie.address) for _ in range(2000)))
     for number, client in enumerate(clients):
         client.send("request", resources=[f"exclusive:many/{number}"], onDisconnect="release")
@@ -260,7 +262,7 @@ async def test_two_thousand_connections_at_once(genie: Genie) -> None:
     await asyncio.gather(*(client.close() for client in clients))
 
 
-async def test_too_many_connections_are_told_so() -> None:
+async def test_connections_beyond_the_limit_are_sent_an_error() -> None:
     with running_server(max_connections=2) as genie:
         first, second = await Wire.connect(genie.address), await Wire.connect(genie.address)
         third = await Wire.connect(genie.address)
