@@ -1,4 +1,4 @@
-"""The reference model of the lock manager: the queue rule of the seed document, implemented literally.
+"""The reference model of the lock manager: the queue rule of the specification, implemented literally.
 
 There is one queue. After every change it is scanned from its head, and the resources of earlier requests count as locked.
 It has no queue rearrangement and no deadlock detection, so it is a reference only where the literal rule never deadlocks.
@@ -51,9 +51,9 @@ class Oracle:
             transaction_timeout_ms,
             now + queue_timeout_ms,
         )
-        ahead = [i for i, other in enumerate(self.queue) if other.priority >= priority]
-        self.queue.insert(ahead[-1] + 1 if ahead else 0, request)
-        log = [("queued", request.id), *self._run(now)]
+        not_lower = [i for i, other in enumerate(self.queue) if other.priority >= priority]
+        self.queue.insert(not_lower[-1] + 1 if not_lower else 0, request)
+        log = [("queued", request.id), *self._grant_from_head(now)]
         if queue_timeout_ms <= 0 and request in self.queue:
             self.queue.remove(request)
             log.append(("released", request.id, "queue-timeout"))
@@ -63,24 +63,24 @@ class Oracle:
         """Release a held request, or cancel a queued one."""
         for request in [*self.held, *self.queue]:
             if request.id == id_:
-                return [*self._end(request, "success"), *self._run(now)]
+                return [*self._end(request, "success"), *self._grant_from_head(now)]
         return []
 
     def expire(self, now: float) -> list[tuple[object, ...]]:
         """End the requests whose deadlines have passed, by millisecond and then by id."""
         log: list[tuple[object, ...]] = []
-        due = [request for request in [*self.held, *self.queue] if request.deadline <= now]
-        for request in sorted(due, key=lambda request: (ceil(request.deadline), request.id)):
+        expired = [request for request in [*self.held, *self.queue] if request.deadline <= now]
+        for request in sorted(expired, key=lambda request: (ceil(request.deadline), request.id)):
             if request.deadline <= now:
                 reason = "transaction-timeout" if request in self.held else "queue-timeout"
-                log += [*self._end(request, reason), *self._run(now)]
+                log += [*self._end(request, reason), *self._grant_from_head(now)]
         return log
 
     def _end(self, request: OracleRequest, reason: str) -> list[tuple[object, ...]]:
         (self.held if request in self.held else self.queue).remove(request)
         return [("released", request.id, reason)]
 
-    def _run(self, now: float) -> list[tuple[object, ...]]:
+    def _grant_from_head(self, now: float) -> list[tuple[object, ...]]:
         log: list[tuple[object, ...]] = []
         index = 0
         while index < len(self.queue):

@@ -25,7 +25,7 @@ def queues_of(driver: Driver) -> dict[str, list[core.Request]]:
     return {name: [driver.requests[id_] for id_ in driver.queue(name)] for name in NAMES}
 
 
-def hard(driver: Driver, queues: dict[str, list[core.Request]]) -> Edges:
+def hard_edges(driver: Driver, queues: dict[str, list[core.Request]]) -> Edges:
     edges: Edges = {}
     for name, queue in queues.items():
         resource = driver.manager.table.lookup(name)
@@ -36,28 +36,28 @@ def hard(driver: Driver, queues: dict[str, list[core.Request]]) -> Edges:
     return edges
 
 
-def soft(queues: dict[str, list[core.Request]]) -> Edges:
+def soft_edges(queues: dict[str, list[core.Request]]) -> Edges:
     edges: Edges = {}
     for name, queue in queues.items():
-        for place, request in enumerate(queue):
-            for other in queue[:place]:
+        for position, request in enumerate(queue):
+            for other in queue[:position]:
                 if conflict(request, other, name):
                     edges.setdefault(request.owner, set()).add(other.owner)
     return edges
 
 
-def reached(edges: Edges, start: object) -> set[object]:
-    seen: set[object] = set()
+def reachable_owners(edges: Edges, start: object) -> set[object]:
+    visited: set[object] = set()
     stack = [start]
     while stack:
         for other in edges.get(stack.pop(), ()):
-            if other not in seen:
-                seen.add(other)
+            if other not in visited:
+                visited.add(other)
                 stack.append(other)
-    return seen
+    return visited
 
 
-class Cycles(RuleBasedStateMachine):
+class DeadlockMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.driver = Driver()
@@ -71,69 +71,71 @@ class Cycles(RuleBasedStateMachine):
     def request(self, modes: dict[str, bool], owner: str | None, priority: int, attempt: bool) -> None:
         driver = self.driver
         before = queues_of(driver)
-        newcomer = core.Request(
+        new_request = core.Request(
             exclusive=tuple(name for name, exclusive in modes.items() if exclusive),
             shared=tuple(name for name, exclusive in modes.items() if not exclusive),
             transaction=owner,
             priority=priority,
             queue_timeout_ms=0 if attempt else 10_000,
         )
-        newcomer.owner = driver.manager.next_id if owner is None else owner
+        new_request.owner = driver.manager.next_id if owner is None else owner
         expected = {name: list(queue) for name, queue in before.items()}
         for name in modes:
             not_lower = [i for i, other in enumerate(expected[name]) if other.priority >= priority]
-            expected[name].insert(not_lower[-1] + 1 if not_lower else 0, newcomer)
-        held = hard(driver, expected)
-        fatal = newcomer.owner in reached(held, newcomer.owner)
-        waits = soft(expected)
-        graph = {owner: held.get(owner, set()) | waits.get(owner, set()) for owner in {*held, *waits}}
-        reachable = reached(graph, newcomer.owner)
-        cycle = {other for other in reachable if newcomer.owner in reached(graph, other)}
+            expected[name].insert(not_lower[-1] + 1 if not_lower else 0, new_request)
+        hard = hard_edges(driver, expected)
+        is_deadlock = new_request.owner in reachable_owners(hard, new_request.owner)
+        soft = soft_edges(expected)
+        graph = {owner: hard.get(owner, set()) | soft.get(owner, set()) for owner in {*hard, *soft}}
+        reachable = reachable_owners(graph, new_request.owner)
+        cycle = {other for other in reachable if new_request.owner in reachable_owners(graph, other)}
 
-        events = driver.step(newcomer)  # checks the invariants: no conflict, no cycle, no grantable waiter
+        events = driver.step(new_request)  # checks the invariants: no conflict, no cycle, no grantable waiter
 
         releases = [event for event in events if isinstance(event, core.Released)]
-        assert [event.request for event in releases] in ([], [newcomer])
+        assert [event.request for event in releases] in ([], [new_request])
         reason = releases[0].reason if releases else None
-        assert (reason is core.Reason.DEADLOCK) == fatal
-        if fatal:
-            self.true_cycle(releases[0], held)
+        assert (reason is core.Reason.DEADLOCK) == is_deadlock
+        if is_deadlock:
+            self.check_reported_cycle(releases[0], hard)
         if attempt:
-            assert newcomer.state is not core.State.WAITING
+            assert new_request.state is not core.State.WAITING
         after = queues_of(driver)
-        if newcomer.state is core.State.ENDED:
+        if new_request.state is core.State.ENDED:
             assert after == before
         elif not cycle:
-            self.same_but_for(expected, after)
-        self.others_keep_their_positions(expected, after, cycle)
+            self.check_only_ended_requests_left(expected, after)
+        self.check_other_requests_keep_their_order(expected, after, cycle)
 
-    def true_cycle(self, event: core.Released, held: Edges) -> None:
+    def check_reported_cycle(self, event: core.Released, hard: Edges) -> None:
         cycle = event.cycle
         assert cycle is not None
         assert cycle.owners[0] == event.request.owner
         assert len(set(cycle.owners)) == len(cycle.owners) == len(cycle.waits)
         for (waiter, holder), wait in zip(pairwise([*cycle.owners, cycle.owners[0]]), cycle.waits, strict=True):
-            assert holder in held[waiter]
+            assert holder in hard[waiter]
             one, other = self.driver.requests[wait.waiter], self.driver.requests[wait.holder]
             assert (one.owner, other.owner) == (waiter, holder)
             assert conflict(one, other, wait.resource)
             assert other.state is core.State.HELD
 
-    def same_but_for(self, expected: dict[str, list[core.Request]], after: dict[str, list[core.Request]]) -> None:
+    def check_only_ended_requests_left(
+        self, expected: dict[str, list[core.Request]], after: dict[str, list[core.Request]]
+    ) -> None:
         for name in NAMES:
             assert after[name] == [request for request in expected[name] if request.state is core.State.WAITING]
 
-    def others_keep_their_positions(
+    def check_other_requests_keep_their_order(
         self, expected: dict[str, list[core.Request]], after: dict[str, list[core.Request]], cycle: set[object]
     ) -> None:
         for name in NAMES:
-            place = {request: i for i, request in enumerate(after[name])}
-            waiting = [request for request in expected[name] if request in place]
+            position = {request: i for i, request in enumerate(after[name])}
+            waiting = [request for request in expected[name] if request in position]
             for i, one in enumerate(waiting):
                 for other in waiting[i + 1 :]:
                     outside = [request.owner not in cycle for request in (one, other)]
                     if all(outside) or (any(outside) and conflict(one, other, name)):
-                        assert place[one] < place[other]
+                        assert position[one] < position[other]
 
         for name in NAMES:
             before = {request: i for i, request in enumerate(expected[name])}
@@ -146,11 +148,11 @@ class Cycles(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         table = self.driver.manager.table
-        alive = sorted([*table.held, *table.waiting])
-        if alive:
+        live_ids = sorted([*table.held, *table.waiting])
+        if live_ids:
             before = queues_of(self.driver)
-            self.driver.release(data.draw(st.sampled_from(alive)))
-            self.same_but_for(before, queues_of(self.driver))
+            self.driver.release(data.draw(st.sampled_from(live_ids)))
+            self.check_only_ended_requests_left(before, queues_of(self.driver))
 
     @rule()
     def restart(self) -> None:
@@ -162,9 +164,9 @@ class Cycles(RuleBasedStateMachine):
     def disconnect(self, data: st.DataObject) -> None:
         table = self.driver.manager.table
         if table.waiting:
-            gone = data.draw(st.lists(st.sampled_from(sorted(table.waiting)), unique=True))
-            self.driver.step(core.Disconnect([table.waiting[id_] for id_ in gone]))
-            assert not set(gone) & {*table.waiting, *table.held}
+            disconnected = data.draw(st.lists(st.sampled_from(sorted(table.waiting)), unique=True))
+            self.driver.step(core.Disconnect([table.waiting[id_] for id_ in disconnected]))
+            assert not set(disconnected) & {*table.waiting, *table.held}
 
     def teardown(self) -> None:
         """If holders release, every waiter is granted in the end."""
@@ -176,5 +178,5 @@ class Cycles(RuleBasedStateMachine):
         assert not table.waiting
 
 
-TestCycles = Cycles.TestCase
-TestCycles.settings = examples(50, stateful_step_count=50)
+TestDeadlockMachine = DeadlockMachine.TestCase
+TestDeadlockMachine.settings = examples(50, stateful_step_count=50)

@@ -29,7 +29,7 @@ RECORDED = {
     "a_queued_request": 577,
     "a_queued_request_that_overtakes": 639,
     "a_queued_request_for_three": 1061,
-    "a_try_that_fails": 1050,
+    "a_request_without_waiting_that_fails": 1050,
     "a_cancelled_request_in_the_middle": 521,
     "a_handoff": 839,
     "a_grant_to_n_sharers_at_once_each": 399,
@@ -48,30 +48,30 @@ GROWTH = 1.1
 """Permitted growth from n=100 to the large size. It is 1 except for where a chunk of a queue ends."""
 
 
-class Counted:
+class InstructionCounter:
     """A lock manager, and the instructions that `count` executed."""
 
     def __init__(self) -> None:
         self.manager = LockManager()
-        self.steps = 0
+        self.instructions = 0
 
     def count(self, command: Command, now: float = 0) -> list[Event]:
-        before = sys.gettrace()
-        sys.settrace(self._entered)
+        previous = sys.gettrace()
+        sys.settrace(self._trace_call)
         try:
             return self.manager.step(command, now)
         finally:
-            sys.settrace(before)
+            sys.settrace(previous)
 
-    def _entered(self, frame: FrameType, *_: Any) -> Any:
+    def _trace_call(self, frame: FrameType, *_: Any) -> Any:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._within
+        return self._trace_opcode
 
-    def _within(self, _: FrameType, event: str, __: Any) -> Any:
-        self.steps += event == "opcode"
-        return self._within
+    def _trace_opcode(self, _: FrameType, event: str, __: Any) -> Any:
+        self.instructions += event == "opcode"
+        return self._trace_opcode
 
-    def ask(self, *exclusive: str, **options: Any) -> Request:
+    def request(self, *exclusive: str, **options: Any) -> Request:
         """Step without counting."""
         request = Request(exclusive=exclusive, **options)
         self.manager.step(request, 0)
@@ -79,169 +79,169 @@ class Counted:
 
     def chain(self, number: int, length: int) -> None:
         """Transaction k holds resource k and waits for k-1, the first for what the root holds."""
-        self.ask(f"{number}/root", transaction=f"root-{number}")
+        self.request(f"{number}/root", transaction=f"root-{number}")
         for link in range(length):
-            before = str(link - 1) if link else "root"
-            self.ask(f"{number}/{link}", transaction=f"{number}-{link}")
-            self.ask(f"{number}/{before}", transaction=f"{number}-{link}")
+            previous = str(link - 1) if link else "root"
+            self.request(f"{number}/{link}", transaction=f"{number}-{link}")
+            self.request(f"{number}/{previous}", transaction=f"{number}-{link}")
 
 
-def beside(n: int) -> Counted:
-    core = Counted()
+def counter_with_held_locks(n: int) -> InstructionCounter:
+    counter = InstructionCounter()
     for number in range(n):
-        core.ask(f"held/{number}", transaction_timeout_ms=10_000 + number)
-    return core
+        counter.request(f"held/{number}", transaction_timeout_ms=10_000 + number)
+    return counter
 
 
-def queue_of(n: int) -> tuple[Counted, list[Request]]:
+def queue_of(n: int) -> tuple[InstructionCounter, list[Request]]:
     """One request holds A, and n wait for it."""
-    core = Counted()
-    return core, [core.ask("A") for _ in range(n + 1)]
+    counter = InstructionCounter()
+    return counter, [counter.request("A") for _ in range(n + 1)]
 
 
 # -- Scenarios: each returns its instructions at a size -----------------------------
 
 
 def a_lock_and_release(n: int) -> float:
-    core = beside(n)
+    counter = counter_with_held_locks(n)
     request = Request(exclusive=("free",))
-    core.count(request)
-    core.count(Release(request.id))
-    return core.steps
+    counter.count(request)
+    counter.count(Release(request.id))
+    return counter.instructions
 
 
 def a_lock_and_release_of_three(n: int) -> float:
-    core = beside(n)
+    counter = counter_with_held_locks(n)
     request = Request(exclusive=("one", "two", "three"))
-    core.count(request)
-    core.count(Release(request.id))
-    return core.steps
+    counter.count(request)
+    counter.count(Release(request.id))
+    return counter.instructions
 
 
 def a_lock_and_release_of_a_shared_lock_among_sharers(n: int) -> float:
-    core = Counted()
+    counter = InstructionCounter()
     for _ in range(n):
-        core.manager.step(Request(shared=("A",)), 0)
+        counter.manager.step(Request(shared=("A",)), 0)
     request = Request(shared=("A",))
-    core.count(request)
-    core.count(Release(request.id))
-    return core.steps
+    counter.count(request)
+    counter.count(Release(request.id))
+    return counter.instructions
 
 
 def a_lock_and_release_of_a_transaction_that_holds_n(n: int) -> float:
-    core = Counted()
+    counter = InstructionCounter()
     for number in range(n):
-        core.ask(f"held/{number}", transaction="T")
+        counter.request(f"held/{number}", transaction="T")
     request = Request(exclusive=("free",), transaction="T")
-    core.count(request)
-    core.count(Release(request.id))
-    return core.steps
+    counter.count(request)
+    counter.count(Release(request.id))
+    return counter.instructions
 
 
 def an_extension(n: int) -> float:
-    core = beside(n)
-    core.count(Extend(core.ask("free").id, 5_000))
-    return core.steps
+    counter = counter_with_held_locks(n)
+    counter.count(Extend(counter.request("free").id, 5_000))
+    return counter.instructions
 
 
 def a_queued_request(n: int) -> float:
-    core, _ = queue_of(n)
-    core.count(Request(exclusive=("A",)))
-    return core.steps
+    counter, _ = queue_of(n)
+    counter.count(Request(exclusive=("A",)))
+    return counter.instructions
 
 
 def a_queued_request_that_overtakes(n: int) -> float:
-    core, _ = queue_of(n)
-    core.count(Request(exclusive=("A",), priority=1))
-    return core.steps
+    counter, _ = queue_of(n)
+    counter.count(Request(exclusive=("A",), priority=1))
+    return counter.instructions
 
 
 def a_queued_request_for_three(n: int) -> float:
-    core, _ = queue_of(n)
-    core.count(Request(exclusive=("A", "B", "C")))
-    return core.steps
+    counter, _ = queue_of(n)
+    counter.count(Request(exclusive=("A", "B", "C")))
+    return counter.instructions
 
 
-def a_try_that_fails(n: int) -> float:
+def a_request_without_waiting_that_fails(n: int) -> float:
     """It counts its blockers, up to 1,000; shared waiters block only exclusive requests."""
-    core = Counted()
-    core.ask("A")
+    counter = InstructionCounter()
+    counter.request("A")
     for _ in range(n):
-        core.manager.step(Request(shared=("A",)), 0)
-    core.count(Request(shared=("A",), queue_timeout_ms=0))
-    return core.steps
+        counter.manager.step(Request(shared=("A",)), 0)
+    counter.count(Request(shared=("A",), queue_timeout_ms=0))
+    return counter.instructions
 
 
 def a_cancelled_request_in_the_middle(n: int) -> float:
-    core, requests = queue_of(n)
-    core.count(Release(requests[n // 2].id))
-    return core.steps
+    counter, requests = queue_of(n)
+    counter.count(Release(requests[n // 2].id))
+    return counter.instructions
 
 
 def a_handoff(n: int) -> float:
-    core, requests = queue_of(n)
-    events = core.count(Release(requests[0].id))
+    counter, requests = queue_of(n)
+    events = counter.count(Release(requests[0].id))
     assert [event.request for event in events if isinstance(event, Locked)] == [requests[1]]
-    return core.steps
+    return counter.instructions
 
 
 def a_grant_to_n_sharers_at_once_each(n: int) -> float:
-    core = Counted()
-    holder = core.ask("A")
+    counter = InstructionCounter()
+    holder = counter.request("A")
     for _ in range(n):
-        core.manager.step(Request(shared=("A",)), 0)
-    assert len(core.count(Release(holder.id))) == n + 1
-    return core.steps / n
+        counter.manager.step(Request(shared=("A",)), 0)
+    assert len(counter.count(Release(holder.id))) == n + 1
+    return counter.instructions / n
 
 
 def a_transaction_timeout(n: int) -> float:
-    core = beside(n)
-    assert len(core.count(Expire(), now=10_000)) == 1
-    return core.steps
+    counter = counter_with_held_locks(n)
+    assert len(counter.count(Expire(), now=10_000)) == 1
+    return counter.instructions
 
 
 def n_transaction_timeouts_at_once_each(n: int) -> float:
-    core = beside(n)
-    assert len(core.count(Expire(n), now=10_000 + n)) == n
-    return core.steps / n
+    counter = counter_with_held_locks(n)
+    assert len(counter.count(Expire(n), now=10_000 + n)) == n
+    return counter.instructions / n
 
 
 def a_search_for_an_owner_without_waiters(n: int) -> float:
-    """A transaction that holds a lock asks for the end of a chain as long as n."""
-    core = Counted()
-    core.chain(0, n)
-    core.ask("own", transaction="newcomer")
-    core.count(Request(exclusive=(f"0/{n - 1}",), transaction="newcomer"))
-    return core.steps
+    """A transaction that holds a lock requests the end of a chain of n."""
+    counter = InstructionCounter()
+    counter.chain(0, n)
+    counter.request("own", transaction="new")
+    counter.count(Request(exclusive=(f"0/{n - 1}",), transaction="new"))
+    return counter.instructions
 
 
 def a_search_that_ends_after_one_step_forward(n: int) -> float:
     """The root of a chain as long as n asks for a lock of an owner that waits for none."""
-    core = Counted()
-    core.chain(0, n)
-    core.ask("other", transaction="other")
-    core.count(Request(exclusive=("other",), transaction="root-0"))
-    return core.steps
+    counter = InstructionCounter()
+    counter.chain(0, n)
+    counter.request("other", transaction="other")
+    counter.count(Request(exclusive=("other",), transaction="root-0"))
+    return counter.instructions
 
 
 def a_search_over_twenty_of_n_in_chains(n: int) -> float:
     """The root of one chain of ten asks for the end of another; other chains are not visited."""
-    core = Counted()
+    counter = InstructionCounter()
     for number in range(n // 10):
-        core.chain(number, 10)
-    core.count(Request(exclusive=("1/9",), transaction="root-0"))
-    return core.steps
+        counter.chain(number, 10)
+    counter.count(Request(exclusive=("1/9",), transaction="root-0"))
+    return counter.instructions
 
 
 def a_deadlock_of_two_among_n_in_chains(n: int) -> float:
-    core = Counted()
+    counter = InstructionCounter()
     for number in range(n // 10):
-        core.chain(number, 10)
-    core.ask("one", transaction="first")
-    core.ask("two", transaction="second")
-    core.ask("two", transaction="first")
-    core.count(Request(exclusive=("one",), transaction="second"))
-    return core.steps
+        counter.chain(number, 10)
+    counter.request("one", transaction="first")
+    counter.request("two", transaction="second")
+    counter.request("two", transaction="first")
+    counter.count(Request(exclusive=("one",), transaction="second"))
+    return counter.instructions
 
 
 SCENARIOS: list[Callable[[int], float]] = [
@@ -253,7 +253,7 @@ SCENARIOS: list[Callable[[int], float]] = [
     a_queued_request,
     a_queued_request_that_overtakes,
     a_queued_request_for_three,
-    a_try_that_fails,
+    a_request_without_waiting_that_fails,
     a_cancelled_request_in_the_middle,
     a_handoff,
     a_grant_to_n_sharers_at_once_each,
@@ -270,22 +270,22 @@ class Name(str):
     """A name that counts comparisons with others."""
 
     __slots__ = ()
-    compared = 0
+    comparisons = 0
 
     def __eq__(self, other: object) -> bool:
-        Name.compared += 1
+        Name.comparisons += 1
         return str.__eq__(self, other)  # type: ignore[arg-type]
 
     __hash__ = str.__hash__
 
 
 def test_the_names_of_a_large_holder_are_not_searched_for_each_resource() -> None:
-    core = LockManager()
+    manager = LockManager()
     names = tuple(Name(number) for number in range(1_000))
-    core.step(Request(exclusive=names), 0)
-    Name.compared = 0
-    core.step(Request(shared=names, queue_timeout_ms=0), 0)
-    assert Name.compared < 20 * len(names)
+    manager.step(Request(exclusive=names), 0)
+    Name.comparisons = 0
+    manager.step(Request(shared=names, queue_timeout_ms=0), 0)
+    assert Name.comparisons < 20 * len(names)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)

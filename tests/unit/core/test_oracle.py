@@ -13,46 +13,46 @@ NAMES = "ABCD"
 MODES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["shared", "exclusive"]), min_size=1, max_size=3)
 
 
-class Literal(RuleBasedStateMachine):
+class SpecificationMachine(RuleBasedStateMachine):
     """Without transactions the specified rule never deadlocks, unless a priority overtakes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.driver, self.oracle = Driver(), Oracle()
 
-    def same(self, ours: list[tuple[object, ...]], theirs: list[tuple[object, ...]]) -> None:
-        assert ours == theirs
+    def check_equal_events(self, actual: list[tuple[object, ...]], expected: list[tuple[object, ...]]) -> None:
+        assert actual == expected
 
     @rule(modes=MODES, queue=st.sampled_from([0, 3, 50, 10_000]), held=st.sampled_from([1, 4, 50, 10_000]))
     def request(self, modes: dict[str, str], queue: int, held: int) -> None:
         resources = [name if mode == "exclusive" else f"shared:{name}" for name, mode in modes.items()]
-        ours = self.driver.request(*resources, queue_timeout_ms=queue, transaction_timeout_ms=held)
-        theirs = self.oracle.request(modes, self.driver.now, queue_timeout_ms=queue, transaction_timeout_ms=held)
-        self.same(ours, theirs)
+        actual = self.driver.request(*resources, queue_timeout_ms=queue, transaction_timeout_ms=held)
+        expected = self.oracle.request(modes, self.driver.now, queue_timeout_ms=queue, transaction_timeout_ms=held)
+        self.check_equal_events(actual, expected)
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        alive = [request.id for request in [*self.oracle.held, *self.oracle.queue]]
-        if alive:
-            id_ = data.draw(st.sampled_from(sorted(alive)))
-            self.same(self.driver.release(id_), self.oracle.release(id_, self.driver.now))
+        live_ids = [request.id for request in [*self.oracle.held, *self.oracle.queue]]
+        if live_ids:
+            id_ = data.draw(st.sampled_from(sorted(live_ids)))
+            self.check_equal_events(self.driver.release(id_), self.oracle.release(id_, self.driver.now))
 
-    @rule(later=st.integers(0, 20))
-    def time_passes(self, later: int) -> None:
-        ours = self.driver.at(self.driver.now + later)
-        self.same(ours, self.oracle.expire(self.driver.now))
+    @rule(elapsed_ms=st.integers(0, 20))
+    def advance_clock(self, elapsed_ms: int) -> None:
+        actual = self.driver.at(self.driver.now + elapsed_ms)
+        self.check_equal_events(actual, self.oracle.expire(self.driver.now))
 
     @rule()
     def restart(self) -> None:
         self.driver.reload()
 
     @invariant()
-    def same_queues(self) -> None:
+    def queues_are_equal(self) -> None:
         for name in NAMES:
             assert self.driver.queue(name) == [request.id for request in self.oracle.queue if name in request.modes]
 
 
-class OneResourcePriorities(Literal):
+class OneResourcePriorities(SpecificationMachine):
     """With one resource per request, priorities close no cycle either."""
 
     @rule(
@@ -63,12 +63,12 @@ class OneResourcePriorities(Literal):
     )
     def request(self, name: str, mode: str, priority: float, queue: int) -> None:  # type: ignore[override]
         resource = name if mode == "exclusive" else f"shared:{name}"
-        ours = self.driver.request(resource, priority=priority, queue_timeout_ms=queue)
-        theirs = self.oracle.request({name: mode}, self.driver.now, priority=priority, queue_timeout_ms=queue)
-        self.same(ours, theirs)
+        actual = self.driver.request(resource, priority=priority, queue_timeout_ms=queue)
+        expected = self.oracle.request({name: mode}, self.driver.now, priority=priority, queue_timeout_ms=queue)
+        self.check_equal_events(actual, expected)
 
 
-TestLiteral = Literal.TestCase
-TestLiteral.settings = examples(30, stateful_step_count=40)
+TestSpecificationMachine = SpecificationMachine.TestCase
+TestSpecificationMachine.settings = examples(30, stateful_step_count=40)
 TestOneResourcePriorities = OneResourcePriorities.TestCase
 TestOneResourcePriorities.settings = examples(20, stateful_step_count=40)
