@@ -119,12 +119,12 @@ def test_any_bytes_are_a_command_or_an_error(line: bytes) -> None:
     assert code in {None, "bad-json", "bad-message", "bad-request", "unknown-command"}
 
 
-@pytest.mark.parametrize("garbled", range(1, 75))
-def test_a_truncated_line_is_rejected(garbled: int) -> None:
+@pytest.mark.parametrize("length", range(1, 75))
+def test_a_truncated_line_is_rejected(length: int) -> None:
     line = b'{"command":"request","payload":{"resources":["exclusive:a","shared:b"]}}'
-    if garbled < len(line):
+    if length < len(line):
         with pytest.raises(RequestRejected):
-            commands.read(line[:garbled])
+            commands.read(line[:length])
 
 
 def test_a_request_decodes_to_its_fields() -> None:
@@ -208,16 +208,16 @@ def test_an_invalid_choice_is_explained(payload: dict[str, Any], why: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("fields", "why"),
     [
         ({"transactionTimout": 5}, "unknown field 'transactionTimout'; did you mean 'transactionTimeout'?"),
         ({"queuetimeout": 5}, "did you mean 'queueTimeout'?"),
         ({"xyz": None}, "unknown field 'xyz'; known fields: resources, anyOf,"),
     ],
 )
-def test_an_unknown_field_is_named_with_the_nearest_known_one(said: dict[str, Any], why: str) -> None:
+def test_an_unknown_field_is_named_with_the_nearest_known_one(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(RequestRejected) as caught:
-        commands.read(line("request", resources=["exclusive:a"], ref="r", **said))
+        commands.read(line("request", resources=["exclusive:a"], ref="r", **fields))
     assert caught.value.code == "bad-request"
     assert caught.value.ref == "r"
     assert why in caught.value.message
@@ -314,7 +314,7 @@ def test_an_invalid_namespace_is_explained(command: str, wrong: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("sent_line", "expected"),
     [
         (line("hello", namespace="billing"), Hello(namespace="billing")),
         (b'{"command":"\\u0068ello"}', Hello()),
@@ -331,8 +331,8 @@ def test_an_invalid_namespace_is_explained(command: str, wrong: object) -> None:
         (b"\xff", None),
     ],
 )
-def test_a_hello_is_recognized_valid_or_not(said: bytes, expected: object) -> None:
-    hello = commands.read_hello(said)
+def test_a_hello_is_recognized_valid_or_not(sent_line: bytes, expected: object) -> None:
+    hello = commands.read_hello(sent_line)
     assert (hello.code if isinstance(hello, RequestRejected) else hello) == expected
 
 
