@@ -7,7 +7,7 @@ import pytest
 from genie.config import Limits, Settings
 
 
-def test_flat_names_go_to_their_groups_and_back() -> None:
+def test_flat_names_are_converted_to_groups_and_back() -> None:
     settings = Settings.from_options(port=1, max_line=2048, redis_url="redis://a", tls_cert="c", admin_port=None)
     assert (settings.port, settings.limits, settings.redis.url) == (1, Limits(max_line=2048), "redis://a")
     assert (settings.tls.cert, settings.admin.port) == ("c", None)

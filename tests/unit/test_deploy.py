@@ -1,4 +1,4 @@
-"""What is deployed beside Genie asks for metrics that there are."""
+"""The dashboard and the alerts use metrics that exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scraped() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def of_a_namespace() -> set[str]:
+def namespace_metrics() -> set[str]:
     """Those of them that have the label."""
     return {line.partition("{")[0] for line in samples() if 'namespace="' in line}
 
@@ -45,46 +45,46 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def named(expression: str) -> set[str]:
+def metric_names(expression: str) -> set[str]:
     """The metrics that an expression names: words that are no functions, no labels, no values of them."""
     bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|without) \([^)]*\)", "", expression)
     return set(re.findall(r"\b[a-z_]+\b(?!\s*\()", bare)) - {"by", "and", "or", "unless"}
 
 
-def test_what_an_expression_names() -> None:
+def test_metric_names_of_an_expression() -> None:
     said = (
         'histogram_quantile(0.9, sum by (le) (rate(a_bucket{job="genie_x"}[5m]))) > 1 and time() - b == 0 or absent(c)'
     )
-    assert named(said) == {"a_bucket", "b", "c"}
+    assert metric_names(said) == {"a_bucket", "b", "c"}
 
 
-def test_the_dashboard_shows_what_there_is(scraped: set[str]) -> None:
+def test_the_dashboard_uses_existing_metrics(scraped: set[str]) -> None:
     panels = dashboard()["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     for panel in panels:
         assert panel["targets"], panel["title"]
         for target in panel["targets"]:
-            names = named(target["expr"])
+            names = metric_names(target["expr"])
             assert names, target
             assert names <= scraped, (panel["title"], names - scraped)
 
 
-def test_the_dashboard_shows_the_chosen_namespaces(of_a_namespace: set[str]) -> None:
+def test_the_dashboard_filters_by_namespace(namespace_metrics: set[str]) -> None:
     for panel in dashboard()["panels"]:
         for target in panel["targets"]:
             for name, labels in re.findall(r"\b([a-z_]+)\{([^}]*)\}", target["expr"]):
-                assert ('namespace=~"$namespace"' in labels) is (name in of_a_namespace), target["expr"]
+                assert ('namespace=~"$namespace"' in labels) is (name in namespace_metrics), target["expr"]
 
 
-def test_no_alert_mixes_namespaces(of_a_namespace: set[str]) -> None:
+def test_no_alert_aggregates_over_namespaces(namespace_metrics: set[str]) -> None:
     """What is told of one must not hide what is wrong in another, and says which it is."""
     for alert in alerts():
-        if named(alert["expr"]) & of_a_namespace:
+        if metric_names(alert["expr"]) & namespace_metrics:
             assert all("namespace" in labels for labels in re.findall(r"by \(([^)]*)\)", alert["expr"])), alert
             assert "$labels.namespace" in alert["annotations"]["summary"]
 
 
-def test_no_panel_lies_on_another() -> None:
+def test_panels_do_not_overlap() -> None:
     taken = set()
     for panel in dashboard()["panels"]:
         place = panel["gridPos"]
@@ -98,7 +98,7 @@ def test_no_panel_lies_on_another() -> None:
         taken |= cells
 
 
-def test_its_variables_are_those_that_it_asks_for() -> None:
+def test_the_dashboard_defines_the_variables_that_it_uses() -> None:
     board = dashboard()
     names = {variable["name"] for variable in board["templating"]["list"]}
     text = msgspec.json.encode(board["panels"]).decode()
@@ -106,10 +106,10 @@ def test_its_variables_are_those_that_it_asks_for() -> None:
     assert used == names
 
 
-def test_every_alert_is_about_what_there_is_and_says_what_it_means(scraped: set[str]) -> None:
+def test_every_alert_uses_existing_metrics_and_has_a_description(scraped: set[str]) -> None:
     assert len({alert["alert"] for alert in alerts()}) == len(alerts())
     for alert in alerts():
-        names = named(alert["expr"])
+        names = metric_names(alert["expr"])
         assert names, alert
         assert names <= scraped | OF_PROMETHEUS, (alert["alert"], names - scraped)
         assert alert["annotations"]["summary"]
@@ -117,7 +117,7 @@ def test_every_alert_is_about_what_there_is_and_says_what_it_means(scraped: set[
         assert alert["labels"]["severity"] in {"warning", "critical"}
 
 
-def test_the_example_scrapes_the_admin_port_and_knows_the_alerts() -> None:
+def test_the_example_scrapes_the_admin_port_and_loads_the_alerts() -> None:
     example = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
     (job,) = example["scrape_configs"]
     assert job["job_name"] == "genie"

@@ -1,4 +1,4 @@
-"""What tests start begins with the default dispositions, whatever the test run itself has inherited."""
+"""Processes started by tests have the default signal dispositions, whatever the test run has inherited."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ print(sorted(signal.Signals(n).name for n in signal.valid_signals() if signal.ge
 """
 
 
-def test_children_ignore_no_signal_that_the_run_ignores() -> None:
+def test_children_have_the_default_dispositions() -> None:
     in_the_background = ["sh", "-c", 'trap "" HUP INT QUIT TERM USR1; exec "$@"', "sh"]
     command = [*in_the_background, sys.executable, "-S", "-c", START]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "['SIGPIPE', 'SIGXFSZ']\n", done.stderr  # Python itself ignores these two
 
 
-def test_the_run_goes_on_ignoring_them() -> None:
+def test_the_test_run_still_ignores_the_signals() -> None:
     script = START + "\nimport os, signal\nos.kill(os.getpid(), signal.SIGHUP)\nprint('lives', flush=True)"
     command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-S", "-c", script]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("lives\n")

@@ -26,7 +26,7 @@ def test_waits_until_the_failure_was_read():
 """
 
 
-def test_a_failure_of_a_worker_is_printed_before_the_next_test_ends(tmp_path: Path) -> None:
+def test_a_failure_in_a_worker_is_printed_before_the_next_test_ends(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FILE)
     with subprocess.Popen(
         [
@@ -63,7 +63,7 @@ def test_a_failure_of_a_worker_is_printed_before_the_next_test_ends(tmp_path: Pa
     assert "what it printed" not in rest
 
 
-def test_a_file_that_can_not_be_collected_is_printed(tmp_path: Path) -> None:
+def test_a_collection_error_is_printed(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import no_such_module")
     done = subprocess.run(
         [

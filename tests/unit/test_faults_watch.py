@@ -1,4 +1,4 @@
-"""The judge of the real faults sees what must not be."""
+"""The checker of the tests with real faults detects violations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def grant(watch: Watch, client: str, id_: int, fence: int, *, sure_until: float 
     return made
 
 
-async def test_all_is_well(watch: Watch) -> None:
+async def test_a_correct_history_has_no_violations(watch: Watch) -> None:
     for number in (1, 2, 3):
         held = grant(watch, "a", number, 10 * number)
         value = watch.read(held, "k")
@@ -35,14 +35,14 @@ async def test_all_is_well(watch: Watch) -> None:
     assert watch.store.increments == 3
 
 
-async def test_two_that_hold_one_key(watch: Watch) -> None:
+async def test_two_holders_of_one_key_are_a_violation(watch: Watch) -> None:
     grant(watch, "a", 1, 10)
     grant(watch, "b", 2, 11)
     with pytest.raises(Broken, match="b holds k as 2, and so does a as 1"):
         watch.check()
 
 
-async def test_who_may_have_lost_it_is_in_nobodys_way(watch: Watch) -> None:
+async def test_a_holder_that_may_have_lost_the_lock_does_not_conflict(watch: Watch) -> None:
     late = grant(watch, "a", 1, 10, sure_until=0)
     watch.read(late, "k")
     new = grant(watch, "b", 2, 11)
@@ -55,7 +55,7 @@ async def test_who_may_have_lost_it_is_in_nobodys_way(watch: Watch) -> None:
     assert watch.store.wrong() == []
 
 
-async def test_a_refusal_of_who_surely_holds(watch: Watch) -> None:
+async def test_a_stale_fence_error_for_a_certain_holder_is_a_violation(watch: Watch) -> None:
     held = grant(watch, "a", 1, 10)
     watch.store.read("k", 11)
     watch.write(held, "k", 1)
@@ -64,14 +64,14 @@ async def test_a_refusal_of_who_surely_holds(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize(("fence", "match"), [(10, "was given to 1 and to 2"), (9, "fence 9 of k follows 10")])
-async def test_fences_that_do_not_grow(watch: Watch, fence: int, match: str) -> None:
+async def test_fencing_tokens_must_grow(watch: Watch, fence: int, match: str) -> None:
     watch.left(grant(watch, "a", 1, 10))
     grant(watch, "b", 2, fence)
     with pytest.raises(Broken, match=match):
         watch.check()
 
 
-async def test_an_id_that_is_given_twice(watch: Watch) -> None:
+async def test_a_reused_id_is_a_violation(watch: Watch) -> None:
     watch.known_as("a", "r1", 1)
     watch.known_as("a", "r1", 1)
     watch.check()
@@ -80,7 +80,7 @@ async def test_an_id_that_is_given_twice(watch: Watch) -> None:
         watch.check()
 
 
-async def test_an_increment_that_is_lost_or_doubled(watch: Watch) -> None:
+async def test_a_lost_or_doubled_increment_is_a_violation(watch: Watch) -> None:
     for value in (1, 1):
         watch.store.write("k", value, 5)
     assert watch.store.wrong() == ["k is 1, and 2 increments were acknowledged"]
@@ -94,7 +94,9 @@ async def test_an_increment_that_is_lost_or_doubled(watch: Watch) -> None:
         (15.0, "welcome", None, True),
     ],
 )
-async def test_a_word_of_who_has_no_say(watch: Watch, since: float, command: str, code: str | None, bad: bool) -> None:
+async def test_a_command_executed_by_a_former_leader_is_a_violation(
+    watch: Watch, since: float, command: str, code: str | None, bad: bool
+) -> None:
     address = ("127.0.0.1", 1)
     watch.heard(address, since, "pong", {})
     watch.silenced[address] = 10.0
@@ -114,7 +116,7 @@ async def test_a_word_of_who_has_no_say(watch: Watch, since: float, command: str
         ("pong", {}, True),
     ],
 )
-async def test_what_is_said_late_must_be_true(watch: Watch, command: str, payload: dict[str, int], bad: bool) -> None:
+async def test_a_late_reply_must_be_true(watch: Watch, command: str, payload: dict[str, int], bad: bool) -> None:
     watch.known_as("a", "r", 1)
     held = grant(watch, "a", 1, 10)
     watch.silenced["", 1] = 10.0
@@ -140,7 +142,7 @@ async def test_the_next_grant(watch: Watch) -> None:
     assert not later.done()
 
 
-def test_lines_are_told_from_their_beginnings() -> None:
+def test_partial_lines_are_distinguished_from_lines() -> None:
     assert list(lines(b'{"command":"ping"}\n{"command":"po')) == [
         (b'{"command":"ping"}\n', "ping"),
         (b'{"command":"po', ""),

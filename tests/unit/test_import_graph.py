@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 import grimp
 
 
-def test_no_modules_import_each_other() -> None:
+def test_the_import_graph_has_no_cycles() -> None:
     graph = grimp.build_graph("genie", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:

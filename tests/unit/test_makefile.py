@@ -1,4 +1,4 @@
-"""`make test` says at its start how long it takes and what it installs."""
+"""`make test` starts with an announcement of its duration and of what it installs."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ SERVERS = {"redis-server", "postgresql", "mariadb-server", "chromium", "chromium
 pytestmark = pytest.mark.skipif(MAKE is None, reason="needs make")
 
 
-def announced(path: Path, venv: Path) -> list[str]:
+def announcement(path: Path, venv: Path) -> list[str]:
     command = [str(MAKE), "--no-print-directory", f"VENV={venv}", "announcement"]
     return subprocess.run(
         command, cwd=ROOT, env={"PATH": str(path)}, check=True, capture_output=True, text=True
     ).stdout.splitlines()
 
 
-def test_on_a_machine_that_has_nothing(tmp_path: Path) -> None:
-    time, packages, servers = announced(tmp_path, tmp_path / "venv")
+def test_on_a_machine_without_the_servers(tmp_path: Path) -> None:
+    time, packages, servers = announcement(tmp_path, tmp_path / "venv")
     assert "make test takes about" in time
     assert packages == f"It installs Python packages into {tmp_path}/venv."
     assert set(servers.partition(": ")[2].removesuffix(".").split()) == SERVERS
 
 
-def test_on_a_machine_that_has_all(tmp_path: Path) -> None:
+def test_on_a_machine_with_all_servers(tmp_path: Path) -> None:
     for name in ("redis-server", "postgres", "mariadbd", "chromium", "chromedriver"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / ".tested").touch()
-    (time,) = announced(tmp_path, tmp_path)
+    (time,) = announcement(tmp_path, tmp_path)
     assert "make test takes about" in time
 
 
-def test_it_comes_before_anything_is_installed(tmp_path: Path) -> None:
+def test_it_is_printed_before_anything_is_installed(tmp_path: Path) -> None:
     command = [str(MAKE), "--no-print-directory", "--dry-run", f"VENV={tmp_path}", "test"]
     lines = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     assert "make test takes about" in lines[0]

@@ -1,4 +1,4 @@
-"""One parser of addresses for clients, the server's settings and the Redis URL; delays between attempts."""
+"""Parsing of addresses, and the backoff between retries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_ipv6_address_is_formatted_in_brackets():
     assert format_host_port("h", 7) == "h:7"
 
 
-def test_a_backoff_doubles_up_to_its_bound_and_begins_again_after_a_reset():
+def test_a_backoff_doubles_up_to_its_maximum_and_restarts_after_a_reset():
     backoff = Backoff(1, 4)
     for ceiling in (1, 2, 4, 4):
         assert ceiling / 2 <= backoff.next_delay() <= ceiling

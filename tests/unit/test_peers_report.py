@@ -1,4 +1,4 @@
-"""The benchmark beside other lock servers: its figures and its tables, not what it measures."""
+"""The report of the benchmark against other lock servers: its statistics and tables."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_a_percentile_is_one_of_the_values(values: list[float], share: float, is
     assert percentile(values, share) == is_
 
 
-def test_one_in_a_hundred_is_above_the_99th_percentile() -> None:
+def test_one_percent_of_the_values_exceed_the_99th_percentile() -> None:
     values = [float(number) for number in range(1, 1001)]
     assert percentile(values, 0.99) == 990
     assert percentile(values, 0.5) == 500
 
 
-def test_rounds_come_together_as_medians_and_errors_as_a_sum() -> None:
+def test_rounds_are_combined_as_medians_and_errors_as_a_sum() -> None:
     slow = replace(SAMPLE, cycles=500, p50_us=200.0, errors=3)
     fast = replace(SAMPLE, cycles=4_000, p50_us=50.0, errors=4, server_s=2.0)
     summary = summarize([fast, SAMPLE, slow])
@@ -69,7 +69,7 @@ def test_rounds_come_together_as_medians_and_errors_as_a_sum() -> None:
     assert not summary.load_bound
 
 
-def test_a_round_without_a_cycle_is_no_division_by_zero() -> None:
+def test_a_round_without_cycles_does_not_divide_by_zero() -> None:
     summary = summarize([replace(SAMPLE, cycles=0, most=0, least=0)])
     assert (summary.rate, summary.server_us, summary.evenness, summary.handed_over) == (0, 0, 0, 0)
 
@@ -77,16 +77,16 @@ def test_a_round_without_a_cycle_is_no_division_by_zero() -> None:
 @pytest.mark.parametrize(
     ("us", "text"), [(0.4, "0 µs"), (850.0, "850 µs"), (999.7, "1.00 ms"), (2_345.0, "2.35 ms"), (12_345.0, "12 ms")]
 )
-def test_durations_have_about_three_digits(us: float, text: str) -> None:
+def test_durations_are_formatted_with_about_three_digits(us: float, text: str) -> None:
     assert duration(us) == text
 
 
 @pytest.mark.parametrize(("share", "text"), [(0.0, "0 %"), (0.001, "< 1 %"), (0.994, "99 %"), (1.0, "100 %")])
-def test_a_small_share_is_not_shown_as_none(share: float, text: str) -> None:
+def test_a_small_share_is_not_rounded_to_zero(share: float, text: str) -> None:
     assert percent(share) == text
 
 
-def test_the_tables_have_a_row_for_each_peer_that_was_measured() -> None:
+def test_the_tables_have_a_row_for_each_measured_peer() -> None:
     lines = markdown(report(SAMPLE)).splitlines()
     (row, hot) = [line for line in lines if line.startswith("| Genie")]
     assert row == "| Genie | 500 | 500 to 500 | 100 µs | 900 µs | 1.00 ms | 50 % | 25 % | 0 |"
@@ -102,16 +102,16 @@ def test_the_tables_have_a_row_for_each_peer_that_was_measured() -> None:
     assert header.count("|") == rule.count("|") == row.count("|")
 
 
-def test_a_rate_that_the_load_could_not_exceed_is_marked() -> None:
+def test_a_rate_limited_by_the_load_generator_is_marked() -> None:
     assert "| Genie | ≥ 500 |" in markdown(report(replace(SAMPLE, load_s=1.99)))
 
 
-def test_errors_are_told() -> None:
+def test_errors_are_reported() -> None:
     assert errors(report(SAMPLE)) == []
     assert errors(report(replace(SAMPLE, errors=2)))[0] == "Genie, 64 connections or tasks, a key for each: 2 errors"
 
 
-def test_only_what_is_between_the_marks_is_written(tmp_path: Path) -> None:
+def test_only_the_text_between_the_markers_is_replaced(tmp_path: Path) -> None:
     page = tmp_path / "folder" / "page.md"
     put("new", page)
     assert page.read_text() == "new"
@@ -122,7 +122,7 @@ def test_only_what_is_between_the_marks_is_written(tmp_path: Path) -> None:
     assert between("no marks", "text") == "text"
 
 
-def test_a_filesystem_that_is_not_known_is_not_named() -> None:
+def test_an_unknown_filesystem_is_not_named() -> None:
     assert "load on processor 1. Each peer" in markdown(replace(report(SAMPLE), filesystem=""))
 
 
@@ -134,7 +134,7 @@ tmpfs /mnt/in\\040memory tmpfs rw 0 0
 """
 
 
-def test_a_folder_is_on_the_mount_that_is_nearest_above_it_and_on_top() -> None:
+def test_a_folder_belongs_to_the_innermost_mount() -> None:
     assert filesystem(Path("/mnt/elsewhere"), MOUNTS) == "ext4"
     assert filesystem(Path("/mnt/in memory/folder"), MOUNTS) == "tmpfs"
     assert filesystem(Path("/mnt/in memory, too"), MOUNTS) == "ext4"
@@ -142,7 +142,7 @@ def test_a_folder_is_on_the_mount_that_is_nearest_above_it_and_on_top() -> None:
     assert filesystem(Path("/mnt"), "") == ""
 
 
-def test_without_a_sample_no_page_and_no_plot_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_samples_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, picture, figures = tmp_path / "page.md", tmp_path / "plot.png", tmp_path / "figures.json"
     page.write_text("old")
     assert not report().measured
@@ -156,20 +156,20 @@ def test_without_a_sample_no_page_and_no_plot_is_written(tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     "arguments", [["--rounds", "0"], ["--rounds", "-1"], ["--seconds", "0"], ["--seconds", "nan"], ["--seconds", "inf"]]
 )
-def test_nothing_is_measured_in_no_time(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_duration_of_zero_is_rejected(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         options(arguments)
     assert f"argument {arguments[0]}: " in capsys.readouterr().err
 
 
-def test_the_help_says_where_the_page_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_names_the_output_file(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         options(["--help"])
     said = " ".join(capsys.readouterr().out.split())
     assert "(default: docs/benchmarks.md); with --only they are only written where you say so" in said
 
 
-def test_the_json_has_every_round() -> None:
+def test_the_json_contains_every_round() -> None:
     found = json.loads(report(SAMPLE, SAMPLE).json())
     assert len(found["samples"]["own"]["Genie"]) == 2
     assert found["summaries"]["own"]["Genie"]["rate"] == 500

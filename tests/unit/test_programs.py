@@ -1,4 +1,4 @@
-"""Forked `genie` commands are processes as any others, for the tests that start them."""
+"""Forked `genie` commands behave like separate processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_output_and_exit_status() -> None:
     assert "no-such-command" in done.stderr
 
 
-def test_its_environment_is_what_is_given_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_exactly_the_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENIE_ADMIN_PORT", "not a port")
     assert "not a port" in run_genie("top", env=os.environ, timeout=WAIT_S).stderr
     port = str(free_port())
@@ -32,7 +32,7 @@ def test_its_environment_is_what_is_given_and_nothing_else(monkeypatch: pytest.M
 
 
 @pytest.mark.server
-def test_signals_timeouts_and_input() -> None:
+def test_signals_timeouts_and_stdin() -> None:
     order = ["serve", "--port", "0", "--admin-port", ""]
     with start_genie(*order, env={}, text=True, stdin=subprocess.PIPE, **PIPES) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Who may come in: what a file may say, and what is said of a file that is wrong."""
+"""Access control: token files, their errors, and the principals of tokens and certificates."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def read(file: Path, text: str | bytes, *, certificates: bool = False) -> Access
     return AccessControl.load(None, str(file), certificates=certificates)
 
 
-def test_without_anything_nothing_is_asked() -> None:
+def test_without_settings_clients_need_not_authenticate() -> None:
     access = AccessControl.load(None, None)
     assert access.open
     assert not access.has_tokens
     assert access.by_token(A) is None
 
 
-def test_certificates_alone_are_asked_for() -> None:
+def test_certificates_alone_require_authentication() -> None:
     access = AccessControl.load(None, None, certificates=True)
     assert not access.open
     assert not access.has_tokens
 
 
-def test_one_token_may_everything(file: Path) -> None:
+def test_a_single_token_has_full_access(file: Path) -> None:
     for access in (AccessControl.load(A, None), read(file, A), read(file, f"  {A}\r\n")):
         principal = access.by_token(A)
         assert principal == Principal("default", None, frozenset(PERMISSIONS))
@@ -47,7 +47,7 @@ def test_one_token_may_everything(file: Path) -> None:
         assert not access.open
 
 
-def test_a_section_for_each_name(file: Path) -> None:
+def test_a_section_for_each_principal(file: Path) -> None:
     access = read(
         file,
         f"""
@@ -76,7 +76,7 @@ def test_a_section_for_each_name(file: Path) -> None:
     assert access.by_name("nobody") is None
 
 
-def test_an_admin_may_all_and_its_prefixes_bind_what_it_locks() -> None:
+def test_an_admin_has_all_permissions_and_its_prefixes_limit_its_locks() -> None:
     admin = Principal("ops", ("ops/",), frozenset({"admin"}))
     assert all(admin.has_permission(right) for right in PERMISSIONS)
     assert not admin.may_access("accounts/2")
@@ -84,7 +84,7 @@ def test_an_admin_may_all_and_its_prefixes_bind_what_it_locks() -> None:
     assert Principal("payments", ("ops/",)).visible_prefixes == ("ops/",)
 
 
-def test_a_certificate_may_lock_and_look_where_the_file_says_nothing(file: Path) -> None:
+def test_a_certificate_without_a_section_has_the_default_permissions(file: Path) -> None:
     access = read(file, f'[ops]\nmay = ["admin"]\n[payments]\ntoken = "{A}"\n', certificates=True)
     assert access.by_certificate("ops") == Principal("ops", None, frozenset({"admin"}))
     assert access.by_certificate("payments") is None, "that name is proved by its token"
@@ -92,20 +92,20 @@ def test_a_certificate_may_lock_and_look_where_the_file_says_nothing(file: Path)
     assert access.by_name("ops") is None, "that name is proved by no token"
 
 
-def test_no_certificate_stands_for_the_one_token(file: Path) -> None:
+def test_no_certificate_replaces_the_single_token(file: Path) -> None:
     for access in (read(file, A, certificates=True), AccessControl.load(A, None, certificates=True)):
         assert access.by_token(A) is not None
         assert access.by_certificate("default") is None
 
 
-def test_a_token_in_a_wrong_place_is_not_repeated(file: Path) -> None:
+def test_errors_do_not_contain_a_misplaced_token(file: Path) -> None:
     for text in (f'{A} = "x"', f"[a]\n{A} = 1", f"[a]\n[{A}]\n[{A}]", f"token={A}"):
         with pytest.raises(ValueError, match="GENIE_TOKEN_FILE: ") as caught:
             read(file, text)
         assert A not in str(caught.value)
 
 
-def test_every_token_is_compared_whichever_it_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_tokens_are_compared_in_constant_time(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     access = read(file, f'[a]\ntoken = "{A}"\n[b]\ntoken = "{B}"\n')
     compared: list[int] = []
     real = hmac.compare_digest
@@ -161,7 +161,7 @@ LONG = "t" * 1025
         ("#" * ((1 << 20) + 1), "must have at most 1048576 bytes"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_and_no_token_repeated(file: Path, text: str | bytes, said: str) -> None:
+def test_errors_of_a_token_file_are_explained_without_its_tokens(file: Path, text: str | bytes, said: str) -> None:
     with pytest.raises(ValueError, match="GENIE_TOKEN_FILE: ") as caught:
         read(file, text)
     assert said in str(caught.value)
@@ -170,31 +170,31 @@ def test_what_is_wrong_with_a_file_is_said_and_no_token_repeated(file: Path, tex
     assert LONG not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_or_is_no_file(file: Path) -> None:
+def test_a_missing_file_and_a_folder(file: Path) -> None:
     for path in (file, file.parent):
         with pytest.raises(ValueError, match="can't be read: "):
             AccessControl.load(None, str(path))
 
 
-def test_token_and_file_exclude_each_other(file: Path) -> None:
+def test_token_and_token_file_exclude_each_other(file: Path) -> None:
     file.write_text(B)
     with pytest.raises(ValueError, match="GENIE_TOKEN and GENIE_TOKEN_FILE exclude each other"):
         AccessControl.load(A, str(file))
 
 
 @pytest.mark.parametrize("token", ["", "short", LONG, A + "\n"])
-def test_a_token_in_a_variable_is_checked_alike(token: str) -> None:
+def test_a_token_in_a_variable_is_checked_like_one_in_a_file(token: str) -> None:
     with pytest.raises(ValueError, match="GENIE_TOKEN must ") as caught:
         AccessControl.load(token, None)
     assert not token or token not in str(caught.value)
 
 
-def test_whoever_else_may_read_the_file(file: Path) -> None:
+def test_a_world_readable_file_is_detected(file: Path) -> None:
     read(file, A)
     for mode, seen in ((0o600, False), (0o640, False), (0o644, True)):
         file.chmod(mode)
         assert AccessControl.load(None, str(file)).world_readable is seen
 
 
-def test_many_prefixes_are_not_all_told() -> None:
+def test_long_lists_of_prefixes_are_abbreviated() -> None:
     assert Principal("a", tuple(f"{n}/" for n in range(12))).scope_description.endswith("'9/' or 2 more")

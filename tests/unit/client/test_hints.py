@@ -1,4 +1,4 @@
-"""What a `QueueTimeout` says where the program waited for itself."""
+"""The hint of a `QueueTimeout` whose request was blocked by its own process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_is_a_timeout_error():
 
 
 @pytest.mark.parametrize(("its", "asked"), [(None, None), ("t", None), (None, "t")])
-def test_a_request_that_waits_for_a_lock_of_its_own_client_is_told_how_to_share_a_transaction(its, asked):
+def test_a_request_blocked_by_its_own_client_gets_a_hint(its, asked):
     session = connected()
     held(session, 901, transaction=its)
     error = timeout(session, blocker(900), blocker(901, its), transaction=asked)
@@ -38,7 +38,7 @@ def test_a_request_that_waits_for_a_lock_of_its_own_client_is_told_how_to_share_
     assert error.hint in str(error)
 
 
-def test_and_one_that_waits_for_a_lock_of_another_client_of_the_process():
+def test_a_request_blocked_by_another_client_of_the_process_gets_a_hint():
     session, other = connected(), connected()
     held(other, 903)
     error = timeout(session, blocker(903))
@@ -55,21 +55,21 @@ def test_and_one_that_waits_for_a_lock_of_another_client_of_the_process():
     ],
     ids=["transactions of two names", "another process", "another server's id", "ahead in the queue"],
 )
-def test_there_is_no_hint_where_others_are_in_the_way(row):
+def test_blockers_of_other_processes_cause_no_hint(row):
     session = connected()
     held(session, 904, transaction="t")
     error = timeout(session, row, transaction="u")
     assert error.hint == ""
 
 
-def test_a_lock_that_was_released_is_no_reason():
+def test_a_released_lock_causes_no_hint():
     session = connected()
     session.release(held(session, 906), 0.0)
     session.data_to_send()
     assert timeout(session, blocker(906)).hint == ""
 
 
-def test_neither_is_one_that_was_lost():
+def test_a_lost_lock_causes_no_hint():
     session = connected()
     held(session, 907)
     session.receive_data(released(907, "transaction-timeout", "1"), 0.0)

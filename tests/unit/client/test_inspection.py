@@ -1,4 +1,4 @@
-"""The answer to `inspect` in Python names and seconds."""
+"""The reply to `inspect`, converted to Python names and seconds."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_rows_have_python_names_and_seconds():
     )
 
 
-def test_a_request_that_waits_without_a_limit_has_no_end():
+def test_a_waiter_without_a_queue_timeout_does_not_expire():
     row = {key: value for key, value in WAITER.items() if key != "expiresIn"}
     found = parse_inspected({"holders": [], "holdersTotal": 0, "queue": [row], "queueTotal": 1})
     assert found.queue[0].expires_in is None
 
 
-def test_fields_of_a_newer_server_are_skipped():
+def test_unknown_fields_of_a_newer_server_are_ignored():
     found = parse_inspected(
         {"holders": [HOLDER | {"tomorrow": 1}], "holdersTotal": 1, "queue": [], "queueTotal": 0, "more": []}
     )
@@ -77,6 +77,6 @@ def test_fields_of_a_newer_server_are_skipped():
 
 
 @pytest.mark.parametrize("payload", [{}, {"holders": 1, "holdersTotal": 1, "queue": [], "queueTotal": 0}])
-def test_an_answer_that_can_not_be_read_is_an_error(payload):
+def test_an_invalid_reply_is_an_error(payload):
     with pytest.raises(GenieError, match="reply to inspect"):
         parse_inspected(payload)

@@ -1,4 +1,4 @@
-"""What is watched, by literal lines: the picture, the difference after a gap, and what is said to the server."""
+"""Watches by literal messages: changes, resynchronization, and what is sent to the server."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def unwatch_line(prefix: str = "t/") -> bytes:
 LAGGED = say("event", state="lagged")
 
 
-def wanted(session: ClientSession, prefix: str = "t/") -> Watch:
+def awaited_watch(session: ClientSession, prefix: str = "t/") -> Watch:
     watch = Watch(prefix)
     session.request_next(watch, 0.0)
     return watch
 
 
-def watched(session: ClientSession, *rows: dict[str, object], prefix: str = "t/", truncated: bool = False) -> Watch:
+def live_watch(session: ClientSession, *rows: dict[str, object], prefix: str = "t/", truncated: bool = False) -> Watch:
     """A watch that the server has answered, with all that it told taken; nobody waits for more of it just now."""
-    watch = wanted(session, prefix)
+    watch = awaited_watch(session, prefix)
     assert session.data_to_send() == watch_line(prefix)
     outcomes = session.receive_data(watching(*rows, prefix=prefix, truncated=truncated), 0.0)
     assert outcomes == ([(watch, None, None)] if rows else [])
@@ -79,10 +79,10 @@ def unlocks(*names: str) -> list[str]:
     return [f"unlocked exclusive {name}" for name in names]
 
 
-class TestTelling:
-    def test_begins_with_what_is_held_and_goes_on_with_what_happens(self):
+class TestChanges:
+    def test_start_with_the_snapshot_and_continue_with_events(self):
         session = connected()
-        watch = wanted(session)
+        watch = awaited_watch(session)
         assert session.data_to_send() == watch_line()
         told = watching(row("t/1", 5, "tx"), row("t/2", 6, mode="shared"), row("t/2", 7, mode="shared"))
         assert session.receive_data(told, 0.0) == [(watch, None, None)]
@@ -101,30 +101,30 @@ class TestTelling:
             Change("t/1", "locked", "exclusive", 8, "ty"),
         ]
 
-    def test_says_nothing_where_nothing_is_held(self):
+    def test_an_empty_snapshot_has_no_changes(self):
         session = connected()
-        watch = wanted(session)
+        watch = awaited_watch(session)
         assert session.receive_data(watching(), 0.0) == []
         assert session.receive_data(event("locked", "t/1"), 0.0) == [(watch, None, None)]
         assert take(watch) == locks("t/1 1")
 
-    def test_is_of_names_that_begin_so(self):
+    def test_only_matching_prefixes_are_reported(self):
         session = connected()
-        watch, wide, all_ = watched(session), watched(session, prefix="t"), watched(session, prefix="")
+        watch, wide, all_ = live_watch(session), live_watch(session, prefix="t"), live_watch(session, prefix="")
         session.receive_data(event("locked", "t/1") + event("locked", "t2", 2) + event("locked", "u", 3), 0.0)
         assert take(watch) == locks("t/1 1")
         assert take(wide) == locks("t/1 1", "t2 2")
         assert take(all_) == locks("t/1 1", "t2 2", "u 3")
 
-    def test_does_not_tell_again_what_it_has_told(self):
+    def test_a_known_lock_is_not_reported_again(self):
         session = connected()
-        watch = watched(session, row("t/1"))
+        watch = live_watch(session, row("t/1"))
         session.receive_data(event("locked", "t/1") + event("unlocked", "t/2", 9) + event("unlocked", "t/1") * 2, 0.0)
         assert take(watch) == unlocks("t/1 1")
 
-    def test_lets_states_of_tomorrow_pass(self):
+    def test_unknown_states_of_a_newer_server_are_ignored(self):
         session = connected()
-        watch = watched(session, row("t/1"))
+        watch = live_watch(session, row("t/1"))
         assert session.receive_data(event("frozen", "t/1") + event("frozen", "t/2"), 0.0) == []
         assert take(watch) == []
 
@@ -139,9 +139,9 @@ class TestTelling:
             (row("t/1", 1, mode="shared"), row("t/1", 2, mode="shared"), False),
         ],
     )
-    def test_never_shows_together_what_can_not_be_held_together(self, before, after, ends):
+    def test_conflicting_locks_are_never_reported_together(self, before, after, ends):
         session = connected()
-        watch = watched(session, before)
+        watch = live_watch(session, before)
         session.receive_data(say("event", state="locked", **after), 0.0)
         assert take(watch) == [
             *([f"unlocked {before['mode']} t/1 1"] if ends else []),
@@ -151,11 +151,11 @@ class TestTelling:
         assert take(watch) == ([] if ends else [f"unlocked {before['mode']} t/1 1"])
 
 
-class TestTwoOfOnePrefix:
-    def test_have_pictures_of_their_own(self):
+class TestTwoWatchesOfOnePrefix:
+    def test_have_separate_states(self):
         session = connected()
-        first = watched(session, row("t/1"))
-        second = wanted(session)
+        first = live_watch(session, row("t/1"))
+        second = awaited_watch(session)
         assert session.data_to_send() == watch_line()
         session.receive_data(event("locked", "t/2", 2), 0.0)
         assert take(first) == locks("t/2 2")
@@ -165,9 +165,9 @@ class TestTwoOfOnePrefix:
         session.receive_data(event("unlocked", "t/1"), 0.0)
         assert take(first) == take(second) == unlocks("t/1 1")
 
-    def test_the_last_one_says_that_it_is_over(self):
+    def test_the_last_one_sends_unwatch(self):
         session = connected()
-        first, second, other = watched(session), watched(session), watched(session, prefix="u")
+        first, second, other = live_watch(session), live_watch(session), live_watch(session, prefix="u")
         assert session.unwatch(first) == []
         assert session.data_to_send() == b""
         session.unwatch(second)
@@ -178,27 +178,27 @@ class TestTwoOfOnePrefix:
         assert not session.close_reason
         assert take(second) == take(other) == []
 
-    def test_one_that_begins_while_the_last_one_ends_is_asked_for_behind_it(self):
+    def test_one_that_starts_while_the_last_one_ends_is_sent_after_unwatch(self):
         session = connected()
-        session.unwatch(watched(session, row("t/1")))
-        watch = wanted(session)
+        session.unwatch(live_watch(session, row("t/1")))
+        watch = awaited_watch(session)
         assert session.data_to_send() == unwatch_line() + watch_line()
         assert session.receive_data(event("unlocked", "t/1") + say("unwatched", prefix="t/"), 0.0) == []
         assert session.receive_data(watching(row("t/2", 2)), 0.0) == [(watch, None, None)]
         assert take(watch) == locks("t/2 2")
 
 
-class TestEnding:
-    def test_wakes_whoever_waits(self):
+class TestEnd:
+    def test_wakes_a_waiting_consumer(self):
         session = connected()
-        watch = watched(session)
+        watch = live_watch(session)
         session.request_next(watch, 0.0)
         assert session.unwatch(watch) == [(watch, None, None)]
         assert watch.ended
 
-    def test_before_the_answer_leaves_nothing_behind(self):
+    def test_before_the_reply_leaves_no_subscription(self):
         session = connected()
-        watch = wanted(session)
+        watch = awaited_watch(session)
         session.unwatch(watch)
         assert session.data_to_send() == watch_line() + unwatch_line()
         assert (
@@ -210,14 +210,14 @@ class TestEnding:
         assert cut(session) == []
         assert session.data_to_send() == b""
 
-    def test_of_one_that_was_never_wanted_says_nothing(self):
+    def test_of_a_watch_that_was_never_sent_sends_nothing(self):
         session = connected()
         assert session.unwatch(Watch("t/")) == []
         assert session.data_to_send() == b""
 
-    def test_comes_with_that_of_the_client(self):
+    def test_all_watches_end_with_the_client(self):
         session = connected()
-        first, second = watched(session, row("t/1")), watched(session)
+        first, second = live_watch(session, row("t/1")), live_watch(session)
         session.request_next(second, 0.0)
         session.receive_data(event("unlocked", "t/1"), 0.0)
         assert session.begin_close(0.0) == [(second, None, None)]
@@ -226,11 +226,11 @@ class TestEnding:
         assert not first.changes
 
     @pytest.mark.parametrize("code", ["bad-request", "too-many", "unknown-command"])
-    def test_by_a_refusal(self, code):
+    def test_by_a_rejection(self, code):
         session = connected()
-        first, ping = watched(session), Ping()
+        first, ping = live_watch(session), Ping()
         session.send(ping, 0.0)
-        watch = wanted(session)
+        watch = awaited_watch(session)
         assert session.receive_data(PONG, 0.0) == [(ping, None, None)]
         [(call, _, refusal)] = session.receive_data(error(code), 0.0)
         assert call is watch
@@ -243,32 +243,32 @@ class TestEnding:
         session.request_next(first, 0.0)
         assert session.data_to_send() == watch_line()
 
-    def test_by_a_refusal_leaves_the_server_alone(self):
+    def test_by_a_rejection_sends_nothing_more(self):
         session = connected(watching=True)
-        wanted(session)
+        awaited_watch(session)
         session.data_to_send()
         session.receive_data(error("too-many"), 0.0)
         session.on_timer(2.0)
         assert session.data_to_send() == b""
 
-    def test_by_a_refusal_that_nobody_waits_for_any_more(self):
+    def test_a_rejection_without_a_waiting_consumer_is_kept(self):
         session = connected()
-        session.unwatch(wanted(session))
+        session.unwatch(awaited_watch(session))
         assert session.receive_data(error("too-many") + say("unwatched", prefix="t/"), 0.0) == []
         assert not session.close_reason
 
 
-def test_an_answer_that_nothing_waits_for_is_ignored():
+def test_an_unexpected_reply_is_ignored():
     for line in (watching(row("t/1")), say("unwatched", prefix="t/")):
         session = connected()
         assert session.receive_data(line, 0.0) == []
         assert not session.close_reason
 
 
-class TestAfterAGap:
-    def test_the_difference_is_told(self):
+class TestResync:
+    def test_reports_the_difference(self):
         session = connected()
-        watch = watched(session, row("t/1", 1), row("t/2", 2), row("t/3", 3), row("t/4", 4))
+        watch = live_watch(session, row("t/1", 1), row("t/2", 2), row("t/3", 3), row("t/4", 4))
         session.request_next(watch, 0.0)
         cut(session)
         assert session.data_to_send() == watch_line()
@@ -276,17 +276,17 @@ class TestAfterAGap:
         assert session.receive_data(told, 0.0) == [(watch, None, None)]
         assert take(watch) == unlocks("t/1 1", "t/3 3") + locks("t/3 5", "t/6 6")
 
-    def test_no_difference_is_none(self):
+    def test_without_a_difference_reports_nothing(self):
         session = connected()
-        watch = watched(session, row("t/1"))
+        watch = live_watch(session, row("t/1"))
         session.request_next(watch, 0.0)
         cut(session)
         assert session.receive_data(watching(row("t/1")), 0.0) == []
         assert session.receive_data(event("unlocked", "t/1"), 0.0) == [(watch, None, None)]
 
-    def test_what_was_not_taken_yet_is_still_told(self):
+    def test_unconsumed_changes_are_delivered_first(self):
         session = connected()
-        watch = watched(session)
+        watch = live_watch(session)
         session.receive_data(event("locked", "t/1"), 0.0)
         cut(session, resumed=False)
         assert session.data_to_send() == b"", "it is asked for when more is wanted"
@@ -297,9 +297,9 @@ class TestAfterAGap:
         session.receive_data(watching(), 0.0)
         assert take(watch) == unlocks("t/1 1")
 
-    def test_nothing_is_said_before_there_is_a_connection(self):
+    def test_nothing_is_sent_while_disconnected(self):
         session = InOrder(SECRET)
-        watch = wanted(session)
+        watch = awaited_watch(session)
         assert session.data_to_send() == b""
         greet(session, resumed=False)
         assert session.data_to_send() == watch_line()
@@ -307,9 +307,9 @@ class TestAfterAGap:
         assert session.data_to_send() == watch_line()
         assert session.receive_data(watching(row("t/1")), 0.0) == [(watch, None, None)]
 
-    def test_a_server_that_does_not_lead_is_left_and_the_next_is_asked(self):
+    def test_after_a_redirect_the_next_server_gets_the_watch(self):
         session = connected()
-        wanted(session)
+        awaited_watch(session)
         session.data_to_send()
         assert session.receive_data(error("unavailable", leader="b:1"), 0.0) == []
         assert session.close_reason
@@ -317,9 +317,9 @@ class TestAfterAGap:
         cut(session)
         assert session.data_to_send() == watch_line()
 
-    def test_that_the_server_makes_all_is_asked_for_anew(self):
+    def test_after_lagged_all_watches_are_sent_again(self):
         session = connected()
-        watch, other = watched(session, row("t/1")), watched(session, prefix="u")
+        watch, other = live_watch(session, row("t/1")), live_watch(session, prefix="u")
         session.request_next(watch, 0.0)
         assert session.receive_data(LAGGED, 0.0) == []
         assert session.data_to_send() == watch_line(), "the other one is not wanted now"
@@ -330,26 +330,26 @@ class TestAfterAGap:
         session.unwatch(other)
         assert session.data_to_send() == unwatch_line("u")
 
-    def test_that_the_server_makes_is_none_for_what_it_has_not_answered(self):
+    def test_lagged_does_not_affect_unanswered_watches(self):
         session = connected()
-        watch = wanted(session)
+        watch = awaited_watch(session)
         assert session.data_to_send() == watch_line()
         session.receive_data(LAGGED + watching(), 0.0)
         assert session.data_to_send() == b""
         session.receive_data(event("locked", "t/1"), 0.0)
         assert take(watch) == locks("t/1 1")
 
-    def test_one_that_has_ended_at_the_server_is_not_ended_again(self):
+    def test_after_lagged_no_unwatch_is_sent(self):
         session = connected()
-        watch = watched(session)
+        watch = live_watch(session)
         session.receive_data(LAGGED, 0.0)
         session.unwatch(watch)
         assert session.data_to_send() == b""
 
-    def test_of_a_slow_taker(self, monkeypatch):
+    def test_of_a_slow_consumer(self, monkeypatch):
         monkeypatch.setattr(watches, "MAX_BUFFERED_CHANGES", 3)
         session = connected()
-        watch = watched(session)
+        watch = live_watch(session)
         session.receive_data(b"".join(event("locked", f"t/{id_}", id_) for id_ in range(1, 6)), 0.0)
         assert session.data_to_send() == b""
         assert take(watch) == locks("t/1 1", "t/2 2", "t/3 3")
@@ -364,14 +364,14 @@ class TestAfterAGap:
 
 
 class TestTruncated:
-    def test_is_said(self):
+    def test_is_reported(self):
         session = connected()
-        assert watched(session, row("t/1"), truncated=True).truncated
-        assert not watched(session, row("t/1")).truncated
+        assert live_watch(session, row("t/1"), truncated=True).truncated
+        assert not live_watch(session, row("t/1")).truncated
 
-    def test_does_not_end_what_it_does_not_tell(self):
+    def test_does_not_end_missing_locks(self):
         session = connected()
-        watch = watched(session, row("t/1", 1), row("t/2", 2), row("t/3", 3))
+        watch = live_watch(session, row("t/1", 1), row("t/2", 2), row("t/3", 3))
         session.request_next(watch, 0.0)
         cut(session)
         session.receive_data(watching(row("t/2", 8), row("t/4", 4), truncated=True), 0.0)
@@ -380,9 +380,9 @@ class TestTruncated:
         session.receive_data(event("unlocked", "t/1") + event("locked", "t/3", 9), 0.0)
         assert take(watch) == unlocks("t/1 1", "t/3 3") + locks("t/3 9")
 
-    def test_is_over_with_the_next_answer_that_is_whole(self):
+    def test_is_reset_by_the_next_complete_snapshot(self):
         session = connected()
-        watch = watched(session, row("t/1", 1), row("t/2", 2), truncated=True)
+        watch = live_watch(session, row("t/1", 1), row("t/2", 2), truncated=True)
         session.request_next(watch, 0.0)
         cut(session)
         session.receive_data(watching(row("t/1", 1)), 0.0)
@@ -390,10 +390,10 @@ class TestTruncated:
         assert take(watch) == unlocks("t/2 2")
 
 
-class TestSilence:
-    def test_is_noticed_while_something_is_watched(self):
+class TestKeepalive:
+    def test_pings_while_a_watch_is_open(self):
         session = connected(watching=True)
-        watch = watched(session)
+        watch = live_watch(session)
         assert session.on_timer(2.0) == []
         assert session.data_to_send() == PING
         session.receive_data(PONG, 2.0)
@@ -406,18 +406,18 @@ class TestSilence:
         session.on_timer(10.0)
         assert session.data_to_send() == b""
 
-    def test_is_noticed_behind_a_reconnect_too(self):
+    def test_pings_after_a_reconnect(self):
         session = connected(watching=True)
-        watched(session)
+        live_watch(session)
         cut(session, now=1.0)
         session.on_timer(3.0)
         assert session.data_to_send() == PING
 
 
-def test_locks_of_ones_own_are_none_of_its_business():
+def test_messages_about_own_locks_do_not_affect_watches():
     session = connected()
     request = held(session)
-    watch = watched(session, row("a", 101), prefix="a")
+    watch = live_watch(session, row("a", 101), prefix="a")
     release = session.release(request, 0.0)
     release.waiter = Future()
     session.receive_data(event("unlocked", "a", 101), 0.0)
@@ -426,6 +426,6 @@ def test_locks_of_ones_own_are_none_of_its_business():
 
 
 @pytest.mark.parametrize("prefix", ["x" * 513, "a\nb", "\ud800"])
-def test_a_prefix_that_the_server_would_refuse(prefix):
+def test_a_prefix_that_the_server_would_reject(prefix):
     with pytest.raises(ValueError, match=r"prefix|surrogate"):
         Watch(prefix)

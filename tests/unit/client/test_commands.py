@@ -33,13 +33,13 @@ from genie.protocol import commands as wire_commands
         ({"note": "a\nb"}, "no control characters"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_sent(options, what):
+def test_wrong_arguments_are_rejected_before_anything_is_sent(options, what):
     with pytest.raises(ValueError, match=what):
         commands.make_request("1", ["a"], **options)
 
 
 @pytest.mark.parametrize("resources", [[], ["a"] * 1025, ["exclsive:a"], ["a", ""], ["x" * 513], ["\ud800"]])
-def test_resources_that_the_server_would_refuse(resources):
+def test_resources_that_the_server_would_reject(resources):
     with pytest.raises(ValueError, match=r"resource|surrogate"):
         commands.make_request("1", resources)
 
@@ -55,13 +55,13 @@ def test_resources_that_the_server_would_refuse(resources):
         (["shared:x:y", "exclusive:x:y", "y"], ("exclusive:x:y", "exclusive:y")),
     ],
 )
-def test_a_resource_that_is_named_twice_is_locked_once_in_the_stronger_mode(named, locked):
+def test_a_duplicate_resource_is_locked_once_in_the_stronger_mode(named, locked):
     request = commands.make_request("1", named)
     assert request.resources == locked
     assert orjson.loads(request.line)["payload"]["resources"] == list(locked)
 
 
-def test_no_limit_of_the_wait_is_the_greatest_timeout_on_the_wire():
+def test_no_queue_timeout_is_the_longest_timeout_on_the_wire():
     request = commands.make_request("1", ["a"], queue_timeout=None)
     assert request.queue_timeout == math.inf
     assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
@@ -71,14 +71,14 @@ def test_no_limit_of_the_wait_is_the_greatest_timeout_on_the_wire():
     assert orjson.loads(request.line)["payload"]["queueTimeout"] == 2_147_483_647
 
 
-def test_a_wrong_wait_is_told_how_to_wait_without_a_limit():
+def test_the_error_for_an_infinite_queue_timeout_suggests_none():
     with pytest.raises(
         ValueError, match=r"queue_timeout must be 0 to 2147483\.647 seconds, or None for no limit, not inf"
     ):
         commands.make_request("1", ["a"], queue_timeout=math.inf)
 
 
-def test_what_becomes_of_the_lock_when_the_session_ends_is_said_where_it_is_not_kept():
+def test_on_disconnect_is_sent_only_if_it_is_not_the_default():
     assert (
         orjson.loads(commands.make_request("1", ["a"], on_disconnect="release").line)["payload"]["onDisconnect"]
         == "release"
@@ -87,29 +87,29 @@ def test_what_becomes_of_the_lock_when_the_session_ends_is_said_where_it_is_not_
 
 
 @pytest.mark.parametrize(("id_", "seconds", "what"), [(True, 1, "id"), ("1", 1, "id"), (5, 0, "an extension")])
-def test_an_extension_by_id_checks_its_arguments(id_, seconds, what):
+def test_extend_checks_its_arguments(id_, seconds, what):
     with pytest.raises(ValueError, match=what):
         Extend(id_, seconds)
 
 
-def test_a_list_in_place_of_arguments_is_explained():
+def test_a_list_of_resources_instead_of_arguments_is_an_error():
     with pytest.raises(TypeError, match="pass each resource as its own argument"):
         commands.make_request("1", [["a", "b"]])  # type: ignore[list-item]
 
 
-def test_a_line_that_would_end_the_connection_for_everybody_is_not_sent():
+def test_a_too_long_line_is_rejected_locally():
     with pytest.raises(RequestRejected, match="line-too-long"):
         commands.make_request("1", [f"{number:04}" + "é" * 508 for number in range(1024)])
 
 
 @pytest.mark.parametrize("id_", [2**53, -(2**53), True, 1.0, "1"])
-def test_an_id_that_no_server_gives(id_):
+def test_an_impossible_id(id_):
     with pytest.raises(ValueError, match="id"):
         Release(id_)
 
 
 @pytest.mark.parametrize("limit", [0, 10_001, True, 1.5])
-def test_a_limit_out_of_bounds(limit):
+def test_a_limit_out_of_range(limit):
     with pytest.raises(ValueError, match="limit"):
         Inspect(limit=limit)
 
@@ -128,7 +128,7 @@ def test_seconds_become_milliseconds_to_the_microsecond(seconds):
     priority=st.one_of(st.integers(-(2**31), 2**31), st.floats(-(2**31), 2**31)),
     transaction=st.none() | st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20),
 )
-def test_whatever_is_accepted_here_is_accepted_by_the_server(
+def test_requests_accepted_by_the_client_are_accepted_by_the_server(
     names, queue_timeout, transaction_timeout, priority, transaction
 ):
     request = commands.make_request(
@@ -146,6 +146,6 @@ def test_whatever_is_accepted_here_is_accepted_by_the_server(
     assert orjson.loads(request.line)["payload"]["resources"] == list(request.resources)
 
 
-def test_inspect_refuses_a_kind_of_rows_that_there_is_not():
+def test_inspect_rejects_an_unknown_kind_of_rows():
     with pytest.raises(ValueError, match='only must be "holders" or "queue"'):
         Inspect(only="waiters")  # type: ignore[arg-type]

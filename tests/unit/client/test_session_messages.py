@@ -1,4 +1,4 @@
-"""The session by literal bytes: what goes out, what comes in, and which call it is for."""
+"""The client's session on one connection, by literal messages: what is sent, and which call a reply belongs to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from genie.errors import (
 from scripted_server import ask, connected, error, held, locked, pong, queued, release, released, say
 
 
-def test_a_request_goes_out_in_milliseconds_and_is_granted():
+def test_a_request_is_sent_in_milliseconds_and_granted():
     session = connected()
     request = ask(
         session,
@@ -48,7 +48,7 @@ def test_a_request_goes_out_in_milliseconds_and_is_granted():
     assert (request.id, request.fence, request.expires_at, request.state) == (101, 7, 2.0015, RequestState.HELD)
 
 
-def test_a_server_that_is_not_quiet_may_say_queued_first():
+def test_a_server_without_quiet_mode_sends_queued_first():
     session = connected()
     request = ask(session, queue_timeout=10)
     assert session.receive_data(queued(101, "1"), 5.0) == []
@@ -56,7 +56,7 @@ def test_a_server_that_is_not_quiet_may_say_queued_first():
     assert session.receive_data(locked(101, "1"), 6.0) == [(request, None, None)]
 
 
-def test_a_message_may_come_in_pieces_and_several_at_once():
+def test_messages_may_be_split_and_joined():
     session = connected()
     first, second = ask(session), ask(session)
     data = (
@@ -67,7 +67,7 @@ def test_a_message_may_come_in_pieces_and_several_at_once():
     assert outcomes == [(second, None, None), (first, None, None)]
 
 
-def test_a_queue_timeout_says_who_was_in_the_way():
+def test_a_queue_timeout_has_the_blockers():
     session = connected()
     request = ask(session)
     [(call, _, error)] = session.receive_data(
@@ -101,7 +101,7 @@ def test_a_deadlock_names_its_cycle():
         ("of-tomorrow", LockLost),
     ],
 )
-def test_a_held_lock_that_is_released_unasked_is_lost(reason, kind):
+def test_an_unsolicited_released_means_that_the_lock_is_lost(reason, kind):
     session = connected()
     request = held(session)
     [(call, _, error)] = session.receive_data(released(101, reason, "1"), 0.0)
@@ -113,7 +113,7 @@ def test_a_held_lock_that_is_released_unasked_is_lost(reason, kind):
 
 
 @pytest.mark.parametrize("reason", ["success", "disconnected", "of-tomorrow"])
-def test_a_waiting_request_that_another_client_ends_is_a_lock_error(reason):
+def test_a_waiting_request_ended_by_another_client_is_a_lock_error(reason):
     session = connected()
     ask(session)
     [(_, _, error)] = session.receive_data(released(101, reason, "1"), 0.0)
@@ -122,7 +122,7 @@ def test_a_waiting_request_that_another_client_ends_is_a_lock_error(reason):
 
 
 class TestRefs:
-    def test_are_of_one_counter_for_all_commands(self):
+    def test_all_commands_share_one_counter(self):
         session = connected()
         lock = held(session)
         session.send(Ping(), 0.0)
@@ -132,7 +132,7 @@ class TestRefs:
         refs = [orjson.loads(line)["payload"]["ref"] for line in session.data_to_send().splitlines()]
         assert refs == ["2", "3", "4", "5"]
 
-    def test_tell_answers_apart_in_whatever_order_they_come(self):
+    def test_replies_may_arrive_in_any_order(self):
         session = connected()
         first, second, inspect, release_, extend = Ping(), Ping(), Inspect(), Release(55), Extend(56, 5)
         for call in (first, second, inspect, release_, extend):
@@ -161,7 +161,7 @@ class TestRefs:
             say("bye", ref="77"),
         ],
     )
-    def test_that_nothing_waits_for_are_ignored(self, message):
+    def test_replies_with_an_unknown_ref_are_ignored(self, message):
         session = connected()
         ping, request = Ping(), ask(session)
         session.send(ping, 0.0)
@@ -172,14 +172,14 @@ class TestRefs:
             (request, None, None),
         ]
 
-    def test_of_an_answer_of_another_kind_are_ignored(self):
+    def test_replies_of_another_kind_are_ignored(self):
         session = connected()
         ping = Ping()
         session.send(ping, 0.0)
         assert session.receive_data(say("inspected", holders=[], ref=ping.ref), 0.0) == []
         assert session.receive_data(pong(ping), 0.0) == [(ping, None, None)]
 
-    def test_of_another_clients_request_are_not_taken_for_ones_own(self):
+    def test_the_id_of_another_clients_request_does_not_match(self):
         session = connected()
         mine, stranger = ask(session), Release(55)
         session.send(stranger, 0.0)
@@ -188,7 +188,7 @@ class TestRefs:
 
 
 class TestRelease:
-    def test_is_answered_once(self):
+    def test_it_has_one_outcome(self):
         session = connected()
         request = held(session)
         call = session.release(request, 0.0)
@@ -198,7 +198,7 @@ class TestRelease:
         assert request.error is None
         assert request.state is RequestState.ENDED
 
-    def test_of_a_lock_that_timed_out_at_that_moment_is_answered_by_the_second_released(self):
+    def test_a_lock_that_times_out_while_it_is_released(self):
         session = connected()
         request = held(session)
         release_ = session.release(request, 0.0)
@@ -209,7 +209,7 @@ class TestRelease:
             (release_, "transaction-timeout", None)
         ]
 
-    def test_of_a_lock_whose_end_was_not_told_finds_it_lost(self):
+    def test_the_reply_reveals_that_the_lock_had_ended(self):
         session = connected()
         request = held(session)
         release_ = session.release(request, 0.0)
@@ -218,7 +218,7 @@ class TestRelease:
         assert isinstance(lost[2], TransactionTimeout)
         assert answer == (release_, "transaction-timeout", None)
 
-    def test_by_id_of_ones_own_lock_answers_and_loses_it(self):
+    def test_by_id_of_an_own_lock_ends_it(self):
         session = connected()
         request = held(session)
         release_ = Release(101)
@@ -228,7 +228,7 @@ class TestRelease:
         assert type(lost[2]) is LockLost
         assert answer == (release_, "success", None)
 
-    def test_by_id_of_a_request_of_ones_own_that_waits_ends_it(self):
+    def test_by_id_of_an_own_waiting_request_ends_it(self):
         session = connected()
         request, release_ = ask(session), Release(101)
         session.send(release_, 0.0)
@@ -248,7 +248,7 @@ class TestRelease:
         assert isinstance(why, RequestRejected)
         assert (why.code, why.message, why.id) == ("unknown-id", "no", 5)
 
-    def test_of_a_lock_that_the_server_has_forgotten_finds_it_lost(self):
+    def test_of_a_lock_unknown_to_the_server_reports_it_as_lost(self):
         session = connected()
         request = held(session)
         release_ = session.release(request, 0.0)
@@ -256,7 +256,7 @@ class TestRelease:
         assert (lost[0], answer[0]) == (request, release_)
         assert isinstance(request.error, LockLost)
 
-    def test_that_is_not_allowed_leaves_the_lock_held(self):
+    def test_without_permission_leaves_the_lock_held(self):
         session = connected()
         request = held(session)
         release_ = session.release(request, 0.0)
@@ -268,7 +268,7 @@ class TestRelease:
 
 
 class TestExtend:
-    def test_counts_from_when_it_was_sent(self):
+    def test_the_expiry_counts_from_the_time_of_sending(self):
         session = connected()
         request = held(session, transaction_timeout=10)
         extend = Extend(request.id, 30, request)
@@ -281,7 +281,7 @@ class TestExtend:
         assert session.receive_data(answer, 5.0) == [(extend, None, None)]
         assert (request.expires_at, request.transaction_timeout) == (34.0, 30)
 
-    def test_of_a_lock_that_timed_out_is_answered_by_the_second_released(self):
+    def test_of_a_lock_that_timed_out_raises_lock_lost(self):
         session = connected()
         request = held(session)
         extend = Extend(request.id, 30, request)
@@ -292,7 +292,7 @@ class TestExtend:
         assert call is extend
         assert isinstance(error, TransactionTimeout)
 
-    def test_of_a_lock_that_the_server_has_forgotten_is_lost(self):
+    def test_of_a_lock_unknown_to_the_server_raises_lock_lost(self):
         session = connected()
         request = held(session)
         extend = Extend(request.id, 30, request)
@@ -303,7 +303,7 @@ class TestExtend:
 
 
 class TestExtendById:
-    def test_of_another_clients_lock_is_answered(self):
+    def test_of_another_clients_lock_succeeds(self):
         session = connected()
         extend = Extend(55, 30)
         session.send(extend, 0.0)
@@ -315,7 +315,7 @@ class TestExtendById:
         ]
 
     @pytest.mark.parametrize(("reason", "kind"), [("success", LockLost), ("transaction-timeout", TransactionTimeout)])
-    def test_of_what_has_ended_is_lost(self, reason, kind):
+    def test_of_an_ended_lock_raises_lock_lost(self, reason, kind):
         session = connected()
         extend = Extend(55, 30)
         session.send(extend, 0.0)
@@ -332,7 +332,7 @@ class TestExtendById:
         assert call is extend
         assert isinstance(why, RequestRejected)
 
-    def test_of_ones_own_lock_counts(self):
+    def test_of_an_own_lock_updates_its_expiry(self):
         session = connected()
         request = held(session, transaction_timeout=10)
         assert session.find_held_lock(101) is request
@@ -351,7 +351,7 @@ class TestAbandon:
         session.receive_data(released(101, "success", "1"), 0.0)
         assert request.state is RequestState.ENDED
 
-    def test_that_crosses_the_grant_gives_the_lock_back(self):
+    def test_that_crosses_the_grant_releases_the_lock(self):
         session = connected()
         request = ask(session)
         session.abandon(request, 0.0)
@@ -359,7 +359,7 @@ class TestAbandon:
         session.receive_data(released(101, "success", "1"), 0.0)
         assert (request.state, request.error) == (RequestState.ENDED, None)
 
-    def test_that_crosses_the_end_ignores_the_second_answer(self):
+    def test_that_crosses_the_end_ignores_the_second_reply(self):
         session = connected()
         request = ask(session)
         session.abandon(request, 0.0)
@@ -368,7 +368,7 @@ class TestAbandon:
         assert session.receive_data(released(101, "queue-timeout", "1"), 0.0) == []
         assert not session.close_reason
 
-    def test_of_a_request_that_is_refused_ignores_the_second_error(self):
+    def test_of_a_rejected_request_ignores_the_second_error(self):
         session = connected()
         request = ask(session)
         session.abandon(request, 0.0)
@@ -382,7 +382,7 @@ class TestAbandon:
         session.abandon(held(session), 0.0)
         assert session.data_to_send() == release(101, "2")
 
-    def test_of_a_ping_changes_nothing_for_the_others(self):
+    def test_of_a_ping_does_not_affect_other_calls(self):
         session = connected()
         first, second = Ping(), Ping()
         session.send(first, 0.0)
@@ -392,8 +392,8 @@ class TestAbandon:
         assert session.receive_data(pong(second), 0.0)[0][0] is second
 
 
-class TestErrors:
-    def test_mean_the_command_with_their_ref(self):
+class TestErrorReplies:
+    def test_belong_to_the_command_with_their_ref(self):
         session = connected()
         first, second, ping = ask(session), ask(session), Ping()
         session.send(ping, 0.0)
@@ -405,7 +405,7 @@ class TestErrors:
         assert call is ping
         assert first.state is RequestState.WAITING
 
-    def test_of_an_inspection_with_an_id_do_not_answer_the_release_of_it(self):
+    def test_of_inspect_with_an_id_do_not_affect_the_release_of_that_id(self):
         session = connected()
         inspect, release_ = Inspect(id=5), Release(5)
         session.send(inspect, 0.0)
@@ -413,7 +413,7 @@ class TestErrors:
         assert session.receive_data(error("bad-request", ref=inspect.ref), 0.0)[0][0] is inspect
         assert session.receive_data(released(5, "success", release_.ref), 0.0) == [(release_, "success", None)]
 
-    def test_that_a_server_is_unavailable_fail_a_ping(self):
+    def test_unavailable_fails_a_ping(self):
         session = connected()
         ping = Ping()
         session.send(ping, 0.0)
@@ -422,21 +422,21 @@ class TestErrors:
         assert isinstance(why, Unavailable)
         assert session.close_reason
 
-    def test_without_a_ref_end_the_connection(self):
+    def test_without_a_ref_close_the_connection(self):
         session = connected()
         ask(session)
         session.receive_data(error("line-too-long", "too long"), 0.0)
         assert "line-too-long" in session.close_reason
 
     @pytest.mark.parametrize("line", [b"[]", b"{", b"\xff", b'{"command":[]}', b'{"command":"queued","payload":{}}'])
-    def test_what_is_no_message_ends_the_connection_but_what_came_before_counts(self, line):
+    def test_an_invalid_line_closes_the_connection_after_the_valid_ones(self, line):
         session = connected()
         ping = Ping()
         session.send(ping, 0.0)
         assert session.receive_data(pong(ping) + line + b"\n", 0.0) == [(ping, None, None)]
         assert session.close_reason
 
-    def test_what_a_newer_server_says_is_skipped(self):
+    def test_unknown_messages_of_a_newer_server_are_ignored(self):
         session = connected()
         ping = Ping()
         session.send(ping, 0.0)
@@ -444,7 +444,7 @@ class TestErrors:
         assert session.receive_data(data, 0.0) == [(ping, None, None)]
 
 
-def test_an_inspection_is_answered_with_plain_data():
+def test_inspect_returns_plain_data():
     session = connected()
     inspect = Inspect(resource="a:b", transaction="t", id=5, limit=3, only="queue")
     session.send(inspect, 0.0)
@@ -455,7 +455,7 @@ def test_an_inspection_is_answered_with_plain_data():
     assert session.receive_data(answer, 0.0) == [(inspect, {"holders": []}, None)]
 
 
-def test_bye_is_answered():
+def test_bye_has_an_outcome():
     session = connected()
     bye = Bye()
     session.send(bye, 0.0)
@@ -463,8 +463,8 @@ def test_bye_is_answered():
     assert session.receive_data(say("bye", ref="1"), 0.0) == [(bye, None, None)]
 
 
-class TestTime:
-    def test_the_servers_word_behind_it_changes_nothing(self):
+class TestTimers:
+    def test_released_after_the_local_expiry_is_ignored(self):
         session = connected()
         held(session, transaction_timeout=10)
         session.on_timer(10.0)
@@ -472,7 +472,7 @@ class TestTime:
         assert session.receive_data(released(101, "transaction-timeout", "1"), 10.0) == []
         assert not session.close_reason
 
-    def test_an_extension_that_comes_too_late_is_taken_back(self):
+    def test_a_lock_extended_after_the_local_expiry_is_released(self):
         session = connected()
         lock = held(session, transaction_timeout=10)
         extend = Extend(lock.id, 10, lock)
@@ -483,7 +483,7 @@ class TestTime:
         assert session.receive_data(answer, 10.1) == [(extend, None, None)]
         assert session.data_to_send() == release(101, "3")
 
-    def test_a_hold_ends_by_the_clients_own_clock(self):
+    def test_a_lock_expires_on_the_clients_clock(self):
         session = connected()
         lock = held(session, now=2.0, transaction_timeout=10)
         assert session.on_timer(11.9) == []
@@ -492,14 +492,14 @@ class TestTime:
         assert call is lock
         assert isinstance(error, TransactionTimeout)
 
-    def test_a_lock_that_is_being_released_is_not_timed(self):
+    def test_a_lock_that_is_being_released_does_not_expire(self):
         session = connected()
         lock = held(session, transaction_timeout=10)
         call = session.release(lock, 9.9)
         assert session.on_timer(10.0) == []
         assert session.receive_data(released(101, "success", "2"), 10.1) == [(call, "success", None)]
 
-    def test_the_watchdog_extends_at_each_third(self):
+    def test_the_watchdog_extends_after_each_third_of_the_timeout(self):
         session = connected()
         lock = held(session, transaction_timeout=9, watchdog=True)
         assert session.next_timer == 3.0
@@ -517,7 +517,7 @@ class TestTime:
         session.on_timer(8.9)
         assert session.data_to_send() == b""
 
-    def test_there_is_nothing_to_wake_for_when_nothing_is_held(self):
+    def test_without_locks_there_is_no_timer(self):
         session = connected()
         session.release(held(session), 0.0)
         session.receive_data(released(101, "success", "2"), 0.0)

@@ -51,7 +51,7 @@ def test_addresses(host, port, expected):
         (["genies://[::1]:1", "[::1]"], True, [True, True]),
     ],
 )
-def test_a_scheme_says_whether_it_is_tls(host, ssl, secure):
+def test_the_prefix_selects_tls(host, ssl, secure):
     found = parse_addresses(host, ssl=ssl)
     assert [address.tls is not None for address in found] == secure
     assert len({address.tls for address in found} - {None}) <= 1
@@ -63,12 +63,12 @@ def test_a_scheme_says_whether_it_is_tls(host, ssl, secure):
 @pytest.mark.parametrize(
     ("host", "ssl"), [("genie://h", True), ("genies://h", False), ("http://h", None), ("genies://h/path", None)]
 )
-def test_a_scheme_that_does_not_fit(host, ssl):
+def test_a_prefix_that_contradicts_ssl(host, ssl):
     with pytest.raises(ValueError, match="genie"):
         parse_addresses(host, ssl=ssl)
 
 
-def test_a_wrong_file_of_the_environment_is_named(monkeypatch, tmp_path):
+def test_the_error_names_the_variable_of_a_wrong_file(monkeypatch, tmp_path):
     monkeypatch.setenv("GENIE_TLS_CERT", str(tmp_path / "none.pem"))
     assert parse_addresses("h")
     with pytest.raises(ValueError, match=r"GENIE_TLS_CERT: .*none\.pem can't be read"):
@@ -76,12 +76,12 @@ def test_a_wrong_file_of_the_environment_is_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("ssl", ["ca.pem", "", 1, ("cert", "key")])
-def test_ssl_that_is_no_context(ssl):
+def test_ssl_of_a_wrong_type(ssl):
     with pytest.raises(TypeError, match=r"ssl must be True, False, None or an ssl\.SSLContext"):
         parse_addresses("h", ssl=ssl)
 
 
-def test_a_key_without_its_certificate(monkeypatch):
+def test_a_key_without_a_certificate(monkeypatch):
     monkeypatch.delenv("GENIE_TLS_CERT", raising=False)
     monkeypatch.setenv("GENIE_TLS_KEY", "key.pem")
     assert parse_addresses("h")
@@ -89,7 +89,7 @@ def test_a_key_without_its_certificate(monkeypatch):
         parse_addresses("genies://h")
 
 
-def test_what_is_left_out_comes_from_the_environment(monkeypatch):
+def test_defaults_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("GENIE_HOST", "h1,h2:2")
     monkeypatch.setenv("GENIE_PORT", "99")
     assert parse_addresses() == [Address("h1", 99), Address("h2", 2)]
@@ -98,24 +98,24 @@ def test_what_is_left_out_comes_from_the_environment(monkeypatch):
 
 
 @pytest.mark.parametrize(("host", "port"), [("h:x", None), ("h:0", None), ("h", 65536), ("", None), ([], None)])
-def test_what_is_no_address(host, port):
+def test_invalid_addresses(host, port):
     with pytest.raises(ValueError, match=r"port|address"):
         parse_addresses(host, port)
 
 
-def test_an_address_is_spelled_as_it_is_read():
+def test_a_formatted_address_can_be_parsed():
     assert [format_address(address) for address in parse_addresses("[::1]:5,h:1")] == ["[::1]:5", "h:1"]
     assert [format_address(address) for address in parse_addresses("[::1]:5", ssl=CONTEXT)] == ["genies://[::1]:5"]
 
 
-def test_delays_double_up_to_a_bound_with_jitter():
+def test_delays_double_up_to_the_maximum_with_jitter():
     for number, delay in enumerate(islice(iter(Backoff().next_delay, None), 20)):
         whole = min(0.025 * 2**number, 2.0)
         assert whole / 2 <= delay <= whole
     assert len({Backoff().next_delay() for _ in range(20)}) > 1
 
 
-def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():
+def test_after_a_successful_connection_the_next_attempt_has_no_delay():
     servers = ServerList([Address("a", 1)], 10)
     assert servers.delay == 0
     list(servers.next_round())
@@ -129,14 +129,14 @@ def test_after_a_connection_that_worked_the_next_attempt_comes_at_once():
 
 
 @pytest.mark.parametrize(("stood", "at_once"), [(0.1, False), (2.0, True)])
-def test_a_connection_that_stood_for_long_worked_though_nothing_was_asked(stood, at_once):
+def test_a_long_connection_counts_as_successful_without_a_reply(stood, at_once):
     servers = ServerList([Address("a", 1)], 10)
     list(servers.next_round())
     servers.on_disconnect(Address("a", 1), "cut", stood)
     assert (servers.delay == 0) == at_once
 
 
-def test_the_server_that_was_lost_is_tried_last():
+def test_the_lost_server_is_tried_last():
     servers = ServerList([Address("a", 1), Address("b", 2), Address("c", 3)], 9)
     assert "a:1 was lost: cut" in servers.on_disconnect(Address("a", 1), "cut", 0.1)
     assert list(servers.next_round()) == [Address("b", 2), Address("c", 3), Address("a", 1)]
@@ -144,7 +144,7 @@ def test_the_server_that_was_lost_is_tried_last():
     assert servers.attempt_timeout == 3
 
 
-class TestLeaders:
+class TestRedirects:
     """`leaders` says whom each node names."""
 
     @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ class TestLeaders:
             ({"a": "no:port"}, "a b c"),
         ],
     )
-    def test_are_tried_next(self, leaders, tried):
+    def test_the_named_leader_is_tried_next(self, leaders, tried):
         servers = ServerList([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
         order = []
         for node in servers.next_round():
@@ -168,7 +168,7 @@ class TestLeaders:
         assert order == tried.split()
         assert servers.answered
 
-    def test_are_reached_as_the_node_that_names_them(self):
+    def test_the_leader_is_reached_by_tls_if_the_follower_was(self):
         servers = ServerList([Address("a", 1, CONTEXT), Address("b", 1)], 10)
         tried = []
         for node in servers.next_round():
@@ -176,7 +176,7 @@ class TestLeaders:
             servers.on_redirect(node, {"a": "x:1", "x": "genie://y:1", "b": "z:1"}.get(node.host, ""))
         assert tried == [Address("a", 1, CONTEXT), Address("x", 1, CONTEXT), Address("b", 1), Address("z", 1)]
 
-    def test_that_a_node_named_as_it_stepped_down_are_tried_first(self):
+    def test_a_leader_named_before_the_disconnect_is_tried_first(self):
         servers = ServerList([Address("a", 1), Address("b", 1), Address("c", 1)], 10)
         servers.on_disconnect(Address("a", 1), "unavailable", 0.1)
         servers.on_redirect(Address("a", 1), "c:1")
@@ -185,6 +185,6 @@ class TestLeaders:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
-def test_a_timeout_that_is_none(timeout):
+def test_an_invalid_connect_timeout(timeout):
     with pytest.raises(ValueError, match="connect_timeout"):
         ServerList([Address("a", 1)], timeout)

@@ -1,4 +1,4 @@
-"""A request that leaves the choice to the server: its line, what it took, and what there is where it isn't enough."""
+"""anyOf requests: their line, the chosen resources, and the error if the free ones do not suffice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genie.errors import Insufficient, LockError, RequestRejected, Unavailable
 from genie.protocol import commands
 from scripted_server import SECRET, connected, cut, error, locked, released
 
-MOST = 2**63 - 1
+MAX_WEIGHT = 2**63 - 1
 
 
 def choose(session: ClientSession, *resources: str, target: int = 1, **options: object) -> Request:
@@ -25,13 +25,13 @@ def choose(session: ClientSession, *resources: str, target: int = 1, **options: 
     return request
 
 
-def asked(session: ClientSession, **options: object) -> Request:
+def pending_request(session: ClientSession, **options: object) -> Request:
     request = choose(session, **options)
     assert session.data_to_send() == request.line
     return request
 
 
-def test_the_line_is_that_of_the_wire():
+def test_the_request_line():
     session = connected()
     choose(session, "a", "shared:b", target=4, weights=[1, 4], transaction="t", transaction_timeout=0.25)
     assert session.data_to_send() == (
@@ -44,42 +44,47 @@ def test_the_line_is_that_of_the_wire():
     )
 
 
-def test_the_lock_is_of_what_was_taken_as_it_was_asked_for():
+def test_the_lock_has_the_resources_that_the_server_chose_in_the_requested_order():
     session = connected()
-    request = asked(session)
+    request = pending_request(session)
     assert session.receive_data(locked(101, "1", resources=["c", "b"]), 0.0) == [(request, None, None)]
     assert request.state is RequestState.HELD
     assert LockInfo(request).resources == ("shared:b", "exclusive:c")
 
 
-def test_what_is_not_enough_says_how_much_there_is():
+def test_insufficient_has_the_free_and_the_locked_sum():
     session = connected()
-    request = asked(session)
+    request = pending_request(session)
     [(call, _, caught)] = session.receive_data(released(101, "insufficient", ref="1", free=1, locked=2), 0.0)
     assert (call, request.state) == (request, RequestState.ENDED)
     assert isinstance(caught, Insufficient)
     assert (caught.id, caught.free, caught.locked) == (101, 1, 2)
 
 
-def test_large_numbers_go_and_come_as_they_are():
+def test_large_sums_are_exact():
     session = connected()
-    request = asked(session, weights=[MOST, MOST - 2, 2**53 + 1], target=MOST)
+    request = pending_request(session, weights=[MAX_WEIGHT, MAX_WEIGHT - 2, 2**53 + 1], target=MAX_WEIGHT)
     payload = orjson.loads(request.line)["payload"]
-    assert (payload["weights"], payload["target"]) == ([MOST, MOST - 2, 2**53 + 1], MOST)
+    assert (payload["weights"], payload["target"]) == (
+        [MAX_WEIGHT, MAX_WEIGHT - 2, 2**53 + 1],
+        MAX_WEIGHT,
+    )
     [(_, _, caught)] = session.receive_data(
         b'{"command":"released","payload":{"id":101,"ref":"1","reason":"insufficient","free":%d,"locked":%d}}\n'
-        % (MOST - 1, 10_000 * MOST - 1),
+        % (MAX_WEIGHT - 1, 10_000 * MAX_WEIGHT - 1),
         0.0,
     )
     assert isinstance(caught, Insufficient)
-    assert (caught.free, caught.locked) == (MOST - 1, 10_000 * MOST - 1)
+    assert (caught.free, caught.locked) == (MAX_WEIGHT - 1, 10_000 * MAX_WEIGHT - 1)
     assert type(caught.locked) is int
 
 
-@pytest.mark.parametrize(("weights", "target"), [([MOST + 1, 5], 3), ([2, 5], MOST + 1), (None, 10**78 - 1)])
-def test_larger_ones_go_as_text_and_come_back_as_integers(weights, target):
+@pytest.mark.parametrize(
+    ("weights", "target"), [([MAX_WEIGHT + 1, 5], 3), ([2, 5], MAX_WEIGHT + 1), (None, 10**78 - 1)]
+)
+def test_weights_beyond_the_integer_limit_are_sent_as_strings(weights, target):
     session = connected()
-    request = asked(session, weights=weights and [*weights, 1], target=target)
+    request = pending_request(session, weights=weights and [*weights, 1], target=target)
     payload = orjson.loads(request.line)["payload"]
     assert payload.get("weights") == (weights and [str(weight) for weight in [*weights, 1]])
     assert payload["target"] == str(target)
@@ -89,26 +94,26 @@ def test_larger_ones_go_as_text_and_come_back_as_integers(weights, target):
     assert (caught.free, caught.locked) == (7, 10**30)
 
 
-def test_an_insufficient_without_its_sums_does_not_make_them_up():
+def test_insufficient_without_sums_is_a_plain_lock_error():
     session = connected()
-    asked(session)
+    pending_request(session)
     [(_, _, caught)] = session.receive_data(released(101, "insufficient", "1"), 0.0)
     assert type(caught) is LockError
 
 
-class TestWhereTheConnectionIsLost:
-    def test_it_is_asked_again_by_the_same_line(self):
+class TestReconnect:
+    def test_the_same_line_is_sent_again(self):
         session = connected()
-        request = asked(session)
+        request = pending_request(session)
         line = request.line
         assert cut(session) == []
         assert session.data_to_send() == line
         assert session.receive_data(locked(101, "1", resources=["a"]), 0.0) == [(request, None, None)]
         assert request.resources == ("exclusive:a",)
 
-    def test_it_is_told_what_it_took(self):
+    def test_the_resumption_has_the_chosen_resources(self):
         session = connected()
-        request = asked(session)
+        request = pending_request(session)
         told = locked(101, "1", resources=["b"], expiresIn=4000)
         assert cut(session, told, now=2.0) == [(request, None, None)]
         assert (request.resources, request.expires_at) == (("shared:b",), 6.0)
@@ -116,25 +121,25 @@ class TestWhereTheConnectionIsLost:
         assert cut(session, told, now=3.0) == []
         assert request.resources == ("shared:b",)
 
-    def test_it_is_told_that_it_took_nothing(self):
+    def test_the_resumption_can_reject_it_as_insufficient(self):
         session = connected()
-        request = asked(session)
+        request = pending_request(session)
         [(call, _, caught)] = cut(session, released(101, "insufficient", ref="1", free=0, locked=3))
         assert call is request
         assert isinstance(caught, Insufficient)
 
-    def test_a_server_that_has_forgotten_all_is_asked_by_the_same_line(self):
+    def test_a_server_without_the_session_gets_the_same_line(self):
         session = connected()
-        request = asked(session)
+        request = pending_request(session)
         line = request.line
         assert cut(session, resumed=False, now=0.5) == []
         assert session.data_to_send() == line
         assert b"queueTimeout" not in line
 
 
-def test_who_is_cancelled_gives_back_what_was_taken():
+def test_a_cancelled_call_releases_the_chosen_resources():
     session = connected()
-    request = asked(session)
+    request = pending_request(session)
     request.waiter = Future()
     session.abandon(request, 0.0)
     assert session.data_to_send() == b'{"command":"release","payload":{"ref":"1"}}\n'
@@ -143,18 +148,18 @@ def test_who_is_cancelled_gives_back_what_was_taken():
     assert (request.state, request.error) == (RequestState.ENDED, None)
 
 
-def test_a_server_that_says_nothing_is_not_waited_for():
+def test_a_silent_server_is_not_waited_for_beyond_the_response_timeout():
     session = connected()
-    request = asked(session)
+    request = pending_request(session)
     assert session.on_timer(9.9) == []
     [(call, _, caught)] = session.on_timer(10.0)
     assert call is request
     assert isinstance(caught, Unavailable)
 
 
-def test_a_refusal_is_its_own():
+def test_an_error_reply_fails_only_that_request():
     session = connected()
-    request = asked(session)
+    request = pending_request(session)
     [(call, _, caught)] = session.receive_data(error("bad-request", "target", ref="1"), 0.0)
     assert call is request
     assert isinstance(caught, RequestRejected)
@@ -188,29 +193,29 @@ def test_a_refusal_is_its_own():
         ((["a"], 1), {"note": ""}, "note"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_sent(arguments, options, what):
+def test_wrong_arguments_are_rejected_before_anything_is_sent(arguments, options, what):
     with pytest.raises(ValueError, match=what):
         make_any_request("1", *arguments, **options)
 
 
 @pytest.mark.parametrize("resources", ["token/1", [1]])
-def test_what_is_no_list_of_resources(resources):
+def test_resources_must_be_a_list(resources):
     with pytest.raises(TypeError):
         make_any_request("1", resources, 1)
 
 
-def test_a_line_that_would_end_the_connection_for_everybody_is_not_sent():
+def test_a_too_long_line_is_rejected_locally():
     with pytest.raises(RequestRejected, match="line-too-long"):
         make_any_request("1", [f"{number:05}" + "x" * 100 for number in range(10_000)], 1)
 
 
-def test_as_many_as_can_be_chosen_from():
+def test_the_maximum_number_of_resources():
     session = ClientSession(SECRET)
-    request = choose(session, *[f"token/{number:05}" for number in range(10_000)], weights=[MOST] * 10_000)
+    request = choose(session, *[f"token/{number:05}" for number in range(10_000)], weights=[MAX_WEIGHT] * 10_000)
     assert len(request.line) < 1 << 20
 
 
-weights_of_the_wire = st.one_of(st.integers(1, MOST), st.integers(1, 10**78 - 1))
+weights_of_the_wire = st.one_of(st.integers(1, MAX_WEIGHT), st.integers(1, 10**78 - 1))
 
 
 @given(
@@ -221,7 +226,7 @@ weights_of_the_wire = st.one_of(st.integers(1, MOST), st.integers(1, 10**78 - 1)
     target=weights_of_the_wire,
     transaction=st.none() | st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=20),
 )
-def test_whatever_is_accepted_here_is_accepted_by_the_server(names, data, target, transaction):
+def test_requests_accepted_by_the_client_are_accepted_by_the_server(names, data, target, transaction):
     weights = data.draw(st.none() | st.lists(weights_of_the_wire, min_size=len(names), max_size=len(names)))
     request = make_any_request(
         "1", [f"shared:{name}" for name in names], target, weights=weights, transaction=transaction

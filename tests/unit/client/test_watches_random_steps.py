@@ -1,7 +1,7 @@
-"""Whatever happens in whatever order: whoever applies the changes has, in the end, the picture of what is held.
+"""Random steps: a consumer that applies all changes ends with the locks that are held.
 
-The client's session talks to a server that knows of nothing but watches, over a pipe that delivers late, while locks come and
-go, connections are cut, the server calls a client slow, whoever watches is slow, and watches begin and end.
+The client's session talks to a server that supports only watches, over a connection that delivers late. Meanwhile locks are
+granted and released, connections are lost, the server sends `lagged`, consumers are slow, and watches start and end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _small_buffer():
 
 
 class Server:
-    """One connection; `inbox` and `outbox` are what is on its way."""
+    """A server with one connection; `inbox` and `outbox` are the bytes in transit."""
 
     def __init__(self) -> None:
         self.held: dict[str, int] = {}
@@ -38,11 +38,11 @@ class Server:
         self.inbox = self.outbox = b""
         self.ids = 0
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         self.prefixes.clear()
         self.inbox = self.outbox = b""
 
-    def work(self) -> None:
+    def execute_commands(self) -> None:
         lines, self.inbox = self.inbox.splitlines(), b""
         for line in lines:
             message = orjson.loads(line)
@@ -78,66 +78,66 @@ class Server:
             self.outbox += say("event", state="lagged")
 
 
-class Watcher:
+class Consumer:
     def __init__(self, prefix: str) -> None:
         self.watch = Watch(prefix)
-        self.picture: dict[str, int] = {}
-        self.waits = False
+        self.applied: dict[str, int] = {}
+        self.waiting = False
 
     def take(self, count: int) -> None:
         for _ in range(min(count, len(self.watch.changes))):
             change = self.watch.changes.popleft()
             if change.state == "locked":
-                assert self.picture.setdefault(change.resource, change.id) == change.id
+                assert self.applied.setdefault(change.resource, change.id) == change.id
             else:
-                assert self.picture.pop(change.resource) == change.id
+                assert self.applied.pop(change.resource) == change.id
 
 
-class World:
+class Simulation:
     def __init__(self) -> None:
         self.session, self.server = ClientSession(), Server()
-        self.watchers: list[Watcher] = []
+        self.consumers: list[Consumer] = []
         self.connected = False
 
-    def settle(self, outcomes) -> None:
+    def record_outcomes(self, outcomes) -> None:
         for call, _, error in outcomes:
             assert error is None
-            for watcher in self.watchers:
-                if watcher.watch is call:
-                    assert watcher.waits, "woken twice"
-                    assert watcher.watch.changes
-                    watcher.waits = False
+            for consumer in self.consumers:
+                if consumer.watch is call:
+                    assert consumer.waiting, "woken twice"
+                    assert consumer.watch.changes
+                    consumer.waiting = False
 
-    def take(self, watcher: Watcher, count: int) -> None:
-        watcher.take(count)
-        if not watcher.watch.changes and not watcher.waits:
-            watcher.waits = True
-            self.session.request_next(watcher.watch, 0.0)
+    def take(self, consumer: Consumer, count: int) -> None:
+        consumer.take(count)
+        if not consumer.watch.changes and not consumer.waiting:
+            consumer.waiting = True
+            self.session.request_next(consumer.watch, 0.0)
 
     def send(self) -> None:
         self.server.inbox += self.session.data_to_send()
 
     def deliver(self, size: int) -> None:
         data, self.server.outbox = self.server.outbox[:size], self.server.outbox[size:]
-        self.settle(self.session.receive_data(data, 0.0))
+        self.record_outcomes(self.session.receive_data(data, 0.0))
         assert not self.session.close_reason
-        assert all(len(watcher.watch.changes) <= MAX_BUFFERED_CHANGES + 2 * len(NAMES) for watcher in self.watchers)
+        assert all(len(consumer.watch.changes) <= MAX_BUFFERED_CHANGES + 2 * len(NAMES) for consumer in self.consumers)
 
-    def cut(self) -> None:
-        self.server.hang_up()
-        self.settle(self.session.on_disconnected("cut", 0.0))
+    def lose_connection(self) -> None:
+        self.server.disconnect()
+        self.record_outcomes(self.session.on_disconnected("cut", 0.0))
         self.connected = False
 
-    def calm_down(self) -> None:
-        """Everything that is said is heard, and every change is taken."""
+    def exchange_all_messages(self) -> None:
+        """Connect, and exchange messages until all changes are consumed and nothing is in transit."""
         if not self.connected:
             self.connected = True
             self.session.on_connected()
         while True:
-            for watcher in self.watchers:
-                self.take(watcher, 1000)
+            for consumer in self.consumers:
+                self.take(consumer, 1000)
             self.send()
-            self.server.work()
+            self.server.execute_commands()
             if not self.server.outbox:
                 break
             self.deliver(len(self.server.outbox))
@@ -154,36 +154,36 @@ steps = st.one_of(
 )
 
 
-def act(world: World, name: str, value) -> None:
+def execute_step(simulation: Simulation, name: str, value) -> None:
     match name:
         case "toggle":
-            world.server.toggle(value)
-        case "watch" if len(world.watchers) < 4:
-            world.watchers.append(Watcher(value))
-            world.take(world.watchers[-1], 1)
-        case "end" if value < len(world.watchers):
-            watcher = world.watchers.pop(value)
-            assert bool(world.session.unwatch(watcher.watch)) == watcher.waits
-        case "take" if value[0] < len(world.watchers):
-            world.take(world.watchers[value[0]], value[1])
-        case "deliver" if world.connected:
-            world.deliver(value)
-        case "connect" if not world.connected:
-            world.connected = True
-            world.session.on_connected()
+            simulation.server.toggle(value)
+        case "watch" if len(simulation.consumers) < 4:
+            simulation.consumers.append(Consumer(value))
+            simulation.take(simulation.consumers[-1], 1)
+        case "end" if value < len(simulation.consumers):
+            consumer = simulation.consumers.pop(value)
+            assert bool(simulation.session.unwatch(consumer.watch)) == consumer.waiting
+        case "take" if value[0] < len(simulation.consumers):
+            simulation.take(simulation.consumers[value[0]], value[1])
+        case "deliver" if simulation.connected:
+            simulation.deliver(value)
+        case "connect" if not simulation.connected:
+            simulation.connected = True
+            simulation.session.on_connected()
         case "cut":
-            world.cut()
+            simulation.lose_connection()
         case "lag":
-            world.server.lag()
+            simulation.server.lag()
         case "send":
-            world.send()
+            simulation.send()
         case "work":
-            world.server.work()
+            simulation.server.execute_commands()
         case "calm":
-            world.calm_down()
+            simulation.exchange_all_messages()
 
 
-LAG_BEFORE_THE_ANSWER = [
+LAGGED_BEFORE_THE_REPLY = [
     ("watch", ""),
     ("calm", None),
     ("toggle", "a"),
@@ -194,23 +194,23 @@ LAG_BEFORE_THE_ANSWER = [
     ("deliver", 49),
     ("end", 0),
 ]
-"""The second watch has ended, but the server has yet to read its `watch` when it ends all watches of the connection."""
+"""The second watch was closed, but the server executes its `watch` after it sent `lagged`."""
 
 
 @examples(60)
-@example(LAG_BEFORE_THE_ANSWER)
+@example(LAGGED_BEFORE_THE_REPLY)
 @given(st.lists(steps, min_size=20, max_size=100))
-def test_the_picture_is_right_in_the_end(script):
-    world = World()
+def test_consumers_end_with_the_locks_that_are_held(script):
+    simulation = Simulation()
     for name, value in script:
-        act(world, name, value)
-    world.calm_down()
-    for watcher in world.watchers:
-        held = {name: id_ for name, id_ in world.server.held.items() if name.startswith(watcher.watch.prefix)}
-        assert watcher.picture == held
-    assert world.server.prefixes == {watcher.watch.prefix for watcher in world.watchers}
-    for watcher in world.watchers:
-        world.session.unwatch(watcher.watch)
-    world.watchers.clear()
-    world.calm_down()
-    assert not world.server.prefixes
+        execute_step(simulation, name, value)
+    simulation.exchange_all_messages()
+    for consumer in simulation.consumers:
+        held = {name: id_ for name, id_ in simulation.server.held.items() if name.startswith(consumer.watch.prefix)}
+        assert consumer.applied == held
+    assert simulation.server.prefixes == {consumer.watch.prefix for consumer in simulation.consumers}
+    for consumer in simulation.consumers:
+        simulation.session.unwatch(consumer.watch)
+    simulation.consumers.clear()
+    simulation.exchange_all_messages()
+    assert not simulation.server.prefixes

@@ -1,4 +1,4 @@
-"""A server that says nothing: when it is asked whether it is there, and when it is taken for gone."""
+"""Keepalive: when a silent server is pinged, and when it is considered hung."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genie.client.commands import Extend, Inspect, Ping, Release
 from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S, PING_TIMEOUT_STEPS
 from genie.client.session import ClientSession
 from scripted_server import SECRET, InOrder, ask, cut, error, greet, held, locked, queued, released, say, waiting
-from scripted_server import connected as connected_core
+from scripted_server import connected as connect_session
 
 PING = say("ping")
 PONG = say("pong")
@@ -18,11 +18,11 @@ GONE_S = PING_INTERVAL_S + PING_TIMEOUT_STEPS * PING_TIMEOUT_STEP_S
 
 
 def connected(*, watching: bool) -> ClientSession:
-    return connected_core(InOrder, watching=watching)
+    return connect_session(InOrder, watching=watching)
 
 
 def run(session: ClientSession, until: float) -> list[tuple[float, bytes]]:
-    """Let time pass as a shell does, and nothing else; what was sent, and when."""
+    """Call the timers until a time, without messages from the server; return what was sent, and when."""
     sent = []
     while session.next_timer <= until:
         now = session.next_timer
@@ -35,31 +35,34 @@ def run(session: ClientSession, until: float) -> list[tuple[float, bytes]]:
     return sent
 
 
-def asked(session: ClientSession) -> None:
+def with_pending_ping(session: ClientSession) -> None:
     ask(session)
 
 
-def releasing(session: ClientSession) -> None:
+def with_pending_release(session: ClientSession) -> None:
     session.release(held(session), 0.0)
 
 
-def lock_held(session: ClientSession) -> None:
+def with_held_lock(session: ClientSession) -> None:
     held(session, transaction_timeout=1000)
 
 
-def abandoned(session: ClientSession) -> None:
+def with_abandoned_request(session: ClientSession) -> None:
     session.abandon(ask(session), 0.0)
 
 
-def extending(session: ClientSession) -> None:
+def with_pending_extension(session: ClientSession) -> None:
     lock = held(session)
     session.send(Extend(lock.id, 1000, lock), 0.0)
 
 
-@pytest.mark.parametrize("stake", [asked, waiting, lock_held, releasing, abandoned, extending])
-def test_one_that_stops_is_asked_once_and_then_left(stake):
+@pytest.mark.parametrize(
+    "expect_messages",
+    [with_pending_ping, waiting, with_held_lock, with_pending_release, with_abandoned_request, with_pending_extension],
+)
+def test_a_hung_server_is_pinged_once_and_then_left(expect_messages):
     session = connected(watching=True)
-    stake(session)
+    expect_messages(session)
     session.data_to_send()
     assert run(session, GONE_S - 0.001) == [(PING_INTERVAL_S, PING)]
     assert not session.close_reason
@@ -68,7 +71,7 @@ def test_one_that_stops_is_asked_once_and_then_left(stake):
 
 
 @pytest.mark.parametrize("call", [Ping(), Inspect(), Release(7)])
-def test_one_that_does_not_answer_a_call_is_left(call):
+def test_a_server_that_does_not_reply_to_a_call_is_left(call):
     session = connected(watching=True)
     session.send(call, 0.0)
     session.data_to_send()
@@ -76,7 +79,7 @@ def test_one_that_does_not_answer_a_call_is_left(call):
     assert session.close_reason
 
 
-def test_one_of_whom_nothing_is_wanted_is_left_alone():
+def test_an_idle_client_sends_no_pings():
     session = connected(watching=True)
     assert run(session, 100.0) == []
     assert session.next_timer == math.inf
@@ -89,7 +92,7 @@ def test_one_of_whom_nothing_is_wanted_is_left_alone():
     assert session.next_timer == math.inf
 
 
-def test_one_that_answers_is_asked_again_after_the_next_silence():
+def test_a_server_that_replies_is_pinged_again_after_the_next_interval():
     session = connected(watching=True)
     held(session, transaction_timeout=1000)
     assert run(session, PING_INTERVAL_S) == [(PING_INTERVAL_S, PING)]
@@ -102,7 +105,7 @@ def test_one_that_answers_is_asked_again_after_the_next_silence():
 
 
 @pytest.mark.parametrize("word", [PONG[:5], queued(101, "1")])
-def test_any_word_will_do_be_it_half_a_line(word):
+def test_any_received_bytes_restart_the_interval(word):
     session = connected(watching=True)
     ask(session)
     session.data_to_send()
@@ -111,7 +114,7 @@ def test_any_word_will_do_be_it_half_a_line(word):
     assert not session.close_reason
 
 
-def test_its_answer_belongs_to_nobody_elses_ping():
+def test_the_reply_to_a_keepalive_ping_completes_no_other_ping():
     session = connected(watching=True)
     waiting(session)
     run(session, PING_INTERVAL_S)
@@ -122,7 +125,7 @@ def test_its_answer_belongs_to_nobody_elses_ping():
     assert not session.close_reason
 
 
-def test_one_whose_store_is_away_is_left_as_it_says_so():
+def test_a_server_that_replies_unavailable_is_left_at_once():
     session = connected(watching=True)
     waiting(session)
     run(session, PING_INTERVAL_S)
@@ -130,7 +133,7 @@ def test_one_whose_store_is_away_is_left_as_it_says_so():
     assert "no store" in session.close_reason
 
 
-def test_a_client_that_was_stopped_itself_reads_before_it_judges():
+def test_a_suspended_client_reads_before_the_timeout_counts():
     session = connected(watching=True)
     waiting(session, queue_timeout=1000)
     run(session, PING_INTERVAL_S)
@@ -141,7 +144,7 @@ def test_a_client_that_was_stopped_itself_reads_before_it_judges():
     assert not session.close_reason
 
 
-def test_the_next_connection_is_watched_anew():
+def test_the_next_connection_has_its_own_keepalive():
     session = connected(watching=True)
     request = waiting(session, queue_timeout=1000)
     run(session, GONE_S)
@@ -158,14 +161,14 @@ def test_the_next_connection_is_watched_anew():
     assert session.receive_data(locked(101, "1"), 60.0 + GONE_S - 0.001) == [(request, None, None)]
 
 
-def test_a_lock_that_is_only_held_is_watched_on_the_next_connection_too():
+def test_a_held_lock_keeps_the_keepalive_running_after_a_reconnect():
     session = connected(watching=True)
     held(session, transaction_timeout=1000)
     cut(session, locked(101, "1", expiresIn=1_000_000), now=10.0)
     assert run(session, 10.0 + PING_INTERVAL_S) == [(10.0 + PING_INTERVAL_S, PING)]
 
 
-def test_who_has_no_patience_for_a_connection_has_none_for_a_silent_one():
+def test_a_short_connect_timeout_shortens_the_keepalive():
     session = InOrder(SECRET, response_timeout=1.0)
     greet(session, resumed=False)
     ask(session)

@@ -1,4 +1,4 @@
-"""The session over one connection after the other: what is said again, what is lost, and who hears of it."""
+"""The client's session across connections: what is sent again, which locks are lost, and which calls fail."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from scripted_server import (
 )
 
 
-class TestGreeting:
-    def test_is_all_that_is_said_until_the_server_has_told_what_it_knows(self):
+class TestHandshake:
+    def test_nothing_else_is_sent_before_the_resumption_has_ended(self):
         session = ClientSession(SECRET)
         request = ask(session)
         session.on_connected()
@@ -54,7 +54,7 @@ class TestGreeting:
         assert session.receive_data(PONG, 0.0) == []
         assert session.data_to_send() == request.line
 
-    def test_has_a_secret_of_its_own_where_none_is_given(self):
+    def test_the_default_secret_is_random(self):
         secrets = set()
         for _ in range(2):
             session = ClientSession(session_timeout=0.25)
@@ -66,20 +66,20 @@ class TestGreeting:
         assert min(map(len, secrets)) >= 32
 
     @pytest.mark.parametrize("session", ["x" * 15, "x" * 129, 16 * ("x",), "\ud800" * 16])
-    def test_with_what_is_no_secret(self, session):
+    def test_an_invalid_secret(self, session):
         with pytest.raises(ValueError, match=r"session|hello") as caught:
             ClientSession(session)
         assert "xxx" not in str(caught.value), "a secret is not for logs"
 
     @pytest.mark.parametrize("timeout", [0, -1, math.inf, 2_147_484])
-    def test_with_a_session_timeout_that_is_none(self, timeout):
+    def test_an_invalid_session_timeout(self, timeout):
         with pytest.raises(ValueError, match="session_timeout"):
             ClientSession(session_timeout=timeout)
 
-    def test_of_a_second_client_with_the_same_secret_has_other_refs(self):
+    def test_a_second_client_with_the_same_secret_uses_other_refs(self):
         assert ClientSession(SECRET).new_ref() != ClientSession(SECRET).new_ref()
 
-    def test_says_the_namespace_which_the_server_must_confirm(self):
+    def test_the_server_must_confirm_the_namespace(self):
         session = ClientSession(SECRET, namespace="billing")
         request = ask(session)
         session.on_connected()
@@ -98,14 +98,14 @@ class TestGreeting:
         assert session.up
         assert session.data_to_send() == request.line
 
-    def test_says_what_this_client_speaks_and_is(self):
+    def test_hello_has_the_protocol_and_the_client_version(self):
         session = ClientSession(SECRET)
         session.on_connected()
         hello = orjson.loads(session.data_to_send().splitlines()[0])["payload"]
         assert (hello["protocol"], hello["quiet"]) == (1, True)
         assert re.fullmatch(r"genie-python/\d.*", hello["client"])
 
-    def test_is_not_done_with_a_server_of_another_protocol(self):
+    def test_a_server_of_another_protocol_version_is_rejected(self):
         session = ClientSession(SECRET)
         session.on_connected()
         session.receive_data(welcome(False, protocol=2) + PONG, 0.0)
@@ -113,7 +113,7 @@ class TestGreeting:
         assert not session.up
 
     @pytest.mark.parametrize("code", ["unauthorized", "unknown-namespace", "unsupported-protocol"])
-    def test_that_is_refused_for_good_fails_those_who_wait(self, code):
+    def test_a_final_rejection_fails_waiting_calls(self, code):
         session = ClientSession(SECRET)
         request = ask(session)
         session.on_connected()
@@ -132,7 +132,7 @@ class TestGreeting:
         assert session.rejection is None
         assert session.data_to_send() == b"", "it was never sent"
 
-    def test_that_is_refused_for_now_is_tried_elsewhere(self):
+    def test_a_temporary_rejection_does_not_fail_waiting_calls(self):
         session = ClientSession(SECRET)
         ask(session)
         session.on_connected()
@@ -141,7 +141,7 @@ class TestGreeting:
         assert session.rejection is None
         assert session.fail_callers(0.0) == []
 
-    def test_tells_how_long_to_wait_for_messages(self):
+    def test_welcome_sets_the_ping_interval(self):
         session = ClientSession(SECRET, response_timeout=100.0)
         session.on_connected()
         session.receive_data(welcome(False, pingInterval=7000) + PONG, 0.0)
@@ -153,7 +153,7 @@ class TestGreeting:
         assert orjson.loads(session.data_to_send())["command"] == "ping"
 
     @pytest.mark.parametrize("leader", ["b:1", None])
-    def test_that_is_refused_by_a_node_that_does_not_lead(self, leader):
+    def test_a_follower_redirects_to_the_leader(self, leader):
         session = ClientSession()
         session.on_connected()
         told = error("unavailable", "not the leader", **({} if leader is None else {"leader": leader}))
@@ -164,14 +164,14 @@ class TestGreeting:
         session.on_connected()
         assert (session.close_reason, session.redirect) == ("", None)
 
-    def test_that_is_refused_for_another_reason_names_nobody(self):
+    def test_other_error_replies_do_not_redirect(self):
         session = ClientSession()
         session.on_connected()
         session.receive_data(error("bad-request", "what is hello?"), 0.0)
         assert "what is hello?" in session.close_reason
         assert session.redirect is None
 
-    def test_whose_end_is_refused_is_none(self):
+    def test_unavailable_during_the_resumption_closes_the_connection(self):
         session = ClientSession(SECRET)
         request = ask(session)
         session.on_connected()
@@ -185,19 +185,19 @@ class TestGreeting:
         assert session.data_to_send() == request.line
 
     @pytest.mark.parametrize("line", [PONG, locked(1, "1"), released(1, "success", "1")])
-    def test_that_is_answered_by_something_else_ends_the_connection(self, line):
+    def test_any_other_reply_to_hello_closes_the_connection(self, line):
         session = ClientSession()
         session.on_connected()
         session.receive_data(line, 0.0)
         assert session.close_reason
 
-    def test_lets_what_a_newer_server_says_pass(self):
+    def test_unknown_messages_of_a_newer_server_are_ignored(self):
         session = ClientSession()
         session.on_connected()
         session.receive_data(say("tomorrow") + welcome(False) + say("tomorrow") + PONG, 0.0)
         assert session.up
 
-    def test_that_is_cut_short_changes_nothing(self):
+    def test_a_disconnect_during_the_resumption_changes_nothing(self):
         session = connected()
         lock, request = held(session), waiting(session)
         session.on_disconnected("gone", 0.0)
@@ -210,8 +210,8 @@ class TestGreeting:
         assert (lock.state, request.state) == (RequestState.HELD, RequestState.WAITING)
 
 
-class TestWhatWaits:
-    def test_is_repeated_and_goes_on_waiting_where_the_server_knows_it(self):
+class TestWaitingRequest:
+    def test_is_sent_again_after_a_resumption(self):
         session = connected()
         request = waiting(session)
         line = request.line
@@ -220,14 +220,14 @@ class TestWhatWaits:
         assert session.receive_data(locked(101, "1"), 3.0) == [(request, None, None)]
         assert request.expires_at == 13.0
 
-    def test_was_granted_meanwhile(self):
+    def test_was_granted_while_disconnected(self):
         session = connected()
         request = waiting(session)
         assert cut(session, locked(101, "1", expiresIn=2500), now=4.0) == [(request, None, None)]
         assert (request.state, request.fence, request.expires_at) == (RequestState.HELD, 7, 6.5)
         assert session.data_to_send() == b""
 
-    def test_was_granted_between_the_resume_and_the_repetition(self):
+    def test_was_granted_between_the_resumption_and_the_retry(self):
         session = connected()
         request = waiting(session)
         cut(session)
@@ -245,7 +245,7 @@ class TestWhatWaits:
         ],
     )
     @pytest.mark.parametrize("repeated", [True, False])
-    def test_ended_meanwhile(self, message, kind, repeated):
+    def test_ended_while_disconnected(self, message, kind, repeated):
         session = connected()
         request = waiting(session)
         outcomes = cut(session, *([] if repeated else [message]))
@@ -259,7 +259,7 @@ class TestWhatWaits:
         assert cut(session, message) == [], "it may come once more"
 
     @pytest.mark.parametrize("sent", [True, False])
-    def test_is_sent_again_if_it_did_not_arrive(self, sent):
+    def test_is_sent_again_if_the_server_does_not_know_it(self, sent):
         session = connected()
         request = ask(session)
         if sent:
@@ -271,7 +271,7 @@ class TestWhatWaits:
         assert session.receive_data(locked(101, "1", expiresIn=2500), 1.0) == [(request, None, None)]
         assert request.expires_at == 3.5
 
-    def test_is_asked_for_without_a_connection_too(self):
+    def test_is_queued_while_disconnected(self):
         session = connected()
         session.on_disconnected("gone", 0.0)
         request = ask(session)
@@ -279,7 +279,7 @@ class TestWhatWaits:
         greet(session)
         assert session.data_to_send() == request.line
 
-    def test_and_that_a_server_could_not_take_up_is_sent_to_the_next(self):
+    def test_rejected_as_unavailable_is_sent_to_the_next_server(self):
         session = connected()
         request = ask(session)
         session.data_to_send()
@@ -290,8 +290,8 @@ class TestWhatWaits:
         assert session.data_to_send() == request.line
 
 
-class TestASessionThatEnded:
-    def test_loses_what_was_held_and_gives_it_back(self):
+class TestEndedSession:
+    def test_held_locks_are_lost_and_released_by_id(self):
         session = connected()
         lock = held(session)
         [(call, _, why)] = cut(session, resumed=False)
@@ -304,7 +304,7 @@ class TestASessionThatEnded:
         assert reason == "success"
         assert session.release(lock, 0.0) is None
 
-    def test_asks_again_for_the_rest_of_the_wait(self):
+    def test_waiting_requests_are_reissued_with_the_rest_of_their_queue_timeout(self):
         session = connected()
         request = waiting(session, now=1.0, queue_timeout=10, transaction="t")
         assert cut(session, resumed=False, now=4.5) == []
@@ -320,7 +320,7 @@ class TestASessionThatEnded:
         assert orjson.loads(session.data_to_send())["payload"]["queueTimeout"] == 0
         assert session.receive_data(locked(301, "1"), 20.0) == [(request, None, None)]
 
-    def test_counts_the_wait_of_what_was_not_sent_from_then_on(self):
+    def test_the_queue_timeout_starts_when_a_request_is_first_sent(self):
         session = connected()
         ask(session, queue_timeout=10)
         session.data_to_send()
@@ -330,7 +330,7 @@ class TestASessionThatEnded:
         lines = [orjson.loads(line)["payload"] for line in session.data_to_send().splitlines()]
         assert [(line["ref"], line["queueTimeout"]) for line in lines] == [("1", 6000), ("2", 10000)]
 
-    def test_still_releases_what_was_to_be_released(self):
+    def test_a_pending_release_is_sent_by_id(self):
         session = connected()
         lock = held(session)
         left = session.release(lock, 0.0)
@@ -339,7 +339,7 @@ class TestASessionThatEnded:
         assert session.receive_data(error("unknown-id", id=101, ref="2"), 0.0) == [(left, "success", None)]
         assert lock.error is None
 
-    def test_lost_a_lock_that_was_to_be_released_but_could_not(self):
+    def test_a_release_that_was_never_sent_finds_the_lock_lost(self):
         session = connected()
         lock = held(session)
         session.on_disconnected("gone", 0.0)
@@ -350,7 +350,7 @@ class TestASessionThatEnded:
         assert isinstance(why, LockLost)
         assert isinstance(refused, RequestRejected)
 
-    def test_lost_a_lock_that_had_timed_out_before_it_was_released(self):
+    def test_a_lock_that_timed_out_before_its_release_is_lost(self):
         session = connected()
         lock = held(session)
         left = session.release(lock, 0.0)
@@ -359,7 +359,7 @@ class TestASessionThatEnded:
         assert [outcome[0] for outcome in outcomes] == [lock, left]
         assert isinstance(lock.error, TransactionTimeout)
 
-    def test_ended_what_was_cancelled(self):
+    def test_a_cancelled_request_has_ended(self):
         session = connected()
         request = waiting(session)
         session.abandon(request, 0.0)
@@ -368,7 +368,7 @@ class TestASessionThatEnded:
         assert session.data_to_send() == b""
         assert request.state is RequestState.ENDED
 
-    def test_keeps_a_cancelled_request_that_was_granted_from_staying_locked(self):
+    def test_a_cancelled_request_that_was_granted_is_released_by_id(self):
         session = connected()
         request = waiting(session)
         session.abandon(request, 0.0)
@@ -379,8 +379,8 @@ class TestASessionThatEnded:
         assert session.receive_data(released(101, "success", "2"), 0.0)[0][1] == "success"
 
 
-class TestWhatIsHeld:
-    def test_stays_so_and_ends_when_the_server_says(self):
+class TestHeldLock:
+    def test_stays_held_with_the_remaining_time_of_the_server(self):
         session = connected()
         lock = held(session, transaction_timeout=10)
         assert cut(session, locked(101, "1", expiresIn=20_000), now=5.0) == []
@@ -388,7 +388,7 @@ class TestWhatIsHeld:
         assert session.on_timer(10.0) == []
         assert session.next_timer == 25.0
 
-    def test_may_end_sooner_than_was_thought(self):
+    def test_may_expire_earlier_than_before_the_reconnect(self):
         session = connected()
         held(session, transaction_timeout=10)
         cut(session, locked(101, "1", expiresIn=1000), now=5.0)
@@ -401,7 +401,7 @@ class TestWhatIsHeld:
         [("transaction-timeout", TransactionTimeout), ("success", LockLost), ("disconnected", Disconnected)],
     )
     @pytest.mark.parametrize("mentioned", [True, False])
-    def test_was_lost_meanwhile(self, reason, kind, mentioned):
+    def test_was_lost_while_disconnected(self, reason, kind, mentioned):
         session = connected()
         lock = held(session)
         if mentioned:
@@ -415,7 +415,7 @@ class TestWhatIsHeld:
         assert call is lock
         assert type(why) is kind
 
-    def test_and_that_the_server_has_forgotten_is_lost(self):
+    def test_unknown_to_the_server_is_lost(self):
         session = connected()
         lock = held(session)
         cut(session)
@@ -423,7 +423,7 @@ class TestWhatIsHeld:
         assert call is lock
         assert isinstance(why, LockLost)
 
-    def test_and_lost_by_the_clients_clock_while_there_was_no_connection_is_given_back(self):
+    def test_that_expired_locally_while_disconnected_is_released(self):
         session = connected()
         lock = held(session, transaction_timeout=10)
         session.on_disconnected("gone", 0.0)
@@ -435,7 +435,7 @@ class TestWhatIsHeld:
         [(answered, _, _)] = session.receive_data(released(101, "success", "2"), 11.0)
         assert answered is not lock
 
-    def test_and_has_a_watchdog_is_extended_at_once(self):
+    def test_with_a_watchdog_is_extended_after_the_reconnect(self):
         session = connected()
         held(session, transaction_timeout=9, watchdog=True)
         session.on_disconnected("gone", 0.0)
@@ -445,7 +445,7 @@ class TestWhatIsHeld:
         session.on_timer(4.0)
         assert session.data_to_send() == say("extend", id=101, transactionTimeout=9000, ref="2")
 
-    def test_fails_an_extension_on_its_way_and_no_more(self):
+    def test_a_pending_extension_fails_and_the_lock_stays_held(self):
         session = connected()
         lock = held(session)
         extend, ping = Extend(lock.id, 5, lock), Ping()
@@ -458,9 +458,9 @@ class TestWhatIsHeld:
         assert lock.state is RequestState.HELD
 
 
-class TestARelease:
+class TestRelease:
     @pytest.mark.parametrize("sent", [True, False])
-    def test_is_sent_again_with_the_same_ref(self, sent):
+    def test_is_sent_again_with_the_same_ref_after_a_reconnect(self, sent):
         session = connected()
         lock = held(session)
         if not sent:
@@ -475,7 +475,7 @@ class TestARelease:
         assert lock.error is None
 
     @pytest.mark.parametrize("answer", [released(101, "success", "2"), error("unknown-id", id=101, ref="2")])
-    def test_that_was_carried_out_before_the_cut_is_no_loss(self, answer):
+    def test_executed_before_the_disconnect_is_a_success(self, answer):
         session = connected()
         lock = held(session)
         left = session.release(lock, 0.0)
@@ -487,7 +487,7 @@ class TestARelease:
         assert not session._requests.by_ref
 
     @pytest.mark.parametrize("resumed", [True, False])
-    def test_that_came_too_late_does_not_undo_the_loss(self, resumed):
+    def test_executed_after_the_lock_timed_out_reports_the_loss(self, resumed):
         session = connected()
         lock = held(session)
         left = session.release(lock, 0.0)
@@ -497,7 +497,7 @@ class TestARelease:
         assert [outcome[0] for outcome in outcomes] == [lock, left]
         assert isinstance(lock.error, TransactionTimeout)
 
-    def test_of_a_lock_that_timed_out_and_is_forgotten_since_finds_it_lost_once(self):
+    def test_of_a_lock_that_timed_out_and_is_unknown_since_reports_the_loss_once(self):
         session = connected()
         lock = held(session)
         session.on_disconnected("gone", 0.0)
@@ -510,7 +510,7 @@ class TestARelease:
         assert isinstance(refused, RequestRejected)
         assert lock.error is why
 
-    def test_of_another_clients_id_that_is_unknown_is_rejected_also_when_it_is_repeated(self):
+    def test_of_an_unknown_id_of_another_client_is_rejected_even_after_a_retry(self):
         session = connected()
         call = Release(5)
         session.send(call, 0.0)
@@ -519,7 +519,7 @@ class TestARelease:
         assert answered is call
         assert isinstance(why, RequestRejected)
 
-    def test_that_a_server_could_not_take_up_is_sent_to_the_next(self):
+    def test_rejected_as_unavailable_is_sent_to_the_next_server(self):
         session = connected()
         left = session.release(held(session), 0.0)
         session.data_to_send()
@@ -534,8 +534,8 @@ class TestARelease:
 CANCEL = b'{"command":"release","payload":{"ref":"1"}}\n'
 
 
-class TestWhatIsCancelled:
-    def test_and_never_was_sent_is_forgotten(self):
+class TestCancelledRequest:
+    def test_that_was_never_sent_is_dropped(self):
         session = connected()
         session.on_disconnected("gone", 0.0)
         request = ask(session)
@@ -544,7 +544,7 @@ class TestWhatIsCancelled:
         assert session.data_to_send() == b""
         assert request.state is RequestState.ENDED
 
-    def test_without_a_connection_is_released_on_the_next_one(self):
+    def test_while_disconnected_is_released_on_the_next_connection(self):
         session = connected()
         request = waiting(session)
         session.on_disconnected("gone", 0.0)
@@ -555,7 +555,7 @@ class TestWhatIsCancelled:
         assert request.state is RequestState.ENDED
 
     @pytest.mark.parametrize("answer", [released(101, "success", "1"), error("unknown-id", ref="1")])
-    def test_before_a_cut_is_released_again(self, answer):
+    def test_before_a_disconnect_is_released_again(self, answer):
         session = connected()
         request = waiting(session)
         session.abandon(request, 0.0)
@@ -565,7 +565,7 @@ class TestWhatIsCancelled:
         session.receive_data(answer, 0.0)
         assert (request.state, request.error) == (RequestState.ENDED, None)
 
-    def test_and_was_granted_meanwhile_is_given_back(self):
+    def test_that_was_granted_while_disconnected_is_released(self):
         session = connected()
         request = waiting(session)
         session.on_disconnected("gone", 0.0)
@@ -575,7 +575,7 @@ class TestWhatIsCancelled:
         session.receive_data(released(101, "success", "1"), 0.0)
         assert (request.state, request.error) == (RequestState.ENDED, None)
 
-    def test_and_has_ended_is_not(self):
+    def test_that_ended_while_disconnected_is_not_released(self):
         session = connected()
         request = waiting(session)
         session.abandon(request, 0.0)
@@ -583,7 +583,7 @@ class TestWhatIsCancelled:
         cut(session, released(101, "queue-timeout", "1"))
         assert session.data_to_send() == b""
 
-    def test_and_is_of_an_earlier_client_with_this_secret_is_released_when_it_is_granted(self):
+    def test_of_an_earlier_client_with_this_secret_is_released_when_granted(self):
         session = ClientSession(SECRET)
         assert greet(session, locked(56, "old-2", expiresIn=100), released(57, "success", "old-3")) == []
         assert session.data_to_send() == b"", "what that client held stays held"
@@ -593,9 +593,9 @@ class TestWhatIsCancelled:
         assert session.receive_data(released(55, "success", "1"), 0.0)[0][1] == "success"
 
 
-class TestPatience:
+class TestResponseTimeout:
     @pytest.mark.parametrize(("queue_timeout", "end"), [(0, 5.0), (20, 25.0)])
-    def test_ends_when_no_server_comes_back(self, queue_timeout, end):
+    def test_while_disconnected(self, queue_timeout, end):
         session = ClientSession(SECRET, response_timeout=5.0)
         session.explain_unavailable = lambda: "no server at b:1"
         request = ask(session, queue_timeout=queue_timeout)
@@ -614,7 +614,7 @@ class TestPatience:
         greet(session)
         assert session.data_to_send() == b""
 
-    def test_ends_with_a_server_that_does_not_answer(self):
+    def test_with_a_silent_server(self):
         session = connected()
         request = ask(session, queue_timeout=1)
         session.data_to_send()
@@ -623,7 +623,7 @@ class TestPatience:
         assert "the server does not answer" in str(why)
         assert session.data_to_send() == CANCEL
 
-    def test_counts_from_the_last_connection(self):
+    def test_restarts_with_each_connection(self):
         session = connected()
         request = waiting(session, queue_timeout=1, now=0.0)
         cut(session, now=8.0)
@@ -635,21 +635,21 @@ class TestPatience:
         assert isinstance(why, Unavailable)
         assert session.data_to_send() == CANCEL
 
-    def test_has_no_end_where_the_wait_has_none(self):
+    def test_without_a_queue_timeout_is_infinite(self):
         session = connected()
         waiting(session, queue_timeout=None)
         assert session.on_timer(1e9) == []
         assert session.next_timer == math.inf
 
-    def test_is_not_for_locks_that_are_held(self):
+    def test_does_not_apply_to_held_locks(self):
         session = connected()
         held(session, queue_timeout=0, transaction_timeout=100)
         assert session.on_timer(50.0) == []
         assert session.next_timer == 100.0
 
 
-class TestClosing:
-    def test_gives_back_what_waits_and_keeps_what_is_held(self):
+class TestClose:
+    def test_cancels_waiting_requests_and_keeps_held_locks(self):
         session = connected()
         lock, request = held(session), waiting(session)
         outcomes = session.begin_close(0.0)
@@ -663,7 +663,7 @@ class TestClosing:
         assert session.finish_close(0.0) == []
         assert lock.state is RequestState.HELD
 
-    def test_gives_back_what_is_granted_at_that_moment(self):
+    def test_releases_a_lock_granted_during_the_close(self):
         session = connected()
         request = waiting(session)
         session.begin_close(0.0)
@@ -672,7 +672,7 @@ class TestClosing:
         ]
         assert request.error is None
 
-    def test_ends_what_is_bound_to_the_session(self):
+    def test_ends_locks_bound_to_the_session(self):
         session = connected()
         lock = held(session, on_disconnect="release")
         session.begin_close(0.0)
@@ -684,7 +684,7 @@ class TestClosing:
         assert answer == (bye, None, None)
         assert session.finish_close(0.0) == []
 
-    def test_ends_releases_too(self):
+    def test_fails_pending_releases(self):
         session = connected()
         left = session.release(held(session), 0.0)
         [(call, _, why)] = session.finish_close(0.0)
@@ -692,8 +692,8 @@ class TestClosing:
         assert isinstance(why, ConnectionLost)
 
 
-class TestALockThatIsBoundToTheSession:
-    def test_is_lost_when_there_was_no_connection_for_the_sessions_timeout(self):
+class TestLockBoundToTheSession:
+    def test_is_lost_after_the_session_timeout(self):
         session = connected()
         lock = held(session, transaction_timeout=1000, on_disconnect="release")
         session.on_disconnected("gone", 5.0)
@@ -706,7 +706,7 @@ class TestALockThatIsBoundToTheSession:
         assert type(why) is Disconnected
         assert "session_timeout" in str(why)
 
-    def test_is_given_back_where_the_server_has_kept_it_for_longer(self):
+    def test_that_expired_locally_is_released_if_the_server_still_holds_it(self):
         session = connected()
         held(session, transaction_timeout=1000, on_disconnect="release")
         session.on_disconnected("gone", 5.0)
@@ -714,7 +714,7 @@ class TestALockThatIsBoundToTheSession:
         greet(session, locked(101, "1", expiresIn=500_000), now=16.0)
         assert session.data_to_send() == release(101, "2")
 
-    def test_is_held_on_when_the_session_is_resumed(self):
+    def test_stays_held_when_the_session_is_resumed(self):
         session = connected()
         lock = held(session, transaction_timeout=1000, on_disconnect="release")
         session.on_disconnected("gone", 5.0)
@@ -722,7 +722,7 @@ class TestALockThatIsBoundToTheSession:
         assert session.on_timer(16.0) == []
         assert lock.is_held(500.0)
 
-    def test_ends_with_the_client(self):
+    def test_is_lost_when_the_client_is_closed(self):
         session = connected()
         lock = held(session, on_disconnect="release")
         session.begin_close(0.0)
@@ -731,7 +731,7 @@ class TestALockThatIsBoundToTheSession:
         assert type(why) is Disconnected
         assert not lock.is_held(0.0)
 
-    def test_and_one_that_is_not_outlives_the_session(self):
+    def test_an_unbound_lock_outlives_the_session(self):
         session = connected()
         lock = held(session, transaction_timeout=1000)
         session.on_disconnected("gone", 5.0)
@@ -740,10 +740,10 @@ class TestALockThatIsBoundToTheSession:
         assert not lock.is_held(1000.0)
 
 
-class TestADetachedLock:
+class TestDetachedLock:
     """Server: the lock is held. This client: a lock of another client."""
 
-    def test_is_not_released_after_a_cut_that_outlasts_its_hold(self):
+    def test_is_not_released_after_a_disconnect_longer_than_its_timeout(self):
         session = connected()
         lock = held(session, transaction_timeout=10)
         session.detach(lock, 1.0)
@@ -755,7 +755,7 @@ class TestADetachedLock:
         assert session.data_to_send() == b""
         assert lock.error is None
 
-    def test_may_be_detached_while_there_is_no_connection(self):
+    def test_may_be_detached_while_disconnected(self):
         session = connected()
         lock = held(session, transaction_timeout=10)
         session.on_disconnected("gone", 2.0)
@@ -765,7 +765,7 @@ class TestADetachedLock:
         assert session.data_to_send() == b""
 
     @pytest.mark.parametrize("resumed", [True, False])
-    def test_is_not_released_where_the_server_does_not_mention_it(self, resumed):
+    def test_is_not_released_if_the_resumption_does_not_mention_it(self, resumed):
         session = connected()
         lock = held(session)
         session.detach(lock, 0.0)
@@ -797,7 +797,7 @@ class TestADetachedLock:
             error("unknown-id", id=101, ref="2"),
         ],
     )
-    def test_ignores_the_answer_to_an_extension_that_was_on_its_way(self, answer):
+    def test_ignores_the_reply_to_a_pending_extension(self, answer):
         session = connected()
         lock = held(session)
         extend = Extend(lock.id, 5, lock)
@@ -808,7 +808,7 @@ class TestADetachedLock:
         assert session.data_to_send() == b""
         assert (lock.state, lock.error) == (RequestState.DETACHED, None)
 
-    def test_is_not_released_with_the_client(self):
+    def test_is_not_released_when_the_client_is_closed(self):
         session = connected()
         lock = held(session)
         session.detach(lock, 0.0)
@@ -816,7 +816,7 @@ class TestADetachedLock:
         assert session.begin_close(0.0) == session.finish_close(0.0) == []
         assert session.data_to_send() == b""
 
-    def test_is_extended_and_released_by_its_id_like_a_lock_of_another_client(self):
+    def test_can_be_extended_and_released_by_its_id(self):
         session = connected()
         lock = held(session)
         session.detach(lock, 0.0)
@@ -828,21 +828,21 @@ class TestADetachedLock:
         assert session.receive_data(answers, 0.0) == [(extend, None, None), (release_, "success", None)]
         assert lock.error is None
 
-    def test_is_detached_once(self):
+    def test_a_second_detach_does_nothing(self):
         session = connected()
         lock = held(session, transaction_timeout=10)
         session.detach(lock, 0.0)
         session.detach(lock, 100.0)
         assert lock.state is RequestState.DETACHED
 
-    def test_is_none_that_ends_with_the_session(self):
+    def test_a_lock_bound_to_the_session_can_not_be_detached(self):
         session = connected()
         lock = held(session, on_disconnect="release")
         with pytest.raises(ValueError, match="it ends with the session of this client"):
             session.detach(lock, 0.0)
         assert lock.state is RequestState.HELD
 
-    def test_is_none_that_was_lost_before(self):
+    def test_a_lost_lock_can_not_be_detached(self):
         session = connected()
         lock = held(session)
         session.receive_data(released(101, "transaction-timeout", "1"), 0.0)
@@ -851,7 +851,7 @@ class TestADetachedLock:
         assert caught.value is not lock.error
         assert lock.state is RequestState.ENDED
 
-    def test_is_none_that_has_outlived_its_hold_by_this_clients_clock(self):
+    def test_a_locally_expired_lock_can_not_be_detached(self):
         session = connected()
         lock = held(session, transaction_timeout=10)
         with pytest.raises(TransactionTimeout):
@@ -859,7 +859,7 @@ class TestADetachedLock:
         assert [outcome[0] for outcome in session.on_timer(10.0)] == [lock]
 
     @pytest.mark.parametrize("answered", [True, False])
-    def test_is_none_that_was_released(self, answered):
+    def test_a_released_lock_can_not_be_detached(self, answered):
         session = connected()
         lock = held(session)
         session.release(lock, 0.0)
@@ -869,7 +869,7 @@ class TestADetachedLock:
             session.detach(lock, 0.0)
 
 
-def test_half_a_line_of_the_old_connection_is_forgotten():
+def test_an_incomplete_line_of_the_old_connection_is_dropped():
     session = connected()
     session.receive_data(b'{"command":"po', 0.0)
     cut(session)
@@ -878,7 +878,7 @@ def test_half_a_line_of_the_old_connection_is_forgotten():
     assert session.receive_data(pong(ping), 1.0) == [(ping, None, None)]
 
 
-def test_what_was_said_to_a_server_that_is_gone_is_not_said_to_the_next():
+def test_unsent_commands_of_the_old_connection_are_dropped():
     session = connected()
     lock = held(session)
     session.send(Extend(lock.id, 5, lock), 0.0)
@@ -887,7 +887,7 @@ def test_what_was_said_to_a_server_that_is_gone_is_not_said_to_the_next():
     assert session.data_to_send() == b""
 
 
-def test_a_last_word_on_what_has_ended_long_ago_is_harmless():
+def test_a_retained_reply_for_an_ended_request_is_ignored():
     session = connected()
     lock = held(session)
     session.release(lock, 0.0)
