@@ -424,7 +424,7 @@ def read_hello(line: bytes) -> Hello | RequestRejected | None:
     if type(command) is not Hello:
         return None
     if command.protocol != limits.PROTOCOL:
-        why = f"protocol {command.protocol} is not supported; this server speaks {limits.PROTOCOL}"
+        why = f"protocol {command.protocol} is not supported; this server supports {limits.PROTOCOL}"
         return RequestRejected(Code.UNSUPPORTED_PROTOCOL, why, ref=command.ref)
     return command
 

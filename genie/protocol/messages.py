@@ -259,7 +259,7 @@ def read(line: bytes) -> Message | None:
             raise
         return None
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        raise ValueError("the message is nested too deeply") from error
     return message
 
 

@@ -320,7 +320,9 @@ class Connection(Peer, asyncio.Protocol):
             self.handler.submit(self, lines, 0)
         if not self.closing:
             limit = self._limits.max_line
-            self._submit_end(RequestRejected(Code.LINE_TOO_LONG, f"a line has at most {limit} bytes"))
+            self._submit_end(
+                RequestRejected(Code.LINE_TOO_LONG, f"the line is too long: a line has at most {limit} bytes")
+            )
 
     # -- authentication -----------------------------------------------------------------------------------
 

@@ -224,7 +224,7 @@ class Notifier:
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None) -> None:  # noqa: ARG002
         """Reject a request that would have to wait although the wait queues are full."""
         limit = self.manager.max_queue_entries
-        why = f"too many waiting requests: the wait queues have at most {limit:.0f} entries, too few are left"
+        why = f"too many waiting requests: all wait queues together have at most {limit:.0f} entries"
         self.reject(requester, RequestRejected(Code.TOO_MANY, why, ref=ref))
 
     def on_already_ended(self, event: core.AlreadyEnded, requester: Outbound | None, ref: str | None) -> None:

@@ -206,7 +206,7 @@ class Pipeline:
             self._schedule()  # not now: other connections are read first
 
     def _deliver(self) -> None:
-        """Send the messages of the batch, and close the connections that ended with it."""
+        """Send the messages of the batch, close the connections that ended with it, and set the expiry timer."""
         notifier = self._notifier
         for connection in notifier.dirty:
             if connection.has_reply:
@@ -231,6 +231,7 @@ class Pipeline:
         self._deferred[connection] = None
 
     def _flush_deferred(self) -> None:
+        """Send the deferred watch events of all connections."""
         deferred, self._deferred = self._deferred, {}
         for connection in deferred if not self._stopped else ():
             connection.flush_deferred()
@@ -258,14 +259,15 @@ class Pipeline:
         self._store.commit(Batch(write_set, self._ids_reserved_below, manager.next_fence, now), self._on_committed)
 
     def _on_committed(self, error: BaseException | None) -> None:
-        """Send the replies of the batch that was in flight, and run the next one."""
+        """Send the replies of the stored batch, and run the next one. With an `error`, leadership is lost."""
         self.in_flight = self.store_unavailable = False
         if self._stopped:
             return
         took_s = self._loop.time() - self._committed_at
         self._stats.commits.add(took_s * 1000)
         if error is None and took_s > self._lease_s:
-            error = LeadershipLost("a commit took longer than the lease; another node may lead")
+            why = f"a commit took {took_s:.1f} s, longer than the lease of {self._lease_s:g} s; another node may lead"
+            error = LeadershipLost(why)
         if error is not None:
             self._fail(error)
             return
@@ -293,7 +295,7 @@ class Pipeline:
         try:
             if self.in_flight:
                 if since_commit_s > self._lease_s:
-                    self._fail(LeadershipLost("no commit was acknowledged within the lease"))
+                    self._fail(LeadershipLost(f"no commit was acknowledged within the lease of {self._lease_s:g} s"))
                 elif since_commit_s >= self._store_timeout_s and not self.store_unavailable:
                     self._on_store_timeout()
             elif since_commit_s >= self._heartbeat_s - self._tick_s:
@@ -318,12 +320,13 @@ class Pipeline:
 
         If that request is released before, the timer still fires, and finds nothing to expire.
         """
-        at = min(self._request_deadlines.next, self._session_deadlines.next)
-        if at < self._expiry_at:
+        deadline = min(self._request_deadlines.next, self._session_deadlines.next)
+        if deadline < self._expiry_at:
             if self._expiry_timer is not None:
                 self._expiry_timer.cancel()
-            self._expiry_at = at
-            self._expiry_timer = self._loop.call_later(max(0.0, at - self._clock()) / 1000, self._on_expiry_timer)
+            self._expiry_at = deadline
+            delay_s = max(0.0, deadline - self._clock()) / 1000
+            self._expiry_timer = self._loop.call_later(delay_s, self._on_expiry_timer)
 
     def _on_expiry_timer(self) -> None:
         """Run a batch, which ends expired requests and sessions; if a commit is in flight, the next batch does."""

@@ -55,8 +55,8 @@ def error_for(command: WireCommand, code: Code, why: str) -> RequestRejected:
 def wrong_namespace(command: Namespaced, namespace: str) -> RequestRejected:
     """Return the error for a command with another namespace than that of its connection."""
     why = (
-        f"namespace must be {namespace!r}, which this connection is for, not {command.namespace!r}: a request can't span "
-        "namespaces, since deadlocks between them would not be found; use one connection for each"
+        f"namespace must be {namespace!r}, the namespace of this connection, not {command.namespace!r}: requests cannot "
+        "span namespaces, because deadlocks between them are not detected; use one connection for each namespace"
     )
     inner = command.command
     names = {Request: "request", Take: "request", ReleaseByRef: "release"}

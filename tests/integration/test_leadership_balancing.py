@@ -301,7 +301,7 @@ async def test_namespaces_are_independent(redis: Redis) -> None:
         b.send("release", id=id_in_a, namespace="a")
         message = await b.expect("error")
         assert (message["code"], message["id"]) == ("bad-request", id_in_a)
-        assert "namespace must be 'b', which this connection is for, not 'a'" in message["message"]
+        assert "namespace must be 'b', the namespace of this connection, not 'a'" in message["message"]
         for wire, id_ in ((a, id_in_a), (b, id_in_b)):
             wire.send("inspect", resource="x")
             assert [row["id"] for row in (await wire.expect("inspected"))["holders"]] == [id_]

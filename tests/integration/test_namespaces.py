@@ -10,8 +10,8 @@ from servers import Genie, running_server
 from wire import Wire
 
 WRONG_NAMESPACE = (
-    "namespace must be 'genie', which this connection is for, not 'billing': a request can't span namespaces, "
-    "since deadlocks between them would not be found; use one connection for each"
+    "namespace must be 'genie', the namespace of this connection, not 'billing': requests cannot span namespaces, "
+    "because deadlocks between them are not detected; use one connection for each namespace"
 )
 
 
