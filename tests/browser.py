@@ -1,4 +1,4 @@
-"""A browser in front of the page of the admin port, for tests: what stands there, and what it has asked for."""
+"""A browser that shows the status page, for tests: its texts and nodes, and the URLs that it has requested."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from servers import WAIT_S, Genie
 
 T = TypeVar("T")
 
-NODES = "return [...document.querySelectorAll('#graph .node:not(.fold)')].map(node => node.dataset.id)"
-TEXTS = "return [...document.querySelectorAll(arguments[0])].map(found => found.textContent)"
+NODES = "return [...document.querySelectorAll('#graph .node:not(.collapsed)')].map(node => node.dataset.id)"
+TEXTS = "return [...document.querySelectorAll(arguments[0])].map(element => element.textContent)"
 LINKS = """return [...document.querySelectorAll('#graph .link')].map(
     link => [link.dataset.from, link.dataset.to, link.classList[1]])"""
 
 
 def ask(server: Genie, path: str) -> Any:
-    """What the API answers."""
-    with urllib.request.urlopen(address(server) + path, timeout=WAIT_S) as answer:  # noqa: S310 - of ours
+    """Return the response of the API."""
+    with urllib.request.urlopen(address(server) + path, timeout=WAIT_S) as answer:  # noqa: S310 - a server of this test
         return json.load(answer)
 
 
@@ -41,37 +41,37 @@ class Browser:
     def open(self, server: Genie | str) -> None:
         self.chrome.get(server if isinstance(server, str) else address(server))
 
-    def forget(self) -> None:
-        """Leave the page, and what it has logged."""
+    def reset(self) -> None:
+        """Open an empty page, and drop the logs."""
         self.chrome.get("about:blank")
         for kind in ("browser", "performance"):
             self.chrome.get_log(kind)
 
-    def until(self, true: Callable[[], T]) -> T:
-        """Wait until this is so. What is drawn anew meanwhile is looked up again."""
-        return WebDriverWait(self.chrome, WAIT_S, 0.05, [StaleElementReferenceException]).until(lambda _: true())
+    def until(self, condition: Callable[[], T]) -> T:
+        """Wait until a condition is met. It is repeated if an element was replaced meanwhile."""
+        return WebDriverWait(self.chrome, WAIT_S, 0.05, [StaleElementReferenceException]).until(lambda _: condition())
 
     def all(self, selector: str) -> list[WebElement]:
         return self.chrome.find_elements(By.CSS_SELECTOR, selector)
 
     def one(self, selector: str) -> WebElement:
-        """Wait for it."""
+        """Wait for an element, and return it."""
         return self.until(lambda: self.all(selector))[0]
 
     def text(self, selector: str) -> str:
         return next(iter(self.texts(selector)), "")
 
     def texts(self, selector: str) -> list[str]:
-        """Of all that there are at one moment: the page is drawn anew every second."""
-        found: list[str] = self.chrome.execute_script(TEXTS, selector)
-        return found
+        """Return the texts of all elements at one moment: the page is updated every second."""
+        texts: list[str] = self.chrome.execute_script(TEXTS, selector)
+        return texts
 
     def click(self, selector: str) -> None:
-        """Click on it as soon as it is there, and once more if it was drawn anew meanwhile."""
+        """Wait for an element and click on it; repeat if it was replaced meanwhile."""
 
         def clicked() -> bool:
-            for found in self.all(selector)[:1]:
-                found.click()
+            for element in self.all(selector)[:1]:
+                element.click()
                 return True
             return False
 
@@ -81,37 +81,37 @@ class Browser:
         self.until(lambda: part in self.text(selector))
 
     def nodes(self) -> set[int]:
-        """Requests that are drawn, by id."""
+        """Return the ids of the requests that are drawn."""
         return {int(id_) for id_ in self.chrome.execute_script(NODES)}
 
     def links(self) -> set[tuple[str, int, int]]:
-        """Their links: kind, from, to."""
+        """Return the links: kind, from, to."""
         return {(kind, int(start), int(end)) for start, end, kind in self.chrome.execute_script(LINKS)}
 
     def press(self, key: str) -> None:
-        """On the keyboard."""
+        """Press a key."""
         webdriver.ActionChains(self.chrome).send_keys(key).perform()
 
-    def choose(self, id_: int) -> None:
-        """Click on a node, and wait until that request is shown."""
+    def select(self, id_: int) -> None:
+        """Click on a node, and wait until its request is shown."""
         self.click(f'#graph .node[data-id="{id_}"]')
         self.until_shown(id_)
 
     def until_shown(self, id_: int) -> None:
-        """Wait for all that there is to tell of a request: when it ends is known last, and moves what is below it."""
+        """Wait until all details of a request are shown: its timeout is known last, and moves what is below it."""
         self.until_text("#details code", str(id_))
         self.one("#details .ends")
 
     def enter(self, text: str) -> None:
-        """Into the field that has the focus."""
+        """Type a text and Enter into the field with the focus."""
         self.press(text + Keys.ENTER)
 
-    def complaints(self) -> list[str]:
-        """What the console says: errors of scripts, and what the security policy did not let happen."""
+    def console_messages(self) -> list[str]:
+        """Return the messages of the console: errors of scripts, and violations of the security policy."""
         return [entry["message"] for entry in self.chrome.get_log("browser")]
 
-    def asked(self) -> set[str]:
-        """Every URL that the page has asked for."""
+    def requested_urls(self) -> set[str]:
+        """Return the URLs that the page has requested since the last call."""
         events = [json.loads(entry["message"])["message"] for entry in self.chrome.get_log("performance")]
         sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
         return {params["request"]["url"] for params in sent}

@@ -19,7 +19,7 @@ async def _close_wires() -> AsyncIterator[None]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[webdriver.Chrome]:
-    """One for all tests of a file, as its start takes long."""
+    """A browser for all tests of a module, because its start takes long."""
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")
     assert program, "chromium is needed: make test installs it"
     assert driver, "chromedriver (chromium-driver) is needed: make test installs it"
@@ -37,8 +37,8 @@ def chromium() -> Iterator[webdriver.Chrome]:
 
 @pytest.fixture
 def browser(chromium: webdriver.Chrome) -> Iterator[Browser]:
-    """An empty page, to which nothing has happened yet."""
+    """A browser with an empty page and empty logs."""
     page = Browser(chromium)
-    page.forget()
+    page.reset()
     yield page
-    page.forget()
+    page.reset()

@@ -1,4 +1,4 @@
-"""examples/dashboard.py plays what it says."""
+"""examples/dashboard.py produces contention that the page shows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from servers import running_server
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dashboard.py"
 
 
-def test_there_is_something_to_look_at(browser: Browser) -> None:
+def test_the_example_produces_deadlocks_and_waits(browser: Browser) -> None:
     with (
         running_server(admin_port=free_port()) as server,
-        subprocess.Popen([sys.executable, str(EXAMPLE), "--port", str(server.port)]) as played,
+        subprocess.Popen([sys.executable, str(EXAMPLE), "--port", str(server.port)]) as example,
     ):
         try:
             browser.open(server)
@@ -24,6 +24,6 @@ def test_there_is_something_to_look_at(browser: Browser) -> None:
             browser.until(lambda: "checkout-7001" in browser.texts("#graph .node.held .name"))
             browser.one("#graph .link.same[data-from]")
             assert ask(server, "api/state")["held"] >= 240
-            assert browser.complaints() == []
+            assert browser.console_messages() == []
         finally:
-            played.terminate()
+            example.terminate()

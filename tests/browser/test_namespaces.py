@@ -1,4 +1,4 @@
-"""The page in front of a server with several namespaces: it shows one, which its address names, and the way to the others."""
+"""The page of a server with several namespaces: it shows the one in its URL, and a selection of the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def options(browser: Browser) -> list[str]:
     return browser.texts("#namespace option")
 
 
-async def test_one_is_chosen_and_the_address_names_it(genie: Genie, browser: Browser) -> None:
+async def test_the_selected_namespace_is_part_of_the_url(genie: Genie, browser: Browser) -> None:
     wire = await Wire.connect(genie.address)
     wire.send("hello", namespace="billing")
     await wire.expect("welcome")
@@ -43,7 +43,7 @@ async def test_one_is_chosen_and_the_address_names_it(genie: Genie, browser: Bro
     browser.chrome.refresh()
     browser.until(lambda: browser.nodes() == {held, waits})
     assert Select(browser.one("#namespace")).first_selected_option.text == "billing"
-    browser.choose(held)
+    browser.select(held)
     browser.until_text("#details", "Holdsexclusive a")
     browser.click("#details .danger")
     browser.click("#release .confirm")
@@ -53,10 +53,10 @@ async def test_one_is_chosen_and_the_address_names_it(genie: Genie, browser: Bro
     browser.chrome.back()
     browser.until(lambda: browser.chrome.title == "orders · Genie")
     assert Select(browser.one("#namespace")).first_selected_option.text == "orders"
-    assert browser.complaints() == []
+    assert browser.console_messages() == []
 
 
-async def test_what_is_followed_says_so_and_what_is_led_is_shown(browser: Browser) -> None:
+async def test_a_follower_names_the_leader_and_a_leader_shows_its_locks(browser: Browser) -> None:
     with running_redis() as redis:
         for namespace in ("orders", "billing"):
             redis.found(namespace)
@@ -72,7 +72,7 @@ async def test_what_is_followed_says_so_and_what_is_led_is_shown(browser: Browse
             assert not browser.one("#notice").is_displayed()
 
 
-async def test_one_that_is_not_there(genie: Genie, browser: Browser) -> None:
+async def test_an_unknown_namespace(genie: Genie, browser: Browser) -> None:
     browser.open(address(genie) + "?namespace=stock")
     browser.until_text("#notice", "unknown namespace 'stock'; this server serves orders, billing")
     assert not browser.one("#main").is_displayed()

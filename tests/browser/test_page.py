@@ -1,4 +1,4 @@
-"""The page of the admin port in a real browser, in front of a real server: it shows what is so, and does what it says."""
+"""The status page in a real browser, of a real server: what it shows, its actions, and its errors."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def genie() -> Iterator[Genie]:
 
 @pytest.fixture
 def server(genie: Genie) -> Genie:
-    """One that holds nothing. What the tests ask for ends with their connections."""
+    """A server without requests: those of a test end with its connections."""
     end = time.monotonic() + WAIT_S
     while any(ask(genie, "api/state")[key] for key in ("held", "waiting", "connections")):
-        assert time.monotonic() < end, "the last test has left something"
+        assert time.monotonic() < end, "requests of the last test are left"
         time.sleep(0.05)
     return genie
 
 
 @pytest.fixture
-def mortal() -> Iterator[Genie]:
-    """One that may be ended."""
+def killable() -> Iterator[Genie]:
+    """A server that the test may kill."""
     with running_server(admin_port=free_port()) as genie:
         yield genie
 
 
-async def line(wire: Wire, name: str, many: int) -> list[int]:
-    """The ids of one that holds `name` and of those that wait for it, in their order."""
+async def make_queue(wire: Wire, name: str, waiters: int) -> list[int]:
+    """Lock a resource, and let requests wait for it. Return the ids: the holder, then the waiters in order."""
     held = await wire.lock(f"exclusive:{name}", transactionName=f"{name}-0", **LONG)
     others = [
-        await wire.request(f"exclusive:{name}", transactionName=f"{name}-{n}", **LONG) for n in range(1, many + 1)
+        await wire.request(f"exclusive:{name}", transactionName=f"{name}-{n}", **LONG) for n in range(1, waiters + 1)
     ]
     return [held, *others]
 
@@ -59,28 +59,28 @@ def figure(browser: Browser, key: str) -> str:
     return browser.text(f'[data-figure="{key}"] strong')
 
 
-# -- what it shows --------------------------------------------------------------------------------------------
+# -- contents --------------------------------------------------------------------------------------------
 
 
-async def test_it_shows_what_the_api_says(server: Genie, browser: Browser) -> None:
+async def test_it_shows_the_response_of_the_api(server: Genie, browser: Browser) -> None:
     wire = await Wire.connect(server.address)
-    first, second, third = await line(wire, "accounts/2", 2)
+    first, second, third = await make_queue(wire, "accounts/2", 2)
     await wire.lock("exclusive:x", "shared:y", **LONG)
     browser.open(server)
     browser.until(lambda: len(browser.nodes()) == 3)
-    told = ask(server, "api/waits")
-    assert browser.nodes() == {node["id"] for node in told["nodes"]} == {first, second, third}
-    assert browser.links() == {(edge["state"], edge["waiter"], edge["blocker"]) for edge in told["edges"]}
+    graph = ask(server, "api/waits")
+    assert browser.nodes() == {node["id"] for node in graph["nodes"]} == {first, second, third}
+    assert browser.links() == {(edge["state"], edge["waiter"], edge["blocker"]) for edge in graph["edges"]}
     assert browser.links() == {("held", second, first), ("held", third, first), ("queued", third, second)}
     counted = {"locks": 3, "held": 2, "waiting": 2, "connections": 1}
     browser.until(lambda: ask(server, "api/state").items() >= counted.items())
     browser.until(lambda: [figure(browser, key) for key in ("locks", "waiting", "connections")] == ["3", "2", "1"])
     assert browser.text("#graph-count") == "2 requests wait"
-    browser.until(lambda: browser.text("#lines tbody tr").startswith("accounts/22"))
+    browser.until(lambda: browser.text("#queues tbody tr").startswith("accounts/22"))
 
 
-async def test_waiting_for_a_holder_and_behind_somebody_look_different(server: Genie, browser: Browser) -> None:
-    await line(await Wire.connect(server.address), "a", 2)
+async def test_links_to_holders_are_solid_and_links_to_the_queue_dashed(server: Genie, browser: Browser) -> None:
+    await make_queue(await Wire.connect(server.address), "a", 2)
     browser.open(server)
     browser.one(".link.queued[data-from]")
     dashes = [
@@ -89,21 +89,21 @@ async def test_waiting_for_a_holder_and_behind_somebody_look_different(server: G
     assert dashes[0] == "none"
     assert dashes[1] != "none"
     assert browser.texts("#legend li") == [
-        "waits for who holds it",
-        "waits behind who is next ahead",
-        "the same transaction",
+        "waits for the holder",
+        "waits for the request ahead in the queue",
+        "same transaction",
     ]
 
 
-async def test_of_a_line_each_is_linked_with_the_next_ahead(server: Genie, browser: Browser) -> None:
-    ids = await line(await Wire.connect(server.address), "a", 5)
+async def test_each_waiter_is_linked_with_the_next_ahead(server: Genie, browser: Browser) -> None:
+    ids = await make_queue(await Wire.connect(server.address), "a", 5)
     browser.open(server)
     browser.until(lambda: browser.nodes() == set(ids))
-    behind = {("queued", later, ahead) for later, ahead in zip(ids[2:], ids[1:-1], strict=True)}
-    assert browser.links() == {("held", waiter, ids[0]) for waiter in ids[1:]} | behind
+    queued = {("queued", later, ahead) for later, ahead in zip(ids[2:], ids[1:-1], strict=True)}
+    assert browser.links() == {("held", waiter, ids[0]) for waiter in ids[1:]} | queued
 
 
-async def test_what_one_transaction_holds_and_waits_for_belongs_together(server: Genie, browser: Browser) -> None:
+async def test_requests_of_one_transaction_are_linked(server: Genie, browser: Browser) -> None:
     wire = await Wire.connect(server.address)
     first = await wire.lock("exclusive:a", transactionName="first", **LONG)
     holds = await wire.lock("exclusive:b", transactionName="second", **LONG)
@@ -114,13 +114,13 @@ async def test_what_one_transaction_holds_and_waits_for_belongs_together(server:
     assert browser.links() == {("held", waits, first), ("held", last, holds), ("same", holds, waits)}
 
 
-async def test_it_follows_what_happens(server: Genie, browser: Browser) -> None:
+async def test_it_is_updated(server: Genie, browser: Browser) -> None:
     wire = await Wire.connect(server.address)
     browser.open(server)
     browser.until(lambda: figure(browser, "locks") == "0")
-    assert not browser.one("#namespace").is_displayed(), "there is one only"
+    assert not browser.one("#namespace").is_displayed(), "the server has only one namespace"
     assert browser.texts("#server span")[:3] == ["genie", "leader", "in memory"]
-    first, second, third = await line(wire, "a", 2)
+    first, second, third = await make_queue(wire, "a", 2)
     browser.until(lambda: browser.nodes() == {first, second, third})
     await wire.release(first)
     browser.until(lambda: browser.links() == {("held", third, second)})
@@ -150,11 +150,11 @@ async def test_a_deadlock_is_drawn_as_a_ring(server: Genie, browser: Browser) ->
     assert len(browser.all(f"{ring} .ring-link")) == 3
 
 
-async def test_a_node_shows_its_request(server: Genie, browser: Browser) -> None:
+async def test_a_click_on_a_node_shows_the_details_of_its_request(server: Genie, browser: Browser) -> None:
     wire = await Wire.connect(server.address)
-    held, waits, _ = await line(wire, "accounts/2", 2)
+    held, waits, _ = await make_queue(wire, "accounts/2", 2)
     browser.open(server)
-    browser.choose(waits)
+    browser.select(waits)
     details = browser.text("#details")
     for part in (
         f"Id{waits}",
@@ -163,7 +163,7 @@ async def test_a_node_shows_its_request(server: Genie, browser: Browser) -> None
         "accounts/2-0 holds exclusive",
     ):
         assert part in details
-    assert browser.texts("#details .waits-for-this li") == ["accounts/2-2"]
+    assert browser.texts("#details .waiters li") == ["accounts/2-2"]
     browser.until_text("#details", "Gives up in9 min")
     browser.one(f'.node[data-id="{held}"]').send_keys(Keys.ENTER)
     browser.until_shown(held)
@@ -175,11 +175,11 @@ async def test_a_node_shows_its_request(server: Genie, browser: Browser) -> None
     browser.until(lambda: not browser.one("#details").is_displayed())
 
 
-async def test_what_ended_is_shown_as_ended(server: Genie, browser: Browser) -> None:
+async def test_details_of_an_ended_request(server: Genie, browser: Browser) -> None:
     wire = await Wire.connect(server.address)
-    held, waits = await line(wire, "a", 1)
+    held, waits = await make_queue(wire, "a", 1)
     browser.open(server)
-    browser.choose(waits)
+    browser.select(waits)
     browser.until_text("#details .badge", "waits")
     await wire.release(waits)
     browser.until_text("#details .badge", "has ended")
@@ -188,22 +188,22 @@ async def test_what_ended_is_shown_as_ended(server: Genie, browser: Browser) -> 
     assert not browser.all(f'.node[data-id="{held}"]')
 
 
-# -- what it does ---------------------------------------------------------------------------------------------
+# -- actions ---------------------------------------------------------------------------------------------
 
 
-async def test_a_release_asks_first_and_tells_what_came_of_it(server: Genie, browser: Browser) -> None:
+async def test_a_release_asks_for_confirmation_and_shows_its_result(server: Genie, browser: Browser) -> None:
     holder, other = await Wire.connect(server.address), await Wire.connect(server.address)
     held = await holder.lock("exclusive:accounts/2", transactionName="transfer-42", **LONG)
     waits = await other.request("exclusive:accounts/2", **LONG)
     browser.open(server)
-    browser.choose(held)
-    for refuse in (lambda: browser.click("#release .buttons button"), lambda: browser.press(Keys.ESCAPE)):
+    browser.select(held)
+    for cancel in (lambda: browser.click("#release .buttons button"), lambda: browser.press(Keys.ESCAPE)):
         browser.click("#details .danger")
-        told = browser.text("#release")
+        dialog = browser.text("#release")
         for part in (str(held), "transfer-42", "exclusive:accounts/2", "only notified that the lock was released"):
-            assert part in told
+            assert part in dialog
         assert browser.chrome.switch_to.active_element.text == "Keep it"
-        refuse()
+        cancel()
         browser.until(lambda: not browser.one("#release").is_displayed())
     assert [node["id"] for node in ask(server, "api/waits")["nodes"]] == [waits, held]
     browser.click("#details .danger")
@@ -215,25 +215,25 @@ async def test_a_release_asks_first_and_tells_what_came_of_it(server: Genie, bro
     browser.until(lambda: not browser.nodes())
 
 
-async def test_a_release_that_comes_too_late_says_so(mortal: Genie, browser: Browser) -> None:
-    wire = await Wire.connect(mortal.address)
-    _, waits = await line(wire, "a", 1)
-    browser.open(mortal)
-    browser.choose(waits)
+async def test_a_release_that_fails_shows_why(killable: Genie, browser: Browser) -> None:
+    wire = await Wire.connect(killable.address)
+    _, waits = await make_queue(wire, "a", 1)
+    browser.open(killable)
+    browser.select(waits)
     browser.click("#details .danger")
-    mortal.kill()
+    killable.kill()
     browser.click("#release .confirm")
     browser.until_text("#release .result", "The outcome is unknown")
-    mortal.start()
-    browser.until_text("#pulse", "Live")
+    killable.start()
+    browser.until_text("#status", "Live")
     browser.click("#release .confirm")
     browser.until_text("#release .result", f"there is no request {waits}")
 
 
-# -- whoever it shows -----------------------------------------------------------------------------------------
+# -- hostile or many names -----------------------------------------------------------------------------------------
 
 
-async def test_names_are_only_text(server: Genie, browser: Browser) -> None:
+async def test_names_are_never_markup(server: Genie, browser: Browser) -> None:
     wire = await Wire.connect(server.address)
     for transaction, (mine, others) in {f"1{HOSTILE}": ("1", "2"), f"2{HOSTILE}": ("2", "1")}.items():
         await wire.lock(f"exclusive:{mine}{HOSTILE}", transactionName=transaction, **LONG)
@@ -247,11 +247,11 @@ async def test_names_are_only_text(server: Genie, browser: Browser) -> None:
                 )
     browser.open(server)
     browser.one(".ring")
-    browser.until(lambda: HOSTILE in browser.text("#lines"))
+    browser.until(lambda: HOSTILE in browser.text("#queues"))
     browser.until(lambda: HOSTILE in browser.text("#hot"))
     browser.until(lambda: browser.nodes() == {node["id"] for node in ask(server, "api/waits")["nodes"]})
     for id_ in browser.nodes():
-        browser.choose(id_)
+        browser.select(id_)
     browser.until_text("#details dl", "1")
     browser.click("#details .danger")
     assert HOSTILE in browser.text("#release")
@@ -259,25 +259,25 @@ async def test_names_are_only_text(server: Genie, browser: Browser) -> None:
     assert len(browser.all("script")) == 1
     assert "</text><script>alert(1)</script>\u2039202E\u203aback" in browser.text("#graph")
     assert browser.chrome.title == "genie · Genie"
-    assert browser.complaints() == []
+    assert browser.console_messages() == []
 
 
-async def test_nothing_is_asked_of_anybody_else(server: Genie, browser: Browser) -> None:
-    _, waits = await line(await Wire.connect(server.address), "a", 1)
+async def test_only_its_own_server_is_requested(server: Genie, browser: Browser) -> None:
+    _, waits = await make_queue(await Wire.connect(server.address), "a", 1)
     browser.open(server)
-    browser.choose(waits)
-    asked: set[str] = set()
+    browser.select(waits)
+    requested: set[str] = set()
 
-    def asked_for_its_resource() -> bool:
-        asked.update(browser.asked())
-        return address(server) + "api/resources/a" in asked
+    def resource_requested() -> bool:
+        requested.update(browser.requested_urls())
+        return address(server) + "api/resources/a" in requested
 
-    browser.until(asked_for_its_resource)
-    assert {url for url in asked if not url.startswith(address(server))} == set()
-    assert browser.complaints() == []
+    browser.until(resource_requested)
+    assert {url for url in requested if not url.startswith(address(server))} == set()
+    assert browser.console_messages() == []
 
 
-async def test_a_large_graph_is_drawn_in_part(server: Genie, browser: Browser) -> None:
+async def test_a_large_graph_is_drawn_partially(server: Genie, browser: Browser) -> None:
     wire = await Wire.connect(server.address)
     for batch in range(100):
         names = [f"exclusive:big/{batch}/{n}" for n in range(100)]
@@ -286,45 +286,45 @@ async def test_a_large_graph_is_drawn_in_part(server: Genie, browser: Browser) -
         await wire.request(f"exclusive:big/{n % 40 if n < 200 else 99}/0", transactionName=f"waiter-{n}", **LONG)
     browser.open(server)
     browser.until(lambda: (figure(browser, "locks"), figure(browser, "waiting")) == ("10,000", "300"))
-    browser.until_text("#graph-count", "300 requests wait")  # what it shows was asked for one after the other
+    browser.until_text("#graph-count", "300 requests wait")  # the responses are not one snapshot
     nodes, links = browser.all("#graph .node"), browser.links()
     assert 20 <= len(nodes) <= 60
     assert len(links) <= 200
-    drawn = sum(int(each.split()[0]) for each in browser.texts("#graph .fold .name"))
-    drawn += len(browser.all("#graph .node.queued:not(.fold)"))
+    drawn = sum(int(each.split()[0]) for each in browser.texts("#graph .collapsed .name"))
+    drawn += len(browser.all("#graph .node.queued:not(.collapsed)"))
     assert browser.text("#graph-count") == f"300 requests wait; {300 - drawn} of them not drawn"
-    assert len(browser.all("#lines tbody tr")) == 20
-    browser.click('#lines tr[data-resource="big/99/0"] .name')
+    assert len(browser.all("#queues tbody tr")) == 20
+    browser.click('#queues tr[data-resource="big/99/0"] .name')
     browser.until(lambda: len(browser.all("#details .queue li")) == 20)
     assert "and 80 more" in browser.text("#details")
-    assert browser.complaints() == []
+    assert browser.console_messages() == []
 
 
-async def test_many_that_are_alike_are_one_node(server: Genie, browser: Browser) -> None:
-    ids = await line(await Wire.connect(server.address), "a", 20)
+async def test_similar_requests_are_collapsed(server: Genie, browser: Browser) -> None:
+    ids = await make_queue(await Wire.connect(server.address), "a", 20)
     browser.open(server)
-    browser.until(lambda: browser.texts("#graph .fold .name") == ["16 more wait"])
+    browser.until(lambda: browser.texts("#graph .collapsed .name") == ["16 more wait"])
     assert browser.nodes() == set(ids[:5])
     assert browser.text("#graph-count") == "20 requests wait"
-    browser.click("#graph .fold")
+    browser.click("#graph .collapsed")
     browser.until(lambda: len(browser.all("#details .queue li")) == 20)
 
 
-# -- when it can't show it ------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_is_away_is_said_to_be_and_found_again(mortal: Genie, browser: Browser) -> None:
-    browser.open(mortal)
-    browser.until_text("#pulse", "Live")
-    mortal.kill()
+async def test_an_unreachable_server_is_reported_and_retried(killable: Genie, browser: Browser) -> None:
+    browser.open(killable)
+    browser.until_text("#status", "Live")
+    killable.kill()
     browser.until_text("#notice", "The server is unreachable")
-    assert "Retrying" in browser.text("#pulse")
-    mortal.start()
-    browser.until_text("#pulse", "Live")
+    assert "Retrying" in browser.text("#status")
+    killable.start()
+    browser.until_text("#status", "Live")
     assert not browser.one("#notice").is_displayed()
 
 
-async def test_one_that_follows_names_the_leader(browser: Browser) -> None:
+async def test_a_follower_names_the_leader(browser: Browser) -> None:
     with (
         running_redis() as redis,
         running_server(redis, admin_port=free_port(), lease=600) as leader,
@@ -335,31 +335,31 @@ async def test_one_that_follows_names_the_leader(browser: Browser) -> None:
         assert not browser.one("#main").is_displayed()
 
 
-async def test_a_token_is_asked_for_kept_and_sent(server: Genie, browser: Browser) -> None:
-    async with guarded(server) as url:
-        await asyncio.to_thread(_with_tokens, browser, url)
+async def test_a_token_is_requested_stored_and_sent(server: Genie, browser: Browser) -> None:
+    async with token_proxy(server) as url:
+        await asyncio.to_thread(_sign_in, browser, url)
 
 
-def _with_tokens(browser: Browser, url: str) -> None:
+def _sign_in(browser: Browser, url: str) -> None:
     browser.open(url)
     browser.until(lambda: browser.one("#sign-in").is_displayed())
     browser.until(lambda: browser.chrome.switch_to.active_element.get_attribute("id") == "token")
     browser.enter("wrong")
-    browser.until_text("#sign-in-why", "nobody knows this token")
+    browser.until_text("#sign-in-reason", "unknown token")
     browser.enter("right")
-    browser.until_text("#pulse", "Live")
+    browser.until_text("#status", "Live")
     assert not browser.one("#sign-in").is_displayed()
     browser.chrome.refresh()
-    browser.until_text("#pulse", "Live")
-    browser.chrome.execute_script("sessionStorage.setItem('genie-token', 'blind')")
-    browser.until_text("#notice", "needs the right to read")
+    browser.until_text("#status", "Live")
+    browser.chrome.execute_script("sessionStorage.setItem('genie-token', 'limited')")
+    browser.until_text("#notice", "lacks the permission inspect")
 
 
-class guarded:  # noqa: N801 - a context manager
-    """A door in front of a server's admin port that asks for tokens."""
+class token_proxy:  # noqa: N801 - a context manager
+    """A proxy of a server's admin port that requires tokens."""
 
     def __init__(self, server: Genie) -> None:
-        self.behind = address(server)
+        self.upstream = address(server)
 
     async def __aenter__(self) -> str:
         self.session = ClientSession()
@@ -376,16 +376,18 @@ class guarded:  # noqa: N801 - a context manager
         await self.session.close()
 
     async def api(self, request: web.Request) -> web.Response:
-        said = request.headers.get("Authorization")
-        if said == "Bearer blind":
-            return web.json_response({"code": "unauthorized", "message": "it needs the right to read"}, status=403)
-        if said != "Bearer right":
-            return web.json_response({"code": "unauthorized", "message": "nobody knows this token"}, status=401)
-        async with self.session.get(self.behind + request.path_qs.lstrip("/")) as answer:
+        authorization = request.headers.get("Authorization")
+        if authorization == "Bearer limited":
+            return web.json_response(
+                {"code": "unauthorized", "message": "limited lacks the permission inspect"}, status=403
+            )
+        if authorization != "Bearer right":
+            return web.json_response({"code": "unauthorized", "message": "unknown token"}, status=401)
+        async with self.session.get(self.upstream + request.path_qs.lstrip("/")) as answer:
             return web.json_response(await answer.json())
 
 
-# -- its files ------------------------------------------------------------------------------------------------
+# -- files ------------------------------------------------------------------------------------------------
 
 
 def fetch(url: str, **headers: str) -> Any:
@@ -401,7 +403,7 @@ def fetch(url: str, **headers: str) -> Any:
     ("path", "kind"),
     [("", "text/html"), ("page.js", "text/javascript"), ("page.css", "text/css"), ("favicon.svg", "image/svg+xml")],
 )
-def test_its_files_say_what_they_are_and_what_they_may(server: Genie, path: str, kind: str) -> None:
+def test_files_have_content_types_and_security_headers(server: Genie, path: str, kind: str) -> None:
     status, headers, body = fetch(address(server) + path)
     assert status == 200
     assert headers["Content-Type"] == f"{kind}; charset=utf-8"

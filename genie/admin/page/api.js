@@ -1,63 +1,65 @@
-// What the server is asked, and what it may answer instead of what was asked for.
+// The HTTP client of the page: requests to the API of the server, and the errors they throw.
 
-const TOKEN = "genie-token";
-const PATIENCE_MS = 5000;
+const TOKEN_KEY = "genie-token";
+const RESPONSE_TIMEOUT_MS = 5000;
 
-export const tokens = {
-  get: () => sessionStorage.getItem(TOKEN),
-  keep: (token) => sessionStorage.setItem(TOKEN, token),
+/** The bearer token, stored until the tab is closed; null if there is none. */
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN_KEY),
+  set: (value) => sessionStorage.setItem(TOKEN_KEY, value),
 };
 
-/** The server answered with something else than what was asked for. `status` is HTTP's, `code` the wire's. */
-export class Refused extends Error {
+/** An error response: `status` is that of HTTP, `code` an error code of the API, `leader` the server to use instead. */
+export class RequestRejected extends Error {
   constructor(status, problem) {
-    super(problem.message ?? `the answer is ${status}`);
+    super(problem.message ?? `the server responded with status ${status}`);
     this.status = status;
     this.code = problem.code;
     this.leader = problem.leader;
   }
 }
 
-/** Nobody answered. */
-export class Away extends Error {}
+/** The server could not be reached, or its response was incomplete. */
+export class ServerUnavailable extends Error {}
 
-/** The namespace that the page's own address names; null where it names none, so that it is the server's first. */
-export const chosen = new URLSearchParams(location.search).get("namespace");
+/** The namespace in the URL of the page; null: the first of the server. */
+export const selectedNamespace = new URLSearchParams(location.search).get("namespace");
 
-/** A path with what is asked there. */
-function within(path, asked = {}) {
-  const query = `${new URLSearchParams({ ...asked, ...(chosen !== null && { namespace: chosen }) })}`;
+/** Return a path with its query parameters and the namespace. */
+function withQuery(path, parameters = {}) {
+  const query = `${new URLSearchParams({ ...parameters, ...(selectedNamespace !== null && { namespace: selectedNamespace }) })}`;
   return query === "" ? path : `${path}?${query}`;
 }
 
-async function ask(path, options = {}) {
-  const token = tokens.get();
-  const headers = { ...options.headers, ...(token && { Authorization: `Bearer ${token}` }) };
+/** Send a request and return the decoded JSON. Throws RequestRejected or ServerUnavailable. */
+async function request(path, options = {}) {
+  const bearer = token.get();
+  const headers = { ...options.headers, ...(bearer && { Authorization: `Bearer ${bearer}` }) };
   let response;
   try {
-    response = await fetch(path, { ...options, headers, cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    response = await fetch(path, { ...options, headers, cache: "no-store", signal: AbortSignal.timeout(RESPONSE_TIMEOUT_MS) });
   } catch (error) {
-    throw new Away(error.name === "TimeoutError" ? "it does not answer" : "there is no connection");
+    throw new ServerUnavailable(error.name === "TimeoutError" ? "it does not respond" : "there is no connection");
   }
-  let answer;
+  let body;
   try {
-    answer = await response.json();
+    body = await response.json();
   } catch {
-    if (response.ok) throw new Away("its answer broke off");
-    answer = {};
+    if (response.ok) throw new ServerUnavailable("its response is incomplete");
+    body = {};
   }
-  if (!response.ok) throw new Refused(response.status, answer);
-  return answer;
+  if (!response.ok) throw new RequestRejected(response.status, body);
+  return body;
 }
 
 export const api = {
-  state: () => ask(within("api/state")),
-  waits: (limit) => ask(within("api/waits", { limit })),
-  hot: (limit) => ask(within("api/hot", { limit })),
-  deadlocks: () => ask(within("api/deadlocks")),
-  resource: (name) => ask(within(`api/resources/${encodeURIComponent(name)}`)),
+  state: () => request(withQuery("api/state")),
+  waits: (limit) => request(withQuery("api/waits", { limit })),
+  hot: (limit) => request(withQuery("api/hot", { limit })),
+  deadlocks: () => request(withQuery("api/deadlocks")),
+  resource: (name) => request(withQuery(`api/resources/${encodeURIComponent(name)}`)),
   release: (id) =>
-    ask(within("api/release"), {
+    request(withQuery("api/release"), {
       method: "POST",
       headers: { "Content-Type": "application/json", "X-Genie": "1" },
       body: JSON.stringify({ id }),

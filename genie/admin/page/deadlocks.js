@@ -1,98 +1,113 @@
-// Deadlocks that were found and ended: each a ring of transactions, with the resources on the arrows.
+// The latest deadlocks, each drawn as a ring of transactions with the resources on the arrows.
 
-import { ARROW, el, keyed, say, svg } from "./dom.js";
-import { briefly, count, cut, visible } from "./format.js";
+import { ARROW, html, setText, svg, updateChildren } from "./dom.js";
+import { abbreviate, briefDuration, escapeInvisible, formatCount } from "./format.js";
 
-const MOST = 3; // rings
-const IN_RING = 6; // nodes of one
+const MAX_RINGS = 3;
+const MAX_MEMBERS = 6; // nodes in a ring
 const [WIDTH, HEIGHT] = [320, 212];
 const [NODE_WIDTH, NODE_HEIGHT] = [104, 26];
-const [BELOW_EVEN, BELOW_ODD] = [6, 36]; // px below the lowest nodes; in an odd ring an arrow with its resource runs there
-const NAME = 12;
-const RESOURCE = 20;
+const [MARGIN_BELOW_EVEN, MARGIN_BELOW_ODD] = [6, 36]; // px; in a ring of odd size an arrow with a text runs below the nodes
+const MAX_NAME_LENGTH = 12;
+const MAX_RESOURCE_LENGTH = 20;
 
-export class Deadlocks {
+export class DeadlockList {
   constructor(container, counter) {
-    this.container = container;
     this.counter = counter;
-    this.empty = el("p", { class: "empty" }, "None since the start of the server.");
-    this.rings = el("div", { class: "rings" });
-    this.more = el("p", { class: "quiet" });
-    container.append(this.empty, this.rings, this.more);
+    this.empty = html("p", { class: "empty" }, "None since the start of the server.");
+    this.rings = html("div", { class: "rings" });
+    this.omitted = html("p", { class: "quiet" });
+    container.append(this.empty, this.rings, this.omitted);
   }
 
+  /** Show the response of /api/deadlocks. */
   show({ deadlocks, total }, now) {
-    const shown = deadlocks.slice(0, MOST);
+    const shown = deadlocks.slice(0, MAX_RINGS);
     this.empty.hidden = shown.length > 0;
-    keyed(this.rings, shown, (row) => `${row.at} ${row.id}`, ring, (figure, row) => {
-      say(figure.querySelector("time"), `${briefly(now - row.at)} ago`);
-    });
-    say(this.counter, total > 0 ? `${count(total)} since the start` : "");
-    this.more.hidden = total <= shown.length;
-    say(this.more, `and ${count(total - shown.length)} more`);
+    const updateAge = (figure, deadlock) => setText(figure.querySelector("time"), `${briefDuration(now - deadlock.at)} ago`);
+    updateChildren(this.rings, shown, (deadlock) => `${deadlock.at} ${deadlock.id}`, makeRing, updateAge);
+    setText(this.counter, total > 0 ? `${formatCount(total)} since the start` : "");
+    this.omitted.hidden = total <= shown.length;
+    setText(this.omitted, `and ${formatCount(total - shown.length)} more`);
   }
 }
 
-function ring(row) {
-  const nodes = members(row);
-  const victim = row.transactionName ?? `#${row.id}`;
-  const lowest = Math.max(...nodes.map((each) => each.y));
-  const height = Math.min(HEIGHT, lowest + NODE_HEIGHT / 2 + (nodes.length % 2 ? BELOW_ODD : BELOW_EVEN));
-  const label = `Deadlock of ${row.cycle.length}: ${row.waits.map((step, place) => `${row.cycle[place]} waits for ${step.resource}`).join(", ")}`;
-  return el(
+function makeRing(deadlock) {
+  const members = layoutRing(deadlock);
+  const victim = escapeInvisible(deadlock.transactionName ?? `#${deadlock.id}`);
+  const lowest = Math.max(...members.map((member) => member.y));
+  const marginBelow = members.length % 2 ? MARGIN_BELOW_ODD : MARGIN_BELOW_EVEN;
+  const height = Math.min(HEIGHT, lowest + NODE_HEIGHT / 2 + marginBelow);
+  const steps = deadlock.waits.map((step, index) => `${deadlock.cycle[index]} waits for ${step.resource}`);
+  const label = `Deadlock of ${deadlock.cycle.length}: ${steps.join(", ")}`;
+  return html(
     "figure",
-    { class: "ring", "data-id": row.id },
-    svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, ...links(nodes), ...nodes.map(node)),
-    el("figcaption", {}, el("bdi", { class: "name", title: visible(victim) }, visible(victim)), el("span", { class: "quiet" }, " was the victim, "), el("time", { class: "quiet" })),
+    { class: "ring", "data-id": deadlock.id },
+    svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label }, ...makeArrows(members), ...members.map(makeMember)),
+    html(
+      "figcaption",
+      {},
+      html("bdi", { class: "name", title: victim }, victim),
+      html("span", { class: "quiet" }, " was the victim, "),
+      html("time", { class: "quiet" }),
+    ),
   );
 }
 
-/** The transactions of a cycle with their places; of a long one the last, before the victim, and a node for the others. */
-function members({ cycle, waits }) {
-  const all = cycle.map((name, place) => ({ name, victim: place === 0, wants: waits[place].resource }));
-  const folds = all.length > IN_RING ? all.length - IN_RING + 1 : 0;
-  const nodes = folds ? [...all.slice(0, IN_RING - 2), { name: `${folds} more`, folded: true, wants: all.at(-2).wants }, all.at(-1)] : all;
-  const [a, b] = [(WIDTH - NODE_WIDTH) / 2 - 4, (HEIGHT - NODE_HEIGHT) / 2 - 8];
-  return nodes.map((each, place) => {
-    const angle = (2 * Math.PI * place) / nodes.length - Math.PI / 2;
-    return { ...each, angle, x: WIDTH / 2 + a * Math.cos(angle), y: HEIGHT / 2 + b * Math.sin(angle) };
+/** Return the transactions of a cycle with their positions. In a long cycle one node stands for all but the first and the last. */
+function layoutRing({ cycle, waits }) {
+  const all = cycle.map((name, index) => ({ name, victim: index === 0, resource: waits[index].resource }));
+  const collapsed = all.length > MAX_MEMBERS ? all.length - MAX_MEMBERS + 1 : 0;
+  const members = collapsed
+    ? [...all.slice(0, MAX_MEMBERS - 2), { name: `${collapsed} more`, collapsed: true, resource: all.at(-2).resource }, all.at(-1)]
+    : all;
+  const [radiusX, radiusY] = [(WIDTH - NODE_WIDTH) / 2 - 4, (HEIGHT - NODE_HEIGHT) / 2 - 8];
+  return members.map((member, index) => {
+    const angle = (2 * Math.PI * index) / members.length - Math.PI / 2;
+    return { ...member, angle, x: WIDTH / 2 + radiusX * Math.cos(angle), y: HEIGHT / 2 + radiusY * Math.sin(angle) };
   });
 }
 
-function node({ name, victim, folded, x, y }) {
+function makeMember({ name, victim, collapsed, x, y }) {
   return svg(
     "g",
-    { class: `member${victim ? " victim" : ""}${folded ? " fold" : ""}`, transform: `translate(${x - NODE_WIDTH / 2} ${y - NODE_HEIGHT / 2})` },
-    svg("title", {}, visible(victim ? `${name}, the victim` : name)),
+    { class: `member${victim ? " victim" : ""}${collapsed ? " collapsed" : ""}`, transform: `translate(${x - NODE_WIDTH / 2} ${y - NODE_HEIGHT / 2})` },
+    svg("title", {}, escapeInvisible(victim ? `${name}, the victim` : name)),
     svg("rect", { width: NODE_WIDTH, height: NODE_HEIGHT, rx: NODE_HEIGHT / 2 }),
-    svg("text", { x: NODE_WIDTH / 2, y: NODE_HEIGHT / 2 + 4 }, cut(name, NAME)),
+    svg("text", { x: NODE_WIDTH / 2, y: NODE_HEIGHT / 2 + 4 }, abbreviate(name, MAX_NAME_LENGTH)),
   );
 }
 
-/** An arrow from each to the next, bent outwards, and in its middle what is waited for. */
-function links(nodes) {
-  const drawn = nodes.map((from, place) => {
-    const to = nodes[(place + 1) % nodes.length];
-    const turn = place + 1 === nodes.length ? to.angle + 2 * Math.PI : to.angle;
-    const middle = (from.angle + turn) / 2;
-    const out = nodes.length === 2 ? 0.9 : 1.12;
+/** Return the arrows from each member to the next, curved outwards, and the names of the resources above all arrows. */
+function makeArrows(members) {
+  const arrows = members.map((from, index) => {
+    const to = members[(index + 1) % members.length];
+    const toAngle = index + 1 === members.length ? to.angle + 2 * Math.PI : to.angle;
+    const middleAngle = (from.angle + toAngle) / 2;
+    const curvature = members.length === 2 ? 0.9 : 1.12;
     const control = {
-      x: WIDTH / 2 + Math.cos(middle) * (WIDTH / 2 - NODE_WIDTH / 2) * out,
-      y: HEIGHT / 2 + Math.sin(middle) * (HEIGHT / 2 - NODE_HEIGHT / 2) * out,
+      x: WIDTH / 2 + Math.cos(middleAngle) * (WIDTH / 2 - NODE_WIDTH / 2) * curvature,
+      y: HEIGHT / 2 + Math.sin(middleAngle) * (HEIGHT / 2 - NODE_HEIGHT / 2) * curvature,
     };
-    const [start, end] = [border(from, control, 2), border(to, control, 5)];
-    const at = (p, q, r) => 0.25 * p + 0.5 * q + 0.25 * r;
+    const [start, end] = [borderPoint(from, control, 2), borderPoint(to, control, 5)];
+    const midpoint = (p, q, r) => 0.25 * p + 0.5 * q + 0.25 * r; // of a quadratic Bézier curve
+    const path = `M${start.x} ${start.y}Q${control.x} ${control.y} ${end.x} ${end.y}`;
     return [
-      svg("path", { class: "link ring-link", d: `M${start.x} ${start.y}Q${control.x} ${control.y} ${end.x} ${end.y}`, "marker-end": ARROW }),
-      svg("text", { class: "wanted", x: at(start.x, control.x, end.x), y: at(start.y, control.y, end.y) + 4 }, cut(from.wants, RESOURCE), svg("title", {}, visible(from.wants))),
+      svg("path", { class: "link ring-link", d: path, "marker-end": ARROW }),
+      svg(
+        "text",
+        { class: "wanted", x: midpoint(start.x, control.x, end.x), y: midpoint(start.y, control.y, end.y) + 4 },
+        abbreviate(from.resource, MAX_RESOURCE_LENGTH),
+        svg("title", {}, escapeInvisible(from.resource)),
+      ),
     ];
   });
-  return [...drawn.map(([path]) => path), ...drawn.map(([, text]) => text)];
+  return [...arrows.map(([path]) => path), ...arrows.map(([, text]) => text)];
 }
 
-/** Where a straight line from a node to `target` leaves the node, and `gap` beyond. */
-function border(from, target, gap) {
-  const [dx, dy] = [target.x - from.x, target.y - from.y];
-  const reach = Math.min(Math.abs((NODE_WIDTH / 2 + gap) / (dx || 1e-9)), Math.abs((NODE_HEIGHT / 2 + gap) / (dy || 1e-9)));
-  return { x: from.x + dx * Math.min(reach, 1), y: from.y + dy * Math.min(reach, 1) };
+/** Return where the line from the centre of a node to `target` crosses the border of the node, `gap` px further out. */
+function borderPoint(node, target, gap) {
+  const [dx, dy] = [target.x - node.x, target.y - node.y];
+  const fraction = Math.min(Math.abs((NODE_WIDTH / 2 + gap) / (dx || 1e-9)), Math.abs((NODE_HEIGHT / 2 + gap) / (dy || 1e-9)));
+  return { x: node.x + dx * Math.min(fraction, 1), y: node.y + dy * Math.min(fraction, 1) };
 }

@@ -1,155 +1,165 @@
-// What is selected: a request with who is in its way, or a resource with its holders and its line.
+// The details of what is selected: a request with its blockers and waiters, or a resource with its holders and its queue.
 
-import { el, renew } from "./dom.js";
-import { called, count, duration, parts, visible } from "./format.js";
-import { more, named } from "./tables.js";
+import { html, replaceIfChanged } from "./dom.js";
+import { escapeInvisible, formatCount, formatDuration, requestLabel, splitResource } from "./format.js";
+import { nameButton, omittedNote } from "./tables.js";
 
-const MOST = 20;
+const MAX_ROWS = 20;
 
 export class Details {
-  /** `select(what)` selects something else, or nothing (null); `release(request)` asks whether it shall be ended. */
+  /** `select(selection)` selects something else, or nothing (null); `release(request)` opens the dialog to release it. */
   constructor(card, select, release) {
     this.card = card;
     this.select = select;
     this.release = release;
-    this.last = null; // the request that was shown last: what it was is shown also when it has ended
-    this.ends = undefined; // unix ms
+    this.lastRequest = null; // shown after the request has ended
+    this.timeoutAt = undefined; // unix ms
   }
 
   /**
-   * Show `selected`: {request: id} or {resource: name}. `waits` is the latest answer; `resource` that for the resource in
-   * question, null before it came, or an Error.
+   * Show `selection`: {request: id} or {resource: name}. `waits` is the latest wait-for graph, `resource` the response
+   * about the resource of the selection: null before it has arrived, or an Error.
    */
-  show(selected, waits, resource, now) {
-    this.card.hidden = selected === null;
-    if (selected === null) return;
-    const found = selected.request === undefined ? this.ofResource(selected.resource, resource) : this.ofRequest(selected.request, waits, resource, now);
-    renew(this.card, found.content, () => [this.closing(), ...found.make()]);
+  show(selection, waits, resource, now) {
+    this.card.hidden = selection === null;
+    if (selection === null) return;
+    const view = selection.request === undefined ? this.resourceView(selection.resource, resource) : this.requestView(selection.request, waits, resource, now);
+    replaceIfChanged(this.card, view.content, () => [this.closeButton(), ...view.make()]);
     for (const time of this.card.querySelectorAll("[data-since]")) {
-      const text = duration(now - Number(time.dataset.since));
+      const text = formatDuration(now - Number(time.dataset.since));
       if (time.textContent !== text) time.textContent = text;
     }
-    const ends = this.card.querySelector(".ends");
-    if (ends !== null && this.ends !== undefined) ends.textContent = duration(this.ends - now);
+    const remaining = this.card.querySelector(".ends");
+    if (remaining !== null && this.timeoutAt !== undefined) remaining.textContent = formatDuration(this.timeoutAt - now);
   }
 
-  closing() {
-    return el("button", { class: "close", type: "button", "aria-label": "Close the details", click: () => this.select(null) }, "×");
+  closeButton() {
+    return html("button", { class: "close", type: "button", "aria-label": "Close the details", click: () => this.select(null) }, "×");
   }
 
-  ofRequest(id, waits, resource, now) {
+  /** Combine what the graph and the response about its resource contain of a request. */
+  requestView(id, waits, resource, now) {
     const node = waits.nodes.find((each) => each.id === id);
-    const known = resource instanceof Error ? null : resource;
-    const holder = known?.holders.find((each) => each.id === id);
-    const row = holder ?? known?.queue.find((each) => each.id === id);
-    const there = node !== undefined || row !== undefined;
-    if (there) this.last = { ...row, ...node, id, state: node?.state ?? (holder ? "held" : "queued") };
-    this.ends = row?.expiresIn === undefined ? undefined : now + row.expiresIn;
-    const request = this.last?.id === id ? this.last : null;
-    const names = new Map(waits.nodes.map((each) => [each.id, each.transactionName]));
+    const response = resource instanceof Error ? null : resource;
+    const holder = response?.holders.find((each) => each.id === id);
+    const row = holder ?? response?.queue.find((each) => each.id === id);
+    const exists = node !== undefined || row !== undefined;
+    if (exists) this.lastRequest = { ...row, ...node, id, state: node?.state ?? (holder ? "held" : "queued") };
+    this.timeoutAt = row?.expiresIn === undefined ? undefined : now + row.expiresIn;
+    const request = this.lastRequest?.id === id ? this.lastRequest : null;
+    const transactionById = new Map(waits.nodes.map((each) => [each.id, each.transactionName]));
     const edges = waits.edges.filter((edge) => edge.waiter === id);
     const blockers = edges.length
-      ? edges.map((edge) => ({ ...edge, id: edge.blocker, transactionName: names.get(edge.blocker) }))
+      ? edges.map((edge) => ({ ...edge, id: edge.blocker, transactionName: transactionById.get(edge.blocker) }))
       : (row?.blockers ?? []);
-    const behind = new Set(waits.edges.filter((edge) => edge.blocker === id).map((edge) => edge.waiter));
-    const waiters = [...behind].map((each) => ({ id: each, transactionName: names.get(each) }));
-    const { expiresIn, ...lasting } = request ?? {};
+    const waiterIds = new Set(waits.edges.filter((edge) => edge.blocker === id).map((edge) => edge.waiter));
+    const waiters = [...waiterIds].map((each) => ({ id: each, transactionName: transactionById.get(each) }));
+    const { expiresIn, ...stable } = request ?? {};
     return {
-      content: ["request", id, there, { ...lasting, blockers: [] }, blockers, waiters, this.ends === undefined],
-      make: () => this.request(id, request, there, blockers, waiters),
+      content: ["request", id, exists, { ...stable, blockers: [] }, blockers, waiters, this.timeoutAt === undefined],
+      make: () => this.makeRequest(id, request, exists, blockers, waiters),
     };
   }
 
-  request(id, request, there, blockers, waiters) {
-    if (request === null) return [el("h2", {}, `Request ${id}`), el("p", { class: "empty" }, "No longer in the graph: it may have ended.")];
+  makeRequest(id, request, exists, blockers, waiters) {
+    if (request === null) {
+      return [html("h2", {}, `Request ${id}`), html("p", { class: "empty" }, "No longer in the graph: it may have ended.")];
+    }
     const held = request.state === "held";
-    const resources = request.resources.map((each) => this.resource(each));
+    const resources = request.resources.map((each) => this.resourceItem(each));
     const facts = [
-      ["Id", el("code", {}, `${id}`)],
-      ["Transaction", request.transactionName === undefined ? "none" : el("bdi", {}, called(request))],
-      ...(request.note === undefined ? [] : [["Note", el("bdi", {}, visible(request.note))]]),
-      [held ? "Held for" : "Waits for", since(request.since)],
-      ["Since", el("time", {}, clock(request.since))],
-      ...(this.ends === undefined || !there ? [] : [[held ? "Ends in" : "Gives up in", el("time", { class: "ends" })]]),
-      ...(request.fence === undefined ? [] : [["Fence", el("code", {}, `${request.fence}`)]]),
+      ["Id", html("code", {}, `${id}`)],
+      ["Transaction", request.transactionName === undefined ? "none" : html("bdi", {}, requestLabel(request))],
+      ...(request.note === undefined ? [] : [["Note", html("bdi", {}, escapeInvisible(request.note))]]),
+      [held ? "Held for" : "Waits for", elapsedTime(request.since)],
+      ["Since", html("time", {}, timeOfDay(request.since))],
+      ...(this.timeoutAt === undefined || !exists ? [] : [[held ? "Ends in" : "Gives up in", html("time", { class: "ends" })]]),
+      ...(request.fence === undefined ? [] : [["Fence", html("code", {}, `${request.fence}`)]]),
       ...(request.priority ? [["Priority", `${request.priority}`]] : []),
     ];
+    const releaseLabel = held ? "Force release…" : "End the wait…";
     return [
-      el("p", { class: `badge ${there ? request.state : "over"}` }, there ? (held ? "holds" : "waits") : "has ended"),
-      el("h2", { title: called(request) }, el("bdi", {}, called(request))),
-      el("dl", {}, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
-      el("h3", {}, held ? "Holds" : "Asks for"),
-      el("ul", { class: "list" }, ...resources),
-      more(request.resources.length, request.resourcesTotal),
-      ...(held || !there ? [] : this.inTheWay(request, blockers)),
-      ...(waiters.length ? this.behind(waiters) : []),
-      there ? el("button", { class: "danger", type: "button", click: () => this.release(request) }, held ? "Force release…" : "End the wait…") : undefined,
+      html("p", { class: `badge ${exists ? request.state : "over"}` }, exists ? (held ? "holds" : "waits") : "has ended"),
+      html("h2", { title: requestLabel(request) }, html("bdi", {}, requestLabel(request))),
+      html("dl", {}, ...facts.flatMap(([name, value]) => [html("dt", {}, name), html("dd", {}, value)])),
+      html("h3", {}, held ? "Holds" : "Asks for"),
+      html("ul", { class: "list" }, ...resources),
+      omittedNote(request.resources.length, request.resourcesTotal),
+      ...(held || !exists ? [] : this.makeBlockers(request, blockers)),
+      ...(waiters.length ? this.makeWaiters(waiters) : []),
+      exists ? html("button", { class: "danger", type: "button", click: () => this.release(request) }, releaseLabel) : undefined,
     ].filter((part) => part !== undefined);
   }
 
-  inTheWay(request, blockers) {
-    const rows = blockers.slice(0, MOST).map((blocker) => {
+  makeBlockers(request, blockers) {
+    const rows = blockers.slice(0, MAX_ROWS).map((blocker) => {
       const verb = blocker.state === "held" ? "holds" : "is ahead in the queue for";
-      const what = el("span", { class: "quiet" }, ` ${verb} ${blocker.mode} `);
-      return el("li", {}, this.other(blocker), what, this.bare(blocker.resource), el("span", { class: "quiet" }, ", ", since(blocker.since)));
+      const relation = html("span", { class: "quiet" }, ` ${verb} ${blocker.mode} `);
+      const age = html("span", { class: "quiet" }, ", ", elapsedTime(blocker.since));
+      return html("li", {}, this.requestButton(blocker), relation, this.resourceButton(blocker.resource), age);
     });
     const total = Math.max(request.blockersTotal ?? 0, blockers.length);
-    return [el("h3", {}, "Blocked by"), el("ul", { class: "list in-the-way" }, ...rows), more(rows.length, total)];
+    return [html("h3", {}, "Blocked by"), html("ul", { class: "list blockers" }, ...rows), omittedNote(rows.length, total)];
   }
 
-  behind(waiters) {
-    const rows = waiters.slice(0, MOST).map((each) => el("li", {}, this.other(each)));
-    return [el("h3", {}, "Blocks"), el("ul", { class: "list waits-for-this" }, ...rows), more(rows.length, waiters.length)];
+  makeWaiters(waiters) {
+    const rows = waiters.slice(0, MAX_ROWS).map((each) => html("li", {}, this.requestButton(each)));
+    return [html("h3", {}, "Blocks"), html("ul", { class: "list waiters" }, ...rows), omittedNote(rows.length, waiters.length)];
   }
 
-  ofResource(name, resource) {
+  resourceView(name, resource) {
+    const stable =
+      resource && [resource.holders, resource.queue, resource.holdersTotal, resource.queueTotal].map(withoutVolatileFields);
     return {
-      content: ["resource", name, resource instanceof Error ? resource.message : resource && [resource.holders, resource.queue, resource.holdersTotal, resource.queueTotal].map(timeless)],
-      make: () => this.whole(name, resource),
+      content: ["resource", name, resource instanceof Error ? resource.message : stable],
+      make: () => this.makeResource(name, resource),
     };
   }
 
-  whole(name, resource) {
-    const head = [el("p", { class: "badge" }, "resource"), el("h2", { title: visible(name) }, el("bdi", {}, visible(name)))];
-    if (resource === null) return [...head, el("p", { class: "empty" }, "…")];
-    if (resource instanceof Error) return [...head, el("p", { class: "empty" }, resource.message)];
-    const list = (rows, kind) => el("ol", { class: `list ${kind}` }, ...rows.slice(0, MOST).map((row) => this.row(row, name)));
-    const holders = resource.holders.length ? list(resource.holders, "holders") : el("p", { class: "empty" }, "None.");
-    const queue = resource.queue.length ? list(resource.queue, "queue") : el("p", { class: "empty" }, "None.");
+  makeResource(name, resource) {
+    const heading = html("h2", { title: escapeInvisible(name) }, html("bdi", {}, escapeInvisible(name)));
+    const head = [html("p", { class: "badge" }, "resource"), heading];
+    if (resource === null) return [...head, html("p", { class: "empty" }, "…")];
+    if (resource instanceof Error) return [...head, html("p", { class: "empty" }, resource.message)];
+    const list = (rows, kind) =>
+      rows.length
+        ? html("ol", { class: `list ${kind}` }, ...rows.slice(0, MAX_ROWS).map((row) => this.requestItem(row, name)))
+        : html("p", { class: "empty" }, "None.");
     return [
       ...head,
-      el("h3", {}, `Held by ${count(resource.holdersTotal)}`),
-      holders,
-      more(Math.min(MOST, resource.holders.length), resource.holdersTotal),
-      el("h3", {}, `Queue of ${count(resource.queueTotal)}`),
-      queue,
-      more(Math.min(MOST, resource.queue.length), resource.queueTotal),
+      html("h3", {}, `Held by ${formatCount(resource.holdersTotal)}`),
+      list(resource.holders, "holders"),
+      omittedNote(Math.min(MAX_ROWS, resource.holders.length), resource.holdersTotal),
+      html("h3", {}, `Queue of ${formatCount(resource.queueTotal)}`),
+      list(resource.queue, "queue"),
+      omittedNote(Math.min(MAX_ROWS, resource.queue.length), resource.queueTotal),
     ].filter((part) => part !== undefined);
   }
 
-  row(row, name) {
-    const mode = row.resources.map(parts).find((each) => each.name === name)?.mode;
-    const request = named(called(row), () => this.select({ request: row.id, of: name }));
-    return el("li", { "data-id": row.id }, request, el("span", { class: "quiet" }, mode === undefined ? " " : ` ${mode}, `, since(row.since)));
+  requestItem(row, name) {
+    const mode = row.resources.map(splitResource).find((each) => each.name === name)?.mode;
+    const button = nameButton(requestLabel(row), () => this.select({ request: row.id, of: name }));
+    return html("li", { "data-id": row.id }, button, html("span", { class: "quiet" }, mode === undefined ? " " : ` ${mode}, `, elapsedTime(row.since)));
   }
 
-  other(request) {
-    return named(called(request), () => this.select({ request: request.id }));
+  requestButton(request) {
+    return nameButton(requestLabel(request), () => this.select({ request: request.id }));
   }
 
-  resource(text) {
-    const { mode, name } = parts(text);
-    return el("li", {}, el("span", { class: `mode ${mode}` }, mode), " ", this.bare(name));
+  resourceItem(text) {
+    const { mode, name } = splitResource(text);
+    return html("li", {}, html("span", { class: `mode ${mode}` }, mode), " ", this.resourceButton(name));
   }
 
-  bare(name) {
-    return named(name, () => this.select({ resource: name }));
+  resourceButton(name) {
+    return nameButton(name, () => this.select({ resource: name }));
   }
 }
 
-const since = (at) => el("time", { "data-since": at });
+/** An element that `show` updates with the time since `at`. */
+const elapsedTime = (at) => html("time", { "data-since": at });
 
-const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
+const timeOfDay = (at) => new Date(at).toLocaleTimeString("en-GB");
 
-/** Rows without what changes although nothing happens. */
-const timeless = (rows) => (Array.isArray(rows) ? rows.map((row) => ({ ...row, expiresIn: undefined, blockers: undefined })) : rows);
+/** Remove the fields of rows that change with time alone, so that the lists are not replaced every second. */
+const withoutVolatileFields = (rows) => (Array.isArray(rows) ? rows.map((row) => ({ ...row, expiresIn: undefined, blockers: undefined })) : rows);

@@ -1,16 +1,16 @@
-// Elements, made and kept. Names come from whoever may connect: they become text nodes and attributes, never markup.
+// Create and update elements. Clients choose names of resources: they become text nodes and attributes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** The head of an arrow, for `marker-end`; it is in the document once. */
+/** The arrow head for `marker-end`, defined in index.html. */
 export const ARROW = "url(#arrow)";
 
-/** An element. `attributes` with a function are listeners; undefined and false ones are left out. */
-export function el(tag, attributes = {}, ...children) {
+/** Create an HTML element. Attributes that are functions become listeners; undefined and false ones are omitted. */
+export function html(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** The same of SVG. */
+/** Create an SVG element, like `html`. */
 export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
@@ -24,43 +24,42 @@ function fill(element, attributes, children) {
   return element;
 }
 
-/** Set the text only where it is another one: what a reader has marked stays marked. */
-export function say(element, text) {
+/** Set the text of an element unless it is equal already: so a selection of the user is kept. */
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
 /**
- * Let `parent` have one child for each item, in their order. A child is made once for each key and kept as long as its
- * key is there, so that it keeps the focus and a click that has begun. `make(item)` returns an element; `update` is
- * called each time.
+ * Make `parent` have one child for each item, in order. A child is created by `make(item)`, updated by
+ * `update(child, item)`, and reused while its key exists: so it keeps the focus, and a click in progress.
  */
-export function keyed(parent, items, key, make, update) {
-  const kept = (parent.kept ??= new Map());
+export function updateChildren(parent, items, key, make, update) {
+  const childByKey = (parent.childByKey ??= new Map());
   const keys = new Set(items.map(key));
-  for (const [known, child] of kept) {
-    if (!keys.has(known)) {
+  for (const [childKey, child] of childByKey) {
+    if (!keys.has(childKey)) {
       child.remove();
-      kept.delete(known);
+      childByKey.delete(childKey);
     }
   }
-  let before = null;
+  let previous = null;
   for (const item of items) {
-    let child = kept.get(key(item));
+    let child = childByKey.get(key(item));
     if (child === undefined) {
       child = make(item);
-      kept.set(key(item), child);
+      childByKey.set(key(item), child);
     }
-    const place = before === null ? parent.firstChild : before.nextSibling;
-    if (place !== child) parent.insertBefore(child, place);
+    const atPosition = previous === null ? parent.firstChild : previous.nextSibling;
+    if (atPosition !== child) parent.insertBefore(child, atPosition);
     update(child, item);
-    before = child;
+    previous = child;
   }
 }
 
-/** Replace what is in `element` where `content` (anything JSON) differs from the last; `make()` returns children. */
-export function renew(element, content, make) {
-  const written = JSON.stringify(content);
-  if (element.written === written) return;
-  element.written = written;
+/** Replace the children of an element by those of `make()` if `content`, any JSON value, differs from the last call. */
+export function replaceIfChanged(element, content, make) {
+  const serialized = JSON.stringify(content);
+  if (element.lastContent === serialized) return;
+  element.lastContent = serialized;
   element.replaceChildren(...make());
 }

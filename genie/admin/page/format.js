@@ -1,22 +1,23 @@
-// Numbers, times and names as people read them.
+// Format numbers, durations and names.
 
-const WHOLE = new Intl.NumberFormat("en");
+const INTEGER = new Intl.NumberFormat("en");
 
-const HIDDEN = /[\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}]/gu;
+const INVISIBLE = /[\p{Cf}\p{Zl}\p{Zp}\p{Co}\p{Cn}]/gu;
 
-export const count = (number) => WHOLE.format(number);
+export const formatCount = (number) => INTEGER.format(number);
 
-export const some = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
+/** Format a number with its noun: `1 request`, `2 requests`. */
+export const pluralize = (number, singular, plural = `${singular}s`) => `${formatCount(number)} ${number === 1 ? singular : plural}`;
 
-/** A rate: two digits where it is small. */
-export function rate(number) {
+/** Format a rate, with one decimal below 10. */
+export function formatRate(number) {
   if (number === 0) return "0";
   if (number < 10) return number.toFixed(1);
-  return count(Math.round(number));
+  return formatCount(Math.round(number));
 }
 
-/** Milliseconds, as `420 ms`, `3.2 s`, `4 min 12 s`, `3 h 2 min` or `5 d 1 h`. */
-export function duration(ms) {
+/** Format milliseconds as `420 ms`, `3.2 s`, `4 min 12 s`, `3 h 2 min` or `5 d 1 h`. */
+export function formatDuration(ms) {
   if (ms < 0) ms = 0;
   if (ms < 10) return `${Number(ms.toFixed(1))} ms`;
   if (ms < 999.5) return `${Math.round(ms)} ms`;
@@ -30,42 +31,42 @@ export function duration(ms) {
   return `${Math.floor(h / 24)} d ${h % 24} h`;
 }
 
-/** The same in one unit and at most six letters, where a name beside it must keep its room: `420 ms`, `3.2 s`, `4 min`. */
-export function briefly(ms) {
-  const whole = duration(ms).split(" ");
+/** Format milliseconds in one unit and at most six characters: `420 ms`, `3.2 s`, `4 min`. */
+export function briefDuration(ms) {
   if (ms < 1000) return `${Math.min(999, Math.round(Math.max(0, ms)))} ms`;
-  return whole.slice(0, 2).join(" ");
+  return formatDuration(ms).split(" ").slice(0, 2).join(" ");
 }
 
-/** A text without characters that nobody sees, or that turn others around: one name must not look like another. */
-export const visible = (text) =>
-  text.replace(HIDDEN, (letter) => `‹${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
+/** Escape characters that are invisible or change the writing direction: one name must not look like another. */
+export const escapeInvisible = (text) =>
+  text.replace(INVISIBLE, (character) => `‹${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
 
-/** A long text without its middle: names differ most at their ends. */
-export function cut(text, most) {
-  const letters = Array.from(visible(text));
-  if (letters.length <= most) return letters.join("");
-  const end = Math.floor((most - 1) / 2);
-  return `${letters.slice(0, most - 1 - end).join("")}…${letters.slice(-end).join("")}`;
+/** Shorten a text to `maxLength` characters by omitting its middle: names differ most at their ends. */
+export function abbreviate(text, maxLength) {
+  const characters = Array.from(escapeInvisible(text));
+  if (characters.length <= maxLength) return characters.join("");
+  const end = Math.floor((maxLength - 1) / 2);
+  return `${characters.slice(0, maxLength - 1 - end).join("")}…${characters.slice(-end).join("")}`;
 }
 
-/** `MODE:NAME` in its parts. */
-export function parts(resource) {
+/** Split `MODE:NAME`. */
+export function splitResource(resource) {
   const colon = resource.indexOf(":");
   return { mode: resource.slice(0, colon), name: resource.slice(colon + 1) };
 }
 
-/** How a request is called: by its transaction, else by its id. */
-export const called = ({ transactionName, id }) => (transactionName === undefined || transactionName === null ? `#${id}` : visible(transactionName));
+/** Return the transaction of a request, or its id if it has none. */
+export const requestLabel = ({ transactionName, id }) =>
+  transactionName === undefined || transactionName === null ? `#${id}` : escapeInvisible(transactionName);
 
-/** The upper bound of the bucket below which `share` of the values are; null where there are none. */
+/** Return the upper bound of the histogram bucket that contains a quantile; null if the histogram is empty. */
 export function quantile(share, bounds, counts) {
-  const all = counts.reduce((sum, each) => sum + each, 0);
-  if (all === 0) return null;
-  let seen = 0;
-  for (const [place, each] of counts.entries()) {
-    seen += each;
-    if (seen >= share * all) return bounds[place] ?? Infinity;
+  const total = counts.reduce((sum, count) => sum + count, 0);
+  if (total === 0) return null;
+  let cumulative = 0;
+  for (const [bucket, count] of counts.entries()) {
+    cumulative += count;
+    if (cumulative >= share * total) return bounds[bucket] ?? Infinity;
   }
   return Infinity;
 }

@@ -1,16 +1,16 @@
-// The wait graph as a picture: nodes are buttons, links are arrows from who waits to whom it waits for.
+// The drawing of the wait-for graph: nodes are buttons, links are arrows from a waiting request to its blocker.
 
-import { choose } from "./choose.js";
-import { ARROW, el, keyed, say, svg } from "./dom.js";
-import { briefly, called, count, cut, duration, parts, some, visible } from "./format.js";
-import { HEIGHT, LANE, place } from "./layout.js";
+import { ARROW, html, setText, svg, updateChildren } from "./dom.js";
+import { abbreviate, briefDuration, escapeInvisible, formatCount, formatDuration, pluralize, requestLabel, splitResource } from "./format.js";
+import { LANE_HEIGHT, layoutGraph, NODE_HEIGHT } from "./layout.js";
+import { simplifyGraph } from "./simplify.js";
 
 const MARGIN = 6;
-const BENDS = 26; // room for links within the first column, to its left
-const AGES = [1_000, 10_000]; // ms of waiting, from which on a node is shown as late
+const LEFT_MARGIN = 26; // for links within the first column, which run to its left
+const [LATE_MS, VERY_LATE_MS] = [1_000, 10_000]; // waiting times from which on a node is highlighted
 const [TEXT_LEFT, TEXT_RIGHT] = [18, 9]; // px between the sides of a node and its texts
-const TIME = "000 ms"; // the longest brief time: its room is kept, so that what is beside it does not change with the time
-const GAP = 4; // px between a resource and the time
+const WIDEST_TIME = "000 ms"; // its width is reserved, so that the text beside does not change with the time
+const TEXT_GAP = 4; // px between a resource and the time
 
 const LEGEND = [
   ["held", "waits for the holder"],
@@ -27,54 +27,66 @@ export class Graph {
     this.links = svg("g");
     this.nodes = svg("g");
     this.picture = svg("svg", { role: "group", "aria-label": "Wait-for graph" }, this.links, this.nodes);
-    this.empty = el("p", { class: "empty" }, "No requests wait.");
+    this.empty = html("p", { class: "empty" }, "No requests wait.");
     container.append(this.empty, this.picture);
-    for (const [kind, text] of LEGEND) legend.append(el("li", {}, sample(kind), text));
-    new ResizeObserver(() => this.last && this.show(...this.last)).observe(container);
+    for (const [kind, text] of LEGEND) legend.append(html("li", {}, makeLegendLine(kind), text));
+    new ResizeObserver(() => this.lastArguments && this.show(...this.lastArguments)).observe(container);
   }
 
-  /** Draw `waits` as of `now` (the server's, unix ms), and mark what is selected. */
-  show(waits, lines, now, selected) {
-    this.last = [waits, lines, now, selected];
-    const { groups, left } = choose(waits, lines);
-    const size = place(groups, this.container.clientWidth - 2 * MARGIN - BENDS);
+  /** Draw the graph `waits` at the server's time `now` (unix ms), and highlight the selected request. */
+  show(waits, queues, now, selected) {
+    this.lastArguments = [waits, queues, now, selected];
+    const { groups, omitted } = simplifyGraph(waits, queues);
+    const size = layoutGraph(groups, this.container.clientWidth - 2 * MARGIN - LEFT_MARGIN);
     const nodes = groups.flatMap((group) => group.nodes);
     const links = groups.flatMap((group) => group.links);
-    const near = neighbours(links, selected);
+    const highlighted = neighbourKeys(links, selected);
     this.empty.hidden = nodes.length > 0;
     this.picture.toggleAttribute("hidden", nodes.length === 0);
-    this.picture.setAttribute("width", size.width + 2 * MARGIN + BENDS);
+    this.picture.setAttribute("width", size.width + 2 * MARGIN + LEFT_MARGIN);
     this.picture.setAttribute("height", size.height + 2 * MARGIN);
-    this.picture.classList.toggle("dimmed", near.size > 0);
-    const make = (node) => this.button(node);
-    keyed(this.nodes, nodes, (node) => node.key, make, (group, node) => draw(group, node, now, selected, near));
-    keyed(this.links, links, (link) => link.key, line, (path, link) => {
-      path.setAttribute("d", course(link));
-      path.classList.toggle("near", near.has(link.from.key) && near.has(link.to.key) && touches(link, selected));
-    });
-    say(this.counter, told(waits.queueTotal, left));
+    this.picture.classList.toggle("dimmed", highlighted.size > 0);
+    updateChildren(
+      this.nodes,
+      nodes,
+      (node) => node.key,
+      (node) => this.makeNode(node),
+      (element, node) => updateNode(element, node, now, selected, highlighted),
+    );
+    updateChildren(
+      this.links,
+      links,
+      (link) => link.key,
+      makeLink,
+      (path, link) => {
+        path.setAttribute("d", linkPath(link));
+        path.classList.toggle("near", touches(link, selected));
+      },
+    );
+    setText(this.counter, describeCount(waits.queueTotal, omitted));
   }
 
-  button(node) {
-    const choice = () => this.select(node.folds === undefined ? { request: node.request.id } : { resource: node.resources[0] });
-    const press = (event) => {
+  makeNode(node) {
+    const isCollapsed = node.collapsed !== undefined;
+    const onClick = () => this.select(isCollapsed ? { resource: node.resources[0] } : { request: node.request.id });
+    const onKeyDown = (event) => {
       if (event.key !== "Enter" && event.key !== " ") return;
       event.preventDefault();
-      choice();
+      onClick();
     };
     return svg(
       "g",
       {
-        class: `node ${node.state}${node.folds === undefined ? "" : " fold"}`,
+        class: `node ${node.state}${isCollapsed ? " collapsed" : ""}`,
         role: "button",
         tabindex: 0,
         "data-id": node.request?.id,
-        click: choice,
-        keydown: press,
+        click: onClick,
+        keydown: onKeyDown,
       },
       svg("title"),
-      svg("rect", { height: HEIGHT, rx: 7 }),
-      svg("rect", { class: "edge-mark", width: 4, height: HEIGHT - 14, x: 6, y: 7, rx: 2 }),
+      svg("rect", { height: NODE_HEIGHT, rx: 7 }),
+      svg("rect", { class: "edge-mark", width: 4, height: NODE_HEIGHT - 14, x: 6, y: 7, rx: 2 }),
       svg("text", { class: "name", x: TEXT_LEFT, y: 17 }),
       svg("text", { class: "resource", x: TEXT_LEFT, y: 33 }),
       svg("text", { class: "time", y: 33 }),
@@ -82,77 +94,77 @@ export class Graph {
   }
 }
 
-function told(total, left) {
+function describeCount(total, omitted) {
   if (total === 0) return "";
-  const waiting = some(total, "request waits", "requests wait");
-  return left > 0 ? `${waiting}; ${count(left)} of them not drawn` : waiting;
+  const waiting = pluralize(total, "request waits", "requests wait");
+  return omitted > 0 ? `${waiting}; ${formatCount(omitted)} of them not drawn` : waiting;
 }
 
-function draw(group, node, now, selected, near) {
-  const [title, box, , name, resource, time] = group.children;
+/** Set texts, position and highlighting of a node. */
+function updateNode(element, node, now, selected, highlighted) {
+  const [title, box, , name, resource, time] = element.children;
+  const isCollapsed = node.collapsed !== undefined;
   const age = now - node.since;
-  const chosen = node.request !== undefined && node.request.id === selected?.request;
-  const what = node.resources[0] ?? parts(node.request.resources[0]).name;
-  const several = (node.request?.resourcesTotal ?? node.resources.length) - 1;
-  const room = node.width - TEXT_LEFT - TEXT_RIGHT;
-  const beside = node.folds === undefined ? textWidth(time, TIME) + GAP : 0;
+  const resourceName = node.resources[0] ?? splitResource(node.request.resources[0]).name;
+  const otherResources = (node.request?.resourcesTotal ?? node.resources.length) - 1;
+  const textWidthAvailable = node.width - TEXT_LEFT - TEXT_RIGHT;
+  const timeWidth = isCollapsed ? 0 : textWidth(time, WIDEST_TIME) + TEXT_GAP;
   box.setAttribute("width", node.width);
   time.setAttribute("x", node.width - TEXT_RIGHT);
-  say(resource, fitting(resource, what, several > 0 ? ` +${count(several)}` : "", room - beside));
-  if (node.folds === undefined) {
-    say(name, fitting(name, called(node.request), "", room));
-    say(time, briefly(age));
-    const verb = node.state === "held" ? "holds" : "waits for";
-    const text = `${called(node.request)} ${verb} ${visible(node.request.resources.join(", "))} since ${duration(age)}`;
-    say(title, text);
-    group.setAttribute("aria-label", text);
-  } else {
-    const text = `${count(node.folds)} more ${node.state === "held" ? "hold it" : "wait"}`;
-    say(name, text);
-    say(title, `${text}: ${visible(node.resources.join(", "))}`);
-    group.setAttribute("aria-label", `${text}: ${visible(node.resources.join(", "))}`);
+  const suffix = otherResources > 0 ? ` +${formatCount(otherResources)}` : "";
+  setText(resource, fitText(resource, resourceName, suffix, textWidthAvailable - timeWidth));
+  const description = isCollapsed ? describeCollapsed(node) : describeRequest(node, age);
+  if (isCollapsed) setText(name, collapsedLabel(node));
+  else {
+    setText(name, fitText(name, requestLabel(node.request), "", textWidthAvailable));
+    setText(time, briefDuration(age));
   }
-  group.setAttribute("transform", `translate(${node.x + MARGIN + BENDS} ${node.y + MARGIN})`);
-  group.setAttribute("aria-pressed", chosen);
-  group.classList.toggle("chosen", chosen);
-  group.classList.toggle("near", near.has(node.key));
-  group.classList.toggle("late", node.state === "queued" && age >= AGES[0]);
-  group.classList.toggle("very-late", node.state === "queued" && age >= AGES[1]);
+  setText(title, description);
+  const isSelected = node.request !== undefined && node.request.id === selected?.request;
+  element.setAttribute("aria-label", description);
+  element.setAttribute("transform", `translate(${node.x + MARGIN + LEFT_MARGIN} ${node.y + MARGIN})`);
+  element.setAttribute("aria-pressed", isSelected);
+  element.classList.toggle("chosen", isSelected);
+  element.classList.toggle("near", highlighted.has(node.key));
+  element.classList.toggle("late", node.state === "queued" && age >= LATE_MS);
+  element.classList.toggle("very-late", node.state === "queued" && age >= VERY_LATE_MS);
 }
 
-const pen = document.createElement("canvas").getContext("2d");
-const fonts = new Map();
+function describeRequest({ request, state }, age) {
+  const verb = state === "held" ? "holds" : "waits for";
+  return `${requestLabel(request)} ${verb} ${escapeInvisible(request.resources.join(", "))} since ${formatDuration(age)}`;
+}
 
-/** Px that a text takes in the font of an element in the document. Elements of one class have one font. */
+const collapsedLabel = ({ collapsed, state }) => `${formatCount(collapsed)} more ${state === "held" ? "hold it" : "wait"}`;
+
+const describeCollapsed = (node) => `${collapsedLabel(node)}: ${escapeInvisible(node.resources.join(", "))}`;
+
+const canvas = document.createElement("canvas").getContext("2d");
+const fontByClass = new Map();
+
+/** Return the width in px of a text in the font of an element. Elements of one class have the same font. */
 function textWidth(element, text) {
-  const kind = element.getAttribute("class");
-  if (!fonts.has(kind)) fonts.set(kind, getComputedStyle(element).font);
-  pen.font = fonts.get(kind);
-  return pen.measureText(text).width;
+  const className = element.getAttribute("class");
+  if (!fontByClass.has(className)) fontByClass.set(className, getComputedStyle(element).font);
+  canvas.font = fontByClass.get(className);
+  return canvas.measureText(text).width;
 }
 
-/** As much of a text as there is room for, and all of `end`. */
-function fitting(element, text, end, room) {
-  let letters = Array.from(visible(text)).length;
-  while (letters > 1 && textWidth(element, cut(text, letters) + end) > room) letters -= 1;
-  return cut(text, letters) + end;
+/** Abbreviate a text so that it fits `maxWidth` px together with `suffix`, which is kept. */
+function fitText(element, text, suffix, maxWidth) {
+  let length = Array.from(escapeInvisible(text)).length;
+  while (length > 1 && textWidth(element, abbreviate(text, length) + suffix) > maxWidth) length -= 1;
+  return abbreviate(text, length) + suffix;
 }
 
-/** The selected node and those that it is linked with, by key. */
-function neighbours(links, selected) {
-  const found = new Set();
-  if (selected?.request === undefined) return found;
-  for (const link of links) {
-    if (!touches(link, selected)) continue;
-    found.add(link.from.key);
-    found.add(link.to.key);
-  }
-  return found;
+/** Return the keys of the selected node and of those that it is linked with. */
+function neighbourKeys(links, selected) {
+  return new Set(links.filter((link) => touches(link, selected)).flatMap((link) => [link.from.key, link.to.key]));
 }
 
-const touches = ({ from, to }, selected) => [from.key, to.key].includes(`${selected?.request}`);
+const touches = ({ from, to }, selected) => selected?.request !== undefined && [from.key, to.key].includes(`${selected.request}`);
 
-function line({ kind, from, to, resources }) {
+function makeLink({ kind, from, to, resources }) {
   return svg(
     "path",
     {
@@ -161,42 +173,41 @@ function line({ kind, from, to, resources }) {
       "data-from": from.key,
       "data-to": to.key,
     },
-    svg("title", {}, visible([...resources].join(", "))),
+    svg("title", {}, escapeInvisible([...resources].join(", "))),
   );
 }
 
-/** The path of a link between two placed nodes. */
-function course({ from, to, kind, via }) {
-  const [y1, y2] = [from.y + HEIGHT / 2 + MARGIN, to.y + HEIGHT / 2 + MARGIN];
-  const [left, right] = [from.x + MARGIN + BENDS, to.x + MARGIN + BENDS];
+/** Return the path of a link between two nodes, as the attribute `d`. */
+function linkPath({ from, to, kind, via }) {
+  const [y1, y2] = [from.y + NODE_HEIGHT / 2 + MARGIN, to.y + NODE_HEIGHT / 2 + MARGIN];
+  const [fromLeft, toLeft] = [from.x + MARGIN + LEFT_MARGIN, to.x + MARGIN + LEFT_MARGIN];
   const gap = kind === "same" ? 0 : 2;
-  const fromEnd = left + from.width;
-  const toEnd = right + to.width;
-  if (from.x === to.x && kind === "same" && Math.abs(y2 - y1) < 2 * HEIGHT) {
-    const half = (Math.sign(y2 - y1) * HEIGHT) / 2;
-    return `M${left + 26} ${y1 + half}V${y2 - half}`;
+  const [fromRight, toRight] = [fromLeft + from.width, toLeft + to.width];
+  if (from.x === to.x && kind === "same" && Math.abs(y2 - y1) < 2 * NODE_HEIGHT) {
+    const half = (Math.sign(y2 - y1) * NODE_HEIGHT) / 2;
+    return `M${fromLeft + 26} ${y1 + half}V${y2 - half}`;
   }
   if (from.x === to.x || from.stacked) {
-    const bend = Math.min(left, right) - 10 - Math.min(20, Math.abs(y2 - y1) / 8);
-    return `M${left} ${y1}C${bend} ${y1} ${bend} ${y2 + 6} ${right - gap} ${y2 + 6}`;
+    const bend = Math.min(fromLeft, toLeft) - 10 - Math.min(20, Math.abs(y2 - y1) / 8);
+    return `M${fromLeft} ${y1}C${bend} ${y1} ${bend} ${y2 + 6} ${toLeft - gap} ${y2 + 6}`;
   }
-  if (from.x > to.x) return `M${left} ${y1}${swing(left, y1, toEnd + gap, y2)}`;
-  let [x, y, path] = [fromEnd, y1, `M${fromEnd} ${y1}`];
-  for (const bend of via) {
-    const [begin, level] = [bend.x + MARGIN + BENDS, bend.y + LANE / 2 + MARGIN];
-    path += `${swing(x, y, begin, level)}H${begin + bend.width}`;
-    [x, y] = [begin + bend.width, level];
+  if (from.x > to.x) return `M${fromLeft} ${y1}${curve(fromLeft, y1, toRight + gap, y2)}`;
+  let [x, y, path] = [fromRight, y1, `M${fromRight} ${y1}`];
+  for (const waypoint of via) {
+    const [left, level] = [waypoint.x + MARGIN + LEFT_MARGIN, waypoint.y + LANE_HEIGHT / 2 + MARGIN];
+    path += `${curve(x, y, left, level)}H${left + waypoint.width}`;
+    [x, y] = [left + waypoint.width, level];
   }
-  return path + swing(x, y, right - gap, y2);
+  return path + curve(x, y, toLeft - gap, y2);
 }
 
-/** A curve on to (x2, y2) that begins and ends level. */
-function swing(x1, y1, x2, y2) {
+/** Return a curve to (x2, y2) that starts and ends horizontally. */
+function curve(x1, y1, x2, y2) {
   const pull = Math.sign(x2 - x1) * Math.max(20, Math.abs(x2 - x1) / 2);
   return `C${x1 + pull} ${y1} ${x2 - pull} ${y2} ${x2} ${y2}`;
 }
 
-function sample(kind) {
+function makeLegendLine(kind) {
   const path = svg("path", { class: `link ${kind}`, d: "M1 6H29", "marker-end": kind === "same" ? undefined : ARROW });
   return svg("svg", { width: 32, height: 12, "aria-hidden": "true" }, path);
 }

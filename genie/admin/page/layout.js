@@ -1,177 +1,185 @@
-// Where the nodes of the wait graph stand. Who waits is to the left of whom it waits for. A line stands in one column, in
-// its order, and so does what one transaction holds and waits for. A group that is too wide for that is stacked: waiters
-// stand below whom they wait for, indented. The same graph gives the same picture.
+// The layout of the wait-for graph. A waiting request is to the left of its holders. The requests of one queue are in one
+// column, in queue order, and so are the held and the waiting requests of one transaction. A group that is too wide for
+// columns is stacked: waiting requests are below their holders, indented. The same graph has always the same layout.
 
-const WIDTH = 186;
-export const HEIGHT = 42;
-export const LANE = 8; // height of a link that passes a column
-const BETWEEN = 28; // columns
-const BELOW = 14; // nodes of one column
-const APART = 28; // groups
-const ROUNDS = 4;
-const INDENT = 18; // of a stacked node, for each holder that it waits for
-const [NARROWEST, WIDEST] = [150, 260]; // stacked nodes
+const NODE_WIDTH = 186;
+export const NODE_HEIGHT = 42;
+export const LANE_HEIGHT = 8; // of a link that passes through a column
+const COLUMN_GAP = 28;
+const ROW_GAP = 14;
+const GROUP_GAP = 28;
+const ALIGNMENT_ROUNDS = 4;
+const INDENT = 18; // of a stacked node, for each level of the chain of holders that it waits for
+const [MIN_STACKED_WIDTH, MAX_STACKED_WIDTH] = [150, 260];
 
-/** Sets `x`, `y` and `width` of all nodes and of the bends (`via`) of links, for a picture that is `width` wide; returns the size that it takes. */
-export function place(groups, width) {
-  const placed = [];
+/**
+ * Lay out groups of nodes in a picture of at most `maxWidth` px: set `x`, `y` and `width` of the nodes, and the waypoints
+ * `via` of links. Returns the size of the picture.
+ */
+export function layoutGraph(groups, maxWidth) {
+  const boxes = [];
   for (const group of groups) {
-    let size = arrange(group);
-    if (size.width > width) size = stack(group, width);
-    const spot = lowest(placed, size, width);
-    for (const node of [...group.nodes, ...group.links.flatMap((link) => link.via)]) {
-      node.x += spot.x;
-      node.y += spot.y;
+    let size = layoutInColumns(group);
+    if (size.width > maxWidth) size = layoutStacked(group, maxWidth);
+    const position = findFreePosition(boxes, size, maxWidth);
+    for (const item of [...group.nodes, ...group.links.flatMap((link) => link.via)]) {
+      item.x += position.x;
+      item.y += position.y;
     }
-    placed.push({ ...spot, ...size });
+    boxes.push({ ...position, ...size });
   }
   return {
-    width: Math.max(0, ...placed.map((box) => box.x + box.width)),
-    height: Math.max(0, ...placed.map((box) => box.y + box.height)),
+    width: Math.max(0, ...boxes.map((box) => box.x + box.width)),
+    height: Math.max(0, ...boxes.map((box) => box.y + box.height)),
   };
 }
 
-/** One group by itself, from (0, 0) on. */
-function arrange({ nodes, links }) {
+/** Lay out one group in columns, one for each depth, with its top left corner at (0, 0). Returns its size. */
+function layoutInColumns({ nodes, links }) {
   const depth = depths(nodes, links);
-  const deepest = Math.max(...depth.values());
-  const columns = Array.from({ length: deepest + 1 }, () => []);
-  for (const node of nodes) columns[depth.get(node)].push(Object.assign(node, { width: WIDTH, height: HEIGHT, stacked: false }));
-  const near = new Map(nodes.map((node) => [node, []]));
+  const maxDepth = Math.max(...depth.values());
+  const columns = Array.from({ length: maxDepth + 1 }, () => []);
+  for (const node of nodes) columns[depth.get(node)].push(Object.assign(node, { width: NODE_WIDTH, height: NODE_HEIGHT, stacked: false }));
+  const neighbours = new Map(nodes.map((node) => [node, []]));
   for (const link of links) {
-    link.via = bends(link, depth, columns);
-    if (link.kind === "queued" && link.via.length === 0) continue;
+    link.via = addWaypoints(link, depth, columns);
+    if (link.kind === "queued" && link.via.length === 0) continue; // it does not influence the order within the column
     for (const [one, other] of pairs([link.from, ...link.via, link.to])) {
-      near.set(one, [...(near.get(one) ?? []), other]);
-      near.set(other, [...(near.get(other) ?? []), one]);
+      neighbours.set(one, [...(neighbours.get(one) ?? []), other]);
+      neighbours.set(other, [...(neighbours.get(other) ?? []), one]);
     }
   }
   for (const column of columns) {
-    column.sort((a, b) => a.since - b.since || Number(a.folds !== undefined) - Number(b.folds !== undefined));
-    for (const [row, node] of column.entries()) node.y = row * (HEIGHT + BELOW);
+    column.sort((a, b) => a.since - b.since || Number(a.collapsed !== undefined) - Number(b.collapsed !== undefined));
+    for (const [row, item] of column.entries()) item.y = row * (NODE_HEIGHT + ROW_GAP);
   }
-  for (let round = 0; round < ROUNDS; round += 1) {
-    for (const column of round % 2 ? columns : columns.toReversed()) settle(column, near);
+  for (let round = 0; round < ALIGNMENT_ROUNDS; round += 1) {
+    for (const column of round % 2 ? columns : columns.toReversed()) alignColumn(column, neighbours);
   }
-  const all = columns.flat();
-  const top = Math.min(...all.map((node) => node.y));
-  for (const [place, column] of columns.entries()) {
-    for (const node of column) {
-      node.x = (deepest - place) * (WIDTH + BETWEEN);
-      node.y = Math.round(node.y - top);
+  const items = columns.flat();
+  const top = Math.min(...items.map((item) => item.y));
+  for (const [index, column] of columns.entries()) {
+    for (const item of column) {
+      item.x = (maxDepth - index) * (NODE_WIDTH + COLUMN_GAP);
+      item.y = Math.round(item.y - top);
     }
   }
   return {
-    width: (deepest + 1) * WIDTH + deepest * BETWEEN,
-    height: Math.max(...all.map((node) => node.y + node.height)),
+    width: (maxDepth + 1) * NODE_WIDTH + maxDepth * COLUMN_GAP,
+    height: Math.max(...items.map((item) => item.y + item.height)),
   };
 }
 
-/** One group by itself in one column, for a picture that is `width` wide: waiters below whom they wait for. */
-function stack({ nodes, links }, width) {
+/** Lay out one group in a single column of at most `maxWidth` px: waiting requests below their holders. Returns its size. */
+function layoutStacked({ nodes, links }, maxWidth) {
   const depth = depths(nodes, links);
   for (const link of links) link.via = [];
-  for (const [row, node] of inReadingOrder(nodes, links).entries()) {
-    const x = Math.max(0, Math.min(depth.get(node) * INDENT, width - NARROWEST));
-    Object.assign(node, { x, y: row * (HEIGHT + BELOW), width: Math.min(WIDEST, width - x), stacked: true });
+  for (const [row, node] of topologicalOrder(nodes, links).entries()) {
+    const x = Math.max(0, Math.min(depth.get(node) * INDENT, maxWidth - MIN_STACKED_WIDTH));
+    Object.assign(node, { x, y: row * (NODE_HEIGHT + ROW_GAP), width: Math.min(MAX_STACKED_WIDTH, maxWidth - x), stacked: true });
   }
-  return { width: Math.max(...nodes.map((node) => node.x + node.width)), height: nodes.length * (HEIGHT + BELOW) - BELOW };
+  return { width: Math.max(...nodes.map((node) => node.x + node.width)), height: nodes.length * (NODE_HEIGHT + ROW_GAP) - ROW_GAP };
 }
 
-/** Each node behind those it is linked to, as near to them as can be; of several the one that has waited or held longest. */
-function inReadingOrder(nodes, links) {
-  const open = new Map(nodes.map((node) => [node, new Set()]));
-  for (const { from, to } of links) open.get(from).add(to);
-  const bySince = (some) => [...some].sort((a, b) => b.since - a.since);
-  const left = new Set(nodes);
-  const ready = bySince(nodes.filter((node) => open.get(node).size === 0));
+/** Sort nodes so that each comes after, and close to, those that it waits for; of several, the oldest first. */
+function topologicalOrder(nodes, links) {
+  const unplacedBlockers = new Map(nodes.map((node) => [node, new Set()]));
+  for (const { from, to } of links) unplacedBlockers.get(from).add(to);
+  const newestFirst = (items) => [...items].sort((a, b) => b.since - a.since);
+  const unplaced = new Set(nodes);
+  const ready = newestFirst(nodes.filter((node) => unplacedBlockers.get(node).size === 0));
   const order = [];
-  while (left.size > 0) {
-    const next = ready.pop() ?? bySince(left).at(-1); // none is ready in a ring, which will be gone with the next answer
-    if (!left.delete(next)) continue;
+  while (unplaced.size > 0) {
+    const next = ready.pop() ?? newestFirst(unplaced).at(-1); // no node is ready in a cycle, which the next response will not contain
+    if (!unplaced.delete(next)) continue;
     order.push(next);
-    const freed = [...left].filter((node) => open.get(node).delete(next) && open.get(node).size === 0);
-    ready.push(...bySince(freed));
+    const freed = [...unplaced].filter((node) => unplacedBlockers.get(node).delete(next) && unplacedBlockers.get(node).size === 0);
+    ready.push(...newestFirst(freed));
   }
   return order;
 }
 
-/** Places of its own for a link in the columns that it passes, lest it runs behind other nodes. */
-function bends({ from, to }, depth, columns) {
-  const via = [];
-  for (let place = depth.get(from) - 1; place > depth.get(to); place -= 1) {
-    via.push({ since: from.since, width: WIDTH, height: LANE });
-    columns[place].push(via.at(-1));
+/** Add a waypoint of a link to each column that it passes, so that it is not drawn across nodes. Returns the waypoints. */
+function addWaypoints({ from, to }, depth, columns) {
+  const waypoints = [];
+  for (let index = depth.get(from) - 1; index > depth.get(to); index -= 1) {
+    waypoints.push({ since: from.since, width: NODE_WIDTH, height: LANE_HEIGHT });
+    columns[index].push(waypoints.at(-1));
   }
-  return via;
+  return waypoints;
 }
 
-const pairs = (row) => row.slice(1).map((each, place) => [row[place], each]);
+const pairs = (items) => items.slice(1).map((item, index) => [items[index], item]);
 
-/** How many holders are between each and those who wait for nobody, itself included. */
+/** Return the depth of each node: the maximum number of `held` links on a path from it. */
 function depths(nodes, links) {
-  const known = new Map();
-  const from = new Map(nodes.map((node) => [node, []]));
-  for (const link of links) from.get(link.from).push(link);
-  const depth = (node, path) => {
-    if (known.has(node)) return known.get(node);
-    if (path.has(node)) return 0; // a ring, which will be gone with the next answer
+  const depthByNode = new Map();
+  const linksFrom = new Map(nodes.map((node) => [node, []]));
+  for (const link of links) linksFrom.get(link.from).push(link);
+  const computeDepth = (node, path) => {
+    if (depthByNode.has(node)) return depthByNode.get(node);
+    if (path.has(node)) return 0; // a cycle, which the next response will not contain
     path.add(node);
-    let most = 0;
-    for (const { to, kind } of from.get(node)) most = Math.max(most, depth(to, path) + (kind === "held" ? 1 : 0));
+    let depth = 0;
+    for (const { to, kind } of linksFrom.get(node)) depth = Math.max(depth, computeDepth(to, path) + (kind === "held" ? 1 : 0));
     path.delete(node);
-    known.set(node, most);
-    return most;
+    depthByNode.set(node, depth);
+    return depth;
   };
-  for (const node of nodes) depth(node, new Set());
-  return known;
+  for (const node of nodes) computeDepth(node, new Set());
+  return depthByNode;
 }
 
-/** Move the nodes of a column to the middle of those they are linked with, as far as they leave each other room. */
-function settle(column, near) {
-  const middle = (node) => node.y + node.height / 2;
-  const wish = new Map();
-  for (const node of column) {
-    const others = near.get(node);
-    const wanted = others.length ? others.reduce((sum, other) => sum + middle(other), 0) / others.length : middle(node);
-    wish.set(node, wanted - node.height / 2);
+/**
+ * Move the items of a column towards the middle of their neighbours without overlaps. Items that would overlap form a
+ * block, whose position is the mean of those that they aim for.
+ */
+function alignColumn(column, neighbours) {
+  const middle = (item) => item.y + item.height / 2;
+  const targetTop = new Map();
+  for (const item of column) {
+    const others = neighbours.get(item);
+    const target = others.length ? others.reduce((sum, other) => sum + middle(other), 0) / others.length : middle(item);
+    targetTop.set(item, target - item.height / 2);
   }
-  column.sort((a, b) => wish.get(a) + a.height / 2 - wish.get(b) - b.height / 2); // stable: a line stays in its order
-  const blocks = []; // nodes that touch each other, their height, and the sum of where each wants the first to be
-  const top = (block) => block.sum / block.nodes.length;
-  for (const node of column) {
-    let block = { nodes: [node], height: node.height + BELOW, sum: wish.get(node) };
-    while (blocks.length && top(blocks.at(-1)) + blocks.at(-1).height > top(block)) {
+  // The sort is stable: requests of one queue stay in queue order.
+  column.sort((a, b) => targetTop.get(a) + a.height / 2 - targetTop.get(b) - b.height / 2);
+  const blocks = []; // {items, height, targetSum}: the sum of the tops that each item aims for, relative to the block
+  const blockTop = (block) => block.targetSum / block.items.length;
+  for (const item of column) {
+    let block = { items: [item], height: item.height + ROW_GAP, targetSum: targetTop.get(item) };
+    while (blocks.length && blockTop(blocks.at(-1)) + blocks.at(-1).height > blockTop(block)) {
       const upper = blocks.pop();
       block = {
-        nodes: [...upper.nodes, ...block.nodes],
+        items: [...upper.items, ...block.items],
         height: upper.height + block.height,
-        sum: upper.sum + block.sum - block.nodes.length * upper.height,
+        targetSum: upper.targetSum + block.targetSum - block.items.length * upper.height,
       };
     }
     blocks.push(block);
   }
   for (const block of blocks) {
-    let y = top(block);
-    for (const node of block.nodes) {
-      node.y = y;
-      y += node.height + BELOW;
+    let y = blockTop(block);
+    for (const item of block.items) {
+      item.y = y;
+      y += item.height + ROW_GAP;
     }
   }
 }
 
-/** Where there is room for a box beside and below those that are there: as high as it can be, then as far left. */
-function lowest(placed, size, within) {
-  const rights = [0, ...placed.map((box) => box.x + box.width + APART)].sort((a, b) => a - b);
-  const bottoms = [0, ...placed.map((box) => box.y + box.height + APART)].sort((a, b) => a - b);
-  for (const y of bottoms) {
-    for (const x of rights) {
+/** Return the highest, then leftmost, position where a box of this size does not overlap the others. */
+function findFreePosition(boxes, size, maxWidth) {
+  const candidatesX = [0, ...boxes.map((box) => box.x + box.width + GROUP_GAP)].sort((a, b) => a - b);
+  const candidatesY = [0, ...boxes.map((box) => box.y + box.height + GROUP_GAP)].sort((a, b) => a - b);
+  for (const y of candidatesY) {
+    for (const x of candidatesX) {
       const box = { x, y, ...size };
-      if ((x === 0 || x + size.width <= within) && !placed.some((other) => meet(box, other))) return { x, y };
+      if ((x === 0 || x + size.width <= maxWidth) && !boxes.some((other) => overlap(box, other))) return { x, y };
     }
   }
-  return { x: 0, y: bottoms.at(-1) };
+  return { x: 0, y: candidatesY.at(-1) };
 }
 
-const meet = (a, b) =>
-  a.x < b.x + b.width + APART && b.x < a.x + a.width + APART && a.y < b.y + b.height + APART && b.y < a.y + a.height + APART;
+/** Return whether two boxes overlap or are closer than `GROUP_GAP`. */
+const overlap = (a, b) =>
+  a.x < b.x + b.width + GROUP_GAP && b.x < a.x + a.width + GROUP_GAP && a.y < b.y + b.height + GROUP_GAP && b.y < a.y + a.height + GROUP_GAP;

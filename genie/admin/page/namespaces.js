@@ -1,8 +1,8 @@
-// Which namespace is shown, where the server has several: it stands in the address, so that it can be kept and sent.
+// The selection of a namespace, if the server has several. It is part of the URL, so that it can be bookmarked and shared.
 
-import { el, renew } from "./dom.js";
+import { html, replaceIfChanged } from "./dom.js";
 
-export class Namespaces {
+export class NamespaceSelect {
   constructor(select) {
     this.select = select;
     this.shown = "";
@@ -10,19 +10,19 @@ export class Namespaces {
   }
 
   open(namespace) {
-    this.select.value = this.shown; // whoever comes back to this page finds what it shows
+    this.select.value = this.shown; // the browser restores this value if the user comes back to this page
     location.assign(`?${new URLSearchParams({ namespace })}`);
   }
 
-  /** `all` are those of the state, `shown` is the name of one. */
-  show(all, shown) {
+  /** `namespaces` are those of /api/state, `shown` is the name of the one that the page shows. */
+  show(namespaces, shown) {
     this.shown = shown;
-    this.select.hidden = all.length < 2;
-    renew(this.select, [all, shown], () => all.map((each) => this.option(each, shown)));
+    this.select.hidden = namespaces.length < 2;
+    replaceIfChanged(this.select, [namespaces, shown], () => namespaces.map((each) => option(each, shown)));
   }
+}
 
-  option({ namespace, role }, shown) {
-    const more = role === "leader" ? "" : ` (${role})`;
-    return el("option", { value: namespace, selected: namespace === shown }, `${namespace}${more}`);
-  }
+function option({ namespace, role }, shown) {
+  const suffix = role === "leader" ? "" : ` (${role})`;
+  return html("option", { value: namespace, selected: namespace === shown }, `${namespace}${suffix}`);
 }

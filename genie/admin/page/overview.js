@@ -1,29 +1,35 @@
-// The server at a glance: figures, and what happened lately as small lines.
+// The key figures and the rates of the server, with sparklines of their recent values.
 
-import { el, keyed, say, svg } from "./dom.js";
-import { count, duration, quantile, rate, some } from "./format.js";
+import { html, setText, svg, updateChildren } from "./dom.js";
+import { formatCount, formatDuration, formatRate, pluralize, quantile } from "./format.js";
 
-const REMEMBERED = 60; // answers, of which the small lines are drawn
-const WINDOW = 60; // answers, of which the recent quantiles are taken
+const MAX_POINTS = 60; // of a sparkline
+const WINDOW = 60; // responses over which the recent quantiles are computed
 const [WIDTH, HEIGHT] = [100, 24];
 
-const ms = (value) => (value === null ? "–" : value === Infinity ? "long" : duration(value));
-const bound = (value) => (value === null ? "–" : value === Infinity ? "very long" : `≤ ${duration(value)}`);
+const formatMs = (value) => (value === null ? "–" : value === Infinity ? "long" : formatDuration(value));
+const formatBound = (value) => (value === null ? "–" : value === Infinity ? "very long" : `≤ ${formatDuration(value)}`);
+
+function describeQueues({ queues, queuesComplete }) {
+  if (queues.length === 0) return "no queues";
+  const more = queues.length < 20 && queuesComplete ? "" : " or more";
+  return `in ${queues.length}${more} ${queues.length === 1 ? "queue" : "queues"}`;
+}
 
 const FIGURES = [
-  { key: "locks", name: "Locks held", value: (s) => s.locks, text: count, note: (s) => `by ${some(s.held, "request")}` },
+  { key: "locks", name: "Locks held", value: (s) => s.locks, text: formatCount, note: (s) => `by ${pluralize(s.held, "request")}` },
   {
     key: "waiting",
     name: "Requests waiting",
     value: (s) => s.waiting,
-    text: count,
-    note: (s) => (s.queues.length ? `in ${s.queues.length}${s.queues.length < 20 && s.queuesComplete ? "" : " or more"} ${s.queues.length === 1 ? "queue" : "queues"}` : "no queues"),
+    text: formatCount,
+    note: describeQueues,
   },
   {
     key: "longest",
     name: "Longest wait",
     value: (s) => s.longestWait,
-    text: (value) => (value ? duration(value) : "–"),
+    text: (value) => (value ? formatDuration(value) : "–"),
     note: () => "of the waiting requests",
     alarm: (value) => (value >= 10_000 ? "bad" : value >= 1_000 ? "warm" : ""),
   },
@@ -31,22 +37,22 @@ const FIGURES = [
     key: "waits",
     name: "Waits, median",
     value: (s) => s.waitP50,
-    text: ms,
-    note: (s) => (s.waitP50 === null ? "none in the last minute" : `p99 ${ms(s.waitP99)}, last minute`),
+    text: formatMs,
+    note: (s) => (s.waitP50 === null ? "none in the last minute" : `p99 ${formatMs(s.waitP99)}, last minute`),
   },
   {
     key: "connections",
     name: "Connections",
     value: (s) => s.connections,
-    text: count,
-    note: (s) => some(s.sessions, "session"),
+    text: formatCount,
+    note: (s) => pluralize(s.sessions, "session"),
   },
   {
     key: "lag",
     name: "Loop lag, p99",
     value: (s, recent) => recent.lag,
-    text: bound,
-    note: (s, recent) => (recent.commits === null ? "no recent commits" : `commits, p99 ${bound(recent.commits)}`),
+    text: formatBound,
+    note: (s, recent) => (recent.commits === null ? "no recent commits" : `commits, p99 ${formatBound(recent.commits)}`),
     alarm: (value) => (value > 250 ? "bad" : value > 50 ? "warm" : ""),
   },
 ];
@@ -64,76 +70,72 @@ export class Overview {
   constructor(figures, rates) {
     this.figures = figures;
     this.rates = rates;
-    this.past = new Map();
-    this.states = [];
+    this.history = new Map(); // recent values by key
+    this.states = []; // recent responses, oldest first
   }
 
-  /** Show what `/api/state` answered. */
+  /** Show the response of /api/state. */
   show(state) {
-    const latest = this.states.at(-1);
-    if (latest !== undefined && latest.now - latest.uptime < state.now - state.uptime - 5000) this.states = [];
-    this.states = [...this.states, state].slice(-WINDOW);
-    const recent = { lag: this.recent("lag"), commits: this.recent("commits") };
-    keyed(this.figures, FIGURES, (figure) => figure.key, tile, (element, figure) => {
+    const last = this.states.at(-1);
+    const restarted = last !== undefined && last.now - last.uptime < state.now - state.uptime - 5000;
+    this.states = [...(restarted ? [] : this.states), state].slice(-WINDOW);
+    const recent = { lag: this.recentP99("lag"), commits: this.recentP99("commits") };
+    updateChildren(this.figures, FIGURES, (figure) => figure.key, makeTile, (element, figure) => {
       const value = figure.value(state, recent);
-      const [, number, note, picture] = element.children;
-      say(number, figure.text(value));
-      say(note, figure.note(state, recent));
+      const [, number, note, sparkline] = element.children;
+      setText(number, figure.text(value));
+      setText(note, figure.note(state, recent));
       element.dataset.alarm = figure.alarm?.(value) ?? "";
-      spark(picture, this.remember(figure.key, value));
+      drawSparkline(sparkline, this.record(figure.key, value));
     });
-    keyed(this.rates, RATES, (figure) => figure.key, cell, (element, { key, alarm }) => {
+    updateChildren(this.rates, RATES, (rate) => rate.key, makeRate, (element, { key, alarm }) => {
       const value = state.rates[key];
-      const [, number, picture] = element.children;
-      say(number.firstChild, rate(value));
+      const [, number, sparkline] = element.children;
+      setText(number.firstChild, formatRate(value));
       element.dataset.alarm = value > 0 && alarm !== undefined ? alarm : "";
-      spark(picture, this.remember(`rate ${key}`, value));
+      drawSparkline(sparkline, this.record(`rate ${key}`, value));
     });
   }
 
-  remember(key, value) {
-    const past = this.past.get(key) ?? [];
-    past.push(Number.isFinite(value) ? value : 0);
-    if (past.length > REMEMBERED) past.shift();
-    this.past.set(key, past);
-    return past;
+  /** Append a value to the history of a key; return the history. */
+  record(key, value) {
+    const values = this.history.get(key) ?? [];
+    values.push(Number.isFinite(value) ? value : 0);
+    if (values.length > MAX_POINTS) values.shift();
+    this.history.set(key, values);
+    return values;
   }
 
-  /** The p99 of what was counted since the oldest answer that is kept, or since the start, where it is the only one. */
-  recent(name) {
-    const [now, before] = [this.states.at(-1)[name], this.states[0][name]];
-    const fresh = this.states.length > 1 ? now.counts.map((each, place) => each - before.counts[place]) : now.counts;
-    return quantile(0.99, now.bounds, fresh);
+  /** Return the p99 of a histogram within the window; with only one response, since the start of the server. */
+  recentP99(name) {
+    const [last, first] = [this.states.at(-1)[name], this.states[0][name]];
+    const counts = this.states.length > 1 ? last.counts.map((count, bucket) => count - first.counts[bucket]) : last.counts;
+    return quantile(0.99, last.bounds, counts);
   }
 }
 
-function tile({ key, name }) {
-  const picture = svg("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-  picture.append(svg("path", { class: "area" }), svg("path", { class: "stroke" }));
-  return el(
-    "div",
-    { class: "card tile", "data-figure": key },
-    el("h3", {}, name),
-    el("strong"),
-    el("span", { class: "quiet" }),
-    picture,
-  );
+function makeTile({ key, name }) {
+  return html("div", { class: "card tile", "data-figure": key }, html("h3", {}, name), html("strong"), html("span", { class: "quiet" }), makeSparkline());
 }
 
-function cell({ key, name }) {
-  const picture = svg("svg", { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-  picture.append(svg("path", { class: "area" }), svg("path", { class: "stroke" }));
-  return el("div", { "data-rate": key }, el("h3", {}, name), el("p", {}, el("strong"), el("span", { class: "quiet" }, "/s")), picture);
+function makeRate({ key, name }) {
+  const number = html("p", {}, html("strong"), html("span", { class: "quiet" }, "/s"));
+  return html("div", { "data-rate": key }, html("h3", {}, name), number, makeSparkline());
 }
 
-/** A line of the past values, from the right, as high as the greatest of them. */
-function spark(picture, past) {
-  const top = Math.max(...past, 0);
-  const step = WIDTH / (REMEMBERED - 1);
-  const y = (value) => (top === 0 ? HEIGHT - 1 : HEIGHT - 1 - (value / top) * (HEIGHT - 3)).toFixed(1);
-  const first = WIDTH - (past.length - 1) * step;
-  const points = past.map((value, place) => `${(first + place * step).toFixed(1)} ${y(value)}`);
-  const [area, stroke] = picture.children;
+function makeSparkline() {
+  const attributes = { class: "spark", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" };
+  return svg("svg", attributes, svg("path", { class: "area" }), svg("path", { class: "stroke" }));
+}
+
+/** Draw values from left to right, the last one at the right edge, scaled to their maximum. */
+function drawSparkline(sparkline, values) {
+  const maximum = Math.max(...values, 0);
+  const step = WIDTH / (MAX_POINTS - 1);
+  const y = (value) => (maximum === 0 ? HEIGHT - 1 : HEIGHT - 1 - (value / maximum) * (HEIGHT - 3)).toFixed(1);
+  const left = WIDTH - (values.length - 1) * step;
+  const points = values.map((value, index) => `${(left + index * step).toFixed(1)} ${y(value)}`);
+  const [area, stroke] = sparkline.children;
   stroke.setAttribute("d", `M${points.join("L")}`);
-  area.setAttribute("d", `M${first.toFixed(1)} ${HEIGHT}L${points.join("L")}L${WIDTH} ${HEIGHT}Z`);
+  area.setAttribute("d", `M${left.toFixed(1)} ${HEIGHT}L${points.join("L")}L${WIDTH} ${HEIGHT}Z`);
 }

@@ -1,202 +1,206 @@
-// The page: asks every second, while somebody looks, and shows what the server answers.
+// The page: polls the server every second while the tab is visible, and shows its responses.
 
-import { api, Away, Refused, tokens } from "./api.js";
-import { Deadlocks } from "./deadlocks.js";
+import { api, RequestRejected, ServerUnavailable, token } from "./api.js";
+import { DeadlockList } from "./deadlocks.js";
 import { Details } from "./details.js";
-import { say } from "./dom.js";
-import { duration, parts } from "./format.js";
+import { setText } from "./dom.js";
+import { formatDuration, splitResource } from "./format.js";
 import { Graph } from "./graph.js";
-import { Namespaces } from "./namespaces.js";
+import { NamespaceSelect } from "./namespaces.js";
 import { Overview } from "./overview.js";
-import { Release } from "./release.js";
-import { Hot, Lines, outcomes } from "./tables.js";
+import { ReleaseDialog } from "./release.js";
+import { HotTable, QueueTable, showOutcomes } from "./tables.js";
 
-const EVERY_MS = 1000;
-const PATIENCE_MS = 15_000; // between two tries, at most, where nobody answers
-const WAITS = 200;
-const HOT = 10;
+const POLL_INTERVAL_MS = 1000;
+const MAX_RETRY_INTERVAL_MS = 15_000;
+const MAX_NODES = 200;
+const MAX_HOT = 10;
 
-const at = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
 
-const seen = { state: null, waits: null, hot: null, deadlocks: null, resource: null };
-let selected = null;
+const latest = { state: null, waits: null, hot: null, deadlocks: null, resource: null }; // responses
+let selection = null;
 let timer = null;
-let asking = false;
-let failures = 0;
+let polling = false;
+let failures = 0; // in succession
 
-const namespaces = new Namespaces(at("namespace"));
-const overview = new Overview(at("figures"), at("rates"));
-const graph = new Graph(at("graph"), at("graph-count"), at("legend"), select);
-const lines = new Lines(at("lines"), at("lines-count"), select);
-const hot = new Hot(at("hot"), at("hot-count"), select);
-const deadlocks = new Deadlocks(at("deadlocks"), at("deadlocks-count"));
-const release = new Release(at("release"), () => soon(0));
-const details = new Details(at("details"), select, (request) => release.ask(request));
+const namespaceSelect = new NamespaceSelect(byId("namespace"));
+const overview = new Overview(byId("figures"), byId("rates"));
+const graph = new Graph(byId("graph"), byId("graph-count"), byId("legend"), select);
+const queueTable = new QueueTable(byId("queues"), byId("queues-count"), select);
+const hotTable = new HotTable(byId("hot"), byId("hot-count"), select);
+const deadlockList = new DeadlockList(byId("deadlocks"), byId("deadlocks-count"));
+const releaseDialog = new ReleaseDialog(byId("release"), () => schedulePoll(0));
+const details = new Details(byId("details"), select, (request) => releaseDialog.open(request));
 
-/** What is asked each time; deadlocks only when there are new ones. */
-async function ask() {
+/** Query everything that the page shows; deadlocks only if there are new ones, and of a follower only its state. */
+async function query() {
   const state = await api.state();
   if (state.role !== "leader") return { state };
-  const stale = seen.deadlocks === null || seen.deadlocks.total !== state.deadlocks || seen.state.uptime > state.uptime;
+  const newDeadlocks =
+    latest.deadlocks === null || latest.deadlocks.total !== state.deadlocks || latest.state.uptime > state.uptime;
   const [waits, hot, deadlocks] = await Promise.all([
-    api.waits(WAITS),
-    api.hot(HOT),
-    stale ? api.deadlocks() : seen.deadlocks,
+    api.waits(MAX_NODES),
+    api.hot(MAX_HOT),
+    newDeadlocks ? api.deadlocks() : latest.deadlocks,
   ]);
-  return { state, waits, hot, deadlocks, resource: await resource(waits) };
+  return { state, waits, hot, deadlocks, resource: await querySelectedResource(waits) };
 }
 
-/** The resource that is selected, or one of the selected request, of which rows tell more than the graph does. */
-async function resource(waits) {
-  if (selected === null) return null;
-  const name = selected.resource ?? selected.of ?? (selected.of = about(selected.request, waits));
+/** Query the selected resource, or the first one of the selected request: its rows have more fields than the graph. */
+async function querySelectedResource(waits) {
+  if (selection === null) return null;
+  const name = selection.resource ?? selection.of ?? (selection.of = firstResource(selection.request, waits));
   if (name === undefined) return null;
   try {
     return await api.resource(name);
   } catch (error) {
-    if (error instanceof Refused && ![401, 403, 503].includes(error.status)) return error;
+    if (error instanceof RequestRejected && ![401, 403, 503].includes(error.status)) return error;
     throw error;
   }
 }
 
-function about(id, waits) {
+function firstResource(id, waits) {
   const node = waits.nodes.find((each) => each.id === id);
-  return node === undefined ? undefined : parts(node.resources[0]).name;
+  return node === undefined ? undefined : splitResource(node.resources[0]).name;
 }
 
-async function turn() {
-  if (asking || document.hidden) return;
-  asking = true;
+async function poll() {
+  if (polling || document.hidden) return;
+  polling = true;
   clearTimeout(timer);
   try {
-    const found = await ask();
+    const responses = await query();
     failures = 0;
-    Object.assign(seen, found);
-    answered();
-    soon(EVERY_MS);
+    Object.assign(latest, responses);
+    onSuccess();
+    schedulePoll(POLL_INTERVAL_MS);
   } catch (error) {
-    if (!(error instanceof Away || error instanceof Refused)) {
-      notice(`Error in this page: ${error.message}`);
+    if (!(error instanceof ServerUnavailable || error instanceof RequestRejected)) {
+      showNotice(`Error in this page: ${error.message}`);
       throw error;
     }
-    refused(error);
+    onFailure(error);
   } finally {
-    asking = false;
+    polling = false;
   }
 }
 
-function soon(ms) {
+function schedulePoll(delayMs) {
   clearTimeout(timer);
-  timer = setTimeout(turn, ms);
+  timer = setTimeout(poll, delayMs);
 }
 
-function answered() {
-  const { state } = seen;
-  at("sign-in").hidden = true;
-  head(state);
-  pulse("live", "Live");
+function onSuccess() {
+  const { state } = latest;
+  byId("sign-in").hidden = true;
+  showHeader(state);
+  showStatus("live", "Live");
   if (state.role !== "leader") {
-    at("main").hidden = true;
-    notice(roles(state));
+    byId("main").hidden = true;
+    showNotice(describeRole(state));
     return;
   }
-  notice(state.storeAvailable ? "" : `The store (${state.store}) does not answer. No lock can be granted or released until it does.`);
-  at("main").hidden = false;
-  show();
+  showNotice(state.storeAvailable ? "" : `The store (${state.store}) is unavailable. No lock can be granted or released until it is available.`);
+  byId("main").hidden = false;
+  showResponses();
 }
 
-function show() {
-  const { state, waits } = seen;
+function showResponses() {
+  const { state, waits, hot, deadlocks, resource } = latest;
   if (waits === null) return;
   overview.show(state);
-  graph.show(waits, state.queues, state.now, selected);
-  lines.show(state);
-  hot.show(seen.hot, state.now);
-  deadlocks.show(seen.deadlocks, state.now);
-  outcomes(at("outcomes"), state);
-  details.show(selected, waits, seen.resource, state.now);
+  graph.show(waits, state.queues, state.now, selection);
+  queueTable.show(state);
+  hotTable.show(hot, state.now);
+  deadlockList.show(deadlocks, state.now);
+  showOutcomes(byId("outcomes"), state);
+  details.show(selection, waits, resource, state.now);
 }
 
-function roles({ role, leader }) {
+function describeRole({ role, leader }) {
   if (role === "follower") return `This server follows ${leader ?? "another one"}, the leader. Open its page to see the locks.`;
   if (role === "starting") return "This server is starting: no leader is known yet.";
   return `This server is ${role}.`;
 }
 
-function head({ version, namespace, namespaces: all, role, store, uptime }) {
-  namespaces.show(all, namespace);
-  at("server").replaceChildren(
-    ...[...(all.length > 1 ? [] : [namespace]), role, store === "memory" ? "in memory" : store, `up ${duration(uptime)}`, version].map((text) => {
-      const part = document.createElement("span");
-      part.textContent = text;
-      return part;
+function showHeader({ version, namespace, namespaces, role, store, uptime }) {
+  namespaceSelect.show(namespaces, namespace);
+  const texts = [role, store === "memory" ? "in memory" : store, `up ${formatDuration(uptime)}`, version];
+  if (namespaces.length === 1) texts.unshift(namespace);
+  byId("server").replaceChildren(
+    ...texts.map((text) => {
+      const span = document.createElement("span");
+      span.textContent = text;
+      return span;
     }),
   );
   document.title = `${namespace} · Genie`;
 }
 
-function refused(error) {
-  if (error instanceof Refused && error.status === 401) {
-    signIn(tokens.get() === null ? "This server requires authentication." : `Token rejected: ${error.message}`);
+function onFailure(error) {
+  if (error instanceof RequestRejected && error.status === 401) {
+    showSignIn(token.get() === null ? "This server requires authentication." : `Token rejected: ${error.message}`);
     return;
   }
   failures += 1;
-  const wait = Math.min(PATIENCE_MS, EVERY_MS * 2 ** (failures - 1));
-  if (error instanceof Away) {
-    notice(`The server is unreachable: ${error.message}. The data below is stale.`);
-    pulse("away", `Retrying every ${duration(wait)}`);
+  const delayMs = Math.min(MAX_RETRY_INTERVAL_MS, POLL_INTERVAL_MS * 2 ** (failures - 1));
+  if (error instanceof ServerUnavailable) {
+    showNotice(`The server is unreachable: ${error.message}. The data below is stale.`);
+    showStatus("away", `Retrying every ${formatDuration(delayMs)}`);
   } else if (error.status === 403) {
-    notice(`Permission denied: ${error.message}`);
-    pulse("away", "Denied");
+    showNotice(`Permission denied: ${error.message}`);
+    showStatus("away", "Denied");
   } else {
-    notice(error.leader === undefined ? error.message : `${error.message} (${error.leader} leads)`);
-    pulse("away", `Retrying every ${duration(wait)}`);
+    showNotice(error.leader === undefined ? error.message : `${error.message} (${error.leader} leads)`);
+    showStatus("away", `Retrying every ${formatDuration(delayMs)}`);
   }
-  at("main").classList.add("stale");
-  soon(wait);
+  byId("main").classList.add("stale");
+  schedulePoll(delayMs);
 }
 
-function signIn(why) {
-  at("main").hidden = true;
-  at("sign-in").hidden = false;
-  say(at("sign-in-why"), why);
-  notice("");
-  pulse("away", "Token required");
-  at("token").focus();
+function showSignIn(reason) {
+  byId("main").hidden = true;
+  byId("sign-in").hidden = false;
+  setText(byId("sign-in-reason"), reason);
+  showNotice("");
+  showStatus("away", "Token required");
+  byId("token").focus();
 }
 
-function notice(text) {
-  say(at("notice"), text);
-  at("notice").hidden = text === "";
+function showNotice(text) {
+  setText(byId("notice"), text);
+  byId("notice").hidden = text === "";
 }
 
-function pulse(kind, text) {
-  at("pulse").className = kind;
-  say(at("pulse"), text);
-  if (kind === "live") at("main").classList.remove("stale");
+/** Show the state of the connection: `live` or `away`. */
+function showStatus(kind, text) {
+  byId("status").className = kind;
+  setText(byId("status"), text);
+  if (kind === "live") byId("main").classList.remove("stale");
 }
 
 /** Select {request: id}, {resource: name} or nothing (null). */
-function select(what) {
-  selected = what;
-  seen.resource = null;
-  show();
-  if (what !== null) {
-    at("details").scrollTop = 0;
-    turn();
+function select(selected) {
+  selection = selected;
+  latest.resource = null;
+  showResponses();
+  if (selected !== null) {
+    byId("details").scrollTop = 0;
+    poll();
   }
 }
 
-at("sign-in").addEventListener("submit", (event) => {
+byId("sign-in").addEventListener("submit", (event) => {
   event.preventDefault();
-  tokens.keep(at("token").value);
-  at("token").value = "";
-  soon(0);
+  token.set(byId("token").value);
+  byId("token").value = "";
+  schedulePoll(0);
 });
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !at("release").open && selected !== null) select(null);
+  if (event.key === "Escape" && !byId("release").open && selection !== null) select(null);
 });
 
-document.addEventListener("visibilitychange", turn);
-turn();
+document.addEventListener("visibilitychange", poll);
+poll();

@@ -1,111 +1,121 @@
-// Tables of resources, and what became of requests.
+// The tables of the longest queues and of hot resources, and the bars of outcomes.
 
-import { el, keyed, renew, say } from "./dom.js";
-import { briefly, called, count, cut, duration, some, visible } from "./format.js";
+import { html, replaceIfChanged, setText, updateChildren } from "./dom.js";
+import { abbreviate, briefDuration, escapeInvisible, formatCount, formatDuration, pluralize, requestLabel } from "./format.js";
 
-const MOST = 20;
-const HOLDER = 30; // letters of a holder's name
+const MAX_ROWS = 20;
+const MAX_HOLDER_LENGTH = 30;
 
-/** A name that is shown as far as there is room, whole where one points at it. */
-export function named(name, press) {
-  return el("button", { class: "link name", type: "button", title: visible(name), click: press }, el("bdi", {}, visible(name)));
+/** A button with a name; CSS truncates it to the available width, the tooltip contains all of it. */
+export function nameButton(name, onClick) {
+  return html("button", { class: "link name", type: "button", title: escapeInvisible(name), click: onClick }, html("bdi", {}, escapeInvisible(name)));
 }
 
 class Table {
-  /** `columns`: {title, text(row, now), number}; the first one is the resource, and selects it. */
-  constructor(table, columns, empty, select) {
+  /** `columns`: {title, text(row, now), number}. The first column is the resource; a click calls `select({resource})`. */
+  constructor(table, columns, emptyText, select) {
     this.columns = columns;
     this.select = select;
-    this.empty = el("caption", { class: "empty" }, empty);
-    this.head = el("thead", {}, el("tr", {}, ...columns.map(({ title, number }) => el("th", { scope: "col", class: number && "number" }, title))));
-    this.body = el("tbody");
+    this.empty = html("caption", { class: "empty" }, emptyText);
+    const headers = columns.map(({ title, number }) => html("th", { scope: "col", class: number && "number" }, title));
+    this.head = html("thead", {}, html("tr", {}, ...headers));
+    this.body = html("tbody");
     table.append(this.empty, this.head, this.body);
   }
 
-  rows(rows, now) {
+  showRows(rows, now) {
     this.empty.hidden = rows.length > 0;
     this.head.hidden = rows.length === 0;
-    keyed(this.body, rows.slice(0, MOST), (row) => row.resource, (row) => this.make(row), (line, row) => {
-      for (const [place, column] of this.columns.entries()) if (place > 0) say(line.children[place], column.text(row, now));
-    });
+    updateChildren(
+      this.body,
+      rows.slice(0, MAX_ROWS),
+      (row) => row.resource,
+      (row) => this.makeRow(row),
+      (element, row) => {
+        for (const [index, column] of this.columns.entries()) if (index > 0) setText(element.children[index], column.text(row, now));
+      },
+    );
   }
 
-  make({ resource }) {
-    const [, ...others] = this.columns;
-    const name = el("td", {}, named(resource, () => this.select({ resource })));
-    return el("tr", { "data-resource": resource }, name, ...others.map(({ number, title }) => el("td", { class: number ? "number" : "text", "data-title": title })));
+  makeRow({ resource }) {
+    const [, ...otherColumns] = this.columns;
+    const name = html("td", {}, nameButton(resource, () => this.select({ resource })));
+    const cells = otherColumns.map(({ number, title }) => html("td", { class: number ? "number" : "text", "data-title": title }));
+    return html("tr", { "data-resource": resource }, name, ...cells);
   }
 }
 
-export class Lines extends Table {
+export class QueueTable extends Table {
   constructor(table, counter, select) {
     const columns = [
       { title: "Resource" },
-      { title: "Waiting", text: (line) => count(line.waiting), number: true },
-      { title: "Longest", text: (line, now) => duration(now - line.since), number: true },
-      { title: "Holders", text: (line) => count(line.holders), number: true },
-      { title: "Held by", text: heldBy },
+      { title: "Waiting", text: (queue) => formatCount(queue.waiting), number: true },
+      { title: "Longest", text: (queue, now) => formatDuration(now - queue.since), number: true },
+      { title: "Holders", text: (queue) => formatCount(queue.holders), number: true },
+      { title: "Held by", text: formatHolders },
     ];
     super(table, columns, "No requests wait.", select);
     this.counter = counter;
   }
 
   show(state) {
-    this.rows(state.queues, state.now);
-    const most = state.queues.length >= MOST ? `the ${MOST} longest` : "";
-    say(this.counter, state.queuesComplete ? most : "among the oldest waiters only");
+    this.showRows(state.queues, state.now);
+    const limit = state.queues.length >= MAX_ROWS ? `the ${MAX_ROWS} longest` : "";
+    setText(this.counter, state.queuesComplete ? limit : "among the oldest waiters only");
   }
 }
 
-/** The first holder of a line, and how many more there are. */
-function heldBy(line) {
-  if (line.holder === null) return "–";
-  const others = line.holders > 1 ? ` +${count(line.holders - 1)}` : "";
-  return cut(called({ ...line, id: line.holder }), HOLDER) + others;
+/** Return the first holder of a queue, and the number of the others. */
+function formatHolders(queue) {
+  if (queue.holder === null) return "–";
+  const others = queue.holders > 1 ? ` +${formatCount(queue.holders - 1)}` : "";
+  return abbreviate(requestLabel({ ...queue, id: queue.holder }), MAX_HOLDER_LENGTH) + others;
 }
 
-export class Hot extends Table {
+export class HotTable extends Table {
   constructor(table, counter, select) {
     const columns = [
       { title: "Resource" },
-      { title: "Waited", text: (hot) => briefly(hot.waited), number: true },
-      { title: "Conflicts", text: (hot) => count(hot.conflicts), number: true },
-      { title: "Now", text: (hot) => count(hot.waiting), number: true },
+      { title: "Waited", text: (hot) => briefDuration(hot.waited), number: true },
+      { title: "Conflicts", text: (hot) => formatCount(hot.conflicts), number: true },
+      { title: "Now", text: (hot) => formatCount(hot.waiting), number: true },
     ];
     super(table, columns, "No contention in the last minutes.", select);
     this.counter = counter;
   }
 
   show({ resources }, now) {
-    this.rows(resources, now);
-    say(this.counter, resources.length ? "last 5 to 10 minutes" : "");
+    this.showRows(resources, now);
+    setText(this.counter, resources.length ? "last 5 to 10 minutes" : "");
   }
 }
 
-const OUTCOMES = {
+const OUTCOME_LABELS = {
   granted: "granted immediately",
   waited: "granted after a wait",
   cancelled: "cancelled while waiting",
 };
 
-/** What became of requests, and which commands were refused. */
-export function outcomes(container, state) {
+/** Show requests by outcome and rejected commands by error code, as bars. */
+export function showOutcomes(container, state) {
   const rows = [
-    ...Object.entries(state.outcomes).map(([key, number]) => [OUTCOMES[key] ?? key, number, "outcome"]),
+    ...Object.entries(state.outcomes).map(([key, number]) => [OUTCOME_LABELS[key] ?? key, number, "outcome"]),
     ...Object.entries(state.errors).map(([key, number]) => [`error: ${key}`, number, "error"]),
     ["queues rearranged", state.rearrangements, "outcome"],
     ["store errors", state.storeErrors, "error"],
   ].filter(([, number]) => number > 0);
-  renew(container, rows, () => {
-    if (rows.length === 0) return [el("p", { class: "empty" }, "None yet.")];
-    const most = Math.max(...rows.map(([, number]) => number));
-    const lines = rows.map(([name, number, kind]) => {
-      const bar = el("span", { class: `bar ${kind}` });
-      bar.style.width = `${Math.max(1, (100 * number) / most)}%`;
-      return el("li", {}, el("span", { class: "what" }, name), el("span", { class: "number" }, count(number)), bar);
+  replaceIfChanged(container, rows, () => {
+    if (rows.length === 0) return [html("p", { class: "empty" }, "None yet.")];
+    const maximum = Math.max(...rows.map(([, number]) => number));
+    const items = rows.map(([label, number, kind]) => {
+      const bar = html("span", { class: `bar ${kind}` });
+      bar.style.width = `${Math.max(1, (100 * number) / maximum)}%`;
+      return html("li", {}, html("span", { class: "label" }, label), html("span", { class: "number" }, formatCount(number)), bar);
     });
-    return [el("ul", { class: "bars" }, ...lines)];
+    return [html("ul", { class: "bars" }, ...items)];
   });
 }
 
-export const more = (shown, total) => (total > shown ? el("p", { class: "quiet" }, `and ${some(total - shown, "more", "more")}`) : undefined);
+/** Return a paragraph with the number of rows that are not shown; undefined if all are. */
+export const omittedNote = (shown, total) =>
+  total > shown ? html("p", { class: "quiet" }, `and ${pluralize(total - shown, "more", "more")}`) : undefined;

@@ -1,4 +1,4 @@
-"""Where room is short: names stay whole however long something has lasted, and a phone clips nothing."""
+"""Layout on small screens: names are complete whatever the durations, and nothing is clipped on a phone."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PHONE, SMALL_PHONE, TABLET, LAPTOP, DESKTOP = (
     for width, height in ((390, 844), (320, 640), (800, 1100), (1280, 1000), (1900, 1400))
 )
 MAX_BOTTOM_PX = 28
-"""Pixels between the end of a card and the end of its content: paddings and borders, but less than a row."""
+"""Maximum pixels between the ends of a card and of its content: paddings and borders, but less than a row."""
 
-DRAWN_AT = """
+DRAW_AT_AGE = """
 const [now, done] = arguments;
 import("/graph.js").then(({ Graph }) => {
   const box = document.createElement("div");
@@ -42,7 +42,7 @@ SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 
 CLIPPED = """
 const clipped = (each) => each.scrollWidth > each.clientWidth;
-const found = [...document.querySelectorAll("#graph, #lines td, .ring figcaption")].filter(clipped).map((each) => each.outerHTML.slice(0, 200));
+const found = [...document.querySelectorAll("#graph, #queues td, .ring figcaption")].filter(clipped).map((each) => each.outerHTML.slice(0, 200));
 for (const node of document.querySelectorAll("#graph .node")) {
   const box = node.querySelector("rect").getBoundingClientRect();
   if (box.right > innerWidth || box.left < 0) found.push(`node ${node.dataset.id} from ${box.left} to ${box.right}`);
@@ -69,9 +69,9 @@ return found;
 """
 CUT_NAMES = """
 const cut = (each) => each.scrollWidth > each.clientWidth;
-return [...document.querySelectorAll("#lines .name, #hot .name")].filter(cut).map((each) => each.textContent);
+return [...document.querySelectorAll("#queues .name, #hot .name")].filter(cut).map((each) => each.textContent);
 """
-CARDS = {"graph-card", "lines-card", "outcomes-card", "hot-card", "deadlocks-card"}
+CARDS = {"graph-card", "queues-card", "outcomes-card", "hot-card", "deadlocks-card"}
 FIGURES = {"locks", "waiting", "longest", "waits", "connections", "lag"}
 
 
@@ -89,19 +89,19 @@ def phone(browser: Browser) -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("age", [999, 59 * SECOND, 75 * SECOND, 59 * MINUTE + 59 * SECOND, 23 * HOUR + 59 * MINUTE])
-def test_names_are_whole_however_long_something_lasts(genie: Genie, browser: Browser, age: int) -> None:
+def test_names_are_complete_at_any_age(genie: Genie, browser: Browser, age: int) -> None:
     browser.open(genie)
     browser.one("#graph .empty")
-    drawn: dict[str, Any] = browser.chrome.execute_async_script(DRAWN_AT, age)
+    drawn: dict[str, Any] = browser.chrome.execute_async_script(DRAW_AT_AGE, age)
     assert drawn["names"] == ["month-end-report", "posting-88120"]
     assert drawn["resources"] == ["ledger/2026-11 +1"] * 2
     (time,) = drawn["times"]
     assert time in ("999 ms", "59 s", "1 min", "59 min", "23 h")
 
 
-async def test_a_phone_clips_neither_the_graph_nor_the_lines(genie: Genie, phone: Browser) -> None:
+async def test_a_phone_clips_neither_the_graph_nor_the_queues(genie: Genie, phone: Browser) -> None:
     wire = await Wire.connect(genie.address)
-    for number in range(1, 9):  # each waits for the next: nine deep
+    for number in range(1, 9):  # a chain of eight transactions
         await wire.lock(f"exclusive:chain/{number}", transactionName=f"transfer-{number}", **LONG)
     for number in range(2, 9):
         await wire.request(f"exclusive:chain/{number - 1}", transactionName=f"transfer-{number}", **LONG)
@@ -110,9 +110,9 @@ async def test_a_phone_clips_neither_the_graph_nor_the_lines(genie: Genie, phone
     await wire.request("exclusive:catalogue", transactionName="catalogue-update-of-tonight", **LONG)
     phone.open(genie)
     phone.until(lambda: len(phone.nodes()) == 18)
-    phone.until(lambda: phone.texts('#lines [data-resource="catalogue"] td:last-child') != [])
+    phone.until(lambda: phone.texts('#queues [data-resource="catalogue"] td:last-child') != [])
     assert await asyncio.to_thread(phone.chrome.execute_script, CLIPPED) == []
-    assert phone.texts('#lines [data-resource="catalogue"] td:last-child') == ["a-search-with-a-long-name-0 +2"]
+    assert phone.texts('#queues [data-resource="catalogue"] td:last-child') == ["a-search-with-a-long-name-0 +2"]
     names = set(phone.texts("#graph .node .name"))
     assert {"transfer-8", "catalogue-update-of-tonight"} <= names
 
@@ -120,7 +120,7 @@ async def test_a_phone_clips_neither_the_graph_nor_the_lines(genie: Genie, phone
 @pytest.mark.parametrize(
     "screen", [SMALL_PHONE, PHONE, TABLET, LAPTOP, DESKTOP], ids=lambda screen: str(screen["width"])
 )
-async def test_cards_end_with_their_content_and_names_of_resources_are_whole(
+async def test_cards_end_with_their_content_and_names_of_resources_are_complete(
     genie: Genie, browser: Browser, screen: dict[str, Any]
 ) -> None:
     names = ["stock/lamp-brass", "ledger/2026-11", "savings/a-1871"]
@@ -131,7 +131,7 @@ async def test_cards_end_with_their_content_and_names_of_resources_are_whole(
     browser.chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     try:
         browser.open(genie)
-        browser.until(lambda: {*names} <= {*browser.texts("#lines .name")} & {*browser.texts("#hot .name")})
+        browser.until(lambda: {*names} <= {*browser.texts("#queues .name")} & {*browser.texts("#hot .name")})
         browser.until(lambda: len(browser.nodes()) == 2 * len(names))
         bottoms = await asyncio.to_thread(browser.chrome.execute_script, BOTTOMS)
         cut = await asyncio.to_thread(browser.chrome.execute_script, CUT_NAMES)
